@@ -79,7 +79,7 @@ fn listen(offer: &Offer, tell_address: Sender<Address>) -> Result<()> {
         return Err("something else than a connection request".into());
     };
     if !request.data.starts_with(GREETING) {
-        listener.reject(request, b"another protocol")?;
+        listener.reject(&request, b"another protocol")?;
         return Err("the other end speaks another protocol".into());
     }
     let domain = Domain::open_on(&fabric, &request.offer)?;

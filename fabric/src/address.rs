@@ -224,8 +224,9 @@ impl AddressVector {
         if was != Some(raw) {
             return Err(self.unknown("fi_av_remove", peer));
         }
+        let mut raw = raw;
         // SAFETY: the address was inserted and not removed since.
-        let code = unsafe { sys::fcs_av_remove(self.0.handle.as_ptr(), raw) };
+        let code = unsafe { sys::fi_av_remove(self.0.handle.as_ptr(), &mut raw, 1, 0) };
         Error::check("fi_av_remove", i64::from(code)).map(drop).map_err(|e| self.0.domain.blame(e))
     }
 

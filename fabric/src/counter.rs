@@ -74,6 +74,11 @@ impl Counter {
             Error::check("fi_cntr_open", i64::from(code)).map_err(|e| domain.blame(e))?;
             Handle::adopt("fi_cntr_open", counter)?
         };
+        // SAFETY: the counter is alive.
+        if !unsafe { sys::can_count(handle.as_ptr()) } {
+            let absent = Error::from_code("fi_cntr_read", i64::from(sys::FI_ENOSYS));
+            return Err(domain.blame(absent));
+        }
         Ok(Self(Arc::new(CounterInner { handle, domain: domain.clone() })))
     }
 

@@ -47,6 +47,13 @@ impl Fabric {
         Ok(Self(Arc::new(FabricInner { handle, provider })))
     }
 
+    /// A fabric that no library opened.
+    #[cfg(test)]
+    pub(crate) fn of(handle: Handle<sys::fid_fabric>, offer: &Offer) -> Self {
+        let provider = offer.capabilities().provider.clone();
+        Self(Arc::new(FabricInner { handle, provider }))
+    }
+
     /// Name of the provider.
     #[must_use]
     pub fn provider(&self) -> &str {
@@ -148,7 +155,7 @@ impl Domain {
             // SAFETY: both objects are alive and of one provider; the domain keeps
             // the event queue.
             let code = unsafe {
-                sys::fi_domain_bind(handle.as_ptr(), events.shared.as_fid(), sys::FABRICAST_REG_MR)
+                sys::fi_bind(handle.as_fid(), events.shared.as_fid(), sys::FABRICAST_REG_MR)
             };
             Error::check("fi_domain_bind", i64::from(code)).map_err(|e| {
                 e.with_provider(&capabilities.provider)
@@ -207,19 +214,18 @@ impl Domain {
         operation: crate::AtomicOperation,
         form: crate::AtomicForm,
     ) -> Option<usize> {
-        let (mut count, mut size) = (0, 0);
-        // SAFETY: the domain is alive, the outputs are valid.
+        let mut attributes = sys::fi_atomic_attr { count: 0, size: 0 };
+        // SAFETY: the domain is alive, the output is valid.
         let code = unsafe {
-            sys::fcs_query_atomic(
+            sys::fi_query_atomic(
                 self.as_ptr(),
-                datatype.number() as i32,
-                operation.number() as i32,
+                datatype.number(),
+                operation.number(),
+                &mut attributes,
                 form.flags(),
-                &mut count,
-                &mut size,
             )
         };
-        (code == 0).then_some(count)
+        (code == 0).then_some(attributes.count)
     }
 
     pub(crate) fn is_asynchronous(&self) -> bool {

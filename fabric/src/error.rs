@@ -39,7 +39,7 @@ errors::define! {
         /// The operation was cancelled.
         Cancelled = "cancelled",
         /// A message did not fit the receive buffer (`FI_ETRUNC`), or is longer than the
-        /// provider moves or injects at once.
+        /// provider moves or injects at once; or connection data is longer than it takes.
         Truncated = "truncated",
         /// The region does not grant this kind of access.
         AccessDenied = "access denied",

@@ -18,8 +18,8 @@ use crate::handle::Handle;
 use crate::offer::{Info, Offer};
 use crate::waiting::{Backoff, Deadline};
 
-/// Room for connection data; no provider carries more.
-const CONNECTION_DATA: usize = 1024;
+/// Room for connection data: providers carry less, and more is not sent.
+pub(crate) const CONNECTION_DATA: usize = 1024;
 
 /// A queue of control events (`fid_eq`). Read by one owner at a time.
 ///
@@ -164,7 +164,7 @@ impl EventQueue {
             as usize;
         // SAFETY: libfabric wrote an entry of the kind that `number` names; a
         // connection request's info is ours to free.
-        Ok(Some(unsafe { decode(number, &entry, length) }))
+        Ok(Some(unsafe { decode(number, &entry, length, &self.shared.fabric) }))
     }
 
     /// Waits for the next event.
@@ -197,12 +197,13 @@ impl EventQueue {
         // SAFETY: the entry is valid.
         let got = unsafe { sys::fi_eq_readerr(self.shared.handle.as_ptr(), &mut entry, 0) };
         if got < 0 {
-            return Error::from_code("fi_eq_readerr", got as i64);
+            return Error::from_code("fi_eq_readerr", got as i64)
+                .with_provider(self.shared.fabric.provider());
         }
         let mut buffer = [0_u8; 256];
         // SAFETY: the entry was just read; the buffer's length is passed.
         let text = unsafe {
-            let text = sys::fcs_eq_strerror(
+            let text = sys::fi_eq_strerror(
                 self.shared.handle.as_ptr(),
                 entry.prov_errno,
                 entry.err_data,
@@ -219,7 +220,7 @@ impl EventQueue {
 
 /// # Safety
 /// `entry` holds `length` bytes of an event with this number.
-unsafe fn decode(number: u32, entry: &ConnectionEntry, length: usize) -> Event {
+unsafe fn decode(number: u32, entry: &ConnectionEntry, length: usize, fabric: &Fabric) -> Event {
     let head = size_of::<sys::fi_eq_cm_entry>();
     let data_length = length.saturating_sub(head).min(CONNECTION_DATA);
     let data = || entry.data[..data_length].to_vec();
@@ -228,7 +229,7 @@ unsafe fn decode(number: u32, entry: &ConnectionEntry, length: usize) -> Event {
             // SAFETY: by contract the info is ours.
             match unsafe { Info::adopt(entry.head.info) } {
                 Some(info) => Event::ConnectionRequest(ConnectionRequest {
-                    offer: Offer::adopt(info, Threading::Safe),
+                    offer: Offer::adopt(info.of_request(fabric), Threading::Safe),
                     data: data(),
                 }),
                 None => Event::Other { number },

@@ -66,6 +66,9 @@ pub mod ring;
 mod version;
 mod waiting;
 
+#[cfg(test)]
+mod absent_tests;
+
 pub use address::{Address, AddressVector, Peer};
 pub use capabilities::{Capabilities, EndpointKind, Nic, Progress, Threading};
 pub use choice::{Candidate, Choice, Need, Policy, Reach, Verdict, choose, rank, select};

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use libfabric_sys as sys;
 
 use crate::capabilities::{Capabilities, EndpointKind, Nic, Progress, Threading};
+use crate::domain::Fabric;
 use crate::error::{Error, ErrorKind, Result};
 use crate::flags::{Caps, Mode, MrMode, Order};
 use crate::version::Version;
@@ -20,6 +21,9 @@ pub(crate) struct Info {
     /// A connection request's element names the half-open connection, which can be
     /// taken up, or rejected, once.
     claimed: AtomicBool,
+    /// Where a connection request came to. Providers cast its half-open connection to one of theirs
+    /// without a look.
+    fabric: Option<Fabric>,
 }
 
 // SAFETY: plain data behind the pointer, owned by this value and not changed
@@ -75,7 +79,18 @@ impl Info {
     }
 
     pub(crate) fn new(element: NonNull<sys::fi_info>) -> Self {
-        Self { element, claimed: AtomicBool::new(false) }
+        Self { element, claimed: AtomicBool::new(false), fabric: None }
+    }
+
+    /// A connection request's, which came to a listener of this fabric.
+    pub(crate) fn of_request(mut self, fabric: &Fabric) -> Self {
+        self.fabric = Some(fabric.clone());
+        self
+    }
+
+    /// May it be used with this fabric? Only a connection request may not, with another's.
+    pub(crate) fn is_of(&self, fabric: &Fabric) -> bool {
+        self.fabric.as_ref().is_none_or(|own| own.is_same(fabric))
     }
 
     pub(crate) fn as_ptr(&self) -> *mut sys::fi_info {

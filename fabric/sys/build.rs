@@ -39,13 +39,13 @@ fn build() -> Result<(), String> {
     let known = shipped(&directory, installed);
     let mut failed = format!("{} has no bindings", directory.display());
     for bindings in &known {
-        // The wrappers have assertions on all structures, so a file that compiles fits.
+        // The file has assertions on all structures, so one that compiles fits.
         let compiled = cc::Build::new()
             .file("shim.c")
             .file(bindings.with_extension("c"))
             .include(&here)
             .includes(&library.include_paths)
-            // The wrappers mirror libfabric's own inline functions, warnings included.
+            // libfabric's own inline functions have warnings.
             .warnings(false)
             .cargo_warnings(false)
             .opt_level(2)

@@ -1,15 +1,15 @@
 /*
  * The part of libfabric that bindgen cannot carry over by itself.
  *
- * Most of libfabric's API is `static inline`; bindgen wraps those functions.
- * What is left for this file:
+ * Most of libfabric's API is `static inline`; src/calls.rs has what is used of
+ * that. What is left for this file:
  *   - structures whose shape differs between 1.17 and 2.x (anonymous unions,
  *     fields added at the end): they are filled here, in C, from structures of
  *     our own that never change;
- *   - calls through operation tables that some providers leave empty: guarded
- *     here, since calling an absent entry would be a jump to address 0;
  *   - what only newer headers know (dma-buf), answered with -FI_ENOSYS where
  *     the headers built against do not have it.
+ * It calls nothing through an operation table: what it fills goes to a function
+ * that it is given, which looks whether the object has the entry.
  */
 #ifndef FABRICAST_SHIM_H
 #define FABRICAST_SHIM_H
@@ -52,39 +52,16 @@ int fcs_headers_have_dmabuf(void);
 /* The version of the headers built against, as FI_VERSION makes it. */
 uint32_t fcs_headers_version(void);
 
-int fcs_mr_regattr(struct fid_domain *domain, const struct fcs_mr_request *request,
-		   struct fid_mr **mr);
-int fcs_mr_refresh(struct fid_mr *mr, const struct iovec *iov, size_t count, uint64_t flags);
-int fcs_mr_bind(struct fid_mr *mr, struct fid *bound, uint64_t flags);
-int fcs_mr_enable(struct fid_mr *mr);
-int fcs_mr_raw_attr(struct fid_mr *mr, uint64_t *base, uint8_t *raw_key, size_t *key_size,
-		    uint64_t flags);
-int fcs_mr_map_raw(struct fid_domain *domain, uint64_t base, uint8_t *raw_key, size_t key_size,
-		   uint64_t *key, uint64_t flags);
-int fcs_mr_unmap_key(struct fid_domain *domain, uint64_t key);
-
-const char *fcs_cq_strerror(struct fid_cq *cq, int provider_code, const void *data, char *buffer,
-			    size_t size);
-const char *fcs_eq_strerror(struct fid_eq *eq, int provider_code, const void *data, char *buffer,
-			    size_t size);
-int fcs_cq_signal(struct fid_cq *cq);
-ssize_t fcs_cancel(struct fid *endpoint, void *context);
-int fcs_trywait(struct fid_fabric *fabric, struct fid **fids, int count);
-int fcs_query_atomic(struct fid_domain *domain, int datatype, int op, uint64_t flags,
-		     size_t *count, size_t *size);
-int fcs_set_hmem_p2p(struct fid_ep *endpoint, int policy);
+/* `call` is fi_mr_regattr. */
+int fcs_mr_regattr(int (*call)(struct fid *, const struct fi_mr_attr *, uint64_t, struct fid_mr **),
+		   struct fid *domain, const struct fcs_mr_request *request, struct fid_mr **mr);
+/* `control` is fi_control. */
+int fcs_mr_refresh(int (*control)(struct fid *, int, void *), struct fid *mr,
+		   const struct iovec *iov, size_t count, uint64_t flags);
 
 /* `data_progress`: a plain field up to 1.x, a member of an anonymous union in 2.x. */
 int fcs_data_progress(const struct fi_domain_attr *attr);
 void fcs_set_data_progress(struct fi_domain_attr *attr, int progress);
-int fcs_av_remove(struct fid_av *av, fi_addr_t address);
-/* The wait object's file descriptor of a CQ, EQ or counter. */
-int fcs_wait_fd(struct fid *fid, int *fd);
-/* Is this operation there at all? (Tables of absent operations may be null.) */
-int fcs_has_tagged(const struct fid_ep *endpoint);
-int fcs_has_msg(const struct fid_ep *endpoint);
-int fcs_has_rma(const struct fid_ep *endpoint);
-int fcs_has_atomic(const struct fid_ep *endpoint);
 
 /* PCI place of a NIC; 0 if it is not a PCI device. */
 int fcs_nic_pci(const struct fid_nic *nic, uint16_t *domain, uint8_t *bus, uint8_t *device,

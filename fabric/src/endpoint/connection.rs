@@ -5,6 +5,9 @@
 //! The blocking calls here wait for one side's event only, which is what two
 //! processes want. Where both ends live in one thread, start both and poll both
 //! queues: some providers move the handshake only while somebody reads.
+//!
+//! Providers copy connection data into room of a fixed size, and not all look at its
+//! length. So each call asks how much that is, and refuses more.
 #![allow(unsafe_code)]
 
 use std::os::raw::c_void;
@@ -18,10 +21,46 @@ use super::{Endpoint, local_address};
 use crate::address::Address;
 use crate::domain::Fabric;
 use crate::error::{Error, ErrorKind, Result};
-use crate::event::{ConnectionRequest, Event, EventQueue, EventQueueShared};
+use crate::event::{CONNECTION_DATA, ConnectionRequest, Event, EventQueue, EventQueueShared};
 use crate::handle::Handle;
 use crate::offer::Offer;
 use crate::waiting::Deadline;
+
+/// Connection data that every provider takes which has connected endpoints: verbs has the least
+/// room, 55 bytes, and less with shared connections. For those that do not say.
+const LEAST_CONNECTION_DATA: usize = 32;
+
+/// How many bytes of connection data an endpoint or listener takes.
+fn connection_data_limit(fid: *mut sys::fid) -> usize {
+    let (mut limit, mut length) = (0_usize, size_of::<usize>());
+    // SAFETY: the caller's object is alive; the option is a `size_t`, whose length is passed.
+    let code = unsafe {
+        sys::fi_getopt(
+            fid,
+            sys::FI_OPT_ENDPOINT as i32,
+            sys::FI_OPT_CM_DATA_SIZE as i32,
+            ptr::from_mut(&mut limit).cast(),
+            &mut length,
+        )
+    };
+    // More than this would not fit the peer's event queue.
+    if code == 0 { limit.min(CONNECTION_DATA) } else { LEAST_CONNECTION_DATA }
+}
+
+fn check_connection_data(operation: &'static str, fid: *mut sys::fid, data: &[u8]) -> Result<()> {
+    let (length, limit) = (data.len(), connection_data_limit(fid));
+    if length <= limit {
+        return Ok(());
+    }
+    Err(Error::new(
+        ErrorKind::Truncated,
+        operation,
+        format!(
+            "{length} bytes of connection data, the provider takes at most {limit}. Send the rest \
+             as a message once connected"
+        ),
+    ))
+}
 
 /// Waits for peers that want to connect (`fid_pep`). Their requests arrive on
 /// the event queue it was opened with.
@@ -116,7 +155,7 @@ impl Listener {
             Handle::adopt("fi_passive_ep", listener)?
         };
         // SAFETY: both objects are alive; the queue is kept.
-        let code = unsafe { sys::fi_pep_bind(handle.as_ptr(), events.shared.as_fid(), 0) };
+        let code = unsafe { sys::fi_bind(handle.as_fid(), events.shared.as_fid(), 0) };
         Error::check("fi_pep_bind", i64::from(code)).map_err(blame)?;
         // SAFETY: the listener is alive and bound.
         let code = unsafe { sys::fi_listen(handle.as_ptr()) };
@@ -132,18 +171,32 @@ impl Listener {
         local_address(self.handle.as_fid()).map_err(|e| e.with_provider(self.fabric.provider()))
     }
 
+    /// How many bytes of connection data [`reject`](Self::reject) takes, as
+    /// [`Endpoint::connection_data_limit`].
+    #[must_use]
+    pub fn connection_data_limit(&self) -> usize {
+        connection_data_limit(self.handle.as_fid())
+    }
+
     /// Turns a peer down, with a reason in bytes.
     ///
     /// The peer's event queue reports `ConnectionRefused` or `ConnectionLost`, by provider.
     ///
     /// # Errors
-    /// What the provider says.
-    pub fn reject(&self, request: ConnectionRequest, reason: &[u8]) -> Result<()> {
+    /// `Truncated` for a reason longer than [`connection_data_limit`](Self::connection_data_limit):
+    /// the request can still be rejected, or accepted. `InvalidArgument` for a request that came to
+    /// another fabric, or was accepted or rejected already. What the provider says.
+    pub fn reject(&self, request: &ConnectionRequest, reason: &[u8]) -> Result<()> {
         let blame = |e: Error| e.with_provider(self.fabric.provider());
+        let refuse =
+            |why: &'static str| blame(Error::new(ErrorKind::InvalidArgument, "fi_reject", why));
         if !request.offer.info.is_request() {
-            let why = "the offer is not that of a connection request";
-            return Err(blame(Error::new(ErrorKind::InvalidArgument, "fi_reject", why)));
+            return Err(refuse("the offer is not that of a connection request"));
         }
+        if !request.offer.info.is_of(&self.fabric) {
+            return Err(refuse("the connection request came to a listener of another fabric"));
+        }
+        check_connection_data("fi_reject", self.handle.as_fid(), reason).map_err(blame)?;
         request.offer.info.claim("fi_reject").map_err(blame)?;
         // SAFETY: the request's info is alive; its handle names the connection, and
         // is used this once.
@@ -161,16 +214,47 @@ impl Listener {
 }
 
 impl Endpoint {
+    /// How many bytes of data may travel with [`connect`](Self::connect) or
+    /// [`accept`](Self::accept): what the provider says (`FI_OPT_CM_DATA_SIZE`; tcp has 256, verbs
+    /// 55), at most 1024, and 32 where it does not say.
+    ///
+    /// ```
+    /// use fabric::*;
+    /// let offer = Query::new(EndpointKind::Msg).provider("tcp").source("127.0.0.1").first()?;
+    /// let domain = Domain::open(&offer)?;
+    /// let events = EventQueue::open(domain.fabric())?;
+    /// let listener = Listener::open(domain.fabric(), &offer, &events)?;
+    /// let to = listener.address()?;
+    /// let mut queue = CompletionQueue::open(&domain)?;
+    /// let mut endpoint =
+    ///     Endpoint::builder(&domain).queue(&mut queue).events(&events).towards(&to).open()?;
+    /// let too_much = vec![0; endpoint.connection_data_limit() + 1];
+    /// let refused = endpoint.start_connecting(&to, &too_much).unwrap_err();
+    /// assert_eq!(refused.kind(), ErrorKind::Truncated);
+    /// # Ok::<(), fabric::Error>(())
+    /// ```
+    #[must_use]
+    pub fn connection_data_limit(&self) -> usize {
+        connection_data_limit(self.handle.as_fid())
+    }
+
+    fn check_connection_data(&self, operation: &'static str, data: &[u8]) -> Result<()> {
+        check_connection_data(operation, self.handle.as_fid(), data)
+            .map_err(|e| self.domain.blame(e))
+    }
+
     /// Starts connecting to a listener. The event queue tells the outcome: an
     /// [`Event::Connected`], or an error.
     ///
-    /// `data` travels with the request. How much fits is the provider's affair
-    /// (`FI_OPT_CM_DATA_SIZE`; verbs has less than 56 bytes), and some pad it with zeros:
-    /// put a length in front of what may vary.
+    /// `data` travels with the request: at most
+    /// [`connection_data_limit`](Self::connection_data_limit) bytes. Some providers pad it with
+    /// zeros: put a length in front of what may vary.
     ///
     /// # Errors
-    /// What the provider says at once.
+    /// `Truncated` for longer data, of which the provider sees nothing; what the provider says at
+    /// once.
     pub fn start_connecting(&mut self, to: &Address, data: &[u8]) -> Result<()> {
+        self.check_connection_data("fi_connect", data).map_err(|e| e.with_peer(self.print(to)))?;
         let mut address = to.0.clone();
         // Providers read whole sockaddr unions.
         address.resize(address.len().max(256), 0);
@@ -193,8 +277,10 @@ impl Endpoint {
     /// tells when the connection is up.
     ///
     /// # Errors
-    /// What the provider says at once.
+    /// `Truncated` for data longer than [`connection_data_limit`](Self::connection_data_limit): the
+    /// request can still be accepted. What the provider says at once.
     pub fn start_accepting(&mut self, data: &[u8]) -> Result<()> {
+        self.check_connection_data("fi_accept", data)?;
         // SAFETY: endpoint and data are valid for the call.
         let code = unsafe {
             sys::fi_accept(self.handle.as_ptr(), data.as_ptr().cast::<c_void>(), data.len())
@@ -209,7 +295,8 @@ impl Endpoint {
     /// endpoint that connects this way an event queue of its own.
     ///
     /// # Errors
-    /// `ConnectionRefused`, `ConnectionLost`, `DeadlineExceeded`.
+    /// `ConnectionRefused`, `ConnectionLost`, `DeadlineExceeded`; as
+    /// [`start_connecting`](Self::start_connecting).
     pub fn connect(
         &mut self,
         events: &mut EventQueue,
@@ -224,7 +311,7 @@ impl Endpoint {
     /// Accepts and waits until the connection is up.
     ///
     /// # Errors
-    /// `ConnectionLost`, `DeadlineExceeded`.
+    /// `ConnectionLost`, `DeadlineExceeded`; as [`start_accepting`](Self::start_accepting).
     pub fn accept(
         &mut self,
         events: &mut EventQueue,

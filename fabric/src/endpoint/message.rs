@@ -79,9 +79,7 @@ impl Endpoint {
             // call.
             move |endpoint, context| unsafe {
                 if tag.is_none() && flags == 0 {
-                    return sys::direct::fi_send(
-                        endpoint, pointer, length, descriptor, peer, context,
-                    );
+                    return sys::fi_send(endpoint, pointer, length, descriptor, peer, context);
                 }
                 let vectors = Vectors::raw(pointer, length, descriptor);
                 let flags = flags | sys::FI_COMPLETION;
@@ -224,7 +222,7 @@ impl Endpoint {
                 Some((tag, ignore)) => {
                     sys::fi_trecv(endpoint, pointer, length, descriptor, peer, tag, ignore, context)
                 }
-                None => sys::direct::fi_recv(endpoint, pointer, length, descriptor, peer, context),
+                None => sys::fi_recv(endpoint, pointer, length, descriptor, peer, context),
             }
         };
         Ok((operation, call))

@@ -170,7 +170,7 @@ impl<'q> EndpointBuilder<'q> {
     }
 
     /// Uses another offer than the domain's own: that of a
-    /// [`ConnectionRequest`](crate::ConnectionRequest).
+    /// [`ConnectionRequest`](crate::ConnectionRequest) that came to the same fabric.
     pub fn offer(mut self, offer: &Offer) -> Self {
         self.offer = offer.clone();
         self
@@ -216,6 +216,9 @@ impl<'q> EndpointBuilder<'q> {
         if (named && ours.provider != theirs.provider) || ours.endpoint != theirs.endpoint {
             return Err(refuse("the offer is of another provider than the domain"));
         }
+        if !self.offer.info.is_of(domain.fabric()) {
+            return Err(refuse("the connection request came to a listener of another fabric"));
+        }
         if self.destination.is_some() && self.offer.info.is_request() {
             return Err(refuse("a connection request leads to its peer already"));
         }
@@ -243,7 +246,7 @@ impl<'q> EndpointBuilder<'q> {
         };
         let bind = |operation, fid: *mut sys::fid, flags: u64| {
             // SAFETY: both objects are alive, and are kept by the endpoint below.
-            let code = unsafe { sys::fi_ep_bind(handle.as_ptr(), fid, flags) };
+            let code = unsafe { sys::fi_bind(handle.as_fid(), fid, flags) };
             Error::check(operation, i64::from(code)).map(drop).map_err(|e| domain.blame(e))
         };
         if let Some(addresses) = &self.addresses
@@ -269,7 +272,7 @@ impl<'q> EndpointBuilder<'q> {
             bind("fi_ep_bind (counter)", counter.as_fid(), events.bits())?;
         }
         // SAFETY: the endpoint is alive and all it needs is bound.
-        let code = unsafe { sys::fi_enable(handle.as_ptr()) };
+        let code = unsafe { sys::fi_enable(handle.as_fid()) };
         Error::check("fi_enable", i64::from(code)).map_err(|e| explain_enable(domain.blame(e)))?;
         let limits = limits(&domain, &handle);
         // Only now: a queue must not count on an endpoint that did not come up.
@@ -320,20 +323,18 @@ fn print(domain: &Domain, address: &Address) -> String {
 
 fn limits(domain: &Domain, handle: &Handle<sys::fid_ep>) -> Limits {
     let capabilities = domain.capabilities();
-    let endpoint = handle.as_ptr();
-    let has = |call: unsafe extern "C" fn(*const sys::fid_ep) -> i32, caps| {
-        // SAFETY: the endpoint is alive.
-        unsafe { call(endpoint) != 0 && capabilities.caps.contains(caps) }
-    };
+    // SAFETY: the endpoint is alive, and nothing changes its tables now.
+    let endpoint = unsafe { &*handle.as_ptr() };
+    let has = |is_absent: bool, caps| !is_absent && capabilities.caps.contains(caps);
     Limits {
         immediate_mask: capabilities.immediate_mask(),
         inject_size: capabilities.inject_size,
         max_message: capabilities.max_message_size,
         iov_limit: capabilities.iov_limit,
-        has_message: has(sys::fcs_has_msg, Caps::MESSAGE),
-        has_rma: has(sys::fcs_has_rma, Caps::RMA),
-        has_tagged: has(sys::fcs_has_tagged, Caps::TAGGED),
-        has_atomic: has(sys::fcs_has_atomic, Caps::ATOMIC),
+        has_message: has(endpoint.msg.is_null(), Caps::MESSAGE),
+        has_rma: has(endpoint.rma.is_null(), Caps::RMA),
+        has_tagged: has(endpoint.tagged.is_null(), Caps::TAGGED),
+        has_atomic: has(endpoint.atomic.is_null(), Caps::ATOMIC),
     }
 }
 
@@ -392,8 +393,18 @@ impl Endpoint {
     /// # Errors
     /// `NotSupported` where the provider has no such choice.
     pub fn set_peer_to_peer(&mut self, policy: PeerToPeer) -> Result<()> {
-        // SAFETY: the endpoint is alive; `&mut self` serialises against its operations.
-        let code = unsafe { sys::fcs_set_hmem_p2p(self.handle.as_ptr(), policy as i32) };
+        let policy = policy as i32;
+        // SAFETY: the endpoint is alive; `&mut self` serialises against its operations; the option
+        // is an `int`.
+        let code = unsafe {
+            sys::fi_setopt(
+                self.handle.as_fid(),
+                sys::FI_OPT_ENDPOINT as i32,
+                sys::FI_OPT_FI_HMEM_P2P as i32,
+                ptr::from_ref(&policy).cast(),
+                size_of_val(&policy),
+            )
+        };
         Error::check("fi_setopt (FI_OPT_FI_HMEM_P2P)", i64::from(code))
             .map(drop)
             .map_err(|e| self.domain.blame(e))

@@ -160,14 +160,14 @@ impl Endpoint {
             move |endpoint, context| unsafe {
                 if flags == 0 {
                     return match what {
-                        Transfer::Write => sys::direct::fi_write(
+                        Transfer::Write => sys::fi_write(
                             endpoint, pointer, length, descriptor, peer, address, key, context,
                         ),
-                        Transfer::WriteData(data) => sys::direct::fi_writedata(
+                        Transfer::WriteData(data) => sys::fi_writedata(
                             endpoint, pointer, length, descriptor, data, peer, address, key,
                             context,
                         ),
-                        Transfer::Read => sys::direct::fi_read(
+                        Transfer::Read => sys::fi_read(
                             endpoint, pointer, length, descriptor, peer, address, key, context,
                         ),
                     };

@@ -112,7 +112,7 @@ impl MemoryRegion {
         let wanted = capabilities.needs_local_registration() || extent.kind.is_device();
         let descriptor = match &handle {
             // SAFETY: the registration is alive and finished.
-            Some(handle) if wanted => unsafe { sys::fi_mr_desc(handle.as_ptr()) },
+            Some(handle) if wanted => unsafe { (*handle.as_ptr()).mem_desc },
             _ => std::ptr::null_mut(),
         };
         Self(Arc::new(RegionInner {
@@ -231,7 +231,7 @@ impl MemoryRegion {
     pub fn key(&self) -> Result<u64> {
         let handle = self.handle("fi_mr_key")?;
         // SAFETY: the registration is alive and finished.
-        let key = unsafe { sys::fi_mr_key(handle.as_ptr()) };
+        let key = unsafe { (*handle.as_ptr()).key };
         if key == sys::FI_KEY_NOTAVAIL {
             let why = if self.is_enabled() {
                 "the provider has raw keys only (FI_MR_RAW)"
@@ -259,7 +259,7 @@ impl MemoryRegion {
         for _ in 0..2 {
             // SAFETY: the buffer has `size` bytes; the outputs are valid.
             let code = unsafe {
-                sys::fcs_mr_raw_attr(handle.as_ptr(), &mut base, key.as_mut_ptr(), &mut size, 0)
+                sys::fi_mr_raw_attr(handle.as_fid(), &mut base, key.as_mut_ptr(), &mut size, 0)
             };
             if code == -crate::error::number::TOO_SMALL && size > key.len() && size <= 1 << 16 {
                 key.resize(size, 0);
@@ -286,8 +286,7 @@ impl MemoryRegion {
         let handle = self.handle("fi_mr_bind")?;
         self.check_same_domain(counter.domain())?;
         // SAFETY: both objects are alive, of one domain, and the counter is kept below.
-        let code =
-            unsafe { sys::fcs_mr_bind(handle.as_ptr(), counter.as_fid(), sys::FI_REMOTE_WRITE) };
+        let code = unsafe { sys::fi_bind(handle.as_fid(), counter.as_fid(), sys::FI_REMOTE_WRITE) };
         Error::check("fi_mr_bind", i64::from(code)).map_err(|e| {
             let e = self.0.domain.blame(e);
             if e.kind() == ErrorKind::InvalidArgument {
@@ -309,7 +308,7 @@ impl MemoryRegion {
         let handle = self.handle("fi_mr_bind")?;
         self.check_same_domain(endpoint.domain())?;
         // SAFETY: both objects are alive, and of one domain.
-        let code = unsafe { sys::fcs_mr_bind(handle.as_ptr(), endpoint.as_fid(), 0) };
+        let code = unsafe { sys::fi_bind(handle.as_fid(), endpoint.as_fid(), 0) };
         Error::check("fi_mr_bind", i64::from(code)).map(drop).map_err(|e| self.0.domain.blame(e))
     }
 
@@ -324,7 +323,7 @@ impl MemoryRegion {
         }
         let handle = self.handle("fi_mr_enable")?;
         // SAFETY: the registration is alive.
-        let code = unsafe { sys::fcs_mr_enable(handle.as_ptr()) };
+        let code = unsafe { sys::fi_enable(handle.as_fid()) };
         Error::check("fi_mr_enable", i64::from(code)).map(drop).map_err(|e| {
             self.0.enabled.store(false, Ordering::Release);
             self.0.domain.blame(e)
@@ -367,7 +366,7 @@ impl MemoryRegion {
         let handle = self.handle("fi_mr_refresh")?;
         let vector = sys::iovec { iov_base: slice.as_ptr().cast(), iov_len: slice.len() };
         // SAFETY: one element, alive for the call.
-        let code = unsafe { sys::fcs_mr_refresh(handle.as_ptr(), &vector, 1, 0) };
+        let code = unsafe { sys::fi_mr_refresh(handle.as_fid(), &vector, 1, 0) };
         Error::check("fi_mr_refresh", i64::from(code)).map(drop).map_err(|e| self.0.domain.blame(e))
     }
 

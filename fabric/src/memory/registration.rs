@@ -438,7 +438,7 @@ impl Domain {
             let nobody_closes = self.closing().map(|closing| closing.registering());
             // SAFETY: the request's pointers are valid for the call, the ranges
             // as long as the registration lives; `region` receives the object.
-            let code = unsafe { sys::fcs_mr_regattr(self.as_ptr(), &request, &mut region) };
+            let code = unsafe { sys::register_memory(self.as_ptr(), &request, &mut region) };
             drop(nobody_closes);
             if code == 0 {
                 REGISTRATIONS.fetch_add(1, Ordering::Relaxed);
@@ -491,7 +491,14 @@ impl Domain {
         let mut mapped = 0;
         // SAFETY: the key's buffer and length match; `mapped` receives the result.
         let code = unsafe {
-            sys::fcs_mr_map_raw(self.as_ptr(), base, raw.as_mut_ptr(), raw.len(), &mut mapped, 0)
+            sys::fi_mr_map_raw(
+                self.as_ptr().cast(),
+                base,
+                raw.as_mut_ptr(),
+                raw.len(),
+                &mut mapped,
+                0,
+            )
         };
         Error::check("fi_mr_map_raw", i64::from(code)).map_err(|e| self.blame(e))?;
         Ok(mapped)
@@ -499,7 +506,7 @@ impl Domain {
 
     pub(crate) fn unmap_key(&self, key: u64) {
         // SAFETY: the key came from map_raw_key of this domain and is given back once.
-        let code = unsafe { sys::fcs_mr_unmap_key(self.as_ptr(), key) };
+        let code = unsafe { sys::fi_mr_unmap_key(self.as_ptr().cast(), key) };
         if code < 0 {
             let error = self.blame(Error::from_code("fi_mr_unmap_key", i64::from(code)));
             tracing::error!(%error, "a mapped key could not be released");

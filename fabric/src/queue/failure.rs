@@ -30,6 +30,7 @@ impl CompletionQueue {
         }
         if got < 0 {
             let error = Error::from_code("fi_cq_readerr", got as i64);
+            let error = self.shared.domain.blame(error);
             return FailureRead::Failure(Box::new(self.unsolicited(error)));
         }
         let entry = &roomy.entry;
@@ -84,7 +85,7 @@ impl CompletionQueue {
         // SAFETY: the entry was just read, the buffer's length is passed, and an
         // endpoint of the queue is open.
         unsafe {
-            let text = sys::fcs_cq_strerror(
+            let text = sys::fi_cq_strerror(
                 self.shared.handle.as_ptr(),
                 entry.prov_errno,
                 entry.err_data,

@@ -68,7 +68,7 @@ impl Waker {
             return Err(self.0.domain.blame(error));
         }
         // SAFETY: the queue is alive, and libfabric lets any thread do this.
-        let code = unsafe { sys::fcs_cq_signal(self.0.handle.as_ptr()) };
+        let code = unsafe { sys::fi_cq_signal(self.0.handle.as_ptr()) };
         Error::check("fi_cq_signal", i64::from(code)).map(drop).map_err(|e| self.0.domain.blame(e))
     }
 
@@ -77,7 +77,7 @@ impl Waker {
         self.0.wake_up.store(true, Ordering::SeqCst);
         if self.0.can_signal {
             // SAFETY: as in `wake`.
-            unsafe { sys::fcs_cq_signal(self.0.handle.as_ptr()) };
+            unsafe { sys::fi_cq_signal(self.0.handle.as_ptr()) };
         }
     }
 }

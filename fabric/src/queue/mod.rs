@@ -177,7 +177,7 @@ impl CompletionQueue {
         if attributes.wait_obj == sys::FI_WAIT_FD {
             let mut fd = -1;
             // SAFETY: the queue is alive and was opened with a wait descriptor.
-            let code = unsafe { sys::fcs_wait_fd(handle.as_fid(), &mut fd) };
+            let code = unsafe { sys::wait_descriptor(handle.as_fid(), &mut fd) };
             wait_fd = (code == 0 && fd >= 0).then_some(fd);
         }
         Ok(Self {

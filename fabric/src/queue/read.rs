@@ -33,7 +33,7 @@ impl CompletionQueue {
             if self.tells_source {
                 sys::fi_cq_readfrom(queue, buffer, BATCH, self.sources.as_mut_ptr())
             } else {
-                sys::direct::fi_cq_read(queue, buffer, BATCH)
+                sys::fi_cq_read(queue, buffer, BATCH)
             }
         }
     }

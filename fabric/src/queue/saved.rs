@@ -40,7 +40,7 @@ impl QueueShared {
             };
             let _turn = self.domain.closing().map(|closing| closing.turn());
             // SAFETY: the queue is alive, and the buffer has room for so many entries of its format.
-            let got = unsafe { sys::direct::fi_cq_read(self.handle.as_ptr(), buffer, BATCH) };
+            let got = unsafe { sys::fi_cq_read(self.handle.as_ptr(), buffer, BATCH) };
             let got = match usize::try_from(got) {
                 Ok(got @ 1..) => got,
                 _ if got == -(sys::FI_EAGAIN as isize) && Instant::now() < end => continue,

@@ -145,7 +145,7 @@ impl CompletionQueue {
         let mut fid = self.shared.handle.as_fid();
         // SAFETY: one live object. Sleeping without this call's permission can
         // miss what arrived before.
-        let code = unsafe { sys::fcs_trywait(fabric, &mut fid, 1) };
+        let code = unsafe { sys::fi_trywait(fabric, &mut fid, 1) };
         if code != 0 {
             // -FI_EAGAIN: there is something to do first.
             std::thread::yield_now();
@@ -303,7 +303,7 @@ impl CompletionQueue {
             if let Some(endpoint) = *endpoint {
                 // SAFETY: the endpoint is not closed while its lock is held; the
                 // context is a slot in flight. A refusal leaves it quarantined.
-                unsafe { sys::fcs_cancel(endpoint as *mut sys::fid, context) };
+                unsafe { sys::fi_cancel(endpoint as *mut sys::fid, context) };
             }
         }
     }
@@ -347,6 +347,6 @@ impl CompletionQueue {
         let fabric = self.shared.domain.fabric().as_ptr();
         let mut fid = self.shared.handle.as_fid();
         // SAFETY: one live object.
-        !has_news && unsafe { sys::fcs_trywait(fabric, &mut fid, 1) } == 0
+        !has_news && unsafe { sys::fi_trywait(fabric, &mut fid, 1) } == 0
     }
 }

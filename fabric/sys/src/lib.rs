@@ -7,10 +7,12 @@
 //! checks sizes and offsets against these headers. `scripts/make-bindings` makes
 //! a file for another version, or anew.
 //!
-//! The names are libfabric's own; functions that libfabric declares `static
-//! inline` are ordinary functions here. Whatever differs between header versions
-//! (anonymous unions, structures that grew) is reached through the `fcs_`
-//! functions of the shim, so that one source builds against all of them.
+//! The names are libfabric's own. Functions that libfabric declares `static
+//! inline`, and which call a function of the object, are in [`calls`]: there a
+//! function that the object lacks is answered with `-FI_ENOSYS`. Whatever differs
+//! between header versions (anonymous unions, structures that grew) is reached
+//! through the `fcs_` functions of the shim, so that one source builds against all
+//! of them.
 //!
 //! Nothing is safe to call without having read libfabric's manual pages: use
 //! the `fabric` crate.
@@ -35,7 +37,25 @@
     clippy::missing_safety_doc
 )]
 
-pub mod direct;
+pub mod calls;
+
+pub use calls::*;
+
+/// Structures of which libfabric's tables only have pointers here, and whose layout differs between
+/// versions, or is of no use.
+macro_rules! opaque {
+    ($($name:ident)*) => {$(
+        #[repr(C)]
+        pub struct $name {
+            _private: [u8; 0],
+        }
+    )*};
+}
+
+opaque! {
+    fi_av_set_attr fi_collective_attr fi_ioc fi_mr_attr fi_msg_atomic fi_poll_attr fi_wait_attr
+    fid_av_set fid_mc fid_poll fid_stx
+}
 
 include!(env!("LIBFABRIC_BINDINGS"));
 

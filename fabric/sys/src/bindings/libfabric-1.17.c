@@ -1,50 +1,5 @@
 #include "shim.h"
 
-// Static wrappers
-
-int fi_close__extern(struct fid *fid) { return fi_close(fid); }
-int fi_eq_open__extern(struct fid_fabric *fabric, struct fi_eq_attr *attr, struct fid_eq **eq, void *context) { return fi_eq_open(fabric, attr, eq, context); }
-ssize_t fi_eq_read__extern(struct fid_eq *eq, uint32_t *event, void *buf, size_t len, uint64_t flags) { return fi_eq_read(eq, event, buf, len, flags); }
-ssize_t fi_eq_readerr__extern(struct fid_eq *eq, struct fi_eq_err_entry *buf, uint64_t flags) { return fi_eq_readerr(eq, buf, flags); }
-ssize_t fi_cq_readfrom__extern(struct fid_cq *cq, void *buf, size_t count, fi_addr_t *src_addr) { return fi_cq_readfrom(cq, buf, count, src_addr); }
-ssize_t fi_cq_readerr__extern(struct fid_cq *cq, struct fi_cq_err_entry *buf, uint64_t flags) { return fi_cq_readerr(cq, buf, flags); }
-ssize_t fi_cq_sread__extern(struct fid_cq *cq, void *buf, size_t count, const void *cond, int timeout) { return fi_cq_sread(cq, buf, count, cond, timeout); }
-ssize_t fi_cq_sreadfrom__extern(struct fid_cq *cq, void *buf, size_t count, fi_addr_t *src_addr, const void *cond, int timeout) { return fi_cq_sreadfrom(cq, buf, count, src_addr, cond, timeout); }
-uint64_t fi_cntr_read__extern(struct fid_cntr *cntr) { return fi_cntr_read(cntr); }
-uint64_t fi_cntr_readerr__extern(struct fid_cntr *cntr) { return fi_cntr_readerr(cntr); }
-int fi_domain__extern(struct fid_fabric *fabric, struct fi_info *info, struct fid_domain **domain, void *context) { return fi_domain(fabric, info, domain, context); }
-int fi_domain_bind__extern(struct fid_domain *domain, struct fid *fid, uint64_t flags) { return fi_domain_bind(domain, fid, flags); }
-int fi_cq_open__extern(struct fid_domain *domain, struct fi_cq_attr *attr, struct fid_cq **cq, void *context) { return fi_cq_open(domain, attr, cq, context); }
-int fi_cntr_open__extern(struct fid_domain *domain, struct fi_cntr_attr *attr, struct fid_cntr **cntr, void *context) { return fi_cntr_open(domain, attr, cntr, context); }
-void * fi_mr_desc__extern(struct fid_mr *mr) { return fi_mr_desc(mr); }
-uint64_t fi_mr_key__extern(struct fid_mr *mr) { return fi_mr_key(mr); }
-int fi_av_open__extern(struct fid_domain *domain, struct fi_av_attr *attr, struct fid_av **av, void *context) { return fi_av_open(domain, attr, av, context); }
-int fi_av_insert__extern(struct fid_av *av, const void *addr, size_t count, fi_addr_t *fi_addr, uint64_t flags, void *context) { return fi_av_insert(av, addr, count, fi_addr, flags, context); }
-int fi_av_lookup__extern(struct fid_av *av, fi_addr_t fi_addr, void *addr, size_t *addrlen) { return fi_av_lookup(av, fi_addr, addr, addrlen); }
-int fi_passive_ep__extern(struct fid_fabric *fabric, struct fi_info *info, struct fid_pep **pep, void *context) { return fi_passive_ep(fabric, info, pep, context); }
-int fi_endpoint__extern(struct fid_domain *domain, struct fi_info *info, struct fid_ep **ep, void *context) { return fi_endpoint(domain, info, ep, context); }
-int fi_ep_bind__extern(struct fid_ep *ep, struct fid *bfid, uint64_t flags) { return fi_ep_bind(ep, bfid, flags); }
-int fi_pep_bind__extern(struct fid_pep *pep, struct fid *bfid, uint64_t flags) { return fi_pep_bind(pep, bfid, flags); }
-int fi_enable__extern(struct fid_ep *ep) { return fi_enable(ep); }
-ssize_t fi_sendmsg__extern(struct fid_ep *ep, const struct fi_msg *msg, uint64_t flags) { return fi_sendmsg(ep, msg, flags); }
-ssize_t fi_inject__extern(struct fid_ep *ep, const void *buf, size_t len, fi_addr_t dest_addr) { return fi_inject(ep, buf, len, dest_addr); }
-ssize_t fi_readmsg__extern(struct fid_ep *ep, const struct fi_msg_rma *msg, uint64_t flags) { return fi_readmsg(ep, msg, flags); }
-ssize_t fi_writemsg__extern(struct fid_ep *ep, const struct fi_msg_rma *msg, uint64_t flags) { return fi_writemsg(ep, msg, flags); }
-ssize_t fi_inject_write__extern(struct fid_ep *ep, const void *buf, size_t len, fi_addr_t dest_addr, uint64_t addr, uint64_t key) { return fi_inject_write(ep, buf, len, dest_addr, addr, key); }
-ssize_t fi_inject_writedata__extern(struct fid_ep *ep, const void *buf, size_t len, uint64_t data, fi_addr_t dest_addr, uint64_t addr, uint64_t key) { return fi_inject_writedata(ep, buf, len, data, dest_addr, addr, key); }
-ssize_t fi_atomic__extern(struct fid_ep *ep, const void *buf, size_t count, void *desc, fi_addr_t dest_addr, uint64_t addr, uint64_t key, enum fi_datatype datatype, enum fi_op op, void *context) { return fi_atomic(ep, buf, count, desc, dest_addr, addr, key, datatype, op, context); }
-ssize_t fi_fetch_atomic__extern(struct fid_ep *ep, const void *buf, size_t count, void *desc, void *result, void *result_desc, fi_addr_t dest_addr, uint64_t addr, uint64_t key, enum fi_datatype datatype, enum fi_op op, void *context) { return fi_fetch_atomic(ep, buf, count, desc, result, result_desc, dest_addr, addr, key, datatype, op, context); }
-ssize_t fi_compare_atomic__extern(struct fid_ep *ep, const void *buf, size_t count, void *desc, const void *compare, void *compare_desc, void *result, void *result_desc, fi_addr_t dest_addr, uint64_t addr, uint64_t key, enum fi_datatype datatype, enum fi_op op, void *context) { return fi_compare_atomic(ep, buf, count, desc, compare, compare_desc, result, result_desc, dest_addr, addr, key, datatype, op, context); }
-int fi_getname__extern(fid_t fid, void *addr, size_t *addrlen) { return fi_getname(fid, addr, addrlen); }
-int fi_listen__extern(struct fid_pep *pep) { return fi_listen(pep); }
-int fi_connect__extern(struct fid_ep *ep, const void *addr, const void *param, size_t paramlen) { return fi_connect(ep, addr, param, paramlen); }
-int fi_accept__extern(struct fid_ep *ep, const void *param, size_t paramlen) { return fi_accept(ep, param, paramlen); }
-int fi_reject__extern(struct fid_pep *pep, fid_t handle, const void *param, size_t paramlen) { return fi_reject(pep, handle, param, paramlen); }
-int fi_shutdown__extern(struct fid_ep *ep, uint64_t flags) { return fi_shutdown(ep, flags); }
-ssize_t fi_trecv__extern(struct fid_ep *ep, void *buf, size_t len, void *desc, fi_addr_t src_addr, uint64_t tag, uint64_t ignore, void *context) { return fi_trecv(ep, buf, len, desc, src_addr, tag, ignore, context); }
-ssize_t fi_tsendmsg__extern(struct fid_ep *ep, const struct fi_msg_tagged *msg, uint64_t flags) { return fi_tsendmsg(ep, msg, flags); }
-ssize_t fi_tinject__extern(struct fid_ep *ep, const void *buf, size_t len, fi_addr_t dest_addr, uint64_t tag) { return fi_tinject(ep, buf, len, dest_addr, tag); }
-
 #include <stddef.h>
 
 // Layout
@@ -152,10 +107,24 @@ _Static_assert(offsetof(struct fi_link_attr, mtu) == 8, "offsetof(struct fi_link
 _Static_assert(offsetof(struct fi_link_attr, speed) == 16, "offsetof(struct fi_link_attr, speed)");
 _Static_assert(offsetof(struct fi_link_attr, state) == 24, "offsetof(struct fi_link_attr, state)");
 _Static_assert(offsetof(struct fi_link_attr, network_type) == 32, "offsetof(struct fi_link_attr, network_type)");
+_Static_assert(offsetof(struct fi_ops, size) == 0, "offsetof(struct fi_ops, size)");
+_Static_assert(offsetof(struct fi_ops, close) == 8, "offsetof(struct fi_ops, close)");
+_Static_assert(offsetof(struct fi_ops, bind) == 16, "offsetof(struct fi_ops, bind)");
+_Static_assert(offsetof(struct fi_ops, control) == 24, "offsetof(struct fi_ops, control)");
+_Static_assert(offsetof(struct fi_ops, ops_open) == 32, "offsetof(struct fi_ops, ops_open)");
+_Static_assert(offsetof(struct fi_ops, tostr) == 40, "offsetof(struct fi_ops, tostr)");
+_Static_assert(offsetof(struct fi_ops, ops_set) == 48, "offsetof(struct fi_ops, ops_set)");
 _Static_assert(sizeof(struct fid) == 24, "sizeof(struct fid)");
 _Static_assert(offsetof(struct fid, fclass) == 0, "offsetof(struct fid, fclass)");
 _Static_assert(offsetof(struct fid, context) == 8, "offsetof(struct fid, context)");
 _Static_assert(offsetof(struct fid, ops) == 16, "offsetof(struct fid, ops)");
+_Static_assert(offsetof(struct fi_ops_fabric, size) == 0, "offsetof(struct fi_ops_fabric, size)");
+_Static_assert(offsetof(struct fi_ops_fabric, domain) == 8, "offsetof(struct fi_ops_fabric, domain)");
+_Static_assert(offsetof(struct fi_ops_fabric, passive_ep) == 16, "offsetof(struct fi_ops_fabric, passive_ep)");
+_Static_assert(offsetof(struct fi_ops_fabric, eq_open) == 24, "offsetof(struct fi_ops_fabric, eq_open)");
+_Static_assert(offsetof(struct fi_ops_fabric, wait_open) == 32, "offsetof(struct fi_ops_fabric, wait_open)");
+_Static_assert(offsetof(struct fi_ops_fabric, trywait) == 40, "offsetof(struct fi_ops_fabric, trywait)");
+_Static_assert(offsetof(struct fi_ops_fabric, domain2) == 48, "offsetof(struct fi_ops_fabric, domain2)");
 _Static_assert(sizeof(struct fid_fabric) == 40, "sizeof(struct fid_fabric)");
 _Static_assert(offsetof(struct fid_fabric, fid) == 0, "offsetof(struct fid_fabric, fid)");
 _Static_assert(offsetof(struct fid_fabric, ops) == 24, "offsetof(struct fid_fabric, ops)");
@@ -166,9 +135,24 @@ _Static_assert(offsetof(struct fid_nic, device_attr) == 24, "offsetof(struct fid
 _Static_assert(offsetof(struct fid_nic, bus_attr) == 32, "offsetof(struct fid_nic, bus_attr)");
 _Static_assert(offsetof(struct fid_nic, link_attr) == 40, "offsetof(struct fid_nic, link_attr)");
 _Static_assert(offsetof(struct fid_nic, prov_attr) == 48, "offsetof(struct fid_nic, prov_attr)");
+_Static_assert(sizeof(struct fi_mr_raw_attr) == 32, "sizeof(struct fi_mr_raw_attr)");
+_Static_assert(offsetof(struct fi_mr_raw_attr, flags) == 0, "offsetof(struct fi_mr_raw_attr, flags)");
+_Static_assert(offsetof(struct fi_mr_raw_attr, base_addr) == 8, "offsetof(struct fi_mr_raw_attr, base_addr)");
+_Static_assert(offsetof(struct fi_mr_raw_attr, raw_key) == 16, "offsetof(struct fi_mr_raw_attr, raw_key)");
+_Static_assert(offsetof(struct fi_mr_raw_attr, key_size) == 24, "offsetof(struct fi_mr_raw_attr, key_size)");
+_Static_assert(sizeof(struct fi_mr_map_raw) == 40, "sizeof(struct fi_mr_map_raw)");
+_Static_assert(offsetof(struct fi_mr_map_raw, flags) == 0, "offsetof(struct fi_mr_map_raw, flags)");
+_Static_assert(offsetof(struct fi_mr_map_raw, base_addr) == 8, "offsetof(struct fi_mr_map_raw, base_addr)");
+_Static_assert(offsetof(struct fi_mr_map_raw, raw_key) == 16, "offsetof(struct fi_mr_map_raw, raw_key)");
+_Static_assert(offsetof(struct fi_mr_map_raw, key_size) == 24, "offsetof(struct fi_mr_map_raw, key_size)");
+_Static_assert(offsetof(struct fi_mr_map_raw, key) == 32, "offsetof(struct fi_mr_map_raw, key)");
 _Static_assert(sizeof(struct fi_context2) == 64, "sizeof(struct fi_context2)");
 _Static_assert(offsetof(struct fi_context2, internal) == 0, "offsetof(struct fi_context2, internal)");
 _Static_assert(sizeof(struct fid_wait) == 32, "sizeof(struct fid_wait)");
+_Static_assert(offsetof(struct fi_ops_poll, size) == 0, "offsetof(struct fi_ops_poll, size)");
+_Static_assert(offsetof(struct fi_ops_poll, poll) == 8, "offsetof(struct fi_ops_poll, poll)");
+_Static_assert(offsetof(struct fi_ops_poll, poll_add) == 16, "offsetof(struct fi_ops_poll, poll_add)");
+_Static_assert(offsetof(struct fi_ops_poll, poll_del) == 24, "offsetof(struct fi_ops_poll, poll_del)");
 _Static_assert(sizeof(struct fi_eq_attr) == 32, "sizeof(struct fi_eq_attr)");
 _Static_assert(offsetof(struct fi_eq_attr, size) == 0, "offsetof(struct fi_eq_attr, size)");
 _Static_assert(offsetof(struct fi_eq_attr, flags) == 8, "offsetof(struct fi_eq_attr, flags)");
@@ -187,6 +171,12 @@ _Static_assert(sizeof(struct fi_eq_cm_entry) == 16, "sizeof(struct fi_eq_cm_entr
 _Static_assert(offsetof(struct fi_eq_cm_entry, fid) == 0, "offsetof(struct fi_eq_cm_entry, fid)");
 _Static_assert(offsetof(struct fi_eq_cm_entry, info) == 8, "offsetof(struct fi_eq_cm_entry, info)");
 _Static_assert(offsetof(struct fi_eq_cm_entry, data) == 16, "offsetof(struct fi_eq_cm_entry, data)");
+_Static_assert(offsetof(struct fi_ops_eq, size) == 0, "offsetof(struct fi_ops_eq, size)");
+_Static_assert(offsetof(struct fi_ops_eq, read) == 8, "offsetof(struct fi_ops_eq, read)");
+_Static_assert(offsetof(struct fi_ops_eq, readerr) == 16, "offsetof(struct fi_ops_eq, readerr)");
+_Static_assert(offsetof(struct fi_ops_eq, write) == 24, "offsetof(struct fi_ops_eq, write)");
+_Static_assert(offsetof(struct fi_ops_eq, sread) == 32, "offsetof(struct fi_ops_eq, sread)");
+_Static_assert(offsetof(struct fi_ops_eq, strerror) == 40, "offsetof(struct fi_ops_eq, strerror)");
 _Static_assert(sizeof(struct fid_eq) == 32, "sizeof(struct fid_eq)");
 _Static_assert(offsetof(struct fid_eq, fid) == 0, "offsetof(struct fid_eq, fid)");
 _Static_assert(offsetof(struct fid_eq, ops) == 24, "offsetof(struct fid_eq, ops)");
@@ -239,6 +229,14 @@ _Static_assert(offsetof(struct fi_cntr_attr, events) == 0, "offsetof(struct fi_c
 _Static_assert(offsetof(struct fi_cntr_attr, wait_obj) == 4, "offsetof(struct fi_cntr_attr, wait_obj)");
 _Static_assert(offsetof(struct fi_cntr_attr, wait_set) == 8, "offsetof(struct fi_cntr_attr, wait_set)");
 _Static_assert(offsetof(struct fi_cntr_attr, flags) == 16, "offsetof(struct fi_cntr_attr, flags)");
+_Static_assert(offsetof(struct fi_ops_cntr, size) == 0, "offsetof(struct fi_ops_cntr, size)");
+_Static_assert(offsetof(struct fi_ops_cntr, read) == 8, "offsetof(struct fi_ops_cntr, read)");
+_Static_assert(offsetof(struct fi_ops_cntr, readerr) == 16, "offsetof(struct fi_ops_cntr, readerr)");
+_Static_assert(offsetof(struct fi_ops_cntr, add) == 24, "offsetof(struct fi_ops_cntr, add)");
+_Static_assert(offsetof(struct fi_ops_cntr, set) == 32, "offsetof(struct fi_ops_cntr, set)");
+_Static_assert(offsetof(struct fi_ops_cntr, wait) == 40, "offsetof(struct fi_ops_cntr, wait)");
+_Static_assert(offsetof(struct fi_ops_cntr, adderr) == 48, "offsetof(struct fi_ops_cntr, adderr)");
+_Static_assert(offsetof(struct fi_ops_cntr, seterr) == 56, "offsetof(struct fi_ops_cntr, seterr)");
 _Static_assert(sizeof(struct fid_cntr) == 32, "sizeof(struct fid_cntr)");
 _Static_assert(offsetof(struct fid_cntr, fid) == 0, "offsetof(struct fid_cntr, fid)");
 _Static_assert(offsetof(struct fid_cntr, ops) == 24, "offsetof(struct fid_cntr, ops)");
@@ -250,6 +248,14 @@ _Static_assert(offsetof(struct fi_av_attr, ep_per_node) == 16, "offsetof(struct 
 _Static_assert(offsetof(struct fi_av_attr, name) == 24, "offsetof(struct fi_av_attr, name)");
 _Static_assert(offsetof(struct fi_av_attr, map_addr) == 32, "offsetof(struct fi_av_attr, map_addr)");
 _Static_assert(offsetof(struct fi_av_attr, flags) == 40, "offsetof(struct fi_av_attr, flags)");
+_Static_assert(offsetof(struct fi_ops_av, size) == 0, "offsetof(struct fi_ops_av, size)");
+_Static_assert(offsetof(struct fi_ops_av, insert) == 8, "offsetof(struct fi_ops_av, insert)");
+_Static_assert(offsetof(struct fi_ops_av, insertsvc) == 16, "offsetof(struct fi_ops_av, insertsvc)");
+_Static_assert(offsetof(struct fi_ops_av, insertsym) == 24, "offsetof(struct fi_ops_av, insertsym)");
+_Static_assert(offsetof(struct fi_ops_av, remove) == 32, "offsetof(struct fi_ops_av, remove)");
+_Static_assert(offsetof(struct fi_ops_av, lookup) == 40, "offsetof(struct fi_ops_av, lookup)");
+_Static_assert(offsetof(struct fi_ops_av, straddr) == 48, "offsetof(struct fi_ops_av, straddr)");
+_Static_assert(offsetof(struct fi_ops_av, av_set) == 56, "offsetof(struct fi_ops_av, av_set)");
 _Static_assert(sizeof(struct fid_av) == 32, "sizeof(struct fid_av)");
 _Static_assert(offsetof(struct fid_av, fid) == 0, "offsetof(struct fid_av, fid)");
 _Static_assert(offsetof(struct fid_av, ops) == 24, "offsetof(struct fid_av, ops)");
@@ -257,6 +263,22 @@ _Static_assert(sizeof(struct fid_mr) == 40, "sizeof(struct fid_mr)");
 _Static_assert(offsetof(struct fid_mr, fid) == 0, "offsetof(struct fid_mr, fid)");
 _Static_assert(offsetof(struct fid_mr, mem_desc) == 24, "offsetof(struct fid_mr, mem_desc)");
 _Static_assert(offsetof(struct fid_mr, key) == 32, "offsetof(struct fid_mr, key)");
+_Static_assert(offsetof(struct fi_ops_domain, size) == 0, "offsetof(struct fi_ops_domain, size)");
+_Static_assert(offsetof(struct fi_ops_domain, av_open) == 8, "offsetof(struct fi_ops_domain, av_open)");
+_Static_assert(offsetof(struct fi_ops_domain, cq_open) == 16, "offsetof(struct fi_ops_domain, cq_open)");
+_Static_assert(offsetof(struct fi_ops_domain, endpoint) == 24, "offsetof(struct fi_ops_domain, endpoint)");
+_Static_assert(offsetof(struct fi_ops_domain, scalable_ep) == 32, "offsetof(struct fi_ops_domain, scalable_ep)");
+_Static_assert(offsetof(struct fi_ops_domain, cntr_open) == 40, "offsetof(struct fi_ops_domain, cntr_open)");
+_Static_assert(offsetof(struct fi_ops_domain, poll_open) == 48, "offsetof(struct fi_ops_domain, poll_open)");
+_Static_assert(offsetof(struct fi_ops_domain, stx_ctx) == 56, "offsetof(struct fi_ops_domain, stx_ctx)");
+_Static_assert(offsetof(struct fi_ops_domain, srx_ctx) == 64, "offsetof(struct fi_ops_domain, srx_ctx)");
+_Static_assert(offsetof(struct fi_ops_domain, query_atomic) == 72, "offsetof(struct fi_ops_domain, query_atomic)");
+_Static_assert(offsetof(struct fi_ops_domain, query_collective) == 80, "offsetof(struct fi_ops_domain, query_collective)");
+_Static_assert(offsetof(struct fi_ops_domain, endpoint2) == 88, "offsetof(struct fi_ops_domain, endpoint2)");
+_Static_assert(offsetof(struct fi_ops_mr, size) == 0, "offsetof(struct fi_ops_mr, size)");
+_Static_assert(offsetof(struct fi_ops_mr, reg) == 8, "offsetof(struct fi_ops_mr, reg)");
+_Static_assert(offsetof(struct fi_ops_mr, regv) == 16, "offsetof(struct fi_ops_mr, regv)");
+_Static_assert(offsetof(struct fi_ops_mr, regattr) == 24, "offsetof(struct fi_ops_mr, regattr)");
 _Static_assert(sizeof(struct fid_domain) == 40, "sizeof(struct fid_domain)");
 _Static_assert(offsetof(struct fid_domain, fid) == 0, "offsetof(struct fid_domain, fid)");
 _Static_assert(offsetof(struct fid_domain, ops) == 24, "offsetof(struct fid_domain, ops)");
@@ -268,6 +290,14 @@ _Static_assert(offsetof(struct fi_msg, iov_count) == 16, "offsetof(struct fi_msg
 _Static_assert(offsetof(struct fi_msg, addr) == 24, "offsetof(struct fi_msg, addr)");
 _Static_assert(offsetof(struct fi_msg, context) == 32, "offsetof(struct fi_msg, context)");
 _Static_assert(offsetof(struct fi_msg, data) == 40, "offsetof(struct fi_msg, data)");
+_Static_assert(offsetof(struct fi_ops_ep, size) == 0, "offsetof(struct fi_ops_ep, size)");
+_Static_assert(offsetof(struct fi_ops_ep, cancel) == 8, "offsetof(struct fi_ops_ep, cancel)");
+_Static_assert(offsetof(struct fi_ops_ep, getopt) == 16, "offsetof(struct fi_ops_ep, getopt)");
+_Static_assert(offsetof(struct fi_ops_ep, setopt) == 24, "offsetof(struct fi_ops_ep, setopt)");
+_Static_assert(offsetof(struct fi_ops_ep, tx_ctx) == 32, "offsetof(struct fi_ops_ep, tx_ctx)");
+_Static_assert(offsetof(struct fi_ops_ep, rx_ctx) == 40, "offsetof(struct fi_ops_ep, rx_ctx)");
+_Static_assert(offsetof(struct fi_ops_ep, rx_size_left) == 48, "offsetof(struct fi_ops_ep, rx_size_left)");
+_Static_assert(offsetof(struct fi_ops_ep, tx_size_left) == 56, "offsetof(struct fi_ops_ep, tx_size_left)");
 _Static_assert(offsetof(struct fi_ops_msg, size) == 0, "offsetof(struct fi_ops_msg, size)");
 _Static_assert(offsetof(struct fi_ops_msg, recv) == 8, "offsetof(struct fi_ops_msg, recv)");
 _Static_assert(offsetof(struct fi_ops_msg, recvv) == 16, "offsetof(struct fi_ops_msg, recvv)");
@@ -295,6 +325,10 @@ _Static_assert(sizeof(struct fi_rma_iov) == 24, "sizeof(struct fi_rma_iov)");
 _Static_assert(offsetof(struct fi_rma_iov, addr) == 0, "offsetof(struct fi_rma_iov, addr)");
 _Static_assert(offsetof(struct fi_rma_iov, len) == 8, "offsetof(struct fi_rma_iov, len)");
 _Static_assert(offsetof(struct fi_rma_iov, key) == 16, "offsetof(struct fi_rma_iov, key)");
+_Static_assert(sizeof(struct fi_rma_ioc) == 24, "sizeof(struct fi_rma_ioc)");
+_Static_assert(offsetof(struct fi_rma_ioc, addr) == 0, "offsetof(struct fi_rma_ioc, addr)");
+_Static_assert(offsetof(struct fi_rma_ioc, count) == 8, "offsetof(struct fi_rma_ioc, count)");
+_Static_assert(offsetof(struct fi_rma_ioc, key) == 16, "offsetof(struct fi_rma_ioc, key)");
 _Static_assert(sizeof(struct fi_msg_rma) == 64, "sizeof(struct fi_msg_rma)");
 _Static_assert(offsetof(struct fi_msg_rma, msg_iov) == 0, "offsetof(struct fi_msg_rma, msg_iov)");
 _Static_assert(offsetof(struct fi_msg_rma, desc) == 8, "offsetof(struct fi_msg_rma, desc)");
@@ -314,6 +348,40 @@ _Static_assert(offsetof(struct fi_ops_rma, writemsg) == 48, "offsetof(struct fi_
 _Static_assert(offsetof(struct fi_ops_rma, inject) == 56, "offsetof(struct fi_ops_rma, inject)");
 _Static_assert(offsetof(struct fi_ops_rma, writedata) == 64, "offsetof(struct fi_ops_rma, writedata)");
 _Static_assert(offsetof(struct fi_ops_rma, injectdata) == 72, "offsetof(struct fi_ops_rma, injectdata)");
+_Static_assert(sizeof(struct fi_atomic_attr) == 16, "sizeof(struct fi_atomic_attr)");
+_Static_assert(offsetof(struct fi_atomic_attr, count) == 0, "offsetof(struct fi_atomic_attr, count)");
+_Static_assert(offsetof(struct fi_atomic_attr, size) == 8, "offsetof(struct fi_atomic_attr, size)");
+_Static_assert(offsetof(struct fi_ops_atomic, size) == 0, "offsetof(struct fi_ops_atomic, size)");
+_Static_assert(offsetof(struct fi_ops_atomic, write) == 8, "offsetof(struct fi_ops_atomic, write)");
+_Static_assert(offsetof(struct fi_ops_atomic, writev) == 16, "offsetof(struct fi_ops_atomic, writev)");
+_Static_assert(offsetof(struct fi_ops_atomic, writemsg) == 24, "offsetof(struct fi_ops_atomic, writemsg)");
+_Static_assert(offsetof(struct fi_ops_atomic, inject) == 32, "offsetof(struct fi_ops_atomic, inject)");
+_Static_assert(offsetof(struct fi_ops_atomic, readwrite) == 40, "offsetof(struct fi_ops_atomic, readwrite)");
+_Static_assert(offsetof(struct fi_ops_atomic, readwritev) == 48, "offsetof(struct fi_ops_atomic, readwritev)");
+_Static_assert(offsetof(struct fi_ops_atomic, readwritemsg) == 56, "offsetof(struct fi_ops_atomic, readwritemsg)");
+_Static_assert(offsetof(struct fi_ops_atomic, compwrite) == 64, "offsetof(struct fi_ops_atomic, compwrite)");
+_Static_assert(offsetof(struct fi_ops_atomic, compwritev) == 72, "offsetof(struct fi_ops_atomic, compwritev)");
+_Static_assert(offsetof(struct fi_ops_atomic, compwritemsg) == 80, "offsetof(struct fi_ops_atomic, compwritemsg)");
+_Static_assert(offsetof(struct fi_ops_atomic, writevalid) == 88, "offsetof(struct fi_ops_atomic, writevalid)");
+_Static_assert(offsetof(struct fi_ops_atomic, readwritevalid) == 96, "offsetof(struct fi_ops_atomic, readwritevalid)");
+_Static_assert(offsetof(struct fi_ops_atomic, compwritevalid) == 104, "offsetof(struct fi_ops_atomic, compwritevalid)");
+_Static_assert(offsetof(struct fi_ops_cm, size) == 0, "offsetof(struct fi_ops_cm, size)");
+_Static_assert(offsetof(struct fi_ops_cm, setname) == 8, "offsetof(struct fi_ops_cm, setname)");
+_Static_assert(offsetof(struct fi_ops_cm, getname) == 16, "offsetof(struct fi_ops_cm, getname)");
+_Static_assert(offsetof(struct fi_ops_cm, getpeer) == 24, "offsetof(struct fi_ops_cm, getpeer)");
+_Static_assert(offsetof(struct fi_ops_cm, connect) == 32, "offsetof(struct fi_ops_cm, connect)");
+_Static_assert(offsetof(struct fi_ops_cm, listen) == 40, "offsetof(struct fi_ops_cm, listen)");
+_Static_assert(offsetof(struct fi_ops_cm, accept) == 48, "offsetof(struct fi_ops_cm, accept)");
+_Static_assert(offsetof(struct fi_ops_cm, reject) == 56, "offsetof(struct fi_ops_cm, reject)");
+_Static_assert(offsetof(struct fi_ops_cm, shutdown) == 64, "offsetof(struct fi_ops_cm, shutdown)");
+_Static_assert(offsetof(struct fi_ops_cm, join) == 72, "offsetof(struct fi_ops_cm, join)");
+_Static_assert(offsetof(struct fi_ops_av_set, size) == 0, "offsetof(struct fi_ops_av_set, size)");
+_Static_assert(offsetof(struct fi_ops_av_set, set_union) == 8, "offsetof(struct fi_ops_av_set, set_union)");
+_Static_assert(offsetof(struct fi_ops_av_set, intersect) == 16, "offsetof(struct fi_ops_av_set, intersect)");
+_Static_assert(offsetof(struct fi_ops_av_set, diff) == 24, "offsetof(struct fi_ops_av_set, diff)");
+_Static_assert(offsetof(struct fi_ops_av_set, insert) == 32, "offsetof(struct fi_ops_av_set, insert)");
+_Static_assert(offsetof(struct fi_ops_av_set, remove) == 40, "offsetof(struct fi_ops_av_set, remove)");
+_Static_assert(offsetof(struct fi_ops_av_set, addr) == 48, "offsetof(struct fi_ops_av_set, addr)");
 _Static_assert(sizeof(struct fi_msg_tagged) == 64, "sizeof(struct fi_msg_tagged)");
 _Static_assert(offsetof(struct fi_msg_tagged, msg_iov) == 0, "offsetof(struct fi_msg_tagged, msg_iov)");
 _Static_assert(offsetof(struct fi_msg_tagged, desc) == 8, "offsetof(struct fi_msg_tagged, desc)");
@@ -323,3 +391,13 @@ _Static_assert(offsetof(struct fi_msg_tagged, tag) == 32, "offsetof(struct fi_ms
 _Static_assert(offsetof(struct fi_msg_tagged, ignore) == 40, "offsetof(struct fi_msg_tagged, ignore)");
 _Static_assert(offsetof(struct fi_msg_tagged, context) == 48, "offsetof(struct fi_msg_tagged, context)");
 _Static_assert(offsetof(struct fi_msg_tagged, data) == 56, "offsetof(struct fi_msg_tagged, data)");
+_Static_assert(offsetof(struct fi_ops_tagged, size) == 0, "offsetof(struct fi_ops_tagged, size)");
+_Static_assert(offsetof(struct fi_ops_tagged, recv) == 8, "offsetof(struct fi_ops_tagged, recv)");
+_Static_assert(offsetof(struct fi_ops_tagged, recvv) == 16, "offsetof(struct fi_ops_tagged, recvv)");
+_Static_assert(offsetof(struct fi_ops_tagged, recvmsg) == 24, "offsetof(struct fi_ops_tagged, recvmsg)");
+_Static_assert(offsetof(struct fi_ops_tagged, send) == 32, "offsetof(struct fi_ops_tagged, send)");
+_Static_assert(offsetof(struct fi_ops_tagged, sendv) == 40, "offsetof(struct fi_ops_tagged, sendv)");
+_Static_assert(offsetof(struct fi_ops_tagged, sendmsg) == 48, "offsetof(struct fi_ops_tagged, sendmsg)");
+_Static_assert(offsetof(struct fi_ops_tagged, inject) == 56, "offsetof(struct fi_ops_tagged, inject)");
+_Static_assert(offsetof(struct fi_ops_tagged, senddata) == 64, "offsetof(struct fi_ops_tagged, senddata)");
+_Static_assert(offsetof(struct fi_ops_tagged, injectdata) == 72, "offsetof(struct fi_ops_tagged, injectdata)");

@@ -785,15 +785,57 @@ pub const FI_CLASS_PEER_CNTR: _bindgen_ty_7 = 29;
 pub const FI_CLASS_PROFILE: _bindgen_ty_7 = 30;
 pub type _bindgen_ty_7 = ::std::os::raw::c_uint;
 #[repr(C)]
-#[repr(align(8))]
 #[derive(Debug, Copy, Clone)]
 pub struct fi_ops {
-    pub _bindgen_opaque_blob: [u64; 7usize],
+    pub size: usize,
+    pub close: ::std::option::Option<unsafe extern "C" fn(fid: *mut fid) -> ::std::os::raw::c_int>,
+    pub bind: ::std::option::Option<
+        unsafe extern "C" fn(fid: *mut fid, bfid: *mut fid, flags: u64) -> ::std::os::raw::c_int,
+    >,
+    pub control: ::std::option::Option<
+        unsafe extern "C" fn(
+            fid: *mut fid,
+            command: ::std::os::raw::c_int,
+            arg: *mut ::std::os::raw::c_void,
+        ) -> ::std::os::raw::c_int,
+    >,
+    pub ops_open: ::std::option::Option<
+        unsafe extern "C" fn(
+            fid: *mut fid,
+            name: *const ::std::os::raw::c_char,
+            flags: u64,
+            ops: *mut *mut ::std::os::raw::c_void,
+            context: *mut ::std::os::raw::c_void,
+        ) -> ::std::os::raw::c_int,
+    >,
+    pub tostr: ::std::option::Option<
+        unsafe extern "C" fn(
+            fid: *const fid,
+            buf: *mut ::std::os::raw::c_char,
+            len: usize,
+        ) -> ::std::os::raw::c_int,
+    >,
+    pub ops_set: ::std::option::Option<
+        unsafe extern "C" fn(
+            fid: *mut fid,
+            name: *const ::std::os::raw::c_char,
+            flags: u64,
+            ops: *mut ::std::os::raw::c_void,
+            context: *mut ::std::os::raw::c_void,
+        ) -> ::std::os::raw::c_int,
+    >,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of fi_ops"][::std::mem::size_of::<fi_ops>() - 56usize];
     ["Alignment of fi_ops"][::std::mem::align_of::<fi_ops>() - 8usize];
+    ["Offset of field: fi_ops::size"][::std::mem::offset_of!(fi_ops, size) - 0usize];
+    ["Offset of field: fi_ops::close"][::std::mem::offset_of!(fi_ops, close) - 8usize];
+    ["Offset of field: fi_ops::bind"][::std::mem::offset_of!(fi_ops, bind) - 16usize];
+    ["Offset of field: fi_ops::control"][::std::mem::offset_of!(fi_ops, control) - 24usize];
+    ["Offset of field: fi_ops::ops_open"][::std::mem::offset_of!(fi_ops, ops_open) - 32usize];
+    ["Offset of field: fi_ops::tostr"][::std::mem::offset_of!(fi_ops, tostr) - 40usize];
+    ["Offset of field: fi_ops::ops_set"][::std::mem::offset_of!(fi_ops, ops_set) - 48usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -827,15 +869,74 @@ unsafe extern "C" {
     pub fn fi_dupinfo(info: *const fi_info) -> *mut fi_info;
 }
 #[repr(C)]
-#[repr(align(8))]
 #[derive(Debug, Copy, Clone)]
 pub struct fi_ops_fabric {
-    pub _bindgen_opaque_blob: [u64; 7usize],
+    pub size: usize,
+    pub domain: ::std::option::Option<
+        unsafe extern "C" fn(
+            fabric: *mut fid_fabric,
+            info: *mut fi_info,
+            dom: *mut *mut fid_domain,
+            context: *mut ::std::os::raw::c_void,
+        ) -> ::std::os::raw::c_int,
+    >,
+    pub passive_ep: ::std::option::Option<
+        unsafe extern "C" fn(
+            fabric: *mut fid_fabric,
+            info: *mut fi_info,
+            pep: *mut *mut fid_pep,
+            context: *mut ::std::os::raw::c_void,
+        ) -> ::std::os::raw::c_int,
+    >,
+    pub eq_open: ::std::option::Option<
+        unsafe extern "C" fn(
+            fabric: *mut fid_fabric,
+            attr: *mut fi_eq_attr,
+            eq: *mut *mut fid_eq,
+            context: *mut ::std::os::raw::c_void,
+        ) -> ::std::os::raw::c_int,
+    >,
+    pub wait_open: ::std::option::Option<
+        unsafe extern "C" fn(
+            fabric: *mut fid_fabric,
+            attr: *mut fi_wait_attr,
+            waitset: *mut *mut fid_wait,
+        ) -> ::std::os::raw::c_int,
+    >,
+    pub trywait: ::std::option::Option<
+        unsafe extern "C" fn(
+            fabric: *mut fid_fabric,
+            fids: *mut *mut fid,
+            count: ::std::os::raw::c_int,
+        ) -> ::std::os::raw::c_int,
+    >,
+    pub domain2: ::std::option::Option<
+        unsafe extern "C" fn(
+            fabric: *mut fid_fabric,
+            info: *mut fi_info,
+            dom: *mut *mut fid_domain,
+            flags: u64,
+            context: *mut ::std::os::raw::c_void,
+        ) -> ::std::os::raw::c_int,
+    >,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of fi_ops_fabric"][::std::mem::size_of::<fi_ops_fabric>() - 56usize];
     ["Alignment of fi_ops_fabric"][::std::mem::align_of::<fi_ops_fabric>() - 8usize];
+    ["Offset of field: fi_ops_fabric::size"][::std::mem::offset_of!(fi_ops_fabric, size) - 0usize];
+    ["Offset of field: fi_ops_fabric::domain"]
+        [::std::mem::offset_of!(fi_ops_fabric, domain) - 8usize];
+    ["Offset of field: fi_ops_fabric::passive_ep"]
+        [::std::mem::offset_of!(fi_ops_fabric, passive_ep) - 16usize];
+    ["Offset of field: fi_ops_fabric::eq_open"]
+        [::std::mem::offset_of!(fi_ops_fabric, eq_open) - 24usize];
+    ["Offset of field: fi_ops_fabric::wait_open"]
+        [::std::mem::offset_of!(fi_ops_fabric, wait_open) - 32usize];
+    ["Offset of field: fi_ops_fabric::trywait"]
+        [::std::mem::offset_of!(fi_ops_fabric, trywait) - 40usize];
+    ["Offset of field: fi_ops_fabric::domain2"]
+        [::std::mem::offset_of!(fi_ops_fabric, domain2) - 48usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -891,9 +992,67 @@ const _: () = {
     ["Offset of field: fid_nic::link_attr"][::std::mem::offset_of!(fid_nic, link_attr) - 40usize];
     ["Offset of field: fid_nic::prov_attr"][::std::mem::offset_of!(fid_nic, prov_attr) - 48usize];
 };
-unsafe extern "C" {
-    #[link_name = "fi_close__extern"]
-    pub fn fi_close(fid: *mut fid) -> ::std::os::raw::c_int;
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct fi_mr_raw_attr {
+    pub flags: u64,
+    pub base_addr: *mut u64,
+    pub raw_key: *mut u8,
+    pub key_size: *mut usize,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of fi_mr_raw_attr"][::std::mem::size_of::<fi_mr_raw_attr>() - 32usize];
+    ["Alignment of fi_mr_raw_attr"][::std::mem::align_of::<fi_mr_raw_attr>() - 8usize];
+    ["Offset of field: fi_mr_raw_attr::flags"]
+        [::std::mem::offset_of!(fi_mr_raw_attr, flags) - 0usize];
+    ["Offset of field: fi_mr_raw_attr::base_addr"]
+        [::std::mem::offset_of!(fi_mr_raw_attr, base_addr) - 8usize];
+    ["Offset of field: fi_mr_raw_attr::raw_key"]
+        [::std::mem::offset_of!(fi_mr_raw_attr, raw_key) - 16usize];
+    ["Offset of field: fi_mr_raw_attr::key_size"]
+        [::std::mem::offset_of!(fi_mr_raw_attr, key_size) - 24usize];
+};
+impl Default for fi_mr_raw_attr {
+    fn default() -> Self {
+        let mut s = ::std::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::std::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct fi_mr_map_raw {
+    pub flags: u64,
+    pub base_addr: u64,
+    pub raw_key: *mut u8,
+    pub key_size: usize,
+    pub key: *mut u64,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of fi_mr_map_raw"][::std::mem::size_of::<fi_mr_map_raw>() - 40usize];
+    ["Alignment of fi_mr_map_raw"][::std::mem::align_of::<fi_mr_map_raw>() - 8usize];
+    ["Offset of field: fi_mr_map_raw::flags"]
+        [::std::mem::offset_of!(fi_mr_map_raw, flags) - 0usize];
+    ["Offset of field: fi_mr_map_raw::base_addr"]
+        [::std::mem::offset_of!(fi_mr_map_raw, base_addr) - 8usize];
+    ["Offset of field: fi_mr_map_raw::raw_key"]
+        [::std::mem::offset_of!(fi_mr_map_raw, raw_key) - 16usize];
+    ["Offset of field: fi_mr_map_raw::key_size"]
+        [::std::mem::offset_of!(fi_mr_map_raw, key_size) - 24usize];
+    ["Offset of field: fi_mr_map_raw::key"][::std::mem::offset_of!(fi_mr_map_raw, key) - 32usize];
+};
+impl Default for fi_mr_map_raw {
+    fn default() -> Self {
+        let mut s = ::std::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::std::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
 }
 pub const FI_GETFIDFLAG: _bindgen_ty_8 = 0;
 pub const FI_SETFIDFLAG: _bindgen_ty_8 = 1;
@@ -1001,6 +1160,43 @@ const _: () = {
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
+pub struct fi_ops_poll {
+    pub size: usize,
+    pub poll: ::std::option::Option<
+        unsafe extern "C" fn(
+            pollset: *mut fid_poll,
+            context: *mut *mut ::std::os::raw::c_void,
+            count: ::std::os::raw::c_int,
+        ) -> ::std::os::raw::c_int,
+    >,
+    pub poll_add: ::std::option::Option<
+        unsafe extern "C" fn(
+            pollset: *mut fid_poll,
+            event_fid: *mut fid,
+            flags: u64,
+        ) -> ::std::os::raw::c_int,
+    >,
+    pub poll_del: ::std::option::Option<
+        unsafe extern "C" fn(
+            pollset: *mut fid_poll,
+            event_fid: *mut fid,
+            flags: u64,
+        ) -> ::std::os::raw::c_int,
+    >,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of fi_ops_poll"][::std::mem::size_of::<fi_ops_poll>() - 32usize];
+    ["Alignment of fi_ops_poll"][::std::mem::align_of::<fi_ops_poll>() - 8usize];
+    ["Offset of field: fi_ops_poll::size"][::std::mem::offset_of!(fi_ops_poll, size) - 0usize];
+    ["Offset of field: fi_ops_poll::poll"][::std::mem::offset_of!(fi_ops_poll, poll) - 8usize];
+    ["Offset of field: fi_ops_poll::poll_add"]
+        [::std::mem::offset_of!(fi_ops_poll, poll_add) - 16usize];
+    ["Offset of field: fi_ops_poll::poll_del"]
+        [::std::mem::offset_of!(fi_ops_poll, poll_del) - 24usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
 pub struct fi_eq_attr {
     pub size: usize,
     pub flags: u64,
@@ -1104,15 +1300,60 @@ impl Default for fi_eq_cm_entry {
     }
 }
 #[repr(C)]
-#[repr(align(8))]
 #[derive(Debug, Copy, Clone)]
 pub struct fi_ops_eq {
-    pub _bindgen_opaque_blob: [u64; 6usize],
+    pub size: usize,
+    pub read: ::std::option::Option<
+        unsafe extern "C" fn(
+            eq: *mut fid_eq,
+            event: *mut u32,
+            buf: *mut ::std::os::raw::c_void,
+            len: usize,
+            flags: u64,
+        ) -> isize,
+    >,
+    pub readerr: ::std::option::Option<
+        unsafe extern "C" fn(eq: *mut fid_eq, buf: *mut fi_eq_err_entry, flags: u64) -> isize,
+    >,
+    pub write: ::std::option::Option<
+        unsafe extern "C" fn(
+            eq: *mut fid_eq,
+            event: u32,
+            buf: *const ::std::os::raw::c_void,
+            len: usize,
+            flags: u64,
+        ) -> isize,
+    >,
+    pub sread: ::std::option::Option<
+        unsafe extern "C" fn(
+            eq: *mut fid_eq,
+            event: *mut u32,
+            buf: *mut ::std::os::raw::c_void,
+            len: usize,
+            timeout: ::std::os::raw::c_int,
+            flags: u64,
+        ) -> isize,
+    >,
+    pub strerror: ::std::option::Option<
+        unsafe extern "C" fn(
+            eq: *mut fid_eq,
+            prov_errno: ::std::os::raw::c_int,
+            err_data: *const ::std::os::raw::c_void,
+            buf: *mut ::std::os::raw::c_char,
+            len: usize,
+        ) -> *const ::std::os::raw::c_char,
+    >,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of fi_ops_eq"][::std::mem::size_of::<fi_ops_eq>() - 48usize];
     ["Alignment of fi_ops_eq"][::std::mem::align_of::<fi_ops_eq>() - 8usize];
+    ["Offset of field: fi_ops_eq::size"][::std::mem::offset_of!(fi_ops_eq, size) - 0usize];
+    ["Offset of field: fi_ops_eq::read"][::std::mem::offset_of!(fi_ops_eq, read) - 8usize];
+    ["Offset of field: fi_ops_eq::readerr"][::std::mem::offset_of!(fi_ops_eq, readerr) - 16usize];
+    ["Offset of field: fi_ops_eq::write"][::std::mem::offset_of!(fi_ops_eq, write) - 24usize];
+    ["Offset of field: fi_ops_eq::sread"][::std::mem::offset_of!(fi_ops_eq, sread) - 32usize];
+    ["Offset of field: fi_ops_eq::strerror"][::std::mem::offset_of!(fi_ops_eq, strerror) - 40usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -1408,15 +1649,44 @@ impl Default for fi_cntr_attr {
     }
 }
 #[repr(C)]
-#[repr(align(8))]
 #[derive(Debug, Copy, Clone)]
 pub struct fi_ops_cntr {
-    pub _bindgen_opaque_blob: [u64; 8usize],
+    pub size: usize,
+    pub read: ::std::option::Option<unsafe extern "C" fn(cntr: *mut fid_cntr) -> u64>,
+    pub readerr: ::std::option::Option<unsafe extern "C" fn(cntr: *mut fid_cntr) -> u64>,
+    pub add: ::std::option::Option<
+        unsafe extern "C" fn(cntr: *mut fid_cntr, value: u64) -> ::std::os::raw::c_int,
+    >,
+    pub set: ::std::option::Option<
+        unsafe extern "C" fn(cntr: *mut fid_cntr, value: u64) -> ::std::os::raw::c_int,
+    >,
+    pub wait: ::std::option::Option<
+        unsafe extern "C" fn(
+            cntr: *mut fid_cntr,
+            threshold: u64,
+            timeout: ::std::os::raw::c_int,
+        ) -> ::std::os::raw::c_int,
+    >,
+    pub adderr: ::std::option::Option<
+        unsafe extern "C" fn(cntr: *mut fid_cntr, value: u64) -> ::std::os::raw::c_int,
+    >,
+    pub seterr: ::std::option::Option<
+        unsafe extern "C" fn(cntr: *mut fid_cntr, value: u64) -> ::std::os::raw::c_int,
+    >,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of fi_ops_cntr"][::std::mem::size_of::<fi_ops_cntr>() - 64usize];
     ["Alignment of fi_ops_cntr"][::std::mem::align_of::<fi_ops_cntr>() - 8usize];
+    ["Offset of field: fi_ops_cntr::size"][::std::mem::offset_of!(fi_ops_cntr, size) - 0usize];
+    ["Offset of field: fi_ops_cntr::read"][::std::mem::offset_of!(fi_ops_cntr, read) - 8usize];
+    ["Offset of field: fi_ops_cntr::readerr"]
+        [::std::mem::offset_of!(fi_ops_cntr, readerr) - 16usize];
+    ["Offset of field: fi_ops_cntr::add"][::std::mem::offset_of!(fi_ops_cntr, add) - 24usize];
+    ["Offset of field: fi_ops_cntr::set"][::std::mem::offset_of!(fi_ops_cntr, set) - 32usize];
+    ["Offset of field: fi_ops_cntr::wait"][::std::mem::offset_of!(fi_ops_cntr, wait) - 40usize];
+    ["Offset of field: fi_ops_cntr::adderr"][::std::mem::offset_of!(fi_ops_cntr, adderr) - 48usize];
+    ["Offset of field: fi_ops_cntr::seterr"][::std::mem::offset_of!(fi_ops_cntr, seterr) - 56usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -1431,71 +1701,6 @@ const _: () = {
     ["Offset of field: fid_cntr::fid"][::std::mem::offset_of!(fid_cntr, fid) - 0usize];
     ["Offset of field: fid_cntr::ops"][::std::mem::offset_of!(fid_cntr, ops) - 24usize];
 };
-unsafe extern "C" {
-    #[link_name = "fi_eq_open__extern"]
-    pub fn fi_eq_open(
-        fabric: *mut fid_fabric,
-        attr: *mut fi_eq_attr,
-        eq: *mut *mut fid_eq,
-        context: *mut ::std::os::raw::c_void,
-    ) -> ::std::os::raw::c_int;
-}
-unsafe extern "C" {
-    #[link_name = "fi_eq_read__extern"]
-    pub fn fi_eq_read(
-        eq: *mut fid_eq,
-        event: *mut u32,
-        buf: *mut ::std::os::raw::c_void,
-        len: usize,
-        flags: u64,
-    ) -> isize;
-}
-unsafe extern "C" {
-    #[link_name = "fi_eq_readerr__extern"]
-    pub fn fi_eq_readerr(eq: *mut fid_eq, buf: *mut fi_eq_err_entry, flags: u64) -> isize;
-}
-unsafe extern "C" {
-    #[link_name = "fi_cq_readfrom__extern"]
-    pub fn fi_cq_readfrom(
-        cq: *mut fid_cq,
-        buf: *mut ::std::os::raw::c_void,
-        count: usize,
-        src_addr: *mut fi_addr_t,
-    ) -> isize;
-}
-unsafe extern "C" {
-    #[link_name = "fi_cq_readerr__extern"]
-    pub fn fi_cq_readerr(cq: *mut fid_cq, buf: *mut fi_cq_err_entry, flags: u64) -> isize;
-}
-unsafe extern "C" {
-    #[link_name = "fi_cq_sread__extern"]
-    pub fn fi_cq_sread(
-        cq: *mut fid_cq,
-        buf: *mut ::std::os::raw::c_void,
-        count: usize,
-        cond: *const ::std::os::raw::c_void,
-        timeout: ::std::os::raw::c_int,
-    ) -> isize;
-}
-unsafe extern "C" {
-    #[link_name = "fi_cq_sreadfrom__extern"]
-    pub fn fi_cq_sreadfrom(
-        cq: *mut fid_cq,
-        buf: *mut ::std::os::raw::c_void,
-        count: usize,
-        src_addr: *mut fi_addr_t,
-        cond: *const ::std::os::raw::c_void,
-        timeout: ::std::os::raw::c_int,
-    ) -> isize;
-}
-unsafe extern "C" {
-    #[link_name = "fi_cntr_read__extern"]
-    pub fn fi_cntr_read(cntr: *mut fid_cntr) -> u64;
-}
-unsafe extern "C" {
-    #[link_name = "fi_cntr_readerr__extern"]
-    pub fn fi_cntr_readerr(cntr: *mut fid_cntr) -> u64;
-}
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct fi_av_attr {
@@ -1532,15 +1737,119 @@ impl Default for fi_av_attr {
     }
 }
 #[repr(C)]
-#[repr(align(8))]
 #[derive(Debug, Copy, Clone)]
 pub struct fi_ops_av {
-    pub _bindgen_opaque_blob: [u64; 11usize],
+    pub size: usize,
+    pub insert: ::std::option::Option<
+        unsafe extern "C" fn(
+            av: *mut fid_av,
+            addr: *const ::std::os::raw::c_void,
+            count: usize,
+            fi_addr: *mut fi_addr_t,
+            flags: u64,
+            context: *mut ::std::os::raw::c_void,
+        ) -> ::std::os::raw::c_int,
+    >,
+    pub insertsvc: ::std::option::Option<
+        unsafe extern "C" fn(
+            av: *mut fid_av,
+            node: *const ::std::os::raw::c_char,
+            service: *const ::std::os::raw::c_char,
+            fi_addr: *mut fi_addr_t,
+            flags: u64,
+            context: *mut ::std::os::raw::c_void,
+        ) -> ::std::os::raw::c_int,
+    >,
+    pub insertsym: ::std::option::Option<
+        unsafe extern "C" fn(
+            av: *mut fid_av,
+            node: *const ::std::os::raw::c_char,
+            nodecnt: usize,
+            service: *const ::std::os::raw::c_char,
+            svccnt: usize,
+            fi_addr: *mut fi_addr_t,
+            flags: u64,
+            context: *mut ::std::os::raw::c_void,
+        ) -> ::std::os::raw::c_int,
+    >,
+    pub remove: ::std::option::Option<
+        unsafe extern "C" fn(
+            av: *mut fid_av,
+            fi_addr: *mut fi_addr_t,
+            count: usize,
+            flags: u64,
+        ) -> ::std::os::raw::c_int,
+    >,
+    pub lookup: ::std::option::Option<
+        unsafe extern "C" fn(
+            av: *mut fid_av,
+            fi_addr: fi_addr_t,
+            addr: *mut ::std::os::raw::c_void,
+            addrlen: *mut usize,
+        ) -> ::std::os::raw::c_int,
+    >,
+    pub straddr: ::std::option::Option<
+        unsafe extern "C" fn(
+            av: *mut fid_av,
+            addr: *const ::std::os::raw::c_void,
+            buf: *mut ::std::os::raw::c_char,
+            len: *mut usize,
+        ) -> *const ::std::os::raw::c_char,
+    >,
+    pub av_set: ::std::option::Option<
+        unsafe extern "C" fn(
+            av: *mut fid_av,
+            attr: *mut fi_av_set_attr,
+            av_set: *mut *mut fid_av_set,
+            context: *mut ::std::os::raw::c_void,
+        ) -> ::std::os::raw::c_int,
+    >,
+    pub insert_auth_key: ::std::option::Option<
+        unsafe extern "C" fn(
+            av: *mut fid_av,
+            auth_key: *const ::std::os::raw::c_void,
+            auth_key_size: usize,
+            fi_addr: *mut fi_addr_t,
+            flags: u64,
+        ) -> ::std::os::raw::c_int,
+    >,
+    pub lookup_auth_key: ::std::option::Option<
+        unsafe extern "C" fn(
+            av: *mut fid_av,
+            fi_addr: fi_addr_t,
+            auth_key: *mut ::std::os::raw::c_void,
+            auth_key_size: *mut usize,
+        ) -> ::std::os::raw::c_int,
+    >,
+    pub set_user_id: ::std::option::Option<
+        unsafe extern "C" fn(
+            av: *mut fid_av,
+            fi_addr: fi_addr_t,
+            user_id: fi_addr_t,
+            flags: u64,
+        ) -> ::std::os::raw::c_int,
+    >,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of fi_ops_av"][::std::mem::size_of::<fi_ops_av>() - 88usize];
     ["Alignment of fi_ops_av"][::std::mem::align_of::<fi_ops_av>() - 8usize];
+    ["Offset of field: fi_ops_av::size"][::std::mem::offset_of!(fi_ops_av, size) - 0usize];
+    ["Offset of field: fi_ops_av::insert"][::std::mem::offset_of!(fi_ops_av, insert) - 8usize];
+    ["Offset of field: fi_ops_av::insertsvc"]
+        [::std::mem::offset_of!(fi_ops_av, insertsvc) - 16usize];
+    ["Offset of field: fi_ops_av::insertsym"]
+        [::std::mem::offset_of!(fi_ops_av, insertsym) - 24usize];
+    ["Offset of field: fi_ops_av::remove"][::std::mem::offset_of!(fi_ops_av, remove) - 32usize];
+    ["Offset of field: fi_ops_av::lookup"][::std::mem::offset_of!(fi_ops_av, lookup) - 40usize];
+    ["Offset of field: fi_ops_av::straddr"][::std::mem::offset_of!(fi_ops_av, straddr) - 48usize];
+    ["Offset of field: fi_ops_av::av_set"][::std::mem::offset_of!(fi_ops_av, av_set) - 56usize];
+    ["Offset of field: fi_ops_av::insert_auth_key"]
+        [::std::mem::offset_of!(fi_ops_av, insert_auth_key) - 64usize];
+    ["Offset of field: fi_ops_av::lookup_auth_key"]
+        [::std::mem::offset_of!(fi_ops_av, lookup_auth_key) - 72usize];
+    ["Offset of field: fi_ops_av::set_user_id"]
+        [::std::mem::offset_of!(fi_ops_av, set_user_id) - 80usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -1577,6 +1886,95 @@ pub const FI_HMEM_ZE: fi_hmem_iface = 3;
 pub const FI_HMEM_NEURON: fi_hmem_iface = 4;
 pub const FI_HMEM_SYNAPSEAI: fi_hmem_iface = 5;
 pub type fi_hmem_iface = ::std::os::raw::c_uint;
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct fi_mr_dmabuf {
+    pub fd: ::std::os::raw::c_int,
+    pub offset: u64,
+    pub len: usize,
+    pub base_addr: *mut ::std::os::raw::c_void,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of fi_mr_dmabuf"][::std::mem::size_of::<fi_mr_dmabuf>() - 32usize];
+    ["Alignment of fi_mr_dmabuf"][::std::mem::align_of::<fi_mr_dmabuf>() - 8usize];
+    ["Offset of field: fi_mr_dmabuf::fd"][::std::mem::offset_of!(fi_mr_dmabuf, fd) - 0usize];
+    ["Offset of field: fi_mr_dmabuf::offset"]
+        [::std::mem::offset_of!(fi_mr_dmabuf, offset) - 8usize];
+    ["Offset of field: fi_mr_dmabuf::len"][::std::mem::offset_of!(fi_mr_dmabuf, len) - 16usize];
+    ["Offset of field: fi_mr_dmabuf::base_addr"]
+        [::std::mem::offset_of!(fi_mr_dmabuf, base_addr) - 24usize];
+};
+impl Default for fi_mr_dmabuf {
+    fn default() -> Self {
+        let mut s = ::std::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::std::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub union fi_mr_attr__bindgen_ty_1 {
+    pub mr_iov: *const iovec,
+    pub dmabuf: *const fi_mr_dmabuf,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of fi_mr_attr__bindgen_ty_1"]
+        [::std::mem::size_of::<fi_mr_attr__bindgen_ty_1>() - 8usize];
+    ["Alignment of fi_mr_attr__bindgen_ty_1"]
+        [::std::mem::align_of::<fi_mr_attr__bindgen_ty_1>() - 8usize];
+    ["Offset of field: fi_mr_attr__bindgen_ty_1::mr_iov"]
+        [::std::mem::offset_of!(fi_mr_attr__bindgen_ty_1, mr_iov) - 0usize];
+    ["Offset of field: fi_mr_attr__bindgen_ty_1::dmabuf"]
+        [::std::mem::offset_of!(fi_mr_attr__bindgen_ty_1, dmabuf) - 0usize];
+};
+impl Default for fi_mr_attr__bindgen_ty_1 {
+    fn default() -> Self {
+        let mut s = ::std::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::std::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub union fi_mr_attr__bindgen_ty_2 {
+    pub reserved: u64,
+    pub cuda: ::std::os::raw::c_int,
+    pub ze: ::std::os::raw::c_int,
+    pub neuron: ::std::os::raw::c_int,
+    pub synapseai: ::std::os::raw::c_int,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of fi_mr_attr__bindgen_ty_2"]
+        [::std::mem::size_of::<fi_mr_attr__bindgen_ty_2>() - 8usize];
+    ["Alignment of fi_mr_attr__bindgen_ty_2"]
+        [::std::mem::align_of::<fi_mr_attr__bindgen_ty_2>() - 8usize];
+    ["Offset of field: fi_mr_attr__bindgen_ty_2::reserved"]
+        [::std::mem::offset_of!(fi_mr_attr__bindgen_ty_2, reserved) - 0usize];
+    ["Offset of field: fi_mr_attr__bindgen_ty_2::cuda"]
+        [::std::mem::offset_of!(fi_mr_attr__bindgen_ty_2, cuda) - 0usize];
+    ["Offset of field: fi_mr_attr__bindgen_ty_2::ze"]
+        [::std::mem::offset_of!(fi_mr_attr__bindgen_ty_2, ze) - 0usize];
+    ["Offset of field: fi_mr_attr__bindgen_ty_2::neuron"]
+        [::std::mem::offset_of!(fi_mr_attr__bindgen_ty_2, neuron) - 0usize];
+    ["Offset of field: fi_mr_attr__bindgen_ty_2::synapseai"]
+        [::std::mem::offset_of!(fi_mr_attr__bindgen_ty_2, synapseai) - 0usize];
+};
+impl Default for fi_mr_attr__bindgen_ty_2 {
+    fn default() -> Self {
+        let mut s = ::std::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::std::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
 pub const FI_INT8: fi_datatype = 0;
 pub const FI_UINT8: fi_datatype = 1;
 pub const FI_INT16: fi_datatype = 2;
@@ -1621,27 +2019,185 @@ pub const FI_MSWAP: fi_op = 18;
 pub const FI_DIFF: fi_op = 19;
 pub const FI_NOOP: fi_op = 256;
 pub type fi_op = ::std::os::raw::c_uint;
+pub const FI_BARRIER: fi_collective_op = 0;
+pub const FI_BROADCAST: fi_collective_op = 1;
+pub const FI_ALLTOALL: fi_collective_op = 2;
+pub const FI_ALLREDUCE: fi_collective_op = 3;
+pub const FI_ALLGATHER: fi_collective_op = 4;
+pub const FI_REDUCE_SCATTER: fi_collective_op = 5;
+pub const FI_REDUCE: fi_collective_op = 6;
+pub const FI_SCATTER: fi_collective_op = 7;
+pub const FI_GATHER: fi_collective_op = 8;
+pub type fi_collective_op = ::std::os::raw::c_uint;
 #[repr(C)]
-#[repr(align(8))]
 #[derive(Debug, Copy, Clone)]
 pub struct fi_ops_domain {
-    pub _bindgen_opaque_blob: [u64; 12usize],
+    pub size: usize,
+    pub av_open: ::std::option::Option<
+        unsafe extern "C" fn(
+            domain: *mut fid_domain,
+            attr: *mut fi_av_attr,
+            av: *mut *mut fid_av,
+            context: *mut ::std::os::raw::c_void,
+        ) -> ::std::os::raw::c_int,
+    >,
+    pub cq_open: ::std::option::Option<
+        unsafe extern "C" fn(
+            domain: *mut fid_domain,
+            attr: *mut fi_cq_attr,
+            cq: *mut *mut fid_cq,
+            context: *mut ::std::os::raw::c_void,
+        ) -> ::std::os::raw::c_int,
+    >,
+    pub endpoint: ::std::option::Option<
+        unsafe extern "C" fn(
+            domain: *mut fid_domain,
+            info: *mut fi_info,
+            ep: *mut *mut fid_ep,
+            context: *mut ::std::os::raw::c_void,
+        ) -> ::std::os::raw::c_int,
+    >,
+    pub scalable_ep: ::std::option::Option<
+        unsafe extern "C" fn(
+            domain: *mut fid_domain,
+            info: *mut fi_info,
+            sep: *mut *mut fid_ep,
+            context: *mut ::std::os::raw::c_void,
+        ) -> ::std::os::raw::c_int,
+    >,
+    pub cntr_open: ::std::option::Option<
+        unsafe extern "C" fn(
+            domain: *mut fid_domain,
+            attr: *mut fi_cntr_attr,
+            cntr: *mut *mut fid_cntr,
+            context: *mut ::std::os::raw::c_void,
+        ) -> ::std::os::raw::c_int,
+    >,
+    pub poll_open: ::std::option::Option<
+        unsafe extern "C" fn(
+            domain: *mut fid_domain,
+            attr: *mut fi_poll_attr,
+            pollset: *mut *mut fid_poll,
+        ) -> ::std::os::raw::c_int,
+    >,
+    pub stx_ctx: ::std::option::Option<
+        unsafe extern "C" fn(
+            domain: *mut fid_domain,
+            attr: *mut fi_tx_attr,
+            stx: *mut *mut fid_stx,
+            context: *mut ::std::os::raw::c_void,
+        ) -> ::std::os::raw::c_int,
+    >,
+    pub srx_ctx: ::std::option::Option<
+        unsafe extern "C" fn(
+            domain: *mut fid_domain,
+            attr: *mut fi_rx_attr,
+            rx_ep: *mut *mut fid_ep,
+            context: *mut ::std::os::raw::c_void,
+        ) -> ::std::os::raw::c_int,
+    >,
+    pub query_atomic: ::std::option::Option<
+        unsafe extern "C" fn(
+            domain: *mut fid_domain,
+            datatype: fi_datatype,
+            op: fi_op,
+            attr: *mut fi_atomic_attr,
+            flags: u64,
+        ) -> ::std::os::raw::c_int,
+    >,
+    pub query_collective: ::std::option::Option<
+        unsafe extern "C" fn(
+            domain: *mut fid_domain,
+            coll: fi_collective_op,
+            attr: *mut fi_collective_attr,
+            flags: u64,
+        ) -> ::std::os::raw::c_int,
+    >,
+    pub endpoint2: ::std::option::Option<
+        unsafe extern "C" fn(
+            domain: *mut fid_domain,
+            info: *mut fi_info,
+            ep: *mut *mut fid_ep,
+            flags: u64,
+            context: *mut ::std::os::raw::c_void,
+        ) -> ::std::os::raw::c_int,
+    >,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of fi_ops_domain"][::std::mem::size_of::<fi_ops_domain>() - 96usize];
     ["Alignment of fi_ops_domain"][::std::mem::align_of::<fi_ops_domain>() - 8usize];
+    ["Offset of field: fi_ops_domain::size"][::std::mem::offset_of!(fi_ops_domain, size) - 0usize];
+    ["Offset of field: fi_ops_domain::av_open"]
+        [::std::mem::offset_of!(fi_ops_domain, av_open) - 8usize];
+    ["Offset of field: fi_ops_domain::cq_open"]
+        [::std::mem::offset_of!(fi_ops_domain, cq_open) - 16usize];
+    ["Offset of field: fi_ops_domain::endpoint"]
+        [::std::mem::offset_of!(fi_ops_domain, endpoint) - 24usize];
+    ["Offset of field: fi_ops_domain::scalable_ep"]
+        [::std::mem::offset_of!(fi_ops_domain, scalable_ep) - 32usize];
+    ["Offset of field: fi_ops_domain::cntr_open"]
+        [::std::mem::offset_of!(fi_ops_domain, cntr_open) - 40usize];
+    ["Offset of field: fi_ops_domain::poll_open"]
+        [::std::mem::offset_of!(fi_ops_domain, poll_open) - 48usize];
+    ["Offset of field: fi_ops_domain::stx_ctx"]
+        [::std::mem::offset_of!(fi_ops_domain, stx_ctx) - 56usize];
+    ["Offset of field: fi_ops_domain::srx_ctx"]
+        [::std::mem::offset_of!(fi_ops_domain, srx_ctx) - 64usize];
+    ["Offset of field: fi_ops_domain::query_atomic"]
+        [::std::mem::offset_of!(fi_ops_domain, query_atomic) - 72usize];
+    ["Offset of field: fi_ops_domain::query_collective"]
+        [::std::mem::offset_of!(fi_ops_domain, query_collective) - 80usize];
+    ["Offset of field: fi_ops_domain::endpoint2"]
+        [::std::mem::offset_of!(fi_ops_domain, endpoint2) - 88usize];
 };
 #[repr(C)]
-#[repr(align(8))]
 #[derive(Debug, Copy, Clone)]
 pub struct fi_ops_mr {
-    pub _bindgen_opaque_blob: [u64; 4usize],
+    pub size: usize,
+    pub reg: ::std::option::Option<
+        unsafe extern "C" fn(
+            fid: *mut fid,
+            buf: *const ::std::os::raw::c_void,
+            len: usize,
+            access: u64,
+            offset: u64,
+            requested_key: u64,
+            flags: u64,
+            mr: *mut *mut fid_mr,
+            context: *mut ::std::os::raw::c_void,
+        ) -> ::std::os::raw::c_int,
+    >,
+    pub regv: ::std::option::Option<
+        unsafe extern "C" fn(
+            fid: *mut fid,
+            iov: *const iovec,
+            count: usize,
+            access: u64,
+            offset: u64,
+            requested_key: u64,
+            flags: u64,
+            mr: *mut *mut fid_mr,
+            context: *mut ::std::os::raw::c_void,
+        ) -> ::std::os::raw::c_int,
+    >,
+    pub regattr: ::std::option::Option<
+        unsafe extern "C" fn(
+            fid: *mut fid,
+            attr: *const fi_mr_attr,
+            flags: u64,
+            mr: *mut *mut fid_mr,
+        ) -> ::std::os::raw::c_int,
+    >,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of fi_ops_mr"][::std::mem::size_of::<fi_ops_mr>() - 32usize];
     ["Alignment of fi_ops_mr"][::std::mem::align_of::<fi_ops_mr>() - 8usize];
+    ["Offset of field: fi_ops_mr::size"][::std::mem::offset_of!(fi_ops_mr, size) - 0usize];
+    ["Offset of field: fi_ops_mr::reg"][::std::mem::offset_of!(fi_ops_mr, reg) - 8usize];
+    ["Offset of field: fi_ops_mr::regv"][::std::mem::offset_of!(fi_ops_mr, regv) - 16usize];
+    ["Offset of field: fi_ops_mr::regattr"][::std::mem::offset_of!(fi_ops_mr, regattr) - 24usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -1658,78 +2214,6 @@ const _: () = {
     ["Offset of field: fid_domain::ops"][::std::mem::offset_of!(fid_domain, ops) - 24usize];
     ["Offset of field: fid_domain::mr"][::std::mem::offset_of!(fid_domain, mr) - 32usize];
 };
-unsafe extern "C" {
-    #[link_name = "fi_domain__extern"]
-    pub fn fi_domain(
-        fabric: *mut fid_fabric,
-        info: *mut fi_info,
-        domain: *mut *mut fid_domain,
-        context: *mut ::std::os::raw::c_void,
-    ) -> ::std::os::raw::c_int;
-}
-unsafe extern "C" {
-    #[link_name = "fi_domain_bind__extern"]
-    pub fn fi_domain_bind(
-        domain: *mut fid_domain,
-        fid: *mut fid,
-        flags: u64,
-    ) -> ::std::os::raw::c_int;
-}
-unsafe extern "C" {
-    #[link_name = "fi_cq_open__extern"]
-    pub fn fi_cq_open(
-        domain: *mut fid_domain,
-        attr: *mut fi_cq_attr,
-        cq: *mut *mut fid_cq,
-        context: *mut ::std::os::raw::c_void,
-    ) -> ::std::os::raw::c_int;
-}
-unsafe extern "C" {
-    #[link_name = "fi_cntr_open__extern"]
-    pub fn fi_cntr_open(
-        domain: *mut fid_domain,
-        attr: *mut fi_cntr_attr,
-        cntr: *mut *mut fid_cntr,
-        context: *mut ::std::os::raw::c_void,
-    ) -> ::std::os::raw::c_int;
-}
-unsafe extern "C" {
-    #[link_name = "fi_mr_desc__extern"]
-    pub fn fi_mr_desc(mr: *mut fid_mr) -> *mut ::std::os::raw::c_void;
-}
-unsafe extern "C" {
-    #[link_name = "fi_mr_key__extern"]
-    pub fn fi_mr_key(mr: *mut fid_mr) -> u64;
-}
-unsafe extern "C" {
-    #[link_name = "fi_av_open__extern"]
-    pub fn fi_av_open(
-        domain: *mut fid_domain,
-        attr: *mut fi_av_attr,
-        av: *mut *mut fid_av,
-        context: *mut ::std::os::raw::c_void,
-    ) -> ::std::os::raw::c_int;
-}
-unsafe extern "C" {
-    #[link_name = "fi_av_insert__extern"]
-    pub fn fi_av_insert(
-        av: *mut fid_av,
-        addr: *const ::std::os::raw::c_void,
-        count: usize,
-        fi_addr: *mut fi_addr_t,
-        flags: u64,
-        context: *mut ::std::os::raw::c_void,
-    ) -> ::std::os::raw::c_int;
-}
-unsafe extern "C" {
-    #[link_name = "fi_av_lookup__extern"]
-    pub fn fi_av_lookup(
-        av: *mut fid_av,
-        fi_addr: fi_addr_t,
-        addr: *mut ::std::os::raw::c_void,
-        addrlen: *mut usize,
-    ) -> ::std::os::raw::c_int;
-}
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct fi_msg {
@@ -1789,15 +2273,65 @@ pub const FI_HMEM_P2P_PREFERRED: _bindgen_ty_22 = 2;
 pub const FI_HMEM_P2P_DISABLED: _bindgen_ty_22 = 3;
 pub type _bindgen_ty_22 = ::std::os::raw::c_uint;
 #[repr(C)]
-#[repr(align(8))]
 #[derive(Debug, Copy, Clone)]
 pub struct fi_ops_ep {
-    pub _bindgen_opaque_blob: [u64; 8usize],
+    pub size: usize,
+    pub cancel: ::std::option::Option<
+        unsafe extern "C" fn(fid: fid_t, context: *mut ::std::os::raw::c_void) -> isize,
+    >,
+    pub getopt: ::std::option::Option<
+        unsafe extern "C" fn(
+            fid: fid_t,
+            level: ::std::os::raw::c_int,
+            optname: ::std::os::raw::c_int,
+            optval: *mut ::std::os::raw::c_void,
+            optlen: *mut usize,
+        ) -> ::std::os::raw::c_int,
+    >,
+    pub setopt: ::std::option::Option<
+        unsafe extern "C" fn(
+            fid: fid_t,
+            level: ::std::os::raw::c_int,
+            optname: ::std::os::raw::c_int,
+            optval: *const ::std::os::raw::c_void,
+            optlen: usize,
+        ) -> ::std::os::raw::c_int,
+    >,
+    pub tx_ctx: ::std::option::Option<
+        unsafe extern "C" fn(
+            sep: *mut fid_ep,
+            index: ::std::os::raw::c_int,
+            attr: *mut fi_tx_attr,
+            tx_ep: *mut *mut fid_ep,
+            context: *mut ::std::os::raw::c_void,
+        ) -> ::std::os::raw::c_int,
+    >,
+    pub rx_ctx: ::std::option::Option<
+        unsafe extern "C" fn(
+            sep: *mut fid_ep,
+            index: ::std::os::raw::c_int,
+            attr: *mut fi_rx_attr,
+            rx_ep: *mut *mut fid_ep,
+            context: *mut ::std::os::raw::c_void,
+        ) -> ::std::os::raw::c_int,
+    >,
+    pub rx_size_left: ::std::option::Option<unsafe extern "C" fn(ep: *mut fid_ep) -> isize>,
+    pub tx_size_left: ::std::option::Option<unsafe extern "C" fn(ep: *mut fid_ep) -> isize>,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of fi_ops_ep"][::std::mem::size_of::<fi_ops_ep>() - 64usize];
     ["Alignment of fi_ops_ep"][::std::mem::align_of::<fi_ops_ep>() - 8usize];
+    ["Offset of field: fi_ops_ep::size"][::std::mem::offset_of!(fi_ops_ep, size) - 0usize];
+    ["Offset of field: fi_ops_ep::cancel"][::std::mem::offset_of!(fi_ops_ep, cancel) - 8usize];
+    ["Offset of field: fi_ops_ep::getopt"][::std::mem::offset_of!(fi_ops_ep, getopt) - 16usize];
+    ["Offset of field: fi_ops_ep::setopt"][::std::mem::offset_of!(fi_ops_ep, setopt) - 24usize];
+    ["Offset of field: fi_ops_ep::tx_ctx"][::std::mem::offset_of!(fi_ops_ep, tx_ctx) - 32usize];
+    ["Offset of field: fi_ops_ep::rx_ctx"][::std::mem::offset_of!(fi_ops_ep, rx_ctx) - 40usize];
+    ["Offset of field: fi_ops_ep::rx_size_left"]
+        [::std::mem::offset_of!(fi_ops_ep, rx_size_left) - 48usize];
+    ["Offset of field: fi_ops_ep::tx_size_left"]
+        [::std::mem::offset_of!(fi_ops_ep, tx_size_left) - 56usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -1935,49 +2469,6 @@ const _: () = {
     ["Offset of field: fid_pep::ops"][::std::mem::offset_of!(fid_pep, ops) - 24usize];
     ["Offset of field: fid_pep::cm"][::std::mem::offset_of!(fid_pep, cm) - 32usize];
 };
-unsafe extern "C" {
-    #[link_name = "fi_passive_ep__extern"]
-    pub fn fi_passive_ep(
-        fabric: *mut fid_fabric,
-        info: *mut fi_info,
-        pep: *mut *mut fid_pep,
-        context: *mut ::std::os::raw::c_void,
-    ) -> ::std::os::raw::c_int;
-}
-unsafe extern "C" {
-    #[link_name = "fi_endpoint__extern"]
-    pub fn fi_endpoint(
-        domain: *mut fid_domain,
-        info: *mut fi_info,
-        ep: *mut *mut fid_ep,
-        context: *mut ::std::os::raw::c_void,
-    ) -> ::std::os::raw::c_int;
-}
-unsafe extern "C" {
-    #[link_name = "fi_ep_bind__extern"]
-    pub fn fi_ep_bind(ep: *mut fid_ep, bfid: *mut fid, flags: u64) -> ::std::os::raw::c_int;
-}
-unsafe extern "C" {
-    #[link_name = "fi_pep_bind__extern"]
-    pub fn fi_pep_bind(pep: *mut fid_pep, bfid: *mut fid, flags: u64) -> ::std::os::raw::c_int;
-}
-unsafe extern "C" {
-    #[link_name = "fi_enable__extern"]
-    pub fn fi_enable(ep: *mut fid_ep) -> ::std::os::raw::c_int;
-}
-unsafe extern "C" {
-    #[link_name = "fi_sendmsg__extern"]
-    pub fn fi_sendmsg(ep: *mut fid_ep, msg: *const fi_msg, flags: u64) -> isize;
-}
-unsafe extern "C" {
-    #[link_name = "fi_inject__extern"]
-    pub fn fi_inject(
-        ep: *mut fid_ep,
-        buf: *const ::std::os::raw::c_void,
-        len: usize,
-        dest_addr: fi_addr_t,
-    ) -> isize;
-}
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]
 pub struct fi_rma_iov {
@@ -1992,6 +2483,21 @@ const _: () = {
     ["Offset of field: fi_rma_iov::addr"][::std::mem::offset_of!(fi_rma_iov, addr) - 0usize];
     ["Offset of field: fi_rma_iov::len"][::std::mem::offset_of!(fi_rma_iov, len) - 8usize];
     ["Offset of field: fi_rma_iov::key"][::std::mem::offset_of!(fi_rma_iov, key) - 16usize];
+};
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct fi_rma_ioc {
+    pub addr: u64,
+    pub count: usize,
+    pub key: u64,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of fi_rma_ioc"][::std::mem::size_of::<fi_rma_ioc>() - 24usize];
+    ["Alignment of fi_rma_ioc"][::std::mem::align_of::<fi_rma_ioc>() - 8usize];
+    ["Offset of field: fi_rma_ioc::addr"][::std::mem::offset_of!(fi_rma_ioc, addr) - 0usize];
+    ["Offset of field: fi_rma_ioc::count"][::std::mem::offset_of!(fi_rma_ioc, count) - 8usize];
+    ["Offset of field: fi_rma_ioc::key"][::std::mem::offset_of!(fi_rma_ioc, key) - 16usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -2140,152 +2646,339 @@ const _: () = {
     ["Offset of field: fi_ops_rma::injectdata"]
         [::std::mem::offset_of!(fi_ops_rma, injectdata) - 72usize];
 };
-unsafe extern "C" {
-    #[link_name = "fi_readmsg__extern"]
-    pub fn fi_readmsg(ep: *mut fid_ep, msg: *const fi_msg_rma, flags: u64) -> isize;
-}
-unsafe extern "C" {
-    #[link_name = "fi_writemsg__extern"]
-    pub fn fi_writemsg(ep: *mut fid_ep, msg: *const fi_msg_rma, flags: u64) -> isize;
-}
-unsafe extern "C" {
-    #[link_name = "fi_inject_write__extern"]
-    pub fn fi_inject_write(
-        ep: *mut fid_ep,
-        buf: *const ::std::os::raw::c_void,
-        len: usize,
-        dest_addr: fi_addr_t,
-        addr: u64,
-        key: u64,
-    ) -> isize;
-}
-unsafe extern "C" {
-    #[link_name = "fi_inject_writedata__extern"]
-    pub fn fi_inject_writedata(
-        ep: *mut fid_ep,
-        buf: *const ::std::os::raw::c_void,
-        len: usize,
-        data: u64,
-        dest_addr: fi_addr_t,
-        addr: u64,
-        key: u64,
-    ) -> isize;
-}
 #[repr(C)]
-#[repr(align(8))]
-#[derive(Debug, Copy, Clone)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct fi_atomic_attr {
+    pub count: usize,
+    pub size: usize,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of fi_atomic_attr"][::std::mem::size_of::<fi_atomic_attr>() - 16usize];
+    ["Alignment of fi_atomic_attr"][::std::mem::align_of::<fi_atomic_attr>() - 8usize];
+    ["Offset of field: fi_atomic_attr::count"]
+        [::std::mem::offset_of!(fi_atomic_attr, count) - 0usize];
+    ["Offset of field: fi_atomic_attr::size"]
+        [::std::mem::offset_of!(fi_atomic_attr, size) - 8usize];
+};
+#[repr(C)]
+#[derive(Copy, Clone)]
 pub struct fi_ops_atomic {
-    pub _bindgen_opaque_blob: [u64; 14usize],
+    pub size: usize,
+    pub write: ::std::option::Option<
+        unsafe extern "C" fn(
+            ep: *mut fid_ep,
+            buf: *const ::std::os::raw::c_void,
+            count: usize,
+            desc: *mut ::std::os::raw::c_void,
+            dest_addr: fi_addr_t,
+            addr: u64,
+            key: u64,
+            datatype: fi_datatype,
+            op: fi_op,
+            context: *mut ::std::os::raw::c_void,
+        ) -> isize,
+    >,
+    pub writev: ::std::option::Option<
+        unsafe extern "C" fn(
+            ep: *mut fid_ep,
+            iov: *const fi_ioc,
+            desc: *mut *mut ::std::os::raw::c_void,
+            count: usize,
+            dest_addr: fi_addr_t,
+            addr: u64,
+            key: u64,
+            datatype: fi_datatype,
+            op: fi_op,
+            context: *mut ::std::os::raw::c_void,
+        ) -> isize,
+    >,
+    pub writemsg: ::std::option::Option<
+        unsafe extern "C" fn(ep: *mut fid_ep, msg: *const fi_msg_atomic, flags: u64) -> isize,
+    >,
+    pub inject: ::std::option::Option<
+        unsafe extern "C" fn(
+            ep: *mut fid_ep,
+            buf: *const ::std::os::raw::c_void,
+            count: usize,
+            dest_addr: fi_addr_t,
+            addr: u64,
+            key: u64,
+            datatype: fi_datatype,
+            op: fi_op,
+        ) -> isize,
+    >,
+    pub readwrite: ::std::option::Option<
+        unsafe extern "C" fn(
+            ep: *mut fid_ep,
+            buf: *const ::std::os::raw::c_void,
+            count: usize,
+            desc: *mut ::std::os::raw::c_void,
+            result: *mut ::std::os::raw::c_void,
+            result_desc: *mut ::std::os::raw::c_void,
+            dest_addr: fi_addr_t,
+            addr: u64,
+            key: u64,
+            datatype: fi_datatype,
+            op: fi_op,
+            context: *mut ::std::os::raw::c_void,
+        ) -> isize,
+    >,
+    pub readwritev: ::std::option::Option<
+        unsafe extern "C" fn(
+            ep: *mut fid_ep,
+            iov: *const fi_ioc,
+            desc: *mut *mut ::std::os::raw::c_void,
+            count: usize,
+            resultv: *mut fi_ioc,
+            result_desc: *mut *mut ::std::os::raw::c_void,
+            result_count: usize,
+            dest_addr: fi_addr_t,
+            addr: u64,
+            key: u64,
+            datatype: fi_datatype,
+            op: fi_op,
+            context: *mut ::std::os::raw::c_void,
+        ) -> isize,
+    >,
+    pub readwritemsg: ::std::option::Option<
+        unsafe extern "C" fn(
+            ep: *mut fid_ep,
+            msg: *const fi_msg_atomic,
+            resultv: *mut fi_ioc,
+            result_desc: *mut *mut ::std::os::raw::c_void,
+            result_count: usize,
+            flags: u64,
+        ) -> isize,
+    >,
+    pub compwrite: ::std::option::Option<
+        unsafe extern "C" fn(
+            ep: *mut fid_ep,
+            buf: *const ::std::os::raw::c_void,
+            count: usize,
+            desc: *mut ::std::os::raw::c_void,
+            compare: *const ::std::os::raw::c_void,
+            compare_desc: *mut ::std::os::raw::c_void,
+            result: *mut ::std::os::raw::c_void,
+            result_desc: *mut ::std::os::raw::c_void,
+            dest_addr: fi_addr_t,
+            addr: u64,
+            key: u64,
+            datatype: fi_datatype,
+            op: fi_op,
+            context: *mut ::std::os::raw::c_void,
+        ) -> isize,
+    >,
+    pub compwritev: ::std::option::Option<
+        unsafe extern "C" fn(
+            ep: *mut fid_ep,
+            iov: *const fi_ioc,
+            desc: *mut *mut ::std::os::raw::c_void,
+            count: usize,
+            comparev: *const fi_ioc,
+            compare_desc: *mut *mut ::std::os::raw::c_void,
+            compare_count: usize,
+            resultv: *mut fi_ioc,
+            result_desc: *mut *mut ::std::os::raw::c_void,
+            result_count: usize,
+            dest_addr: fi_addr_t,
+            addr: u64,
+            key: u64,
+            datatype: fi_datatype,
+            op: fi_op,
+            context: *mut ::std::os::raw::c_void,
+        ) -> isize,
+    >,
+    pub compwritemsg: ::std::option::Option<
+        unsafe extern "C" fn(
+            ep: *mut fid_ep,
+            msg: *const fi_msg_atomic,
+            comparev: *const fi_ioc,
+            compare_desc: *mut *mut ::std::os::raw::c_void,
+            compare_count: usize,
+            resultv: *mut fi_ioc,
+            result_desc: *mut *mut ::std::os::raw::c_void,
+            result_count: usize,
+            flags: u64,
+        ) -> isize,
+    >,
+    pub writevalid: ::std::option::Option<
+        unsafe extern "C" fn(
+            ep: *mut fid_ep,
+            datatype: fi_datatype,
+            op: fi_op,
+            count: *mut usize,
+        ) -> ::std::os::raw::c_int,
+    >,
+    pub readwritevalid: ::std::option::Option<
+        unsafe extern "C" fn(
+            ep: *mut fid_ep,
+            datatype: fi_datatype,
+            op: fi_op,
+            count: *mut usize,
+        ) -> ::std::os::raw::c_int,
+    >,
+    pub compwritevalid: ::std::option::Option<
+        unsafe extern "C" fn(
+            ep: *mut fid_ep,
+            datatype: fi_datatype,
+            op: fi_op,
+            count: *mut usize,
+        ) -> ::std::os::raw::c_int,
+    >,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of fi_ops_atomic"][::std::mem::size_of::<fi_ops_atomic>() - 112usize];
     ["Alignment of fi_ops_atomic"][::std::mem::align_of::<fi_ops_atomic>() - 8usize];
+    ["Offset of field: fi_ops_atomic::size"][::std::mem::offset_of!(fi_ops_atomic, size) - 0usize];
+    ["Offset of field: fi_ops_atomic::write"]
+        [::std::mem::offset_of!(fi_ops_atomic, write) - 8usize];
+    ["Offset of field: fi_ops_atomic::writev"]
+        [::std::mem::offset_of!(fi_ops_atomic, writev) - 16usize];
+    ["Offset of field: fi_ops_atomic::writemsg"]
+        [::std::mem::offset_of!(fi_ops_atomic, writemsg) - 24usize];
+    ["Offset of field: fi_ops_atomic::inject"]
+        [::std::mem::offset_of!(fi_ops_atomic, inject) - 32usize];
+    ["Offset of field: fi_ops_atomic::readwrite"]
+        [::std::mem::offset_of!(fi_ops_atomic, readwrite) - 40usize];
+    ["Offset of field: fi_ops_atomic::readwritev"]
+        [::std::mem::offset_of!(fi_ops_atomic, readwritev) - 48usize];
+    ["Offset of field: fi_ops_atomic::readwritemsg"]
+        [::std::mem::offset_of!(fi_ops_atomic, readwritemsg) - 56usize];
+    ["Offset of field: fi_ops_atomic::compwrite"]
+        [::std::mem::offset_of!(fi_ops_atomic, compwrite) - 64usize];
+    ["Offset of field: fi_ops_atomic::compwritev"]
+        [::std::mem::offset_of!(fi_ops_atomic, compwritev) - 72usize];
+    ["Offset of field: fi_ops_atomic::compwritemsg"]
+        [::std::mem::offset_of!(fi_ops_atomic, compwritemsg) - 80usize];
+    ["Offset of field: fi_ops_atomic::writevalid"]
+        [::std::mem::offset_of!(fi_ops_atomic, writevalid) - 88usize];
+    ["Offset of field: fi_ops_atomic::readwritevalid"]
+        [::std::mem::offset_of!(fi_ops_atomic, readwritevalid) - 96usize];
+    ["Offset of field: fi_ops_atomic::compwritevalid"]
+        [::std::mem::offset_of!(fi_ops_atomic, compwritevalid) - 104usize];
 };
-unsafe extern "C" {
-    #[link_name = "fi_atomic__extern"]
-    pub fn fi_atomic(
-        ep: *mut fid_ep,
-        buf: *const ::std::os::raw::c_void,
-        count: usize,
-        desc: *mut ::std::os::raw::c_void,
-        dest_addr: fi_addr_t,
-        addr: u64,
-        key: u64,
-        datatype: fi_datatype,
-        op: fi_op,
-        context: *mut ::std::os::raw::c_void,
-    ) -> isize;
-}
-unsafe extern "C" {
-    #[link_name = "fi_fetch_atomic__extern"]
-    pub fn fi_fetch_atomic(
-        ep: *mut fid_ep,
-        buf: *const ::std::os::raw::c_void,
-        count: usize,
-        desc: *mut ::std::os::raw::c_void,
-        result: *mut ::std::os::raw::c_void,
-        result_desc: *mut ::std::os::raw::c_void,
-        dest_addr: fi_addr_t,
-        addr: u64,
-        key: u64,
-        datatype: fi_datatype,
-        op: fi_op,
-        context: *mut ::std::os::raw::c_void,
-    ) -> isize;
-}
-unsafe extern "C" {
-    #[link_name = "fi_compare_atomic__extern"]
-    pub fn fi_compare_atomic(
-        ep: *mut fid_ep,
-        buf: *const ::std::os::raw::c_void,
-        count: usize,
-        desc: *mut ::std::os::raw::c_void,
-        compare: *const ::std::os::raw::c_void,
-        compare_desc: *mut ::std::os::raw::c_void,
-        result: *mut ::std::os::raw::c_void,
-        result_desc: *mut ::std::os::raw::c_void,
-        dest_addr: fi_addr_t,
-        addr: u64,
-        key: u64,
-        datatype: fi_datatype,
-        op: fi_op,
-        context: *mut ::std::os::raw::c_void,
-    ) -> isize;
-}
 #[repr(C)]
-#[repr(align(8))]
 #[derive(Debug, Copy, Clone)]
 pub struct fi_ops_cm {
-    pub _bindgen_opaque_blob: [u64; 10usize],
+    pub size: usize,
+    pub setname: ::std::option::Option<
+        unsafe extern "C" fn(
+            fid: fid_t,
+            addr: *mut ::std::os::raw::c_void,
+            addrlen: usize,
+        ) -> ::std::os::raw::c_int,
+    >,
+    pub getname: ::std::option::Option<
+        unsafe extern "C" fn(
+            fid: fid_t,
+            addr: *mut ::std::os::raw::c_void,
+            addrlen: *mut usize,
+        ) -> ::std::os::raw::c_int,
+    >,
+    pub getpeer: ::std::option::Option<
+        unsafe extern "C" fn(
+            ep: *mut fid_ep,
+            addr: *mut ::std::os::raw::c_void,
+            addrlen: *mut usize,
+        ) -> ::std::os::raw::c_int,
+    >,
+    pub connect: ::std::option::Option<
+        unsafe extern "C" fn(
+            ep: *mut fid_ep,
+            addr: *const ::std::os::raw::c_void,
+            param: *const ::std::os::raw::c_void,
+            paramlen: usize,
+        ) -> ::std::os::raw::c_int,
+    >,
+    pub listen:
+        ::std::option::Option<unsafe extern "C" fn(pep: *mut fid_pep) -> ::std::os::raw::c_int>,
+    pub accept: ::std::option::Option<
+        unsafe extern "C" fn(
+            ep: *mut fid_ep,
+            param: *const ::std::os::raw::c_void,
+            paramlen: usize,
+        ) -> ::std::os::raw::c_int,
+    >,
+    pub reject: ::std::option::Option<
+        unsafe extern "C" fn(
+            pep: *mut fid_pep,
+            handle: fid_t,
+            param: *const ::std::os::raw::c_void,
+            paramlen: usize,
+        ) -> ::std::os::raw::c_int,
+    >,
+    pub shutdown: ::std::option::Option<
+        unsafe extern "C" fn(ep: *mut fid_ep, flags: u64) -> ::std::os::raw::c_int,
+    >,
+    pub join: ::std::option::Option<
+        unsafe extern "C" fn(
+            ep: *mut fid_ep,
+            addr: *const ::std::os::raw::c_void,
+            flags: u64,
+            mc: *mut *mut fid_mc,
+            context: *mut ::std::os::raw::c_void,
+        ) -> ::std::os::raw::c_int,
+    >,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of fi_ops_cm"][::std::mem::size_of::<fi_ops_cm>() - 80usize];
     ["Alignment of fi_ops_cm"][::std::mem::align_of::<fi_ops_cm>() - 8usize];
+    ["Offset of field: fi_ops_cm::size"][::std::mem::offset_of!(fi_ops_cm, size) - 0usize];
+    ["Offset of field: fi_ops_cm::setname"][::std::mem::offset_of!(fi_ops_cm, setname) - 8usize];
+    ["Offset of field: fi_ops_cm::getname"][::std::mem::offset_of!(fi_ops_cm, getname) - 16usize];
+    ["Offset of field: fi_ops_cm::getpeer"][::std::mem::offset_of!(fi_ops_cm, getpeer) - 24usize];
+    ["Offset of field: fi_ops_cm::connect"][::std::mem::offset_of!(fi_ops_cm, connect) - 32usize];
+    ["Offset of field: fi_ops_cm::listen"][::std::mem::offset_of!(fi_ops_cm, listen) - 40usize];
+    ["Offset of field: fi_ops_cm::accept"][::std::mem::offset_of!(fi_ops_cm, accept) - 48usize];
+    ["Offset of field: fi_ops_cm::reject"][::std::mem::offset_of!(fi_ops_cm, reject) - 56usize];
+    ["Offset of field: fi_ops_cm::shutdown"][::std::mem::offset_of!(fi_ops_cm, shutdown) - 64usize];
+    ["Offset of field: fi_ops_cm::join"][::std::mem::offset_of!(fi_ops_cm, join) - 72usize];
 };
-unsafe extern "C" {
-    #[link_name = "fi_getname__extern"]
-    pub fn fi_getname(
-        fid: fid_t,
-        addr: *mut ::std::os::raw::c_void,
-        addrlen: *mut usize,
-    ) -> ::std::os::raw::c_int;
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct fi_ops_av_set {
+    pub size: usize,
+    pub set_union: ::std::option::Option<
+        unsafe extern "C" fn(dst: *mut fid_av_set, src: *const fid_av_set) -> ::std::os::raw::c_int,
+    >,
+    pub intersect: ::std::option::Option<
+        unsafe extern "C" fn(dst: *mut fid_av_set, src: *const fid_av_set) -> ::std::os::raw::c_int,
+    >,
+    pub diff: ::std::option::Option<
+        unsafe extern "C" fn(dst: *mut fid_av_set, src: *const fid_av_set) -> ::std::os::raw::c_int,
+    >,
+    pub insert: ::std::option::Option<
+        unsafe extern "C" fn(set: *mut fid_av_set, addr: fi_addr_t) -> ::std::os::raw::c_int,
+    >,
+    pub remove: ::std::option::Option<
+        unsafe extern "C" fn(set: *mut fid_av_set, addr: fi_addr_t) -> ::std::os::raw::c_int,
+    >,
+    pub addr: ::std::option::Option<
+        unsafe extern "C" fn(
+            set: *mut fid_av_set,
+            coll_addr: *mut fi_addr_t,
+        ) -> ::std::os::raw::c_int,
+    >,
 }
-unsafe extern "C" {
-    #[link_name = "fi_listen__extern"]
-    pub fn fi_listen(pep: *mut fid_pep) -> ::std::os::raw::c_int;
-}
-unsafe extern "C" {
-    #[link_name = "fi_connect__extern"]
-    pub fn fi_connect(
-        ep: *mut fid_ep,
-        addr: *const ::std::os::raw::c_void,
-        param: *const ::std::os::raw::c_void,
-        paramlen: usize,
-    ) -> ::std::os::raw::c_int;
-}
-unsafe extern "C" {
-    #[link_name = "fi_accept__extern"]
-    pub fn fi_accept(
-        ep: *mut fid_ep,
-        param: *const ::std::os::raw::c_void,
-        paramlen: usize,
-    ) -> ::std::os::raw::c_int;
-}
-unsafe extern "C" {
-    #[link_name = "fi_reject__extern"]
-    pub fn fi_reject(
-        pep: *mut fid_pep,
-        handle: fid_t,
-        param: *const ::std::os::raw::c_void,
-        paramlen: usize,
-    ) -> ::std::os::raw::c_int;
-}
-unsafe extern "C" {
-    #[link_name = "fi_shutdown__extern"]
-    pub fn fi_shutdown(ep: *mut fid_ep, flags: u64) -> ::std::os::raw::c_int;
-}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of fi_ops_av_set"][::std::mem::size_of::<fi_ops_av_set>() - 56usize];
+    ["Alignment of fi_ops_av_set"][::std::mem::align_of::<fi_ops_av_set>() - 8usize];
+    ["Offset of field: fi_ops_av_set::size"][::std::mem::offset_of!(fi_ops_av_set, size) - 0usize];
+    ["Offset of field: fi_ops_av_set::set_union"]
+        [::std::mem::offset_of!(fi_ops_av_set, set_union) - 8usize];
+    ["Offset of field: fi_ops_av_set::intersect"]
+        [::std::mem::offset_of!(fi_ops_av_set, intersect) - 16usize];
+    ["Offset of field: fi_ops_av_set::diff"][::std::mem::offset_of!(fi_ops_av_set, diff) - 24usize];
+    ["Offset of field: fi_ops_av_set::insert"]
+        [::std::mem::offset_of!(fi_ops_av_set, insert) - 32usize];
+    ["Offset of field: fi_ops_av_set::remove"]
+        [::std::mem::offset_of!(fi_ops_av_set, remove) - 40usize];
+    ["Offset of field: fi_ops_av_set::addr"][::std::mem::offset_of!(fi_ops_av_set, addr) - 48usize];
+};
 #[repr(C)]
 #[repr(align(8))]
 #[derive(Debug, Copy, Clone)]
@@ -2336,43 +3029,115 @@ impl Default for fi_msg_tagged {
     }
 }
 #[repr(C)]
-#[repr(align(8))]
 #[derive(Debug, Copy, Clone)]
 pub struct fi_ops_tagged {
-    pub _bindgen_opaque_blob: [u64; 10usize],
+    pub size: usize,
+    pub recv: ::std::option::Option<
+        unsafe extern "C" fn(
+            ep: *mut fid_ep,
+            buf: *mut ::std::os::raw::c_void,
+            len: usize,
+            desc: *mut ::std::os::raw::c_void,
+            src_addr: fi_addr_t,
+            tag: u64,
+            ignore: u64,
+            context: *mut ::std::os::raw::c_void,
+        ) -> isize,
+    >,
+    pub recvv: ::std::option::Option<
+        unsafe extern "C" fn(
+            ep: *mut fid_ep,
+            iov: *const iovec,
+            desc: *mut *mut ::std::os::raw::c_void,
+            count: usize,
+            src_addr: fi_addr_t,
+            tag: u64,
+            ignore: u64,
+            context: *mut ::std::os::raw::c_void,
+        ) -> isize,
+    >,
+    pub recvmsg: ::std::option::Option<
+        unsafe extern "C" fn(ep: *mut fid_ep, msg: *const fi_msg_tagged, flags: u64) -> isize,
+    >,
+    pub send: ::std::option::Option<
+        unsafe extern "C" fn(
+            ep: *mut fid_ep,
+            buf: *const ::std::os::raw::c_void,
+            len: usize,
+            desc: *mut ::std::os::raw::c_void,
+            dest_addr: fi_addr_t,
+            tag: u64,
+            context: *mut ::std::os::raw::c_void,
+        ) -> isize,
+    >,
+    pub sendv: ::std::option::Option<
+        unsafe extern "C" fn(
+            ep: *mut fid_ep,
+            iov: *const iovec,
+            desc: *mut *mut ::std::os::raw::c_void,
+            count: usize,
+            dest_addr: fi_addr_t,
+            tag: u64,
+            context: *mut ::std::os::raw::c_void,
+        ) -> isize,
+    >,
+    pub sendmsg: ::std::option::Option<
+        unsafe extern "C" fn(ep: *mut fid_ep, msg: *const fi_msg_tagged, flags: u64) -> isize,
+    >,
+    pub inject: ::std::option::Option<
+        unsafe extern "C" fn(
+            ep: *mut fid_ep,
+            buf: *const ::std::os::raw::c_void,
+            len: usize,
+            dest_addr: fi_addr_t,
+            tag: u64,
+        ) -> isize,
+    >,
+    pub senddata: ::std::option::Option<
+        unsafe extern "C" fn(
+            ep: *mut fid_ep,
+            buf: *const ::std::os::raw::c_void,
+            len: usize,
+            desc: *mut ::std::os::raw::c_void,
+            data: u64,
+            dest_addr: fi_addr_t,
+            tag: u64,
+            context: *mut ::std::os::raw::c_void,
+        ) -> isize,
+    >,
+    pub injectdata: ::std::option::Option<
+        unsafe extern "C" fn(
+            ep: *mut fid_ep,
+            buf: *const ::std::os::raw::c_void,
+            len: usize,
+            data: u64,
+            dest_addr: fi_addr_t,
+            tag: u64,
+        ) -> isize,
+    >,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of fi_ops_tagged"][::std::mem::size_of::<fi_ops_tagged>() - 80usize];
     ["Alignment of fi_ops_tagged"][::std::mem::align_of::<fi_ops_tagged>() - 8usize];
+    ["Offset of field: fi_ops_tagged::size"][::std::mem::offset_of!(fi_ops_tagged, size) - 0usize];
+    ["Offset of field: fi_ops_tagged::recv"][::std::mem::offset_of!(fi_ops_tagged, recv) - 8usize];
+    ["Offset of field: fi_ops_tagged::recvv"]
+        [::std::mem::offset_of!(fi_ops_tagged, recvv) - 16usize];
+    ["Offset of field: fi_ops_tagged::recvmsg"]
+        [::std::mem::offset_of!(fi_ops_tagged, recvmsg) - 24usize];
+    ["Offset of field: fi_ops_tagged::send"][::std::mem::offset_of!(fi_ops_tagged, send) - 32usize];
+    ["Offset of field: fi_ops_tagged::sendv"]
+        [::std::mem::offset_of!(fi_ops_tagged, sendv) - 40usize];
+    ["Offset of field: fi_ops_tagged::sendmsg"]
+        [::std::mem::offset_of!(fi_ops_tagged, sendmsg) - 48usize];
+    ["Offset of field: fi_ops_tagged::inject"]
+        [::std::mem::offset_of!(fi_ops_tagged, inject) - 56usize];
+    ["Offset of field: fi_ops_tagged::senddata"]
+        [::std::mem::offset_of!(fi_ops_tagged, senddata) - 64usize];
+    ["Offset of field: fi_ops_tagged::injectdata"]
+        [::std::mem::offset_of!(fi_ops_tagged, injectdata) - 72usize];
 };
-unsafe extern "C" {
-    #[link_name = "fi_trecv__extern"]
-    pub fn fi_trecv(
-        ep: *mut fid_ep,
-        buf: *mut ::std::os::raw::c_void,
-        len: usize,
-        desc: *mut ::std::os::raw::c_void,
-        src_addr: fi_addr_t,
-        tag: u64,
-        ignore: u64,
-        context: *mut ::std::os::raw::c_void,
-    ) -> isize;
-}
-unsafe extern "C" {
-    #[link_name = "fi_tsendmsg__extern"]
-    pub fn fi_tsendmsg(ep: *mut fid_ep, msg: *const fi_msg_tagged, flags: u64) -> isize;
-}
-unsafe extern "C" {
-    #[link_name = "fi_tinject__extern"]
-    pub fn fi_tinject(
-        ep: *mut fid_ep,
-        buf: *const ::std::os::raw::c_void,
-        len: usize,
-        dest_addr: fi_addr_t,
-        tag: u64,
-    ) -> isize;
-}
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct fcs_mr_request {
@@ -2446,92 +3211,32 @@ unsafe extern "C" {
 }
 unsafe extern "C" {
     pub fn fcs_mr_regattr(
-        domain: *mut fid_domain,
+        call: ::std::option::Option<
+            unsafe extern "C" fn(
+                arg1: *mut fid,
+                arg2: *const fi_mr_attr,
+                arg3: u64,
+                arg4: *mut *mut fid_mr,
+            ) -> ::std::os::raw::c_int,
+        >,
+        domain: *mut fid,
         request: *const fcs_mr_request,
         mr: *mut *mut fid_mr,
     ) -> ::std::os::raw::c_int;
 }
 unsafe extern "C" {
     pub fn fcs_mr_refresh(
-        mr: *mut fid_mr,
+        control: ::std::option::Option<
+            unsafe extern "C" fn(
+                arg1: *mut fid,
+                arg2: ::std::os::raw::c_int,
+                arg3: *mut ::std::os::raw::c_void,
+            ) -> ::std::os::raw::c_int,
+        >,
+        mr: *mut fid,
         iov: *const iovec,
         count: usize,
         flags: u64,
-    ) -> ::std::os::raw::c_int;
-}
-unsafe extern "C" {
-    pub fn fcs_mr_bind(mr: *mut fid_mr, bound: *mut fid, flags: u64) -> ::std::os::raw::c_int;
-}
-unsafe extern "C" {
-    pub fn fcs_mr_enable(mr: *mut fid_mr) -> ::std::os::raw::c_int;
-}
-unsafe extern "C" {
-    pub fn fcs_mr_raw_attr(
-        mr: *mut fid_mr,
-        base: *mut u64,
-        raw_key: *mut u8,
-        key_size: *mut usize,
-        flags: u64,
-    ) -> ::std::os::raw::c_int;
-}
-unsafe extern "C" {
-    pub fn fcs_mr_map_raw(
-        domain: *mut fid_domain,
-        base: u64,
-        raw_key: *mut u8,
-        key_size: usize,
-        key: *mut u64,
-        flags: u64,
-    ) -> ::std::os::raw::c_int;
-}
-unsafe extern "C" {
-    pub fn fcs_mr_unmap_key(domain: *mut fid_domain, key: u64) -> ::std::os::raw::c_int;
-}
-unsafe extern "C" {
-    pub fn fcs_cq_strerror(
-        cq: *mut fid_cq,
-        provider_code: ::std::os::raw::c_int,
-        data: *const ::std::os::raw::c_void,
-        buffer: *mut ::std::os::raw::c_char,
-        size: usize,
-    ) -> *const ::std::os::raw::c_char;
-}
-unsafe extern "C" {
-    pub fn fcs_eq_strerror(
-        eq: *mut fid_eq,
-        provider_code: ::std::os::raw::c_int,
-        data: *const ::std::os::raw::c_void,
-        buffer: *mut ::std::os::raw::c_char,
-        size: usize,
-    ) -> *const ::std::os::raw::c_char;
-}
-unsafe extern "C" {
-    pub fn fcs_cq_signal(cq: *mut fid_cq) -> ::std::os::raw::c_int;
-}
-unsafe extern "C" {
-    pub fn fcs_cancel(endpoint: *mut fid, context: *mut ::std::os::raw::c_void) -> isize;
-}
-unsafe extern "C" {
-    pub fn fcs_trywait(
-        fabric: *mut fid_fabric,
-        fids: *mut *mut fid,
-        count: ::std::os::raw::c_int,
-    ) -> ::std::os::raw::c_int;
-}
-unsafe extern "C" {
-    pub fn fcs_query_atomic(
-        domain: *mut fid_domain,
-        datatype: ::std::os::raw::c_int,
-        op: ::std::os::raw::c_int,
-        flags: u64,
-        count: *mut usize,
-        size: *mut usize,
-    ) -> ::std::os::raw::c_int;
-}
-unsafe extern "C" {
-    pub fn fcs_set_hmem_p2p(
-        endpoint: *mut fid_ep,
-        policy: ::std::os::raw::c_int,
     ) -> ::std::os::raw::c_int;
 }
 unsafe extern "C" {
@@ -2539,24 +3244,6 @@ unsafe extern "C" {
 }
 unsafe extern "C" {
     pub fn fcs_set_data_progress(attr: *mut fi_domain_attr, progress: ::std::os::raw::c_int);
-}
-unsafe extern "C" {
-    pub fn fcs_av_remove(av: *mut fid_av, address: fi_addr_t) -> ::std::os::raw::c_int;
-}
-unsafe extern "C" {
-    pub fn fcs_wait_fd(fid: *mut fid, fd: *mut ::std::os::raw::c_int) -> ::std::os::raw::c_int;
-}
-unsafe extern "C" {
-    pub fn fcs_has_tagged(endpoint: *const fid_ep) -> ::std::os::raw::c_int;
-}
-unsafe extern "C" {
-    pub fn fcs_has_msg(endpoint: *const fid_ep) -> ::std::os::raw::c_int;
-}
-unsafe extern "C" {
-    pub fn fcs_has_rma(endpoint: *const fid_ep) -> ::std::os::raw::c_int;
-}
-unsafe extern "C" {
-    pub fn fcs_has_atomic(endpoint: *const fid_ep) -> ::std::os::raw::c_int;
 }
 unsafe extern "C" {
     pub fn fcs_nic_pci(

@@ -14,6 +14,7 @@ use crate::{cases, ensure};
 
 pub const CASES: &[Case] = cases![
     connection_data_travels_both_ways,
+    connection_data_is_bounded,
     rejection_is_reported,
     nobody_listening_is_refused,
     shutdown_is_seen_by_the_peer,
@@ -78,11 +79,30 @@ fn connection_data_travels_both_ways(cell: &Cell) -> Checked {
     Ok(())
 }
 
+fn connection_data_is_bounded(cell: &Cell) -> Checked {
+    let mut c = start(cell)?;
+    let to = c.listener.address()?;
+    let limit = c.endpoint.connection_data_limit();
+    ensure!((1..=1024).contains(&limit), "limit {limit}");
+    let too_long = c.endpoint.start_connecting(&to, &vec![7; limit + 1]);
+    let too_long = too_long.err().ok_or("took more than its limit")?;
+    ensure!(too_long.kind() == ErrorKind::Truncated, "{too_long}");
+    c.endpoint.start_connecting(&to, &vec![7; limit])?;
+    let request = connection_request(&mut c.listen_events, &mut c.events)?;
+    ensure!(request.data.starts_with(&vec![7; limit]), "{:?}", request.data);
+    let limit = c.listener.connection_data_limit();
+    let too_long = c.listener.reject(&request, &vec![7; limit + 1]);
+    let too_long = too_long.err().ok_or("took more than its limit")?;
+    ensure!(too_long.kind() == ErrorKind::Truncated, "{too_long}");
+    c.listener.reject(&request, &vec![7; limit])?;
+    Ok(())
+}
+
 fn rejection_is_reported(cell: &Cell) -> Checked {
     let mut c = start(cell)?;
     c.endpoint.start_connecting(&c.listener.address()?, b"please")?;
     let request = connection_request(&mut c.listen_events, &mut c.events)?;
-    c.listener.reject(request, b"no room")?;
+    c.listener.reject(&request, b"no room")?;
     match c.events.wait(patience()) {
         Err(error) => ensure!(
             matches!(error.kind(), ErrorKind::ConnectionRefused | ErrorKind::ConnectionLost),
@@ -147,7 +167,7 @@ fn a_request_is_taken_up_once(cell: &Cell) -> Checked {
     // libfabric frees the half-open connection at its first use.
     let again = open().err().ok_or("opened twice for one request")?;
     ensure!(again.kind() == ErrorKind::InvalidArgument, "{again}");
-    let rejected = c.listener.reject(request, b"").err().ok_or("rejected after all")?;
+    let rejected = c.listener.reject(&request, b"").err().ok_or("rejected after all")?;
     ensure!(rejected.kind() == ErrorKind::InvalidArgument, "{rejected}");
     drop(accepted);
     Ok(())
