@@ -11,6 +11,7 @@
 //! never passes the tail, the credit never leads the head.
 
 mod board;
+mod credit;
 mod header;
 mod immediate;
 mod memory;
@@ -21,6 +22,7 @@ mod reader;
 mod receiver;
 mod sender;
 mod shape;
+mod slate;
 mod speaker;
 mod stripes;
 mod terms;
@@ -28,6 +30,8 @@ mod writer;
 
 #[cfg(test)]
 mod model_tests;
+#[cfg(test)]
+mod unordered_tests;
 
 pub use header::{HEADER, Header};
 pub use memory::View;
@@ -42,6 +46,8 @@ pub use terms::{LaneOffer, RingAnswer, RingOffer};
 pub use writer::{Blocked, Message};
 
 // The protocol itself, for simulations and fuzzing: what a port does with it is the interface.
+#[doc(hidden)]
+pub use credit::Credit;
 #[doc(hidden)]
 pub use immediate::{Immediate, Notice};
 #[doc(hidden)]

@@ -159,7 +159,7 @@ impl Outlet {
         let domain = site.domain;
         form.check(domain.capabilities())?;
         let ring = domain.attach(&offer.ring)?;
-        let speaker = Speaker::new(site, (form, tagged), peer, &offer.slate)?;
+        let speaker = Speaker::new(site, (form, tagged), peer, (&offer.slate, 0))?;
         let needed = shape.most_chunks() * HEADER;
         let far_headers =
             offer.headers.as_ref().map(|headers| domain.attach(headers)).transpose()?;

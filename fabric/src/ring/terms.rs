@@ -53,8 +53,8 @@ pub struct RingAnswer {
     pub epoch: u32,
     /// Do messages to the writer have a tag?
     pub tagged: bool,
-    /// Where the writer is told of credit.
-    pub credit: RemoteRegion,
+    /// Where notices to the writer are written, and credit to the place of its name there.
+    pub slate: RemoteRegion,
 }
 
 impl RingOffer {

@@ -122,7 +122,7 @@ mod tests {
     }
 
     fn answer() -> Letter {
-        let answer = RingAnswer { name: 0, epoch: 1, tagged: false, credit: region() };
+        let answer = RingAnswer { name: 0, epoch: 1, tagged: false, slate: region() };
         terms(Terms::Answer { connection: 7, answer })
     }
 

@@ -4,14 +4,11 @@ use super::super::immediate::RINGS;
 use super::super::notify::Notify;
 use super::super::outlet::Title;
 use super::super::receiver::{RingOptions, RingReceiver, shape_of};
-use super::super::sender::{RingSender, remote_memory};
+use super::super::sender::RingSender;
+use super::super::slate;
 use super::super::terms::{RingAnswer, RingOffer};
 use super::{Port, ReceiverId, SenderId, no_ring, open};
 use crate::{Error, ErrorKind, HostMemory, MemoryKind, MemoryRegion, Peer, Result};
-
-/// Bytes of the memory that notices are written to: for a head and its complement, though
-/// nobody looks at it.
-const SLATE: usize = 64;
 
 impl Port {
     /// Makes a ring, to be written by one peer, who is to get its [`terms`](Self::terms).
@@ -54,7 +51,7 @@ impl Port {
     fn slate(&mut self) -> Result<MemoryRegion> {
         match &self.slate {
             Some(slate) => Ok(slate.clone()),
-            None => Ok(self.slate.insert(remote_memory(&self.endpoint, SLATE)?).clone()),
+            None => Ok(self.slate.insert(slate::with_credits(&self.endpoint)?).clone()),
         }
     }
 
