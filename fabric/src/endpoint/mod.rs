@@ -10,11 +10,11 @@
 //! - one-sided transfers, messages and atomics: one file each
 //! - connections: [`Listener`], and connecting, accepting, ending
 //!
-//! Three things hold throughout. A queue that is handed to a post must be the one
+//! Four things hold throughout. A queue that is handed to a post must be the one
 //! that was bound at opening. What a post names stays alive until the provider lets
 //! go of it, not until somebody stops waiting. An endpoint is closed before its
 //! buffers are released, since closing is the one thing that ends a transfer that
-//! was started.
+//! was started. Registrations that are bound to it are closed before it.
 #![allow(unsafe_code)]
 
 mod atomic;
@@ -45,6 +45,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::event::{EventQueue, EventQueueShared};
 use crate::flags::{Access, Caps};
 use crate::handle::Handle;
+use crate::memory::Bound;
 use crate::offer::Offer;
 use crate::queue::{Completion, CompletionQueue, QueueShared};
 
@@ -85,6 +86,8 @@ pub struct Endpoint {
     addresses: Option<AddressVector>,
     attached: Attached,
     limits: Limits,
+    /// Regions that are closed before it is.
+    bound: Bound,
     #[allow(dead_code)] // kept alive: bound to the endpoint
     counters: Vec<Counter>,
     #[allow(dead_code)] // kept alive: bound to the endpoint
@@ -286,6 +289,7 @@ impl<'q> EndpointBuilder<'q> {
             is_shut: false,
             attached,
             limits,
+            bound: Bound::new(),
             addresses: self.addresses,
             counters: counters.into_iter().map(|(counter, _)| counter).collect(),
             events: self.events,
@@ -418,6 +422,7 @@ impl Endpoint {
         if crate::choice::wants_entries_read(&self.domain.capabilities().provider) {
             self.attached.queue.save_entries();
         }
+        self.bound.close();
         // SAFETY: taken once, since this comes here once, and used by nobody afterwards: `close`
         // has all of the endpoint, and else it is being dropped.
         let handle = unsafe { ManuallyDrop::take(&mut self.handle) };
@@ -435,6 +440,12 @@ impl Endpoint {
 
     pub(crate) fn as_fid(&self) -> *mut sys::fid {
         self.handle.as_fid()
+    }
+
+    /// The regions that are bound to it.
+    #[inline]
+    pub(crate) fn bound(&self) -> &Bound {
+        &self.bound
     }
 }
 

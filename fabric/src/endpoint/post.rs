@@ -179,8 +179,9 @@ impl Endpoint {
                 names(&needed).join(", ")
             )
         })?;
-        self.ensure(slice.is_in(&self.domain), operation, ErrorKind::InvalidArgument, || {
-            "the local region is registered with another domain".to_owned()
+        self.ensure(slice.is_for(self), operation, ErrorKind::InvalidArgument, || {
+            "the local region is registered with another domain, or bound to another endpoint"
+                .to_owned()
         })
     }
 
