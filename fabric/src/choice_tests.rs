@@ -207,3 +207,22 @@ fn the_fuzzers_policies_do_not_panic() {
     }
     assert!(seen > 0, "the corpus is empty");
 }
+
+/// Two offers that differ in nothing but the name of their fabric.
+fn two_fabrics(provider: &str) -> [Offer; 2] {
+    let real = Query::new(EndpointKind::Rdm).source("127.0.0.1").first().unwrap();
+    ["efa", "efa-direct"].map(|fabric| {
+        let facts = Capabilities { fabric: fabric.to_owned(), ..offer(provider) };
+        Offer { capabilities: std::sync::Arc::new(facts), ..real.clone() }
+    })
+}
+
+#[test]
+fn fabrics_of_one_domain_are_different_places() {
+    let [first, second] = two_fabrics("efa");
+    assert!(first.is_same_place(&first.clone()));
+    assert!(!first.is_same_place(&second));
+    // This one counts its fabrics at each call.
+    let [first, second] = two_fabrics("tcp;ofi_rxm;ofi_mrail");
+    assert!(first.is_same_place(&second));
+}

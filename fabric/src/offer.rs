@@ -186,8 +186,9 @@ impl Offer {
     /// Is this the same provider at the same place, whatever the terms?
     pub(crate) fn is_same_place(&self, other: &Self) -> bool {
         let (a, b) = (self.capabilities(), other.capabilities());
-        // Not by the fabric's name: some providers invent a new one at each call.
+        let is_same_fabric = a.fabric == b.fabric || crate::choice::numbers_fabrics(&a.provider);
         a.provider == b.provider
+            && is_same_fabric
             && a.domain == b.domain
             && a.endpoint == b.endpoint
             && a.protocol == b.protocol

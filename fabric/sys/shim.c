@@ -16,6 +16,12 @@ _Static_assert(FI_KEY_NOTAVAIL == UINT64_MAX, "FI_KEY_NOTAVAIL");
 _Static_assert(FI_MR_DMABUF == (1ULL << 40), "FI_MR_DMABUF");
 #endif
 
+/* Part of the ABI, too: the library that is loaded may know it though the headers do not. */
+#define FCS_OPT_INJECT_RMA_SIZE 18
+#if FI_VERSION(FI_MAJOR_VERSION, FI_MINOR_VERSION) >= FI_VERSION(2, 1)
+_Static_assert(FI_OPT_INJECT_RMA_SIZE == FCS_OPT_INJECT_RMA_SIZE, "FI_OPT_INJECT_RMA_SIZE");
+#endif
+
 int fcs_headers_have_dmabuf(void)
 {
 #ifdef FI_MR_DMABUF
@@ -167,6 +173,15 @@ int fcs_set_hmem_p2p(struct fid_ep *endpoint, int policy)
 {
 	return fi_setopt(&endpoint->fid, FI_OPT_ENDPOINT, FI_OPT_FI_HMEM_P2P, &policy,
 			 sizeof(policy));
+}
+
+int fcs_inject_rma_size(struct fid_ep *endpoint, size_t *size)
+{
+	size_t length = sizeof(*size);
+
+	if (!FI_CHECK_OP(endpoint->ops, struct fi_ops_ep, getopt))
+		return -FI_ENOSYS;
+	return fi_getopt(&endpoint->fid, FI_OPT_ENDPOINT, FCS_OPT_INJECT_RMA_SIZE, size, &length);
 }
 
 int fcs_data_progress(const struct fi_domain_attr *attr)

@@ -73,6 +73,8 @@ int fcs_trywait(struct fid_fabric *fabric, struct fid **fids, int count);
 int fcs_query_atomic(struct fid_domain *domain, int datatype, int op, uint64_t flags,
 		     size_t *count, size_t *size);
 int fcs_set_hmem_p2p(struct fid_ep *endpoint, int policy);
+/* FI_OPT_INJECT_RMA_SIZE, which headers before 2.0 do not name. */
+int fcs_inject_rma_size(struct fid_ep *endpoint, size_t *size);
 
 /* `data_progress`: a plain field up to 1.x, a member of an anonymous union in 2.x. */
 int fcs_data_progress(const struct fi_domain_attr *attr);

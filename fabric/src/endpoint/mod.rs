@@ -20,13 +20,15 @@
 mod atomic;
 mod chunk;
 mod connection;
+#[cfg(test)]
+mod inject_tests;
 mod message;
 mod post;
 mod rma;
 mod vectors;
 
 pub use atomic::{AtomicForm, AtomicOperation, AtomicRequest, Datatype};
-pub(crate) use chunk::{Piece, Target};
+pub(crate) use chunk::{Injected, Piece, Target};
 pub use connection::Listener;
 pub use post::Options;
 
@@ -48,6 +50,7 @@ use crate::handle::Handle;
 use crate::memory::Bound;
 use crate::offer::Offer;
 use crate::queue::{Completion, CompletionQueue, QueueShared};
+use crate::version::Version;
 
 /// An endpoint. Posting goes through `&mut`, together with the queue that will
 /// report the outcome: so both have one user at a time, and neither needs a lock.
@@ -108,6 +111,8 @@ struct Attached {
 struct Limits {
     immediate_mask: u64,
     inject_size: usize,
+    /// The same of one-sided writes.
+    inject_write_size: usize,
     max_message: usize,
     iov_limit: usize,
     has_message: bool,
@@ -332,6 +337,10 @@ fn limits(domain: &Domain, handle: &Handle<sys::fid_ep>) -> Limits {
     Limits {
         immediate_mask: capabilities.immediate_mask(),
         inject_size: capabilities.inject_size,
+        inject_write_size: match Version::tells_inject_sizes() {
+            true => inject_write_size(handle, capabilities.inject_size),
+            false => capabilities.inject_size,
+        },
         max_message: capabilities.max_message_size,
         iov_limit: capabilities.iov_limit,
         has_message: has(sys::fcs_has_msg, Caps::MESSAGE),
@@ -339,6 +348,14 @@ fn limits(domain: &Domain, handle: &Handle<sys::fid_ep>) -> Limits {
         has_tagged: has(sys::fcs_has_tagged, Caps::TAGGED),
         has_atomic: has(sys::fcs_has_atomic, Caps::ATOMIC),
     }
+}
+
+/// Some providers inject messages, and writes less or not at all.
+fn inject_write_size(handle: &Handle<sys::fid_ep>, most: usize) -> usize {
+    let mut size = 0;
+    // SAFETY: the endpoint is alive, and `size` receives the answer.
+    let code = unsafe { sys::fcs_inject_rma_size(handle.as_ptr(), &mut size) };
+    if code == 0 { size.min(most) } else { most }
 }
 
 impl Endpoint {

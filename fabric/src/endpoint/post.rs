@@ -215,8 +215,12 @@ impl Endpoint {
 
     /// Providers copy what is injected into room of a fixed size, and not all look.
     #[inline]
-    pub(super) fn check_injected(&self, operation: &'static str, length: usize) -> Result<()> {
-        let most = self.limits.inject_size;
+    pub(super) fn check_injected(
+        &self,
+        operation: &'static str,
+        length: usize,
+        most: usize,
+    ) -> Result<()> {
         self.ensure(length <= most, operation, ErrorKind::Truncated, || {
             format!("{length} bytes, the provider injects at most {most}")
         })

@@ -3,7 +3,7 @@
 use super::credit::{self, Credit};
 use super::memory::{Site, activate};
 use super::notify::{CREDIT_NOTICE, NOTICE, Notify, TAG, orders_writes};
-use crate::endpoint::{Piece, Target};
+use crate::endpoint::{Injected, Piece, Target};
 use crate::{
     Access, Caps, CompletionQueue, Domain, Endpoint, Error, ErrorKind, HostMemory, MemoryRegion,
     Options, Peer, RemoteMemory, RemoteRegion, Result, TransferFlags,
@@ -148,8 +148,10 @@ impl Speaker {
         data: Option<u64>,
     ) -> Result<bool> {
         let target = Target { memory: &self.slate, offset };
-        if bytes.len() <= endpoint.inject_limit() {
-            return endpoint.try_inject_write(queue, self.peer, bytes, target, data);
+        match endpoint.try_inject_write(queue, self.peer, bytes, target, data)? {
+            Injected::Taken => return Ok(true),
+            Injected::NoRoom => return Ok(false),
+            Injected::Refused => {}
         }
         // What an earlier one is written from may change under it: it then tells more.
         self.words.write(0, bytes)?;

@@ -42,6 +42,12 @@ calls! {
         buffer: *mut c_void, length: usize, descriptor: *mut c_void, peer: u64, address: u64,
         key: u64, context: *mut c_void
     );
+    fi_inject_write = fid_ep.rma.inject(
+        buffer: *const c_void, length: usize, peer: u64, address: u64, key: u64
+    );
+    fi_inject_writedata = fid_ep.rma.injectdata(
+        buffer: *const c_void, length: usize, data: u64, peer: u64, address: u64, key: u64
+    );
     fi_send = fid_ep.msg.send(
         buffer: *const c_void, length: usize, descriptor: *mut c_void, peer: u64,
         context: *mut c_void

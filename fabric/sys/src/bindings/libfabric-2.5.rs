@@ -2549,6 +2549,9 @@ unsafe extern "C" {
     ) -> ::std::os::raw::c_int;
 }
 unsafe extern "C" {
+    pub fn fcs_inject_rma_size(endpoint: *mut fid_ep, size: *mut usize) -> ::std::os::raw::c_int;
+}
+unsafe extern "C" {
     pub fn fcs_data_progress(attr: *const fi_domain_attr) -> ::std::os::raw::c_int;
 }
 unsafe extern "C" {
