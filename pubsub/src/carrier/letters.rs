@@ -91,7 +91,8 @@ mod tests {
     }
 
     fn wish(facts: TopicFacts, address: usize, lanes: u8) -> Letter {
-        terms(Terms::Wish { connection: 1 << 40, facts, from: vec![1; address], lanes })
+        let further = vec![vec![1; address]; usize::from(lanes - 1)];
+        terms(Terms::Wish { connection: 1 << 40, facts, from: vec![1; address], further })
     }
 
     fn again(reason: String) -> Letter {
@@ -139,7 +140,8 @@ mod tests {
         vec![
             provider("tcp;ofi_rxm"),
             wish(FACTS, 16, 1),
-            wish(FACTS, 1024, MOST_LANES),
+            wish(FACTS, 1024, 1),
+            wish(FACTS, 64, MOST_LANES),
             again(shortened(&"ä".repeat(1000), LONGEST_REASON).to_owned()),
             terms(Terms::Refused { connection: 9, reason: String::new() }),
             beginning(0),
@@ -181,7 +183,6 @@ mod tests {
             wish(FACTS, 1025, 1),
             wish(deep, 16, 1),
             wish(long, 16, 1),
-            wish(FACTS, 16, 0),
             wish(FACTS, 16, MOST_LANES + 1),
             beginning(beginnings::MOST + 1),
             obituary(0),

@@ -134,6 +134,18 @@ impl Port {
         self.keep_receiver(name.0, receiver)
     }
 
+    /// Takes note of who will write by the further lanes, from these addresses: its
+    /// [lanes](Self::lane_addresses), in their order. Some providers drop what comes from an
+    /// endpoint whose address they do not have. So this comes before a ring's
+    /// [terms](Self::terms) are given to its writer, whose own address is
+    /// [inserted](crate::AddressVector::insert) by then.
+    ///
+    /// # Errors
+    /// What the provider says of an address; `ResourceExhausted` if there were too many of them.
+    pub fn meet_lanes(&mut self, writer: &[Address]) -> Result<()> {
+        self.beside.as_mut().map_or(Ok(()), |lanes| lanes.meet(writer))
+    }
+
     /// As [`accept`](Self::accept), for a ring that is to be written by several lanes: as many as
     /// the offer has, which reach the peer at these addresses beside that of its endpoint.
     ///

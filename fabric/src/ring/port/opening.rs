@@ -11,7 +11,9 @@ use super::{Port, ReceiverId, SenderId, no_ring, open};
 use crate::{Error, ErrorKind, HostMemory, MemoryKind, MemoryRegion, Peer, Result};
 
 impl Port {
-    /// Makes a ring, to be written by one peer, who is to get its [`terms`](Self::terms).
+    /// Makes a ring, to be written by one peer, who is to get its [`terms`](Self::terms). The
+    /// peer's address is [inserted](crate::AddressVector::insert) before it gets them: some
+    /// providers drop what comes from an endpoint whose address they do not have.
     ///
     /// After a loss, one that goes on with the messages that did not come whole: the ring that is
     /// lost is [forgotten](Self::forget), and [`RingOptions::whole`] is what its
