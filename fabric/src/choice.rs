@@ -259,6 +259,12 @@ pub(crate) fn numbers_fabrics(provider: &str) -> bool {
     names_provider("ofi_mrail", provider)
 }
 
+/// Does this provider let completion queues overrun, though it claims to look after them? efa says
+/// `FI_RM_ENABLED`, and its own documentation that nothing protects the queue.
+pub(crate) fn overruns_queues(provider: &str) -> bool {
+    names_provider("efa", provider)
+}
+
 /// Does this provider crash when an endpoint is closed while its queue has entries that nobody has
 /// read? rxm over verbs posts the receive again that an immediate used up, on a connection that is
 /// closed already (seen with 1.17).

@@ -29,6 +29,7 @@ fn offer(provider: &str) -> Capabilities {
         rma_iov_limit: 1,
         transmit_depth: 128,
         receive_depth: 128,
+        protects_queues: true,
         data_progress: Progress::Manual,
         control_progress: Progress::Manual,
         threading: Threading::Safe,
@@ -225,4 +226,12 @@ fn fabrics_of_one_domain_are_different_places() {
     // This one counts its fabrics at each call.
     let [first, second] = two_fabrics("tcp;ofi_rxm;ofi_mrail");
     assert!(first.is_same_place(&second));
+}
+
+#[test]
+fn queues_are_not_believed_to_be_protected_where_they_are_not() {
+    assert!(overruns_queues("efa"));
+    assert!(!overruns_queues("tcp;ofi_rxm"));
+    let real = Query::new(EndpointKind::Rdm).source("127.0.0.1").first().unwrap();
+    assert!(real.capabilities().protects_queues, "{}", real.capabilities().provider);
 }

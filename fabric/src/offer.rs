@@ -246,6 +246,8 @@ fn read_capabilities(info: &Info, threading: Threading) -> Capabilities {
             caps.remove(Caps::ATOMIC);
         }
         caps.remove(crate::choice::lost_messages(&provider, Version::running()));
+        let protects_queues = domain.resource_mgmt == sys::FI_RM_ENABLED
+            && !crate::choice::overruns_queues(&provider);
         let writes = raw.caps & sys::FI_RMA != 0 && !crate::choice::lacks_write_data(&provider);
         Capabilities {
             provider,
@@ -281,6 +283,7 @@ fn read_capabilities(info: &Info, threading: Threading) -> Capabilities {
             rma_iov_limit: tx.rma_iov_limit,
             transmit_depth: tx.size,
             receive_depth: rx.size,
+            protects_queues,
             data_progress: progress(sys::fcs_data_progress(domain) as u32),
             control_progress: progress(domain.control_progress),
             threading,

@@ -145,6 +145,7 @@ fn the_size_of_injected_writes_is_asked_for() {
     let mut opened = open();
     let most = opened.domain.capabilities().inject_size;
     assert!(most > 32, "{most}");
+    assert_eq!(opened.endpoint.limits.inject_write_size, most, "no limit of its own here");
     // SAFETY: the endpoint is open, and nobody else's; the table is leaked.
     unsafe {
         let raw = opened.endpoint.handle.as_ptr();

@@ -13,7 +13,7 @@ use crate::{
 /// their way. Some providers keep what comes beyond that, some hold the sender up.
 const MESSAGES: u16 = 1024;
 /// Receives for immediates.
-const IMMEDIATES: usize = 1024;
+pub(super) const IMMEDIATES: usize = 1024;
 const STRIDE: usize = 32;
 /// Tokens of receives for messages: this, and the place.
 const TOKEN: u64 = 0x5263_7620 << 32;

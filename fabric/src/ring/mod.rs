@@ -10,6 +10,7 @@
 //! comparisons: the tail never passes the credit by more than the capacity, the head
 //! never passes the tail, the credit never leads the head.
 
+mod allowance;
 mod board;
 mod credit;
 mod header;

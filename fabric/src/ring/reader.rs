@@ -121,6 +121,8 @@ pub struct Reader {
     untold: u64,
     /// Bytes to be released before the writer is told.
     watermark: u64,
+    /// Chunks that may be in the ring.
+    most_chunks: u64,
     /// How many chunks there are, once the writer said that it is done.
     ends: Option<u64>,
     /// The message that is next, and how much of it arrived.
@@ -151,6 +153,7 @@ impl Reader {
             taken: VecDeque::new(),
             untold: 0,
             watermark: watermark.min(shape.longest_chunk()),
+            most_chunks: shape.most_chunks(),
             ends: None,
             message: 0,
             received: 0,
@@ -163,6 +166,12 @@ impl Reader {
     /// Goes on after so many messages, which came whole to a reader that is no more.
     pub fn after(self, whole: u64) -> Self {
         Self { message: whole, ..self }
+    }
+
+    /// There will be at most so many chunks in the ring: the writer is told when a part of
+    /// these were released.
+    pub fn stay_within(&mut self, most_chunks: u64) {
+        self.most_chunks = self.most_chunks.min(most_chunks).max(1);
     }
 
     /// The number that the writer wants to be told of credit under, if it is not the
@@ -202,7 +211,7 @@ impl Reader {
             Some(sequence) if sequence >= self.sequence => {
                 // Those that are taken and not released are in the ring, too.
                 let before = self.taken.len() as u64;
-                if sequence - self.sequence + before >= self.shape.most_chunks() {
+                if sequence - self.sequence + before >= self.most_chunks {
                     let next = self.sequence;
                     return Err(ProtocolError::TooFarAhead { sequence, next });
                 }
@@ -350,7 +359,7 @@ impl Reader {
     /// nothing else is going on and something was released at all.
     pub fn credit(&mut self, is_quiet: bool) -> Option<Credit> {
         let untold = self.head - self.told;
-        let is_due = untold >= self.watermark || self.untold >= self.shape.most_chunks() / 4;
+        let is_due = untold >= self.watermark || self.untold >= self.most_chunks.div_ceil(4);
         if untold == 0 || !(is_due || is_quiet) || self.is_credit_on_its_way {
             return None;
         }

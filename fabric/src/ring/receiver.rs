@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::allowance::Allowance;
 use super::immediate::{Immediate, Notice};
 use super::memory::{RingMemory, Site, View};
 use super::notify::{Notify, has_tags};
@@ -98,15 +99,19 @@ impl RingReceiver {
         endpoint: &Endpoint,
         further: &[Site<'_>],
         (ring, epoch): (u16, u32),
-        options: &RingOptions,
+        (options, allowance): (&RingOptions, &Allowance),
         memory: impl Memory,
     ) -> Result<Self> {
         let shape = shape_of(endpoint, ring, options, memory.kind())?;
         let sites: Vec<_> =
             std::iter::once(Site::of(endpoint)).chain(further.iter().copied()).collect();
-        let memory = RingMemory::over(&sites, shape, memory)?;
+        let quota = allowance.take(options.notify, shape.most_chunks())?;
+        let most_chunks = quota.most_chunks();
+        let memory = RingMemory::over(&sites, shape, memory, quota)?;
+        let mut reader = Reader::new(memory.shape, epoch, options.watermark).after(options.whole);
+        reader.stay_within(most_chunks);
         Ok(Self {
-            reader: Reader::new(memory.shape, epoch, options.watermark).after(options.whole),
+            reader,
             born: epoch,
             form: options.notify,
             memory: Arc::new(memory),
@@ -143,6 +148,7 @@ impl RingReceiver {
             notify: self.form,
             tagged: has_tags(memory.region.domain().capabilities()),
             layout: shape.layout(),
+            most_chunks: memory.quota.most_chunks(),
             whole: self.reader.whole(),
             lanes: lanes.collect::<Result<_>>()?,
         })
@@ -179,6 +185,7 @@ impl RingReceiver {
         let slate = (&answer.slate, credit_at(answer.name));
         let speaker = Speaker::new(site, form, peer, slate)?;
         self.reader.tell_as(answer.name);
+        self.reader.stay_within(answer.most_chunks);
         if speaker.may_overtake(endpoint.domain()) {
             self.reader.tell_one_at_a_time();
         }

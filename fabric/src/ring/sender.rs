@@ -4,6 +4,7 @@ mod lanes;
 
 use std::time::{Duration, Instant};
 
+use super::allowance::{Allowance, Quota};
 use super::credit::{self, Credit};
 use super::immediate::Immediate;
 use super::memory::Site;
@@ -14,9 +15,7 @@ use super::slate::CreditPlace;
 use super::stripes::Shares;
 use super::terms::{RingAnswer, RingOffer};
 use super::writer::{Blocked, Chunk, Message, Refused, Writer};
-use crate::{
-    CompletionQueue, Endpoint, Error, ErrorKind, MemoryRegion, Peer, RegionSlice, Result,
-};
+use crate::{CompletionQueue, Endpoint, Error, ErrorKind, MemoryRegion, Peer, RegionSlice, Result};
 
 use lanes::Planned;
 
@@ -64,6 +63,8 @@ pub struct SenderStatistics {
 pub struct RingSender {
     writer: Writer,
     form: Notify,
+    /// Its part of the queue's room.
+    _quota: Quota,
     outlet: Outlet,
     /// What goes by which lane, if there are several.
     shares: Option<Box<Shares>>,
@@ -108,16 +109,21 @@ impl RingSender {
         peer: Peer,
         offer: &RingOffer,
         title: Title,
-        longest_payload: u64,
+        (longest_payload, allowance): (u64, &Allowance),
     ) -> Result<(Self, RingAnswer)> {
         let shape = offer.shape()?;
+        // Credit takes place in the queue here, too.
+        let quota = allowance.take(offer.notify, shape.most_chunks())?;
+        let most_chunks = quota.most_chunks().min(offer.most_chunks);
         let Connected { outlet, credit, answer } =
-            connect(endpoint, slate, peer, offer, shape, title)?;
+            connect(endpoint, slate, peer, offer, shape, (title, most_chunks))?;
         let longest = longest_payload.min(longest_write(endpoint)).max(1);
         let writer = Writer::new(shape, offer.epoch, longest).known_as(title.name);
+        let writer = writer.within(most_chunks);
         let sender = Self {
             writer: writer.after(offer.whole),
             form: offer.notify,
+            _quota: quota,
             outlet,
             shares: None,
             is_stopped: false,
@@ -486,7 +492,7 @@ fn connect(
     peer: Peer,
     offer: &RingOffer,
     shape: Shape,
-    title: Title,
+    (title, most_chunks): (Title, u64),
 ) -> Result<Connected> {
     let Some(lane) = offer.lanes.first() else {
         let detail = "without lanes";
@@ -502,7 +508,7 @@ fn connect(
     };
     let tagged = has_tags(endpoint.domain().capabilities());
     let (name, epoch) = (title.name, offer.epoch);
-    let answer = RingAnswer { name, epoch, tagged, slate: slate.describe()? };
+    let answer = RingAnswer { name, epoch, most_chunks, tagged, slate: slate.describe()? };
     Ok(Connected { outlet, credit, answer })
 }
 

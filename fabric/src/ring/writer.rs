@@ -117,6 +117,8 @@ pub struct Writer {
     /// The last of them is not whole.
     is_partial: bool,
     longest_payload: u64,
+    /// Chunks that may be unread.
+    most_chunks: u64,
     /// Chunks that credit has not passed: their ends, and the message that ends with them.
     unread: VecDeque<(u64, Option<u64>)>,
     /// Messages that it has passed, until somebody asks.
@@ -139,6 +141,7 @@ impl Writer {
             next_message: 0,
             is_partial: false,
             longest_payload: longest_payload.clamp(1, most),
+            most_chunks: shape.most_chunks(),
             unread: VecDeque::new(),
             read: VecDeque::new(),
         }
@@ -153,6 +156,11 @@ impl Writer {
     /// Goes on after so many messages, which came whole to a reader that is no more.
     pub fn after(self, whole: u64) -> Self {
         Self { next_message: whole, ..self }
+    }
+
+    /// With at most so many chunks that credit has not passed.
+    pub fn within(self, most_chunks: u64) -> Self {
+        Self { most_chunks: self.most_chunks.min(most_chunks), ..self }
     }
 
     /// Begins a message. It has its number once the first chunk is written; until then it can be
@@ -199,7 +207,7 @@ impl Writer {
             }
         }
         let wanted = skipped + self.shape.taken(payload);
-        let is_full = self.unread.len() as u64 >= self.shape.most_chunks();
+        let is_full = self.unread.len() as u64 >= self.most_chunks;
         if is_full || exceeds(self.tail, wanted, self.credit, self.shape.capacity()) {
             return Err(Refused::Blocked(Blocked { wanted, free: self.free() }));
         }

@@ -115,6 +115,7 @@ mod tests {
             notify: Notify::Immediate,
             tagged: false,
             layout: Layout::Together,
+            most_chunks: 1 << 14,
             whole: 0,
             lanes: vec![lane],
         };
@@ -123,7 +124,8 @@ mod tests {
     }
 
     fn answer() -> Letter {
-        let answer = RingAnswer { name: 0, epoch: 1, tagged: false, slate: region() };
+        let answer =
+            RingAnswer { name: 0, epoch: 1, most_chunks: 64, tagged: false, slate: region() };
         terms(Terms::Answer { connection: 7, answer })
     }
 

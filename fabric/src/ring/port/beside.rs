@@ -126,8 +126,9 @@ impl Port {
             Notify::Message | Notify::Polling => 0,
         };
         let name = (free_place(&self.receivers, self.next_ring)?, self.next_epoch());
+        let limits = (options, &self.allowance);
         let sites = self.beside.as_ref().map(|lanes| lanes.sites(further)).unwrap_or_default();
-        let receiver = RingReceiver::open(&self.endpoint, &sites, name, options, memory)?;
+        let receiver = RingReceiver::open(&self.endpoint, &sites, name, limits, memory)?;
         if let Some(lanes) = self.beside.as_ref().filter(|_| further > 0) {
             lanes.keep(receiver.memory());
         }

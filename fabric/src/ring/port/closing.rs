@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::super::allowance::Allowance;
 use super::super::board::Board;
 use super::super::memory::RingMemory;
 use super::super::receiver::ReceiverStatistics;
@@ -76,6 +77,8 @@ impl Port {
             news.clear();
         }
         self.board = Board::new(self.endpoint.domain(), depth);
+        let facts = self.endpoint.domain().capabilities();
+        self.allowance = Allowance::of(facts, self.queue.size());
         self.is_restless = false;
         if closed.is_err() {
             std::mem::forget(graves);

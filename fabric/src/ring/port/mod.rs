@@ -14,6 +14,7 @@ pub use news::News;
 
 use std::collections::VecDeque;
 
+use super::allowance::Allowance;
 use super::board::{Board, Heard};
 use super::immediate::{Immediate, Notice};
 use super::memory::View;
@@ -131,6 +132,8 @@ pub struct Port {
     others: VecDeque<Outcome>,
     /// Rings that something happened for, each once, if somebody wants to know.
     news: Option<VecDeque<News>>,
+    /// Room for notices in the queue.
+    allowance: Allowance,
 }
 
 impl Port {
@@ -139,6 +142,7 @@ impl Port {
     pub fn new(endpoint: Endpoint, queue: CompletionQueue) -> Self {
         let depth = endpoint.domain().capabilities().receive_depth;
         let board = Board::new(endpoint.domain(), depth);
+        let allowance = Allowance::of(endpoint.domain().capabilities(), queue.size());
         Self {
             endpoint,
             queue,
@@ -157,6 +161,7 @@ impl Port {
             strangers: 0,
             others: VecDeque::new(),
             news: None,
+            allowance,
         }
     }
 

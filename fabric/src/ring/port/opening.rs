@@ -89,8 +89,9 @@ impl Port {
         // Sixty-five thousand outlets later nothing of an earlier one is on its way.
         self.generation = self.generation.wrapping_add(1);
         let title = Title { name, generation: self.generation };
+        let limits = (longest_payload, &self.allowance);
         let (sender, answer) =
-            RingSender::open(&self.endpoint, &slate, peer, offer, title, longest_payload)?;
+            RingSender::open(&self.endpoint, &slate, peer, offer, title, limits)?;
         self.prepare(offer.notify)?;
         put(&mut self.senders, name, sender);
         self.next_name = (name + 1) % RINGS;
