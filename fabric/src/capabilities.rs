@@ -138,6 +138,10 @@ pub struct Capabilities {
     pub transmit_depth: usize,
     /// Receives that may be posted at a time (`rx_attr::size`).
     pub receive_depth: usize,
+    /// Does the provider see to it that queues and receives do not overrun
+    /// (`FI_RM_ENABLED`)? Else what finds no place is lost, at the peer, too. False where it is
+    /// known to claim that in vain.
+    pub protects_queues: bool,
     /// Who moves data.
     pub data_progress: Progress,
     /// Who moves connections and the like.

@@ -254,6 +254,17 @@ pub(crate) fn breaks_atomics(provider: &str, running: Version) -> bool {
     provider == "verbs" && running < (Version { major: 2, minor: 2 })
 }
 
+/// Does this provider give its fabric another name at each call of `fi_getinfo`?
+pub(crate) fn numbers_fabrics(provider: &str) -> bool {
+    names_provider("ofi_mrail", provider)
+}
+
+/// Does this provider let completion queues overrun, though it claims to look after them? efa says
+/// `FI_RM_ENABLED`, and its own documentation that nothing protects the queue.
+pub(crate) fn overruns_queues(provider: &str) -> bool {
+    names_provider("efa", provider)
+}
+
 /// Does this provider crash when an endpoint is closed while its queue has entries that nobody has
 /// read? rxm over verbs posts the receive again that an immediate used up, on a connection that is
 /// closed already (seen with 1.17).
@@ -515,7 +526,7 @@ pub fn choose(query: &Query, need: &Need, policy: &Policy) -> Result<(Offer, Cho
         match query.offers() {
             Ok(list) => {
                 for offer in list {
-                    if !offers.iter().any(|known: &Offer| is_same(known, &offer)) {
+                    if !offers.iter().any(|known: &Offer| known.is_same_place(&offer)) {
                         offers.push(offer);
                     }
                 }
@@ -594,12 +605,6 @@ fn by_reason(choice: &Choice) -> String {
 
 fn device_caps(need: &Need) -> Caps {
     if need.memory.is_device() { Caps::DEVICE_MEMORY } else { Caps::empty() }
-}
-
-fn is_same(a: &Offer, b: &Offer) -> bool {
-    let (a, b) = (a.capabilities(), b.capabilities());
-    (&a.provider, &a.fabric, &a.domain, &a.source, a.protocol)
-        == (&b.provider, &b.fabric, &b.domain, &b.source, b.protocol)
 }
 
 #[cfg(test)]

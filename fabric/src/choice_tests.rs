@@ -29,6 +29,7 @@ fn offer(provider: &str) -> Capabilities {
         rma_iov_limit: 1,
         transmit_depth: 128,
         receive_depth: 128,
+        protects_queues: true,
         data_progress: Progress::Manual,
         control_progress: Progress::Manual,
         threading: Threading::Safe,
@@ -206,4 +207,31 @@ fn the_fuzzers_policies_do_not_panic() {
         seen += 1;
     }
     assert!(seen > 0, "the corpus is empty");
+}
+
+/// Two offers that differ in nothing but the name of their fabric.
+fn two_fabrics(provider: &str) -> [Offer; 2] {
+    let real = Query::new(EndpointKind::Rdm).source("127.0.0.1").first().unwrap();
+    ["efa", "efa-direct"].map(|fabric| {
+        let facts = Capabilities { fabric: fabric.to_owned(), ..offer(provider) };
+        Offer { capabilities: std::sync::Arc::new(facts), ..real.clone() }
+    })
+}
+
+#[test]
+fn fabrics_of_one_domain_are_different_places() {
+    let [first, second] = two_fabrics("efa");
+    assert!(first.is_same_place(&first.clone()));
+    assert!(!first.is_same_place(&second));
+    // This one counts its fabrics at each call.
+    let [first, second] = two_fabrics("tcp;ofi_rxm;ofi_mrail");
+    assert!(first.is_same_place(&second));
+}
+
+#[test]
+fn queues_are_not_believed_to_be_protected_where_they_are_not() {
+    assert!(overruns_queues("efa"));
+    assert!(!overruns_queues("tcp;ofi_rxm"));
+    let real = Query::new(EndpointKind::Rdm).source("127.0.0.1").first().unwrap();
+    assert!(real.capabilities().protects_queues, "{}", real.capabilities().provider);
 }

@@ -201,8 +201,9 @@ impl Offer {
     /// Is this the same provider at the same place, whatever the terms?
     pub(crate) fn is_same_place(&self, other: &Self) -> bool {
         let (a, b) = (self.capabilities(), other.capabilities());
-        // Not by the fabric's name: some providers invent a new one at each call.
+        let is_same_fabric = a.fabric == b.fabric || crate::choice::numbers_fabrics(&a.provider);
         a.provider == b.provider
+            && is_same_fabric
             && a.domain == b.domain
             && a.endpoint == b.endpoint
             && a.protocol == b.protocol
@@ -260,6 +261,8 @@ fn read_capabilities(info: &Info, threading: Threading) -> Capabilities {
             caps.remove(Caps::ATOMIC);
         }
         caps.remove(crate::choice::lost_messages(&provider, Version::running()));
+        let protects_queues = domain.resource_mgmt == sys::FI_RM_ENABLED
+            && !crate::choice::overruns_queues(&provider);
         let writes = raw.caps & sys::FI_RMA != 0 && !crate::choice::lacks_write_data(&provider);
         Capabilities {
             provider,
@@ -295,6 +298,7 @@ fn read_capabilities(info: &Info, threading: Threading) -> Capabilities {
             rma_iov_limit: tx.rma_iov_limit,
             transmit_depth: tx.size,
             receive_depth: rx.size,
+            protects_queues,
             data_progress: progress(sys::fcs_data_progress(domain) as u32),
             control_progress: progress(domain.control_progress),
             threading,

@@ -52,6 +52,11 @@ impl Version {
         Self::running().min(Self::headers())
     }
 
+    /// Do endpoints tell of each kind of operation how much they inject?
+    pub(crate) fn tells_inject_sizes() -> bool {
+        Self::running() >= Self { major: 2, minor: 0 }
+    }
+
     /// Do the headers this was built against describe dma-buf registration?
     #[must_use]
     pub fn has_dma_buf() -> bool {

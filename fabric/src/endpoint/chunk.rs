@@ -31,11 +31,25 @@ pub(crate) struct Target<'a> {
     pub(crate) offset: u64,
 }
 
+/// What became of bytes that were to be copied at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Injected {
+    /// They were.
+    Taken,
+    /// There is no room now.
+    NoRoom,
+    /// The provider injects no write of this length: it is to be written in another way.
+    Refused,
+}
+
+/// What a provider says of an operation that it does not have.
+const NOT_SUPPORTED: [isize; 2] = [-(sys::FI_ENOSYS as isize), -(sys::FI_EOPNOTSUPP as isize)];
+
 impl Endpoint {
     /// Bytes that are copied by a call of [`try_inject_write`](Self::try_inject_write), at most.
     #[inline]
     pub(crate) fn inject_limit(&self) -> usize {
-        self.limits.inject_size
+        self.limits.inject_write_size
     }
 
     /// Gathers several pieces into one remote range, in one operation and without a copy, with an
@@ -83,7 +97,8 @@ impl Endpoint {
     }
 
     /// Writes a few bytes that are copied at once, with an immediate if there is one: nothing stays
-    /// in flight, and no completion is reported. False if there is no room now.
+    /// in flight, and no completion is reported. A provider that injects no writes, though it said
+    /// so, is not asked again.
     #[inline]
     pub(crate) fn try_inject_write(
         &mut self,
@@ -92,12 +107,14 @@ impl Endpoint {
         bytes: &[u8],
         target: Target<'_>,
         data: Option<u64>,
-    ) -> Result<bool> {
+    ) -> Result<Injected> {
         let operation = if data.is_some() { "fi_inject_writedata" } else { "fi_inject_write" };
         if let Some(data) = data {
             self.check_data(operation, data)?;
         }
-        self.check_injected(operation, bytes.len())?;
+        if bytes.len() > self.limits.inject_write_size {
+            return Ok(Injected::Refused);
+        }
         let peer = self.resolve(operation, to)?;
         self.check_target(operation, target, bytes.len())?;
         self.check_queue(operation, queue)?;
@@ -113,7 +130,16 @@ impl Endpoint {
                 None => sys::fi_inject_write(endpoint, pointer, length, peer, address, key),
             }
         };
-        if code == 0 { Ok(true) } else { self.no_room(operation, to, code) }
+        if code == 0 { Ok(Injected::Taken) } else { self.not_injected(operation, to, code) }
+    }
+
+    #[cold]
+    fn not_injected(&mut self, operation: &'static str, to: Peer, code: isize) -> Result<Injected> {
+        if NOT_SUPPORTED.contains(&code) {
+            self.limits.inject_write_size = 0;
+            return Ok(Injected::Refused);
+        }
+        self.no_room(operation, to, code).map(|_| Injected::NoRoom)
     }
 
     /// Sends a few bytes that are copied at once, with a tag if there is one; false if there is no
@@ -127,7 +153,7 @@ impl Endpoint {
     ) -> Result<bool> {
         let operation = if tag.is_some() { "fi_tinject" } else { "fi_inject" };
         self.check_messages(operation, tag.is_some())?;
-        self.check_injected(operation, bytes.len())?;
+        self.check_injected(operation, bytes.len(), self.limits.inject_size)?;
         let peer = self.resolve(operation, to)?;
         self.check_queue(operation, queue)?;
         let (pointer, length, endpoint) =

@@ -64,7 +64,7 @@ impl Endpoint {
         self.check_messages(operation, tag.is_some())?;
         self.check_length(operation, local.len())?;
         if options.flags.contains(TransferFlags::INJECT) {
-            self.check_injected(operation, local.len())?;
+            self.check_injected(operation, local.len(), self.limits.inject_size)?;
         }
         self.check_local(operation, local, Access::SEND)?;
         let peer = self.resolve(operation, to)?;

@@ -10,23 +10,25 @@
 //! - one-sided transfers, messages and atomics: one file each
 //! - connections: [`Listener`], and connecting, accepting, ending
 //!
-//! Three things hold throughout. A queue that is handed to a post must be the one
+//! Four things hold throughout. A queue that is handed to a post must be the one
 //! that was bound at opening. What a post names stays alive until the provider lets
 //! go of it, not until somebody stops waiting. An endpoint is closed before its
 //! buffers are released, since closing is the one thing that ends a transfer that
-//! was started.
+//! was started. Registrations that are bound to it are closed before it.
 #![allow(unsafe_code)]
 
 mod atomic;
 mod chunk;
 mod connection;
+#[cfg(test)]
+mod inject_tests;
 mod message;
 mod post;
 mod rma;
 mod vectors;
 
 pub use atomic::{AtomicForm, AtomicOperation, AtomicRequest, Datatype};
-pub(crate) use chunk::{Piece, Target};
+pub(crate) use chunk::{Injected, Piece, Target};
 pub use connection::Listener;
 pub use post::Options;
 
@@ -45,8 +47,10 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::event::{EventQueue, EventQueueShared};
 use crate::flags::{Access, Caps};
 use crate::handle::Handle;
+use crate::memory::Bound;
 use crate::offer::Offer;
 use crate::queue::{Completion, CompletionQueue, QueueShared};
+use crate::version::Version;
 
 /// An endpoint. Posting goes through `&mut`, together with the queue that will
 /// report the outcome: so both have one user at a time, and neither needs a lock.
@@ -85,6 +89,8 @@ pub struct Endpoint {
     addresses: Option<AddressVector>,
     attached: Attached,
     limits: Limits,
+    /// Regions that are closed before it is.
+    bound: Bound,
     #[allow(dead_code)] // kept alive: bound to the endpoint
     counters: Vec<Counter>,
     #[allow(dead_code)] // kept alive: bound to the endpoint
@@ -105,6 +111,8 @@ struct Attached {
 struct Limits {
     immediate_mask: u64,
     inject_size: usize,
+    /// The same of one-sided writes.
+    inject_write_size: usize,
     max_message: usize,
     iov_limit: usize,
     has_message: bool,
@@ -289,6 +297,7 @@ impl<'q> EndpointBuilder<'q> {
             is_shut: false,
             attached,
             limits,
+            bound: Bound::new(),
             addresses: self.addresses,
             counters: counters.into_iter().map(|(counter, _)| counter).collect(),
             events: self.events,
@@ -329,6 +338,10 @@ fn limits(domain: &Domain, handle: &Handle<sys::fid_ep>) -> Limits {
     Limits {
         immediate_mask: capabilities.immediate_mask(),
         inject_size: capabilities.inject_size,
+        inject_write_size: match Version::tells_inject_sizes() {
+            true => inject_write_size(handle, capabilities.inject_size),
+            false => capabilities.inject_size,
+        },
         max_message: capabilities.max_message_size,
         iov_limit: capabilities.iov_limit,
         has_message: has(endpoint.msg.is_null(), Caps::MESSAGE),
@@ -336,6 +349,14 @@ fn limits(domain: &Domain, handle: &Handle<sys::fid_ep>) -> Limits {
         has_tagged: has(endpoint.tagged.is_null(), Caps::TAGGED),
         has_atomic: has(endpoint.atomic.is_null(), Caps::ATOMIC),
     }
+}
+
+/// Some providers inject messages, and writes less or not at all.
+fn inject_write_size(handle: &Handle<sys::fid_ep>, most: usize) -> usize {
+    let mut size = 0;
+    // SAFETY: the endpoint is alive, and `size` receives the answer.
+    let code = unsafe { sys::inject_rma_size(handle.as_fid(), &mut size) };
+    if code == 0 { size.min(most) } else { most }
 }
 
 impl Endpoint {
@@ -429,6 +450,7 @@ impl Endpoint {
         if crate::choice::wants_entries_read(&self.domain.capabilities().provider) {
             self.attached.queue.save_entries();
         }
+        self.bound.close();
         // SAFETY: taken once, since this comes here once, and used by nobody afterwards: `close`
         // has all of the endpoint, and else it is being dropped.
         let handle = unsafe { ManuallyDrop::take(&mut self.handle) };
@@ -446,6 +468,12 @@ impl Endpoint {
 
     pub(crate) fn as_fid(&self) -> *mut sys::fid {
         self.handle.as_fid()
+    }
+
+    /// The regions that are bound to it.
+    #[inline]
+    pub(crate) fn bound(&self) -> &Bound {
+        &self.bound
     }
 }
 

@@ -179,8 +179,9 @@ impl Endpoint {
                 names(&needed).join(", ")
             )
         })?;
-        self.ensure(slice.is_in(&self.domain), operation, ErrorKind::InvalidArgument, || {
-            "the local region is registered with another domain".to_owned()
+        self.ensure(slice.is_for(self), operation, ErrorKind::InvalidArgument, || {
+            "the local region is registered with another domain, or bound to another endpoint"
+                .to_owned()
         })
     }
 
@@ -214,8 +215,12 @@ impl Endpoint {
 
     /// Providers copy what is injected into room of a fixed size, and not all look.
     #[inline]
-    pub(super) fn check_injected(&self, operation: &'static str, length: usize) -> Result<()> {
-        let most = self.limits.inject_size;
+    pub(super) fn check_injected(
+        &self,
+        operation: &'static str,
+        length: usize,
+        most: usize,
+    ) -> Result<()> {
         self.ensure(length <= most, operation, ErrorKind::Truncated, || {
             format!("{length} bytes, the provider injects at most {most}")
         })

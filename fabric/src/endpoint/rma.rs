@@ -138,7 +138,7 @@ impl Endpoint {
         };
         self.check_length(operation, local.len())?;
         if options.flags.contains(TransferFlags::INJECT) {
-            self.check_injected(operation, local.len())?;
+            self.check_injected(operation, local.len(), self.limits.inject_write_size)?;
         }
         self.check_local(operation, local, here)?;
         self.check_rma(operation)?;

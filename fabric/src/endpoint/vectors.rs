@@ -37,7 +37,7 @@ impl Vectors {
             let end = piece.offset.checked_add(piece.length);
             is_good &= end.is_some_and(|end| end <= region.contiguous)
                 && piece.region.access().contains(Access::WRITE)
-                && piece.region.domain().is_same(&endpoint.domain);
+                && piece.region.is_for(endpoint);
             let iov_base = piece.region.as_ptr().wrapping_add(piece.offset).cast();
             vectors.vector[at] = sys::iovec { iov_base, iov_len: piece.length };
             vectors.descriptors[at] = region.descriptor;

@@ -7,6 +7,8 @@
 //!
 //! - a [`Memory`] is given away to its registration, and freed after it;
 //! - a [`MemoryRegion`] is held by its slices, and by every operation in flight;
+//! - a registration that is bound to an endpoint is closed before that, and its memory freed
+//!   after it;
 //! - a registration that cannot be closed keeps its memory for good.
 //!
 //! Two types stand for the two ends. A [`MemoryRegion`] is the local view, and its
@@ -15,6 +17,7 @@
 //! receiver makes of it, and the only thing a one-sided operation accepts.
 
 mod access;
+mod bound;
 mod closing;
 mod descriptor;
 mod host;
@@ -31,6 +34,7 @@ pub use region::{MemoryRegion, RegionSlice};
 pub use registration::{DmaBuf, RegistrationOptions, registrations};
 pub use remote::{RemoteMemory, RemoteSlice};
 
+pub(crate) use bound::Bound;
 pub(crate) use closing::Closing;
 pub(crate) use region::RegionInner;
 pub(crate) use remote::Mapping;

@@ -3,11 +3,12 @@
 
 use std::ops::Range;
 use std::os::raw::c_void;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use libfabric_sys as sys;
 
+use super::bound::Registration;
 use super::closing::Late;
 use super::descriptor::{RemoteKey, RemoteRegion};
 use super::host::Memory;
@@ -49,7 +50,9 @@ pub struct MemoryRegion(pub(crate) Arc<RegionInner>);
 #[derive(Debug)]
 pub(crate) struct RegionInner {
     /// None: the provider needs no registration for what the region is used for.
-    handle: Option<Handle<sys::fid_mr>>,
+    registration: Option<Arc<Registration>>,
+    /// The number of the endpoint that it is bound to; 0: none.
+    bound_to: AtomicU64,
     pub(super) base: *mut u8,
     length: usize,
     /// The bytes at `base`; less than `length` for a region of several buffers,
@@ -116,7 +119,8 @@ impl MemoryRegion {
             _ => std::ptr::null_mut(),
         };
         Self(Arc::new(RegionInner {
-            handle,
+            registration: handle.map(|handle| Arc::new(Registration::new(handle))),
+            bound_to: AtomicU64::new(0),
             base: extent.base,
             length: extent.length,
             contiguous: extent.contiguous,
@@ -193,7 +197,7 @@ impl MemoryRegion {
     /// where the provider does not ask for one.
     #[must_use]
     pub fn is_registered(&self) -> bool {
-        self.0.handle.is_some()
+        self.0.registration.is_some()
     }
 
     /// May peers use it already? (See [`enable`](Self::enable).)
@@ -214,8 +218,8 @@ impl MemoryRegion {
         )))
     }
 
-    fn handle(&self, operation: &'static str) -> Result<&Handle<sys::fid_mr>> {
-        self.0.handle.as_ref().ok_or_else(|| {
+    fn registration(&self, operation: &'static str) -> Result<&Arc<Registration>> {
+        self.0.registration.as_ref().ok_or_else(|| {
             self.0.domain.blame(Error::new(
                 ErrorKind::InvalidArgument,
                 operation,
@@ -224,14 +228,29 @@ impl MemoryRegion {
         })
     }
 
+    /// Makes a call with the registration, which is not closed meanwhile.
+    fn with_handle<T>(
+        &self,
+        operation: &'static str,
+        call: impl FnOnce(&Handle<sys::fid_mr>) -> T,
+    ) -> Result<T> {
+        match &*self.registration(operation)?.hold() {
+            Some(handle) => Ok(call(handle)),
+            None => Err(self.0.domain.blame(Error::new(
+                ErrorKind::Closed,
+                operation,
+                "the endpoint that the region is bound to is closed, and so is its registration",
+            ))),
+        }
+    }
+
     /// The key as `fi_mr_key` tells it.
     ///
     /// # Errors
     /// `KeyUnavailable` where there is only a raw key, or the region is not enabled yet.
     pub fn key(&self) -> Result<u64> {
-        let handle = self.handle("fi_mr_key")?;
         // SAFETY: the registration is alive and finished.
-        let key = unsafe { (*handle.as_ptr()).key };
+        let key = self.with_handle("fi_mr_key", |region| unsafe { (*region.as_ptr()).key })?;
         if key == sys::FI_KEY_NOTAVAIL {
             let why = if self.is_enabled() {
                 "the provider has raw keys only (FI_MR_RAW)"
@@ -252,15 +271,14 @@ impl MemoryRegion {
     /// # Errors
     /// `NotSupported` where the provider has plain keys and no raw form of them.
     pub fn raw_key(&self) -> Result<(u64, Vec<u8>)> {
-        let handle = self.handle("fi_mr_raw_attr")?;
         let mut size = self.0.domain.capabilities().mr_key_size.max(8);
         let mut key = vec![0_u8; size];
         let mut base = 0_u64;
         for _ in 0..2 {
-            // SAFETY: the buffer has `size` bytes; the outputs are valid.
-            let code = unsafe {
-                sys::fi_mr_raw_attr(handle.as_fid(), &mut base, key.as_mut_ptr(), &mut size, 0)
-            };
+            // SAFETY: the registration is alive, the buffer has `size` bytes; the outputs are valid.
+            let code = self.with_handle("fi_mr_raw_attr", |region| unsafe {
+                sys::fi_mr_raw_attr(region.as_fid(), &mut base, key.as_mut_ptr(), &mut size, 0)
+            })?;
             if code == -crate::error::number::TOO_SMALL && size > key.len() && size <= 1 << 16 {
                 key.resize(size, 0);
                 continue;
@@ -283,10 +301,12 @@ impl MemoryRegion {
     /// # Errors
     /// `NotSupported` where the provider does not count accesses to regions.
     pub fn bind_counter(&self, counter: &Counter) -> Result<()> {
-        let handle = self.handle("fi_mr_bind")?;
+        self.registration("fi_mr_bind")?;
         self.check_same_domain(counter.domain())?;
         // SAFETY: both objects are alive, of one domain, and the counter is kept below.
-        let code = unsafe { sys::fi_bind(handle.as_fid(), counter.as_fid(), sys::FI_REMOTE_WRITE) };
+        let code = self.with_handle("fi_mr_bind", |region| unsafe {
+            sys::fi_bind(region.as_fid(), counter.as_fid(), sys::FI_REMOTE_WRITE)
+        })?;
         Error::check("fi_mr_bind", i64::from(code)).map_err(|e| {
             let e = self.0.domain.blame(e);
             if e.kind() == ErrorKind::InvalidArgument {
@@ -300,16 +320,34 @@ impl MemoryRegion {
     }
 
     /// Ties the region to one endpoint (`fi_mr_bind` with an endpoint), as
-    /// `MrMode::ENDPOINT` demands before `enable`.
+    /// `MrMode::ENDPOINT` demands before `enable`, and before anything is posted with it.
+    ///
+    /// From then on no other endpoint takes the region, and its registration ends when the
+    /// endpoint is closed, if not before: peers do not reach it any more, and nothing can be
+    /// posted with it. Its bytes stay until the region goes.
     ///
     /// # Errors
     /// What the provider says.
     pub fn bind_endpoint(&self, endpoint: &Endpoint) -> Result<()> {
-        let handle = self.handle("fi_mr_bind")?;
+        let registration = self.registration("fi_mr_bind")?;
         self.check_same_domain(endpoint.domain())?;
         // SAFETY: both objects are alive, and of one domain.
-        let code = unsafe { sys::fi_bind(handle.as_fid(), endpoint.as_fid(), 0) };
-        Error::check("fi_mr_bind", i64::from(code)).map(drop).map_err(|e| self.0.domain.blame(e))
+        let code = self.with_handle("fi_mr_bind", |region| unsafe {
+            sys::fi_bind(region.as_fid(), endpoint.as_fid(), 0)
+        })?;
+        Error::check("fi_mr_bind", i64::from(code)).map_err(|e| self.0.domain.blame(e))?;
+        endpoint.bound().add(registration);
+        self.0.bound_to.store(endpoint.bound().number(), Ordering::Release);
+        Ok(())
+    }
+
+    /// May it be used by this endpoint? Not if it is bound to another one, or was to one that is
+    /// closed.
+    #[inline]
+    pub(crate) fn is_for(&self, endpoint: &Endpoint) -> bool {
+        let bound_to = self.0.bound_to.load(Ordering::Acquire);
+        self.0.domain.is_same(endpoint.domain())
+            && (bound_to == 0 || bound_to == endpoint.bound().number())
     }
 
     /// Opens the region to peers where registration left it disabled
@@ -321,13 +359,13 @@ impl MemoryRegion {
         if self.0.enabled.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
-        let handle = self.handle("fi_mr_enable")?;
         // SAFETY: the registration is alive.
-        let code = unsafe { sys::fi_enable(handle.as_fid()) };
-        Error::check("fi_mr_enable", i64::from(code)).map(drop).map_err(|e| {
-            self.0.enabled.store(false, Ordering::Release);
-            self.0.domain.blame(e)
-        })
+        let code =
+            self.with_handle("fi_mr_enable", |region| unsafe { sys::fi_enable(region.as_fid()) });
+        let enabled = code.and_then(|code| {
+            Error::check("fi_mr_enable", i64::from(code)).map_err(|e| self.0.domain.blame(e))
+        });
+        enabled.map(drop).inspect_err(|_| self.0.enabled.store(false, Ordering::Release))
     }
 
     /// The same after the region is tied to this endpoint, where the provider demands that;
@@ -363,10 +401,11 @@ impl MemoryRegion {
     /// `OutOfBounds`; `NotSupported` from providers that do not know the call.
     pub fn force_refresh(&self, range: Range<usize>) -> Result<()> {
         let slice = self.slice(range)?;
-        let handle = self.handle("fi_mr_refresh")?;
         let vector = sys::iovec { iov_base: slice.as_ptr().cast(), iov_len: slice.len() };
-        // SAFETY: one element, alive for the call.
-        let code = unsafe { sys::fi_mr_refresh(handle.as_fid(), &vector, 1, 0) };
+        // SAFETY: the registration is alive; one element, alive for the call.
+        let code = self.with_handle("fi_mr_refresh", |region| unsafe {
+            sys::fi_mr_refresh(region.as_fid(), &vector, 1, 0)
+        })?;
         Error::check("fi_mr_refresh", i64::from(code)).map(drop).map_err(|e| self.0.domain.blame(e))
     }
 
@@ -435,13 +474,24 @@ impl MemoryRegion {
 
 impl Drop for RegionInner {
     fn drop(&mut self) {
-        let Some(handle) = self.handle.take() else {
+        let Some(registration) = &self.registration else { return };
+        // Held until it is closed: the endpoint that it is bound to waits for that.
+        let mut held = registration.hold();
+        let Some(handle) = held.take() else {
+            // Closed before its endpoint.
+            if registration.is_stuck() {
+                std::mem::forget(self.memory.take());
+            }
             return;
         };
         let late = Late { handle, memory: self.memory.take(), bytes: self.length };
         match self.domain.closing() {
             Some(closing) => closing.close(late),
-            None => drop(late.close()),
+            None => {
+                let memory = late.close();
+                drop(held);
+                drop(memory);
+            }
         }
     }
 }
@@ -508,7 +558,7 @@ impl RegionSlice {
     }
 
     #[inline]
-    pub(crate) fn is_in(&self, domain: &Domain) -> bool {
-        self.region.0.domain.is_same(domain)
+    pub(crate) fn is_for(&self, endpoint: &Endpoint) -> bool {
+        self.region.is_for(endpoint)
     }
 }

@@ -100,6 +100,8 @@ pub struct CompletionQueue {
     /// Members seen closed, whose last entries may still be in the queue.
     leaving: Vec<u32>,
     sweep_due: bool,
+    /// Entries that were asked for; 0: as many as the provider likes.
+    size: usize,
 }
 
 // SAFETY: entries are plain data; contexts in them are only compared.
@@ -212,7 +214,13 @@ impl CompletionQueue {
             departed_seen: 0,
             leaving: Vec::new(),
             sweep_due: false,
+            size: options.size,
         })
+    }
+
+    /// Entries that it was opened for; 0: as many as the provider likes.
+    pub(crate) fn size(&self) -> usize {
+        self.size
     }
 
     /// The next outcome, if there is one. Also moves data where the provider

@@ -1,8 +1,9 @@
 //! Receives that are posted ahead for notices: for messages, and where immediates use
 //! receives up.
 
+use super::credit;
 use super::memory::{Site, activate};
-use super::notify::{NOTICE, Notify, TAG, has_tags};
+use super::notify::{CREDIT_NOTICE, NOTICE, Notify, TAG, has_tags};
 use crate::{
     Access, Completion, CompletionKind, CompletionQueue, Domain, Endpoint, HostMemory,
     MemoryRegion, Result,
@@ -12,8 +13,8 @@ use crate::{
 /// their way. Some providers keep what comes beyond that, some hold the sender up.
 const MESSAGES: u16 = 1024;
 /// Receives for immediates.
-const IMMEDIATES: usize = 1024;
-const STRIDE: usize = 8;
+pub(super) const IMMEDIATES: usize = 1024;
+const STRIDE: usize = 32;
 /// Tokens of receives for messages: this, and the place.
 const TOKEN: u64 = 0x5263_7620 << 32;
 
@@ -38,6 +39,8 @@ pub(super) struct Heard {
     pub(super) bits: u32,
     /// Bytes of the write that it came with, as the provider tells; 0 where it does not.
     pub(super) length: u64,
+    /// The credit that a message has behind the bits.
+    pub(super) credit: Option<[u8; credit::LENGTH]>,
 }
 
 impl Board {
@@ -90,7 +93,7 @@ impl Board {
         let Some(region) = &self.messages else { return Ok(()) };
         while let Some(place) = self.unposted.last().copied() {
             let at = usize::from(place) * STRIDE;
-            let into = region.slice(at..at + NOTICE)?;
+            let into = region.slice(at..at + CREDIT_NOTICE)?;
             let (tag, token) = (self.tagged.then_some(TAG), TOKEN | u64::from(place));
             if !endpoint.try_receive(queue, Some(&into), tag, token)? {
                 return Ok(());
@@ -111,7 +114,8 @@ impl Board {
                 } else if self.uses_receives && completion.operation.is_some() {
                     self.missing += 1;
                 }
-                Ok(Some(Heard { bits: data as u32, length: completion.length as u64 }))
+                let (bits, length) = (data as u32, completion.length as u64);
+                Ok(Some(Heard { bits, length, credit: None }))
             }
             (CompletionKind::Receive, _) if completion.token >> 32 == TOKEN >> 32 => {
                 self.message(completion)
@@ -124,11 +128,17 @@ impl Board {
         let place = completion.token as u16;
         self.unposted.push(place);
         let Some(region) = &self.messages else { return Ok(None) };
-        let mut bytes = [0; NOTICE];
-        region.read(usize::from(place) * STRIDE, &mut bytes)?;
-        // One that is too short says nothing.
-        let bits = (completion.length == NOTICE).then(|| u32::from_le_bytes(bytes));
-        Ok(bits.map(|bits| Heard { bits, length: 0 }))
+        let (mut bits, mut credit) = ([0; NOTICE], [0; credit::LENGTH]);
+        let at = usize::from(place) * STRIDE;
+        region.read(at, &mut bits)?;
+        region.read(at + NOTICE, &mut credit)?;
+        let credit = match completion.length {
+            NOTICE => None,
+            CREDIT_NOTICE => Some(credit),
+            // One of another length says nothing.
+            _ => return Ok(None),
+        };
+        Ok(Some(Heard { bits: u32::from_le_bytes(bits), length: 0, credit }))
     }
 
     /// A receive failed that the board posted: whoever sent too much is not heard.

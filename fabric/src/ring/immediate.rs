@@ -6,7 +6,7 @@
 //!
 //! kind 0  a chunk arrived; amount: its sequence number, its lower 16 bits
 //!      1  the reader lets go of the ring; amount: 0
-//!      2  credit; amount: the reader's head in granules, its lower 16 bits
+//!      2  credit; amount: 0
 //!      3  the writer is done; amount: how many chunks it wrote, the lower 16 bits
 //! ```
 //!
@@ -14,7 +14,8 @@
 //! writer and name it by the writer's.
 //!
 //! What does not fit here (a message's length and number, its topic, the whole epoch)
-//! stands in the chunk's header. The four bits of the epoch tell a straggler of the last
+//! stands in the chunk's header, and the reader's head in the [credit](super::credit) that comes
+//! with its notice. The four bits of the epoch tell a straggler of the last
 //! few epochs from what is meant; the header has all of it.
 
 /// Rings that one pair of queues can tell apart.
@@ -29,11 +30,8 @@ pub enum Notice {
         /// The lower bits of its sequence number.
         sequence: u16,
     },
-    /// The reader let go of chunks.
-    Credit {
-        /// The lower bits of its head, in credit units.
-        head: u16,
-    },
+    /// The reader let go of chunks: how far it is comes with the notice.
+    Credit,
     /// There will be nothing more.
     Done {
         /// The lower bits of the number of chunks that there were.
@@ -60,7 +58,7 @@ impl Immediate {
     pub fn encode(&self) -> u32 {
         let (kind, amount) = match self.notice {
             Notice::Chunk { sequence } => (0, sequence),
-            Notice::Credit { head } => (2, head),
+            Notice::Credit => (2, 0),
             Notice::Done { sequence } => (3, sequence),
             Notice::Gone => (1, 0),
         };
@@ -76,7 +74,7 @@ impl Immediate {
         let notice = match bits >> 30 {
             0 => Notice::Chunk { sequence: amount },
             1 => Notice::Gone,
-            2 => Notice::Credit { head: amount },
+            2 => Notice::Credit,
             _ => Notice::Done { sequence: amount },
         };
         Self { ring: (bits >> 16) as u16 % RINGS, epoch: bits >> 26 & (EPOCHS - 1), notice }
@@ -126,8 +124,8 @@ mod tests {
         fn every_pattern_means_one_thing(bits: u32) {
             let immediate = Immediate::decode(bits);
             let again = immediate.encode();
-            // But for the amount of the one that has none.
-            let has_none = immediate.notice == Notice::Gone;
+            // But for the amount of those that have none.
+            let has_none = matches!(immediate.notice, Notice::Gone | Notice::Credit);
             prop_assert!(again == bits || has_none);
             prop_assert_eq!(Immediate::decode(again), immediate);
         }

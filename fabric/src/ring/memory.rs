@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use super::allowance::Quota;
 use super::header::{HEADER, Header};
 use super::reader::Place;
 use super::shape::{FLAG, Layout, Shape};
@@ -45,13 +46,20 @@ pub(super) struct RingMemory {
     released: Box<[AtomicU64]>,
     /// The reader sleeps, and wants to know of views that are dropped.
     is_asleep: AtomicBool,
+    /// Its place in the queue is another ring's when nothing more can come.
+    pub(super) quota: Quota,
     waker: OnceLock<Waker>,
 }
 
 impl RingMemory {
     /// Memory that somebody made: of a device, or shared. To be written through the endpoints at
     /// all of these sites, of which there is at least one.
-    pub(super) fn over(sites: &[Site<'_>], shape: Shape, memory: impl Memory) -> Result<Self> {
+    pub(super) fn over(
+        sites: &[Site<'_>],
+        shape: Shape,
+        memory: impl Memory,
+        quota: Quota,
+    ) -> Result<Self> {
         if (memory.len() as u64) < shape.capacity() {
             let detail = format!("{} bytes, for a ring of {}", memory.len(), shape.capacity());
             return Err(Error::new(ErrorKind::OutOfBounds, "opening a ring", detail));
@@ -92,7 +100,7 @@ impl RingMemory {
             region.fill(0..shape.capacity() as usize, 0)?;
         }
         let (is_asleep, waker) = (AtomicBool::new(false), OnceLock::new());
-        Ok(Self { shape, region, headers, others: lanes, released, is_asleep, waker })
+        Ok(Self { shape, region, headers, others: lanes, released, is_asleep, quota, waker })
     }
 
     /// A header.

@@ -10,7 +10,9 @@
 //! comparisons: the tail never passes the credit by more than the capacity, the head
 //! never passes the tail, the credit never leads the head.
 
+mod allowance;
 mod board;
+mod credit;
 mod header;
 mod immediate;
 mod memory;
@@ -21,6 +23,7 @@ mod reader;
 mod receiver;
 mod sender;
 mod shape;
+mod slate;
 mod speaker;
 mod stripes;
 mod terms;
@@ -28,6 +31,8 @@ mod writer;
 
 #[cfg(test)]
 mod model_tests;
+#[cfg(test)]
+mod unordered_tests;
 
 pub use header::{HEADER, Header};
 pub use memory::View;
@@ -42,6 +47,8 @@ pub use terms::{LaneOffer, RingAnswer, RingOffer};
 pub use writer::{Blocked, Message};
 
 // The protocol itself, for simulations and fuzzing: what a port does with it is the interface.
+#[doc(hidden)]
+pub use credit::Credit;
 #[doc(hidden)]
 pub use immediate::{Immediate, Notice};
 #[doc(hidden)]

@@ -23,6 +23,25 @@ struct Flying {
     epoch: u32,
 }
 
+/// How credit gets to the writer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum CreditPath {
+    /// Each in a message of its own, in any order.
+    Messages,
+    /// Into one place, in order, and then a notice.
+    Ordered,
+    /// Into one place, in any order, and then a notice.
+    Unordered,
+}
+
+/// A credit on its way.
+#[derive(Debug, Clone, Copy)]
+struct Told {
+    notice: u32,
+    bytes: [u8; 16],
+    epoch: u32,
+}
+
 struct World {
     shape: Shape,
     writer: Writer,
@@ -31,7 +50,12 @@ struct World {
     /// Where headers lie, if apart.
     headers: Vec<u8>,
     flying: Vec<Flying>,
-    credits: VecDeque<(u32, u32)>,
+    credit_path: CreditPath,
+    credits: Vec<Told>,
+    /// The one place that credit is written to.
+    credit_place: [u8; 16],
+    /// Credits that arrived, and that the writer has not looked at.
+    unheard: VecDeque<Told>,
     epoch: u32,
     /// Lengths of all messages, and the one that is being written.
     lengths: Vec<u64>,
@@ -56,7 +80,10 @@ enum Step {
     Credit {
         is_quiet: bool,
     },
-    CreditLands,
+    /// One of those on their way: in order, or any.
+    CreditLands(usize),
+    CreditRepeats(usize),
+    CreditIsHeard,
     Break,
 }
 
@@ -69,7 +96,9 @@ fn steps(most_length: u64) -> impl Strategy<Value = Vec<Step>> {
         8 => Just(Step::Take),
         6 => any::<usize>().prop_map(Step::Release),
         4 => any::<bool>().prop_map(|is_quiet| Step::Credit { is_quiet }),
-        4 => Just(Step::CreditLands),
+        4 => any::<usize>().prop_map(Step::CreditLands),
+        1 => any::<usize>().prop_map(Step::CreditRepeats),
+        4 => Just(Step::CreditIsHeard),
         1 => Just(Step::Break),
     ];
     proptest::collection::vec(step, 1..400)
@@ -78,17 +107,17 @@ fn steps(most_length: u64) -> impl Strategy<Value = Vec<Step>> {
 impl World {
     fn new(capacity: u64, layout: Layout, longest_payload: u64, watermark: u64) -> Self {
         let shape = Shape::new(capacity, 5).unwrap().laid_out(layout);
-        // Credit comes back under another number than the ring's.
-        let mut reader = Reader::new(shape, 1, watermark);
-        reader.tell_as(9);
         Self {
             shape,
             writer: Writer::new(shape, 1, longest_payload).known_as(9),
-            reader,
+            reader: Self::reader(shape, 1, watermark, CreditPath::Messages),
             memory: vec![Self::fresh(layout, 0xee); capacity as usize],
             headers: vec![0xee; (MOST_CHUNKS_APART * HEADER) as usize],
             flying: Vec::new(),
-            credits: VecDeque::new(),
+            credit_path: CreditPath::Messages,
+            credits: Vec::new(),
+            credit_place: [0; 16],
+            unheard: VecDeque::new(),
             epoch: 1,
             lengths: Vec::new(),
             current: None,
@@ -97,6 +126,22 @@ impl World {
             held: Vec::new(),
             watermark,
         }
+    }
+
+    fn reader(shape: Shape, epoch: u32, watermark: u64, path: CreditPath) -> Reader {
+        let mut reader = Reader::new(shape, epoch, watermark);
+        // Credit comes back under another number than the ring's.
+        reader.tell_as(9);
+        if path == CreditPath::Unordered {
+            reader.tell_one_at_a_time();
+        }
+        reader
+    }
+
+    fn with_credit_by(mut self, path: CreditPath) -> Self {
+        self.credit_path = path;
+        self.reader = Self::reader(self.shape, self.epoch, self.watermark, path);
+        self
     }
 
     /// Memory that is looked at for flags has to be clean.
@@ -213,25 +258,51 @@ impl World {
     }
 
     fn credit(&mut self, is_quiet: bool) {
-        if let Some(bits) = self.reader.credit(is_quiet) {
-            self.credits.push_back((bits, self.epoch));
+        if let Some(credit) = self.reader.credit(is_quiet) {
+            let (notice, bytes) = (self.reader.credit_notice(), credit.encode());
+            self.credits.push(Told { notice, bytes, epoch: self.epoch });
         }
     }
 
-    fn credit_lands(&mut self) {
-        if let Some((bits, _)) = self.credits.pop_front() {
-            self.writer.credit(&Immediate::decode(bits));
-            // Told again, and late, it changes nothing.
-            assert!(!self.writer.credit(&Immediate::decode(bits)));
+    /// A credit arrives: the writer may hear of it later, when others have arrived as well.
+    fn credit_lands(&mut self, which: usize) {
+        if self.credits.is_empty() {
+            return;
         }
+        let in_order = self.credit_path == CreditPath::Ordered;
+        let which = if in_order { 0 } else { which % self.credits.len() };
+        let told = self.credits.remove(which);
+        self.unheard.push_back(told);
+        // That of an earlier epoch has another place, since names take turns.
+        if told.epoch == self.epoch {
+            self.credit_place = told.bytes;
+            self.reader.credit_arrived();
+        }
+    }
+
+    fn credit_is_heard(&mut self) -> bool {
+        let Some(told) = self.unheard.pop_front() else { return false };
+        if !self.writer.is_told_credit(&Immediate::decode(told.notice)) {
+            return true;
+        }
+        let bytes = match self.credit_path {
+            CreditPath::Messages => told.bytes,
+            CreditPath::Ordered | CreditPath::Unordered => self.credit_place,
+        };
+        if let Some(credit) = Credit::decode(bytes, self.writer.epoch()) {
+            self.writer.credit(&credit);
+            // Told again, and late, it changes nothing.
+            assert!(!self.writer.credit(&credit));
+        }
+        true
     }
 
     /// The connection is lost, with what was on its way in part.
     fn break_down(&mut self) {
         self.epoch += 1;
         assert_eq!(self.reader.whole(), self.whole);
-        self.reader = Reader::new(self.shape, self.epoch, self.watermark).after(self.whole);
-        self.reader.tell_as(9);
+        let reader = Self::reader(self.shape, self.epoch, self.watermark, self.credit_path);
+        self.reader = reader.after(self.whole);
         let writer = Writer::new(self.shape, self.epoch, self.writer.longest_payload());
         self.writer = writer.known_as(9).after(self.whole);
         self.partial.clear();
@@ -243,7 +314,9 @@ impl World {
         // a notice can tell there is nothing.
         let epoch = self.epoch;
         self.flying.retain(|flying| epoch - flying.epoch < 8);
-        self.credits.retain(|(_, of)| epoch - of < 8);
+        self.credits.retain(|told| epoch - told.epoch < 8);
+        self.unheard.retain(|told| epoch - told.epoch < 8);
+        self.credit_place = [0; 16];
     }
 
     fn next_message(&mut self, length: u64) {
@@ -279,7 +352,14 @@ impl World {
             }
             Step::Release(_) => {}
             Step::Credit { is_quiet } => self.credit(is_quiet),
-            Step::CreditLands => self.credit_lands(),
+            Step::CreditLands(which) => self.credit_lands(which),
+            Step::CreditRepeats(which) if self.credit_path == CreditPath::Messages => {
+                if let Some(told) = self.credits.get(which % self.credits.len().max(1)) {
+                    self.unheard.push_back(*told);
+                }
+            }
+            Step::CreditRepeats(_) => {}
+            Step::CreditIsHeard => drop(self.credit_is_heard()),
             Step::Break => self.break_down(),
         }
         self.check();
@@ -304,7 +384,11 @@ impl World {
         self.credit(!has_moved);
         while !self.credits.is_empty() {
             has_moved = true;
-            self.credit_lands();
+            // The last one first, where there is no order: an old one is there at the end.
+            self.credit_lands(self.credits.len() - 1);
+        }
+        while self.credit_is_heard() {
+            has_moved = true;
         }
         self.check();
         has_moved
@@ -336,9 +420,13 @@ proptest! {
         layout in prop_oneof![
             2 => Just(Layout::Together), 1 => Just(Layout::Apart), 1 => Just(Layout::Flagged)
         ],
+        credit_path in prop_oneof![
+            Just(CreditPath::Messages), Just(CreditPath::Ordered), Just(CreditPath::Unordered)
+        ],
         in_order: bool,
     ) {
-        let mut world = World::new(granules * 128, layout, longest_payload, watermark);
+        let world = World::new(granules * 128, layout, longest_payload, watermark);
+        let mut world = world.with_credit_by(credit_path);
         for step in &steps {
             world.step(step, in_order);
         }
@@ -409,8 +497,8 @@ fn a_full_ring_is_given_back_in_one_credit() {
                 let arrived = reader.take(look).unwrap().unwrap();
                 reader.release(arrived.span);
             }
-            let bits = reader.credit(true).unwrap();
-            assert!(writer.credit(&Immediate::decode(bits)));
+            let credit = reader.credit(true).unwrap();
+            assert!(writer.credit(&credit));
             assert!(writer.free() > free_before);
             assert_eq!(writer.free(), capacity);
             // The message is far from written; the next round goes on with another epoch.
@@ -455,8 +543,8 @@ fn many_small_chunks_need_no_quiet() {
         let arrived = reader.take(|_| chunk.header.encode()).unwrap().unwrap();
         assert_eq!(arrived.header.message, number);
         reader.release(arrived.span);
-        if let Some(bits) = reader.credit(false) {
-            assert!(writer.credit(&Immediate::decode(bits)));
+        if let Some(credit) = reader.credit(false) {
+            assert!(writer.credit(&credit));
         }
     }
 }
@@ -548,15 +636,81 @@ fn credit_that_cannot_be_is_not_believed() {
     let mut message = writer.begin(0, 64);
     let chunk = writer.plan(&message).unwrap();
     writer.commit(&mut message, &chunk);
-    let credit = |head, ring, epoch| Immediate { ring, epoch, notice: Notice::Credit { head } };
-    assert!(!writer.credit(&credit(3, 1, 2)), "more than was written");
-    assert!(!writer.credit(&credit(2, 1, 1)), "another epoch");
-    assert!(!writer.credit(&credit(2, 0, 2)), "another ring");
+    let credit = |granules, epoch| Credit { epoch, head: granules * shape.granule() };
+    assert!(!writer.credit(&credit(3, 2)), "more than was written");
+    assert!(!writer.credit(&credit(2, 1)), "another epoch");
+    assert!(!writer.credit(&credit(2 + (1 << 16), 2)), "far ahead");
     assert_eq!(writer.next_read(), None);
-    assert!(writer.credit(&credit(2, 1, 2)));
+    assert!(writer.credit(&credit(2, 2)));
     assert_eq!((writer.next_read(), writer.next_read()), (Some(0), None));
-    assert!(!writer.credit(&credit(1, 1, 2)), "the past");
+    assert!(!writer.credit(&credit(1, 2)), "the past");
     assert_eq!(writer.free(), 4096);
+    let told = |ring, epoch, notice| writer.is_told_credit(&Immediate { ring, epoch, notice });
+    assert!(told(1, 2, Notice::Credit));
+    assert!(!told(0, 2, Notice::Credit), "another ring");
+    assert!(!told(1, 1, Notice::Credit), "another epoch");
+    assert!(!told(1, 2, Notice::Gone), "another notice");
+}
+
+/// A credit that later ones overtook by many rounds of the ring, and that has the lower bits of
+/// one that lies ahead.
+#[test]
+fn a_credit_overtaken_by_later_ones_frees_nothing() {
+    let shape = Shape::new(4096, 1).unwrap();
+    let mut writer = Writer::new(shape, 0, 1000);
+    let mut reader = Reader::new(shape, 0, 0);
+    let mut overtaken = Vec::new();
+    for number in 0..12_000 {
+        // Four of them fill the ring.
+        let mut message = writer.begin(0, 960);
+        let chunk = writer.plan(&message).unwrap();
+        writer.commit(&mut message, &chunk);
+        reader.notice(&Immediate::decode(chunk.immediate), chunk.length()).unwrap();
+        let arrived = reader.take(|_| chunk.header.encode()).unwrap().unwrap();
+        // What lies in the ring now is not read yet: no credit may free it.
+        for late in &overtaken {
+            writer.credit(late);
+            assert!(writer.known_head() <= reader.head(), "chunk {number} is freed unread");
+        }
+        reader.release(arrived.span);
+        let credit = reader.credit(true).unwrap();
+        if number % 17 == 1 {
+            overtaken.push(credit);
+            // At most what one round of all numbers of 16 bits has.
+            if overtaken.len() > 300 {
+                overtaken.remove(0);
+            }
+        } else {
+            assert!(writer.credit(&credit));
+        }
+    }
+}
+
+#[test]
+fn without_order_the_next_credit_waits_for_the_last() {
+    let shape = Shape::new(4096, 1).unwrap();
+    let mut writer = Writer::new(shape, 0, 100);
+    let mut reader = Reader::new(shape, 0, 0);
+    reader.tell_one_at_a_time();
+    let mut read_one = |reader: &mut Reader| {
+        let mut message = writer.begin(0, 100);
+        let chunk = writer.plan(&message).unwrap();
+        writer.commit(&mut message, &chunk);
+        reader.notice(&Immediate::decode(chunk.immediate), chunk.length()).unwrap();
+        let arrived = reader.take(|_| chunk.header.encode()).unwrap().unwrap();
+        reader.release(arrived.span);
+    };
+    read_one(&mut reader);
+    let first = reader.credit(true).unwrap();
+    read_one(&mut reader);
+    assert_eq!(reader.credit(true), None);
+    // Lost, it is told again, and still waited for.
+    reader.credit_arrived();
+    reader.tell_again();
+    assert_eq!((reader.told_credit(), reader.credit(true)), (first, None));
+    reader.credit_arrived();
+    let second = reader.credit(true).unwrap();
+    assert_eq!((first.head, second.head), (shape.taken(100), 2 * shape.taken(100)));
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::credit;
 use super::shape::Layout;
 use crate::{Capabilities, Caps, Error, ErrorKind, MemoryKind, Order, Result};
 
@@ -34,12 +35,19 @@ pub enum Notify {
 
 /// Bytes of a notice that is a message.
 pub(super) const NOTICE: usize = 4;
+/// The same with the credit that comes with it.
+pub(super) const CREDIT_NOTICE: usize = NOTICE + credit::LENGTH;
 /// The tag of those that have one: so they are not taken for the application's own.
 pub(super) const TAG: u64 = 0x5263_6e67;
 
 /// Do notices that are messages come here with a tag?
 pub(super) fn has_tags(capabilities: &Capabilities) -> bool {
     capabilities.caps.contains(Caps::TAGGED)
+}
+
+/// Does a write not overtake an earlier one?
+pub(super) fn orders_writes(capabilities: &Capabilities) -> bool {
+    (capabilities.send_order & capabilities.receive_order).contains(Order::WRITE_AFTER_WRITE)
 }
 
 impl Notify {
@@ -72,15 +80,10 @@ impl Notify {
             Self::Message if !capabilities.caps.intersects(Caps::MESSAGE | Caps::TAGGED) => {
                 Some("no messages")
             }
-            Self::Message if capabilities.inject_size < NOTICE => {
+            Self::Message if capabilities.inject_size < CREDIT_NOTICE => {
                 Some("no messages that are sent without memory of their own")
             }
-            Self::Polling
-                if !(capabilities.send_order & capabilities.receive_order)
-                    .contains(Order::WRITE_AFTER_WRITE) =>
-            {
-                Some("no order between writes")
-            }
+            Self::Polling if !orders_writes(capabilities) => Some("no order between writes"),
             _ => None,
         };
         match lack {

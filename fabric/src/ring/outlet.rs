@@ -11,7 +11,7 @@ use super::shape::{FLAG, Layout, Shape};
 use super::speaker::{LAST, Speaker};
 use super::terms::LaneOffer;
 use super::writer::Chunk;
-use crate::endpoint::{Piece, Target};
+use crate::endpoint::{Injected, Piece, Target};
 use crate::{
     Access, CompletionQueue, Endpoint, Error, ErrorKind, HostMemory, MemoryRegion, Options, Peer,
     RemoteMemory, Result, TransferFlags,
@@ -159,7 +159,7 @@ impl Outlet {
         let domain = site.domain;
         form.check(domain.capabilities())?;
         let ring = domain.attach(&offer.ring)?;
-        let speaker = Speaker::new(site, (form, tagged), peer, &offer.slate)?;
+        let speaker = Speaker::new(site, (form, tagged), peer, (&offer.slate, 0))?;
         let needed = shape.most_chunks() * HEADER;
         let far_headers =
             offer.headers.as_ref().map(|headers| domain.attach(headers)).transpose()?;
@@ -226,13 +226,15 @@ impl Outlet {
             let target = Target { memory: &self.ring, offset: chunk.header_at };
             let data = Some(chunk.immediate.into());
             let bytes = &bytes[..whole];
-            let is_posted = endpoint.try_inject_write(queue, self.peer, bytes, target, data)?;
-            if !is_posted {
-                return Ok(Posted::No);
+            match endpoint.try_inject_write(queue, self.peer, bytes, target, data)? {
+                Injected::Taken => {
+                    let departure = self.departures.begin(self.end_of(chunk));
+                    self.departures.done(departure);
+                    return Ok(Posted::Copied);
+                }
+                Injected::NoRoom => return Ok(Posted::No),
+                Injected::Refused => {}
             }
-            let departure = self.departures.begin(self.end_of(chunk));
-            self.departures.done(departure);
-            return Ok(Posted::Copied);
         }
         let is_posted = self.post_long(endpoint, queue, chunk, payload)?;
         Ok(if is_posted { Posted::Sent } else { Posted::No })

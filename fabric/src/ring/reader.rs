@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::ops::Range;
 
+use super::credit::Credit;
 use super::header::{HEADER, Header};
 use super::immediate::{Immediate, Notice, nearest};
 use super::shape::{FLAG, Layout, Shape};
@@ -101,6 +102,9 @@ pub struct Reader {
     head: u64,
     /// What the writer was told of it.
     told: u64,
+    /// Credits may overtake each other where they are written to: one is told at a time.
+    is_one_credit_at_a_time: bool,
+    is_credit_on_its_way: bool,
     /// Where the next chunk begins, but for what may be left out before it.
     next: u64,
     sequence: u64,
@@ -117,6 +121,8 @@ pub struct Reader {
     untold: u64,
     /// Bytes to be released before the writer is told.
     watermark: u64,
+    /// Chunks that may be in the ring.
+    most_chunks: u64,
     /// How many chunks there are, once the writer said that it is done.
     ends: Option<u64>,
     /// The message that is next, and how much of it arrived.
@@ -138,6 +144,8 @@ impl Reader {
             writer_name: shape.ring(),
             head: 0,
             told: 0,
+            is_one_credit_at_a_time: false,
+            is_credit_on_its_way: false,
             next: 0,
             sequence: 0,
             arrived: vec![0; (shape.most_chunks() / 64) as usize].into(),
@@ -145,6 +153,7 @@ impl Reader {
             taken: VecDeque::new(),
             untold: 0,
             watermark: watermark.min(shape.longest_chunk()),
+            most_chunks: shape.most_chunks(),
             ends: None,
             message: 0,
             received: 0,
@@ -159,10 +168,25 @@ impl Reader {
         Self { message: whole, ..self }
     }
 
+    /// There will be at most so many chunks in the ring: the writer is told when a part of
+    /// these were released.
+    pub fn stay_within(&mut self, most_chunks: u64) {
+        self.most_chunks = self.most_chunks.min(most_chunks).max(1);
+    }
+
     /// The number that the writer wants to be told of credit under, if it is not the
     /// ring's.
     pub fn tell_as(&mut self, name: u16) {
         self.writer_name = name;
+    }
+
+    /// Credits may overtake each other on their way to the one place that they are written to:
+    /// from now on none is told before the one before it [arrived](Self::credit_arrived), or an
+    /// old one could hide the last.
+    pub fn tell_one_at_a_time(&mut self) {
+        self.is_one_credit_at_a_time = true;
+        // One that is due already, and could not be told before.
+        self.is_credit_on_its_way = self.told > 0;
     }
 
     /// A notice came: with its data, whatever came or did not come before it. `length` is
@@ -181,13 +205,13 @@ impl Reader {
                 self.ends = nearest(self.sequence, sequence).filter(|end| *end >= self.sequence);
                 return Ok(());
             }
-            Notice::Credit { .. } | Notice::Gone => return Ok(()),
+            Notice::Credit | Notice::Gone => return Ok(()),
         };
         match nearest(self.sequence, sequence) {
             Some(sequence) if sequence >= self.sequence => {
                 // Those that are taken and not released are in the ring, too.
                 let before = self.taken.len() as u64;
-                if sequence - self.sequence + before >= self.shape.most_chunks() {
+                if sequence - self.sequence + before >= self.most_chunks {
                     let next = self.sequence;
                     return Err(ProtocolError::TooFarAhead { sequence, next });
                 }
@@ -333,21 +357,41 @@ impl Reader {
     /// What to tell the writer, if it is time: so much was released that the watermark is
     /// passed, or so many chunks that the writer would soon have no numbers left; or
     /// nothing else is going on and something was released at all.
-    pub fn credit(&mut self, is_quiet: bool) -> Option<u32> {
+    pub fn credit(&mut self, is_quiet: bool) -> Option<Credit> {
         let untold = self.head - self.told;
-        let is_due = untold >= self.watermark || self.untold >= self.shape.most_chunks() / 4;
-        if untold == 0 || !(is_due || is_quiet) {
+        let is_due = untold >= self.watermark || self.untold >= self.most_chunks.div_ceil(4);
+        if untold == 0 || !(is_due || is_quiet) || self.is_credit_on_its_way {
             return None;
         }
         self.untold = 0;
         self.told = self.head;
-        Some(self.told_bits())
+        self.is_credit_on_its_way = self.is_one_credit_at_a_time;
+        Some(self.told_credit())
     }
 
     /// What the writer was told last, or is to be told if that was not sent.
-    pub fn told_bits(&self) -> u32 {
-        let notice = Notice::Credit { head: self.shape.granules(self.told) as u16 };
-        Immediate { ring: self.writer_name, epoch: self.epoch, notice }.encode()
+    pub fn told_credit(&self) -> Credit {
+        Credit { epoch: self.epoch, head: self.told }
+    }
+
+    /// The notice that a credit comes with.
+    pub fn credit_notice(&self) -> u32 {
+        self.notice_of(Notice::Credit)
+    }
+
+    /// The credit that was told last is to be told again, since it may be lost.
+    pub fn tell_again(&mut self) {
+        self.is_credit_on_its_way = self.is_one_credit_at_a_time;
+    }
+
+    /// The credit that was told last has arrived, or never will.
+    pub fn credit_arrived(&mut self) {
+        self.is_credit_on_its_way = false;
+    }
+
+    /// Is the next credit waiting for the last one to arrive?
+    pub fn is_credit_on_its_way(&self) -> bool {
+        self.is_credit_on_its_way
     }
 
     /// The lowest position that is not released.
@@ -367,8 +411,11 @@ impl Reader {
 
     /// What to tell the writer if nobody is going to read any more.
     pub fn gone(&self) -> u32 {
-        let (ring, epoch) = (self.writer_name, self.epoch);
-        Immediate { ring, epoch, notice: Notice::Gone }.encode()
+        self.notice_of(Notice::Gone)
+    }
+
+    fn notice_of(&self, notice: Notice) -> u32 {
+        Immediate { ring: self.writer_name, epoch: self.epoch, notice }.encode()
     }
 
     /// The epoch that it reads.

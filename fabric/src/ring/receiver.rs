@@ -2,11 +2,13 @@
 
 use std::sync::Arc;
 
+use super::allowance::Allowance;
 use super::immediate::{Immediate, Notice};
 use super::memory::{RingMemory, Site, View};
 use super::notify::{Notify, has_tags};
 use super::reader::Reader;
 use super::shape::Shape;
+use super::slate::credit_at;
 use super::speaker::Speaker;
 use super::terms::{LaneOffer, RingAnswer, RingOffer};
 use crate::{
@@ -97,15 +99,19 @@ impl RingReceiver {
         endpoint: &Endpoint,
         further: &[Site<'_>],
         (ring, epoch): (u16, u32),
-        options: &RingOptions,
+        (options, allowance): (&RingOptions, &Allowance),
         memory: impl Memory,
     ) -> Result<Self> {
         let shape = shape_of(endpoint, ring, options, memory.kind())?;
         let sites: Vec<_> =
             std::iter::once(Site::of(endpoint)).chain(further.iter().copied()).collect();
-        let memory = RingMemory::over(&sites, shape, memory)?;
+        let quota = allowance.take(options.notify, shape.most_chunks())?;
+        let most_chunks = quota.most_chunks();
+        let memory = RingMemory::over(&sites, shape, memory, quota)?;
+        let mut reader = Reader::new(memory.shape, epoch, options.watermark).after(options.whole);
+        reader.stay_within(most_chunks);
         Ok(Self {
-            reader: Reader::new(memory.shape, epoch, options.watermark).after(options.whole),
+            reader,
             born: epoch,
             form: options.notify,
             memory: Arc::new(memory),
@@ -142,6 +148,7 @@ impl RingReceiver {
             notify: self.form,
             tagged: has_tags(memory.region.domain().capabilities()),
             layout: shape.layout(),
+            most_chunks: memory.quota.most_chunks(),
             whole: self.reader.whole(),
             lanes: lanes.collect::<Result<_>>()?,
         })
@@ -165,8 +172,6 @@ impl RingReceiver {
         peer: Peer,
         answer: &RingAnswer,
     ) -> Result<()> {
-        let speaker =
-            Speaker::new(Site::of(endpoint), (self.form, answer.tagged), peer, &answer.credit)?;
         let operation = "connecting a ring";
         if answer.epoch != self.reader.epoch() {
             let detail = format!("of epoch {}, not {}", answer.epoch, self.reader.epoch());
@@ -176,7 +181,14 @@ impl RingReceiver {
             let detail = format!("a ring by the name of {}", answer.name);
             return Err(Error::new(ErrorKind::MalformedDescriptor, operation, detail));
         }
+        let (site, form) = (Site::of(endpoint), (self.form, answer.tagged));
+        let slate = (&answer.slate, credit_at(answer.name));
+        let speaker = Speaker::new(site, form, peer, slate)?;
         self.reader.tell_as(answer.name);
+        self.reader.stay_within(answer.most_chunks);
+        if speaker.may_overtake(endpoint.domain()) {
+            self.reader.tell_one_at_a_time();
+        }
         self.writer = Some(speaker);
         Ok(())
     }
@@ -277,13 +289,27 @@ impl RingReceiver {
     ) -> Result<bool> {
         self.is_credit_unsent = true;
         let Some(speaker) = &self.writer else { return Ok(false) };
-        let is_sent = match speaker.form {
-            Notify::Polling => speaker.show(endpoint, queue, self.reader.told())?,
-            _ => speaker.say(endpoint, queue, self.reader.told_bits())?,
-        };
+        let number = self.reader.is_credit_on_its_way().then(|| self.credit_number());
+        let credit = (self.reader.credit_notice(), self.reader.told_credit());
+        let is_sent = speaker.tell(endpoint, queue, credit, number)?;
         self.is_credit_unsent = !is_sent;
         self.statistics.credits += u64::from(is_sent);
         Ok(is_sent)
+    }
+
+    /// What a completion of its credit is known by: the ring's number, and above it what fits of
+    /// the epoch that it was made in.
+    fn credit_number(&self) -> u32 {
+        self.born << 16 | u32::from(self.reader.shape().ring())
+    }
+
+    /// A credit with this number arrived; or was lost, if there is an error. That of another ring
+    /// is none of its business.
+    pub(super) fn credit_arrived(&mut self, number: u32, lost: Option<&Error>) {
+        if number == self.credit_number() {
+            self.reader.credit_arrived();
+            lost.into_iter().for_each(|error| self.has_lost(error));
+        }
     }
 
     /// Something that was injected by somebody is lost. It may have been this ring's credit,
@@ -291,13 +317,16 @@ impl RingReceiver {
     pub(super) fn has_lost(&mut self, error: &Error) {
         const MOST: u32 = 8;
         let has_told = self.statistics.credits > 0 && self.writer.is_some();
-        if !has_told || self.is_closing || self.broken().is_some() {
+        // What completes is not injected.
+        let is_injected = !self.reader.is_credit_on_its_way();
+        if !has_told || !is_injected || self.is_closing || self.broken().is_some() {
             return;
         }
         self.told_again += 1;
         if self.told_again > MOST {
             self.cannot_tell(error.clone());
         } else {
+            self.reader.tell_again();
             self.is_credit_unsent = true;
         }
     }

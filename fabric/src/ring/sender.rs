@@ -4,23 +4,20 @@ mod lanes;
 
 use std::time::{Duration, Instant};
 
+use super::allowance::{Allowance, Quota};
+use super::credit::{self, Credit};
 use super::immediate::Immediate;
-use super::memory::{Site, activate};
+use super::memory::Site;
 use super::notify::{Notify, has_tags};
 use super::outlet::{Outlet, Posted, Title};
 use super::shape::Shape;
+use super::slate::CreditPlace;
 use super::stripes::Shares;
 use super::terms::{RingAnswer, RingOffer};
 use super::writer::{Blocked, Chunk, Message, Refused, Writer};
-use crate::{
-    Access, CompletionQueue, Endpoint, Error, ErrorKind, HostMemory, MemoryRegion, Peer,
-    RegionSlice, Result,
-};
+use crate::{CompletionQueue, Endpoint, Error, ErrorKind, MemoryRegion, Peer, RegionSlice, Result};
 
 use lanes::Planned;
-
-/// Bytes of the memory that credit is looked for in: a head and its complement.
-const CREDIT: usize = 16;
 
 /// What came of an attempt to write a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,13 +63,15 @@ pub struct SenderStatistics {
 pub struct RingSender {
     writer: Writer,
     form: Notify,
+    /// Its part of the queue's room.
+    _quota: Quota,
     outlet: Outlet,
     /// What goes by which lane, if there are several.
     shares: Option<Box<Shares>>,
     is_stopped: bool,
     start: Instant,
-    /// Where credit is looked for, if nobody tells of it.
-    credit: Option<MemoryRegion>,
+    /// Where credit is written, unless it comes by messages.
+    credit: Option<CreditPlace>,
     statistics: SenderStatistics,
     blocked_since: Option<Instant>,
     /// Up to here are chunks that were injected: nobody tells whether they left.
@@ -110,16 +109,21 @@ impl RingSender {
         peer: Peer,
         offer: &RingOffer,
         title: Title,
-        longest_payload: u64,
+        (longest_payload, allowance): (u64, &Allowance),
     ) -> Result<(Self, RingAnswer)> {
         let shape = offer.shape()?;
+        // Credit takes place in the queue here, too.
+        let quota = allowance.take(offer.notify, shape.most_chunks())?;
+        let most_chunks = quota.most_chunks().min(offer.most_chunks);
         let Connected { outlet, credit, answer } =
-            connect(endpoint, slate, peer, offer, shape, title)?;
+            connect(endpoint, slate, peer, offer, shape, (title, most_chunks))?;
         let longest = longest_payload.min(longest_write(endpoint)).max(1);
         let writer = Writer::new(shape, offer.epoch, longest).known_as(title.name);
+        let writer = writer.within(most_chunks);
         let sender = Self {
             writer: writer.after(offer.whole),
             form: offer.notify,
+            _quota: quota,
             outlet,
             shares: None,
             is_stopped: false,
@@ -269,10 +273,17 @@ impl RingSender {
 
     /// A notice came that is meant for this ring.
     #[inline]
-    pub(super) fn hear(&mut self, immediate: &Immediate) -> bool {
-        if self.writer.credit(immediate) {
-            self.statistics.credits += 1;
-            return true;
+    pub(super) fn hear(
+        &mut self,
+        immediate: &Immediate,
+        credit: Option<[u8; credit::LENGTH]>,
+    ) -> bool {
+        if self.writer.is_told_credit(immediate) {
+            let credit = match &self.credit {
+                Some(place) => place.read(),
+                None => credit.and_then(|bytes| Credit::decode(bytes, self.writer.epoch())),
+            };
+            return self.take_credit(credit);
         }
         if self.writer.is_told_gone(immediate) {
             let detail = "the reader let go of it";
@@ -283,6 +294,13 @@ impl RingSender {
             return true;
         }
         false
+    }
+
+    #[inline]
+    fn take_credit(&mut self, credit: Option<Credit>) -> bool {
+        let is_news = credit.is_some_and(|credit| self.writer.credit(&credit));
+        self.statistics.credits += u64::from(is_news);
+        is_news
     }
 
     /// One of the writes of a slot completed: false if it was of an outlet that is no more.
@@ -398,15 +416,8 @@ impl RingSender {
                 if self.broken.is_none() {
                     self.outlet.settle(endpoint, queue)?;
                 }
-                let Some(credit) = &self.credit else { return Ok(false) };
-                let head = credit.load_u64(0)?;
-                // Written in one piece or not: it counts when both say the same.
-                if credit.load_u64(8)? != !head {
-                    return Ok(false);
-                }
-                let is_news = self.writer.credit_to(head);
-                self.statistics.credits += u64::from(is_news);
-                Ok(is_news)
+                let credit = self.credit.as_ref().and_then(CreditPlace::read);
+                Ok(self.take_credit(credit))
             }
         }
     }
@@ -422,11 +433,6 @@ impl RingSender {
     #[must_use]
     pub fn broken(&self) -> Option<&Error> {
         self.broken.as_ref()
-    }
-
-    /// The memory that credit is looked for in: the reader may still write it.
-    pub(super) fn into_credit(self) -> Option<MemoryRegion> {
-        self.credit
     }
 
     #[inline]
@@ -475,7 +481,7 @@ fn longest_write(endpoint: &Endpoint) -> u64 {
 
 struct Connected {
     outlet: Outlet,
-    credit: Option<MemoryRegion>,
+    credit: Option<CreditPlace>,
     answer: RingAnswer,
 }
 
@@ -486,7 +492,7 @@ fn connect(
     peer: Peer,
     offer: &RingOffer,
     shape: Shape,
-    title: Title,
+    (title, most_chunks): (Title, u64),
 ) -> Result<Connected> {
     let Some(lane) = offer.lanes.first() else {
         let detail = "without lanes";
@@ -494,25 +500,16 @@ fn connect(
     };
     let form = (offer.notify, offer.tagged);
     let outlet = Outlet::new(Site::of(endpoint), peer, lane, form, shape, title)?;
-    // Told by immediates, it does not matter where they are written to; and what comes late
-    // must find its place there. Where it is looked for, each connection has its own.
     let credit = match offer.notify {
-        Notify::Polling => Some(remote_memory(endpoint, CREDIT)?),
-        Notify::Immediate | Notify::Message => None,
+        Notify::Immediate | Notify::Polling => {
+            Some(CreditPlace::new(slate, title.name, offer.epoch)?)
+        }
+        Notify::Message => None,
     };
-    let credit_region = credit.as_ref().unwrap_or(slate).describe()?;
     let tagged = has_tags(endpoint.domain().capabilities());
     let (name, epoch) = (title.name, offer.epoch);
-    let answer = RingAnswer { name, epoch, tagged, credit: credit_region };
+    let answer = RingAnswer { name, epoch, most_chunks, tagged, slate: slate.describe()? };
     Ok(Connected { outlet, credit, answer })
-}
-
-/// A little memory that peers write.
-pub(super) fn remote_memory(endpoint: &Endpoint, length: usize) -> Result<MemoryRegion> {
-    let memory = HostMemory::zeroed(length)?;
-    let region = endpoint.domain().register(memory, Access::REMOTE_WRITE)?;
-    activate(&region, Site::of(endpoint))?;
-    Ok(region)
 }
 
 #[cold]

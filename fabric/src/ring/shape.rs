@@ -53,8 +53,8 @@ impl Shape {
     /// even number of [granules](Self::granule).
     #[inline]
     pub fn new(capacity: u64, ring: u16) -> Option<Self> {
-        // As fine as it fits a notice, in which half the numbers stand for the past.
-        let granule = capacity.div_ceil((1 << 15) - 1).checked_next_power_of_two()?.max(GRANULE);
+        let most = 2 * MOST_CHUNKS - 1;
+        let granule = capacity.div_ceil(most).checked_next_power_of_two()?.max(GRANULE);
         let shape = Self {
             capacity,
             ring,
@@ -120,19 +120,12 @@ impl Shape {
         self.capacity / 2
     }
 
-    /// Chunks begin at multiples of so many bytes, and credit is told in these: as fine as
-    /// it fits a notice, in which half the numbers stand for the past. So a whole ring is
-    /// less than half of them. A large ring has large granules, but no larger than its
-    /// share of [`MOST_CHUNKS`].
+    /// Chunks begin at multiples of so many bytes. A large ring has large granules: at least
+    /// [`MOST_CHUNKS`] of them and less than twice as many, since finer ones would not let
+    /// more chunks in.
     #[inline]
     pub fn granule(&self) -> u64 {
         1 << self.granule_bits
-    }
-
-    /// A position that is a multiple of the granule, told in these.
-    #[inline]
-    pub(super) fn granules(&self, position: u64) -> u64 {
-        position >> self.granule_bits
     }
 
     /// Bytes from where a chunk begins to its payload.

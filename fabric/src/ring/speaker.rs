@@ -1,20 +1,29 @@
 //! Says what has no chunk: credit, and ends.
 
+use super::credit::{self, Credit};
 use super::memory::{Site, activate};
-use super::notify::{Notify, TAG};
-use crate::endpoint::{Piece, Target};
+use super::notify::{CREDIT_NOTICE, NOTICE, Notify, TAG, orders_writes};
+use crate::endpoint::{Injected, Piece, Target};
 use crate::{
-    Access, Caps, CompletionQueue, Endpoint, Error, ErrorKind, HostMemory, MemoryRegion, Options,
-    Peer, RemoteMemory, RemoteRegion, Result, TransferFlags,
+    Access, Caps, CompletionQueue, Domain, Endpoint, Error, ErrorKind, HostMemory, MemoryRegion,
+    Options, Peer, RemoteMemory, RemoteRegion, Result, TransferFlags,
 };
 
-/// What is written: a head and its complement, or nothing of meaning.
-const WORDS: usize = 16;
 /// The token of what is written, where it cannot be injected.
 pub(super) const SAID: u64 = 0x5361_6964 << 32;
 /// The token of what is said last, and is known to have come once it completes: this, and
 /// a number that the caller chooses.
 pub(super) const LAST: u64 = 0x4c61_7374 << 32;
+
+/// The token of a credit that the next one waits for: this, and a number that the caller
+/// chooses.
+const CREDIT: u64 = 0x4372_6564 << 32;
+
+/// The number of the credit that a token names.
+#[inline]
+pub(super) fn of_credit(token: u64) -> Option<u32> {
+    (token >> 32 == CREDIT >> 32).then_some(token as u32)
+}
 
 /// Says bits to one peer, in the form that its ring is told in.
 #[derive(Debug)]
@@ -25,6 +34,8 @@ pub(super) struct Speaker {
     peer: Peer,
     /// Where a write goes that brings them.
     slate: RemoteMemory,
+    /// Where in it credit goes.
+    credit_at: u64,
     /// What it is written from, where it is not injected.
     words: MemoryRegion,
 }
@@ -34,7 +45,7 @@ impl Speaker {
         site: Site<'_>,
         (form, tagged): (Notify, bool),
         peer: Peer,
-        slate: &RemoteRegion,
+        (slate, credit_at): (&RemoteRegion, usize),
     ) -> Result<Self> {
         let domain = site.domain;
         if form == Notify::Message {
@@ -47,13 +58,14 @@ impl Speaker {
             }
         }
         let slate = domain.attach(slate)?;
-        if slate.len() < WORDS as u64 {
+        let credit_at = credit_at as u64;
+        if slate.len() < credit_at + credit::LENGTH as u64 {
             let detail = format!("{} bytes to write notices to", slate.len());
             return Err(Error::new(ErrorKind::MalformedDescriptor, "opening a ring", detail));
         }
-        let words = domain.register(HostMemory::zeroed(WORDS)?, Access::WRITE)?;
+        let words = domain.register(HostMemory::zeroed(credit::LENGTH)?, Access::WRITE)?;
         activate(&words, site)?;
-        Ok(Self { form, tagged, peer, slate, words })
+        Ok(Self { form, tagged, peer, slate, credit_at, words })
     }
 
     /// Says bits. Nobody is told of a ring that is polled. False if there is no room now.
@@ -65,7 +77,7 @@ impl Speaker {
         bits: u32,
     ) -> Result<bool> {
         match self.form {
-            Notify::Immediate => self.write(endpoint, queue, &[0; 8], Some(bits.into())),
+            Notify::Immediate => self.write(endpoint, queue, &[0; 8], 0, Some(bits.into())),
             Notify::Message => {
                 let tag = self.tagged.then_some(TAG);
                 endpoint.try_inject(queue, self.peer, &bits.to_le_bytes(), tag)
@@ -87,23 +99,43 @@ impl Speaker {
         if self.form != Notify::Immediate {
             return Ok((!self.say(endpoint, queue, bits)?).then_some(false));
         }
-        let target = Target { memory: &self.slate, offset: 0 };
-        let words = [Piece { region: &self.words, offset: 0, length: 8 }];
         let options =
             Options::token(LAST | u64::from(number)).flags(TransferFlags::DELIVERY_COMPLETE);
-        let data = Some(bits.into());
-        endpoint.try_write_pieces(queue, self.peer, &words, target, data, &options).map(Some)
+        self.write_words(endpoint, queue, (8, 0), Some(bits.into()), &options).map(Some)
     }
 
-    /// Writes a reader's head to where the writer of a polled ring looks for it.
-    pub(super) fn show(
+    /// May a credit overtake an earlier one, and hide it in the one place that both are written
+    /// to? Messages have a place each.
+    pub(super) fn may_overtake(&self, domain: &Domain) -> bool {
+        self.form == Notify::Immediate && !orders_writes(domain.capabilities())
+    }
+
+    /// Tells a writer how far its reader is. With a number, a completion says that the credit
+    /// arrived, and [names](of_credit) it. False if there is no room now.
+    pub(super) fn tell(
         &self,
         endpoint: &mut Endpoint,
         queue: &mut CompletionQueue,
-        head: u64,
+        (bits, credit): (u32, Credit),
+        number: Option<u32>,
     ) -> Result<bool> {
-        let words = u128::from(head) | u128::from(!head) << 64;
-        self.write(endpoint, queue, &words.to_le_bytes(), None)
+        let (credit, data) = (credit.encode(), Some(bits.into()));
+        match (self.form, number) {
+            (Notify::Immediate, Some(number)) => {
+                self.words.write(0, &credit)?;
+                let options = Options::token(CREDIT | u64::from(number))
+                    .flags(TransferFlags::DELIVERY_COMPLETE);
+                self.write_words(endpoint, queue, (credit.len(), self.credit_at), data, &options)
+            }
+            (Notify::Immediate, None) => self.write(endpoint, queue, &credit, self.credit_at, data),
+            (Notify::Polling, _) => self.write(endpoint, queue, &credit, self.credit_at, None),
+            (Notify::Message, _) => {
+                let mut bytes = [0; CREDIT_NOTICE];
+                bytes[..NOTICE].copy_from_slice(&bits.to_le_bytes());
+                bytes[NOTICE..].copy_from_slice(&credit);
+                endpoint.try_inject(queue, self.peer, &bytes, self.tagged.then_some(TAG))
+            }
+        }
     }
 
     #[inline]
@@ -112,16 +144,32 @@ impl Speaker {
         endpoint: &mut Endpoint,
         queue: &mut CompletionQueue,
         bytes: &[u8],
+        offset: u64,
         data: Option<u64>,
     ) -> Result<bool> {
-        let target = Target { memory: &self.slate, offset: 0 };
-        if bytes.len() <= endpoint.inject_limit() {
-            return endpoint.try_inject_write(queue, self.peer, bytes, target, data);
+        let target = Target { memory: &self.slate, offset };
+        match endpoint.try_inject_write(queue, self.peer, bytes, target, data)? {
+            Injected::Taken => return Ok(true),
+            Injected::NoRoom => return Ok(false),
+            Injected::Refused => {}
         }
         // What an earlier one is written from may change under it: it then tells more.
         self.words.write(0, bytes)?;
-        let words = Piece { region: &self.words, offset: 0, length: bytes.len() };
-        endpoint.try_write_pieces(queue, self.peer, &[words], target, data, &Options::token(SAID))
+        let options = Options::token(SAID);
+        self.write_words(endpoint, queue, (bytes.len(), offset), data, &options)
+    }
+
+    fn write_words(
+        &self,
+        endpoint: &mut Endpoint,
+        queue: &mut CompletionQueue,
+        (length, offset): (usize, u64),
+        data: Option<u64>,
+        options: &Options,
+    ) -> Result<bool> {
+        let target = Target { memory: &self.slate, offset };
+        let words = [Piece { region: &self.words, offset: 0, length }];
+        endpoint.try_write_pieces(queue, self.peer, &words, target, data, options)
     }
 
     pub(super) fn peer(&self) -> Peer {

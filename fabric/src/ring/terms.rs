@@ -27,6 +27,9 @@ pub struct RingOffer {
     pub tagged: bool,
     /// How chunks lie in the ring.
     pub layout: Layout,
+    /// Chunks that may be in the ring at the same time, since each has a notice in the reader's
+    /// queue.
+    pub most_chunks: u64,
     /// Messages that came whole, over all epochs: the next one is this one.
     pub whole: u64,
     /// The ring's memory, as it is reached through each of the reader's endpoints.
@@ -51,10 +54,13 @@ pub struct RingAnswer {
     pub name: u16,
     /// The epoch that was offered.
     pub epoch: u32,
+    /// Chunks that there will be in the ring at the same time, at most: each may have a credit in
+    /// the writer's queue.
+    pub most_chunks: u64,
     /// Do messages to the writer have a tag?
     pub tagged: bool,
-    /// Where the writer is told of credit.
-    pub credit: RemoteRegion,
+    /// Where notices to the writer are written, and credit to the place of its name there.
+    pub slate: RemoteRegion,
 }
 
 impl RingOffer {
@@ -65,16 +71,19 @@ impl RingOffer {
     pub fn shape(&self) -> Result<Shape> {
         match Shape::new(self.capacity, self.ring) {
             // Messages are counted on from what is said to be read.
-            Some(shape) if !self.lanes.is_empty() && self.whole < MOST_MESSAGES => {
+            Some(shape)
+                if !self.lanes.is_empty() && self.whole < MOST_MESSAGES && self.most_chunks > 0 =>
+            {
                 Ok(shape.laid_out(self.layout))
             }
             _ => {
                 let detail = format!(
-                    "a ring of {} bytes with number {}, {} lanes and {} messages",
+                    "a ring of {} bytes with number {}, {} lanes, {} messages and {} chunks",
                     self.capacity,
                     self.ring,
                     self.lanes.len(),
-                    self.whole
+                    self.whole,
+                    self.most_chunks
                 );
                 Err(Error::new(ErrorKind::MalformedDescriptor, "opening a ring", detail))
             }

@@ -2,8 +2,9 @@
 
 use std::collections::VecDeque;
 
+use super::credit::Credit;
 use super::header::{HEADER, Header};
-use super::immediate::{Immediate, Notice, nearest};
+use super::immediate::{Immediate, Notice};
 use super::shape::{Layout, Shape};
 
 /// Would writing so many bytes at the tail pass what the reader is known to have let go
@@ -116,6 +117,8 @@ pub struct Writer {
     /// The last of them is not whole.
     is_partial: bool,
     longest_payload: u64,
+    /// Chunks that may be unread.
+    most_chunks: u64,
     /// Chunks that credit has not passed: their ends, and the message that ends with them.
     unread: VecDeque<(u64, Option<u64>)>,
     /// Messages that it has passed, until somebody asks.
@@ -138,6 +141,7 @@ impl Writer {
             next_message: 0,
             is_partial: false,
             longest_payload: longest_payload.clamp(1, most),
+            most_chunks: shape.most_chunks(),
             unread: VecDeque::new(),
             read: VecDeque::new(),
         }
@@ -152,6 +156,11 @@ impl Writer {
     /// Goes on after so many messages, which came whole to a reader that is no more.
     pub fn after(self, whole: u64) -> Self {
         Self { next_message: whole, ..self }
+    }
+
+    /// With at most so many chunks that credit has not passed.
+    pub fn within(self, most_chunks: u64) -> Self {
+        Self { most_chunks: self.most_chunks.min(most_chunks), ..self }
     }
 
     /// Begins a message. It has its number once the first chunk is written; until then it can be
@@ -198,7 +207,7 @@ impl Writer {
             }
         }
         let wanted = skipped + self.shape.taken(payload);
-        let is_full = self.unread.len() as u64 >= self.shape.most_chunks();
+        let is_full = self.unread.len() as u64 >= self.most_chunks;
         if is_full || exceeds(self.tail, wanted, self.credit, self.shape.capacity()) {
             return Err(Refused::Blocked(Blocked { wanted, free: self.free() }));
         }
@@ -244,20 +253,19 @@ impl Writer {
         debug_assert!(self.tail - self.credit <= self.shape.capacity(), "beyond the credit");
     }
 
-    /// The reader told how far it is. Gives whether that was news; what is behind what is
-    /// known, or beyond what was written, is not believed.
-    pub fn credit(&mut self, immediate: &Immediate) -> bool {
-        let Notice::Credit { head } = immediate.notice else { return false };
-        if !immediate.is_of(self.epoch) || immediate.ring != self.name {
-            return false;
-        }
-        let unit = self.shape.granule();
-        let told = nearest(self.shape.granules(self.credit), head)
-            .and_then(|units| units.checked_mul(unit));
-        told.is_some_and(|told| self.credit_to(told))
+    /// Is this a notice that the reader let go of something? How far it is comes with it.
+    pub fn is_told_credit(&self, immediate: &Immediate) -> bool {
+        self.is_told(Notice::Credit, immediate)
     }
 
-    /// As [`credit`](Self::credit), where all of the position is known.
+    /// The reader told how far it is. Gives whether that was news; what is behind what is
+    /// known, or beyond what was written, is not believed. So credits may come in any order,
+    /// and more than once.
+    pub fn credit(&mut self, credit: &Credit) -> bool {
+        credit.epoch == self.epoch && self.credit_to(credit.head)
+    }
+
+    /// As [`credit`](Self::credit), of this epoch.
     pub fn credit_to(&mut self, head: u64) -> bool {
         if head <= self.credit || head > self.tail {
             return false;
@@ -277,9 +285,11 @@ impl Writer {
 
     /// Did the reader say that nobody reads any more?
     pub fn is_told_gone(&self, immediate: &Immediate) -> bool {
-        immediate.notice == Notice::Gone
-            && immediate.is_of(self.epoch)
-            && immediate.ring == self.name
+        self.is_told(Notice::Gone, immediate)
+    }
+
+    fn is_told(&self, notice: Notice, immediate: &Immediate) -> bool {
+        immediate.notice == notice && immediate.is_of(self.epoch) && immediate.ring == self.name
     }
 
     /// The next message that the reader is known to be done with: its memory is free.

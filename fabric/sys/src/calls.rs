@@ -217,6 +217,14 @@ pub unsafe fn wait_descriptor(object: *mut fid, descriptor: *mut c_int) -> c_int
     fi_control(object, FI_GETWAIT as c_int, descriptor.cast())
 }
 
+/// `fi_getopt` of `FI_OPT_INJECT_RMA_SIZE`, which the library that is loaded may know though the
+/// headers do not name it.
+pub unsafe fn inject_rma_size(endpoint: *mut fid, size: *mut usize) -> c_int {
+    const INJECT_RMA_SIZE: c_int = 18;
+    let mut length = size_of::<usize>();
+    fi_getopt(endpoint, FI_OPT_ENDPOINT as c_int, INJECT_RMA_SIZE, size.cast(), &mut length)
+}
+
 /// Does a counter say how far it is? The two calls that read it cannot say that they are absent.
 pub unsafe fn can_count(counter: *mut fid_cntr) -> bool {
     entry!(counter, ops => fi_ops_cntr.read).is_some()

@@ -5,7 +5,9 @@
 
 use std::sync::{Arc, Mutex};
 
-use fabric::ring::{Header, Immediate, Message, Pushed, Reader, Refused, Shape, Span, Writer};
+use fabric::ring::{
+    Credit, Header, Immediate, Message, Pushed, Reader, Refused, Shape, Span, Writer,
+};
 
 use super::Now;
 use super::header::Form;
@@ -93,7 +95,7 @@ pub(super) struct SimRing {
     /// Of chunks that have not left: by which lane, where they begin, and when they will have.
     leaving: Vec<(usize, u64, u64)>,
     left: u64,
-    credits: Vec<(u64, u32)>,
+    credits: Vec<(u64, Credit)>,
     released: Arc<Mutex<Vec<Span>>>,
     lanes: Vec<SimLane>,
     pub(super) rate: u64,
@@ -265,7 +267,7 @@ impl SimWire {
             let writer = &mut ring.writer;
             ring.credits.retain(|(at, credit)| {
                 if *at <= now {
-                    writer.credit(&Immediate::decode(*credit));
+                    writer.credit(credit);
                     has_moved = true;
                 }
                 *at > now

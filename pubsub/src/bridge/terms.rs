@@ -8,6 +8,9 @@
 //! one is of no interest any more. The writer says by how many lanes it could write, and a ring is
 //! offered for as many as both have. A reader that cannot [refuses](Terms::Refused); one whose ring
 //! broke, or who wants it otherwise, asks to begin [again](Terms::Again).
+//!
+//! The wish has the addresses that will be written from: the reader inserts them before it offers a
+//! ring, since some providers drop what comes from an address that they do not have.
 
 use std::fmt;
 
@@ -73,8 +76,14 @@ impl fmt::Display for Provider {
 /// A letter.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Terms {
-    /// From the writer: it has messages for the reader, and could write by so many lanes.
-    Wish { connection: u64, facts: TopicFacts, from: Vec<u8>, lanes: u8 },
+    /// From the writer: it has messages for the reader.
+    Wish {
+        connection: u64,
+        facts: TopicFacts,
+        from: Vec<u8>,
+        /// Where its further lanes are, of those that it could write by.
+        further: Vec<Vec<u8>>,
+    },
     /// From the reader: a ring for them.
     Offer {
         connection: u64,
@@ -106,14 +115,15 @@ impl Terms {
     pub(crate) fn fault(&self) -> Option<&'static str> {
         let is_address = |it: &Vec<u8>| !it.is_empty() && it.len() <= LONGEST_ADDRESS;
         match self {
-            Self::Wish { facts, from, lanes, .. } => {
+            Self::Wish { facts, from, further, .. } => {
                 if facts.largest > LONGEST || facts.depth > TopicSettings::MOST_DEPTH {
                     return Some("a topic that cannot be");
                 }
-                if !(1..=MOST_LANES).contains(lanes) {
-                    return Some("no lanes, or more than there can be");
+                if further.len() >= usize::from(MOST_LANES) {
+                    return Some("more lanes than there can be");
                 }
-                (!is_address(from)).then_some("an address that is none")
+                let are_addresses = is_address(from) && further.iter().all(is_address);
+                (!are_addresses).then_some("an address that is none")
             }
             Self::Offer { ring, position, from, further, .. } => {
                 let lanes = further.len() + 1;

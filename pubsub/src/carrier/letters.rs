@@ -91,7 +91,8 @@ mod tests {
     }
 
     fn wish(facts: TopicFacts, address: usize, lanes: u8) -> Letter {
-        terms(Terms::Wish { connection: 1 << 40, facts, from: vec![1; address], lanes })
+        let further = vec![vec![1; address]; usize::from(lanes - 1)];
+        terms(Terms::Wish { connection: 1 << 40, facts, from: vec![1; address], further })
     }
 
     fn again(reason: String) -> Letter {
@@ -114,6 +115,7 @@ mod tests {
             notify: Notify::Immediate,
             tagged: false,
             layout: Layout::Together,
+            most_chunks: 1 << 14,
             whole: 0,
             lanes: vec![lane],
         };
@@ -122,7 +124,8 @@ mod tests {
     }
 
     fn answer() -> Letter {
-        let answer = RingAnswer { name: 0, epoch: 1, tagged: false, credit: region() };
+        let answer =
+            RingAnswer { name: 0, epoch: 1, most_chunks: 64, tagged: false, slate: region() };
         terms(Terms::Answer { connection: 7, answer })
     }
 
@@ -139,7 +142,8 @@ mod tests {
         vec![
             provider("tcp;ofi_rxm"),
             wish(FACTS, 16, 1),
-            wish(FACTS, 1024, MOST_LANES),
+            wish(FACTS, 1024, 1),
+            wish(FACTS, 64, MOST_LANES),
             again(shortened(&"ä".repeat(1000), LONGEST_REASON).to_owned()),
             terms(Terms::Refused { connection: 9, reason: String::new() }),
             beginning(0),
@@ -181,7 +185,6 @@ mod tests {
             wish(FACTS, 1025, 1),
             wish(deep, 16, 1),
             wish(long, 16, 1),
-            wish(FACTS, 16, 0),
             wish(FACTS, 16, MOST_LANES + 1),
             beginning(beginnings::MOST + 1),
             obituary(0),

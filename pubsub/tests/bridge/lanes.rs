@@ -3,7 +3,7 @@
 use pubsub::bridge::Command;
 use std::time::Duration;
 
-use pubsub::bridge::{Counters, Side, TopicKey, WorkerOptions};
+use pubsub::bridge::{Counters, Side, Terms, TopicFacts, TopicKey, WorkerOptions};
 
 use super::support::{Log, Nodes, Published, Where, cpu_time, facts, node, options};
 use super::{KEY, MIB, PROVIDERS, lengths, lose_in_turns, receive, send};
@@ -39,6 +39,29 @@ static SIZES: [usize; 16] = [
     2 * MIB,
     64,
 ];
+
+/// Some providers drop what comes from an address that was not inserted: so addresses that cannot
+/// be are found out before there is a ring.
+#[test]
+fn a_writers_addresses_are_inserted_before_it_is_offered_a_ring() {
+    for provider in PROVIDERS {
+        let mut nodes = Nodes::start(2, &by(2, provider));
+        receive(&nodes, KEY, 1, Where::Host, &Log::default());
+        let facts = TopicFacts { number: 1, largest: 2 * MIB as u64, depth: 16 };
+        let from = nodes.of(0).address().to_vec();
+        let no_address = || vec![1; 3];
+        let mut wishes = vec![(no_address(), Vec::new())];
+        if two() > 1 {
+            wishes.push((from, vec![no_address()]));
+        }
+        for (connection, (from, further)) in (1..).zip(wishes) {
+            nodes.failed.clear();
+            let wish = Terms::Wish { connection, facts, from, further };
+            nodes.of(1).tell(Command::Letter(KEY, node(0), wish)).unwrap();
+            nodes.until("it is refused", |nodes| !nodes.failed.is_empty());
+        }
+    }
+}
 
 #[test]
 fn messages_of_all_sizes_arrive_by_two_lanes_as_by_one() {

@@ -60,8 +60,8 @@ fn who_wishes_for_ring_after_ring_takes_little_memory_and_others_go_on() {
         let from = nodes.of(2).address().to_vec();
         let mut most = 0;
         for connection in 0..300 {
-            let lanes = lanes as u8;
-            let wish = Terms::Wish { connection, facts, from: from.clone(), lanes };
+            let further = vec![from.clone(); lanes as usize - 1];
+            let wish = Terms::Wish { connection, facts, from: from.clone(), further };
             nodes.of(1).tell(Command::Letter(OTHER, node(2), wish)).unwrap();
             nodes.carry();
             most = most.max(nodes.counters(1).quarantined);

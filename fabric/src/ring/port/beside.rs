@@ -126,12 +126,25 @@ impl Port {
             Notify::Message | Notify::Polling => 0,
         };
         let name = (free_place(&self.receivers, self.next_ring)?, self.next_epoch());
+        let limits = (options, &self.allowance);
         let sites = self.beside.as_ref().map(|lanes| lanes.sites(further)).unwrap_or_default();
-        let receiver = RingReceiver::open(&self.endpoint, &sites, name, options, memory)?;
+        let receiver = RingReceiver::open(&self.endpoint, &sites, name, limits, memory)?;
         if let Some(lanes) = self.beside.as_ref().filter(|_| further > 0) {
             lanes.keep(receiver.memory());
         }
         self.keep_receiver(name.0, receiver)
+    }
+
+    /// Takes note of who will write by the further lanes, from these addresses: its
+    /// [lanes](Self::lane_addresses), in their order. Some providers drop what comes from an
+    /// endpoint whose address they do not have. So this comes before a ring's
+    /// [terms](Self::terms) are given to its writer, whose own address is
+    /// [inserted](crate::AddressVector::insert) by then.
+    ///
+    /// # Errors
+    /// What the provider says of an address; `ResourceExhausted` if there were too many of them.
+    pub fn meet_lanes(&mut self, writer: &[Address]) -> Result<()> {
+        self.beside.as_mut().map_or(Ok(()), |lanes| lanes.meet(writer))
     }
 
     /// As [`accept`](Self::accept), for a ring that is to be written by several lanes: as many as

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::super::allowance::Allowance;
 use super::super::board::Board;
 use super::super::memory::RingMemory;
 use super::super::receiver::ReceiverStatistics;
@@ -18,7 +19,8 @@ const FAREWELL: Duration = Duration::from_secs(1);
 #[derive(Debug, Default)]
 pub(super) struct Graves {
     rings: Vec<Arc<RingMemory>>,
-    words: Vec<MemoryRegion>,
+    #[allow(dead_code)] // kept alive
+    slate: Option<MemoryRegion>,
 }
 
 impl Port {
@@ -49,10 +51,8 @@ impl Port {
         for receiver in self.receivers.drain(..).flatten() {
             graves.rings.extend(receiver.into_grave());
         }
-        for sender in self.senders.drain(..).flatten() {
-            graves.words.extend(sender.into_credit());
-        }
-        graves.words.extend(self.slate.take());
+        self.senders.clear();
+        graves.slate = self.slate.take();
         graves
     }
 
@@ -77,6 +77,8 @@ impl Port {
             news.clear();
         }
         self.board = Board::new(self.endpoint.domain(), depth);
+        let facts = self.endpoint.domain().capabilities();
+        self.allowance = Allowance::of(facts, self.queue.size());
         self.is_restless = false;
         if closed.is_err() {
             std::mem::forget(graves);
@@ -175,7 +177,7 @@ impl Port {
                 if let (Some(lanes), true) = (&mut self.beside, sender.lanes() > 1) {
                     lanes.close(sender.title());
                 }
-                self.graves.words.extend(place.take().and_then(|sender| sender.into_credit()));
+                *place = None;
                 has_moved = true;
             }
         }

@@ -14,6 +14,7 @@ pub use news::News;
 
 use std::collections::VecDeque;
 
+use super::allowance::Allowance;
 use super::board::{Board, Heard};
 use super::immediate::{Immediate, Notice};
 use super::memory::View;
@@ -21,7 +22,7 @@ use super::notify::Notify;
 use super::outlet::{Title, named};
 use super::receiver::RingReceiver;
 use super::sender::{Pushed, RingSender};
-use super::speaker::SAID;
+use super::speaker::{SAID, of_credit};
 use super::stripes::Beside;
 use super::writer::Message;
 use crate::{
@@ -62,8 +63,8 @@ pub enum Turn {
 /// An endpoint with its queue, and the rings that end on it.
 ///
 /// Every immediate that comes to the endpoint is taken for a ring's, and tokens whose upper bits
-/// are those of a ring's operations (0x5269, 0x5263_7620, 0x5361_6964, 0x4c61_7374) are not for
-/// the caller's own. A peer that has a ring on the port can give notices for the rings of others:
+/// are those of a ring's operations (0x5269, 0x5263_7620, 0x5361_6964, 0x4c61_7374, 0x4372_6564)
+/// are not for the caller's own. A peer that has a ring on the port can give notices for the rings of others:
 /// those who do not trust each other want ports of their own.
 ///
 /// ```
@@ -113,8 +114,7 @@ pub struct Port {
     /// Some rings may want more than to be told of what the queue gave: those that are polled,
     /// or have notices to send, or end. Looked at, and found out anew, when the queue is empty.
     is_restless: bool,
-    /// Where notices without a chunk are written. It is the port's, and not a ring's, since
-    /// one that comes late to memory that is gone would break the connection.
+    /// Where notices without a chunk are written, and credit.
     slate: Option<MemoryRegion>,
     generation: u16,
     graves: Graves,
@@ -132,6 +132,8 @@ pub struct Port {
     others: VecDeque<Outcome>,
     /// Rings that something happened for, each once, if somebody wants to know.
     news: Option<VecDeque<News>>,
+    /// Room for notices in the queue.
+    allowance: Allowance,
 }
 
 impl Port {
@@ -140,6 +142,7 @@ impl Port {
     pub fn new(endpoint: Endpoint, queue: CompletionQueue) -> Self {
         let depth = endpoint.domain().capabilities().receive_depth;
         let board = Board::new(endpoint.domain(), depth);
+        let allowance = Allowance::of(endpoint.domain().capabilities(), queue.size());
         Self {
             endpoint,
             queue,
@@ -158,6 +161,7 @@ impl Port {
             strangers: 0,
             others: VecDeque::new(),
             news: None,
+            allowance,
         }
     }
 
@@ -226,6 +230,8 @@ impl Port {
             }
         } else if let Some(title) = Title::of_last(completion.token) {
             self.was_said(title);
+        } else if let Some(number) = of_credit(completion.token) {
+            self.credit_arrived(number, None);
         } else if completion.token != SAID {
             return Ok(Turn::Other(outcome));
         }
@@ -237,6 +243,13 @@ impl Port {
         if let Some(Some(sender)) = self.senders.get_mut(usize::from(title.name)) {
             sender.was_said(title);
             self.is_restless = true;
+        }
+    }
+
+    /// A credit that the next one waits for arrived, or was lost.
+    fn credit_arrived(&mut self, number: u32, lost: Option<&Error>) {
+        if let Some(Some(receiver)) = self.receivers.get_mut(usize::from(number as u16)) {
+            receiver.credit_arrived(number, lost);
         }
     }
 
@@ -255,9 +268,9 @@ impl Port {
                 }
                 _ => self.strangers += 1,
             },
-            Notice::Credit { .. } | Notice::Gone => match self.senders.get_mut(place) {
+            Notice::Credit | Notice::Gone => match self.senders.get_mut(place) {
                 Some(Some(sender)) => {
-                    sender.hear(&immediate);
+                    sender.hear(&immediate, heard.credit);
                     list_sender(&mut self.news, immediate.ring, sender);
                     self.is_restless |= immediate.notice == Notice::Gone;
                 }
@@ -288,6 +301,10 @@ impl Port {
         }
         if let Some(title) = Title::of_last(failure.token) {
             self.was_said(title);
+            return Ok(Turn::Ring);
+        }
+        if let Some(number) = of_credit(failure.token) {
+            self.credit_arrived(number, Some(&failure.error));
             return Ok(Turn::Ring);
         }
         if failure.token == SAID {

@@ -4,17 +4,16 @@ use super::super::immediate::RINGS;
 use super::super::notify::Notify;
 use super::super::outlet::Title;
 use super::super::receiver::{RingOptions, RingReceiver, shape_of};
-use super::super::sender::{RingSender, remote_memory};
+use super::super::sender::RingSender;
+use super::super::slate;
 use super::super::terms::{RingAnswer, RingOffer};
 use super::{Port, ReceiverId, SenderId, no_ring, open};
 use crate::{Error, ErrorKind, HostMemory, MemoryKind, MemoryRegion, Peer, Result};
 
-/// Bytes of the memory that notices are written to: for a head and its complement, though
-/// nobody looks at it.
-const SLATE: usize = 64;
-
 impl Port {
-    /// Makes a ring, to be written by one peer, who is to get its [`terms`](Self::terms).
+    /// Makes a ring, to be written by one peer, who is to get its [`terms`](Self::terms). The
+    /// peer's address is [inserted](crate::AddressVector::insert) before it gets them: some
+    /// providers drop what comes from an endpoint whose address they do not have.
     ///
     /// After a loss, one that goes on with the messages that did not come whole: the ring that is
     /// lost is [forgotten](Self::forget), and [`RingOptions::whole`] is what its
@@ -54,7 +53,7 @@ impl Port {
     fn slate(&mut self) -> Result<MemoryRegion> {
         match &self.slate {
             Some(slate) => Ok(slate.clone()),
-            None => Ok(self.slate.insert(remote_memory(&self.endpoint, SLATE)?).clone()),
+            None => Ok(self.slate.insert(slate::with_credits(&self.endpoint)?).clone()),
         }
     }
 
@@ -90,8 +89,9 @@ impl Port {
         // Sixty-five thousand outlets later nothing of an earlier one is on its way.
         self.generation = self.generation.wrapping_add(1);
         let title = Title { name, generation: self.generation };
+        let limits = (longest_payload, &self.allowance);
         let (sender, answer) =
-            RingSender::open(&self.endpoint, &slate, peer, offer, title, longest_payload)?;
+            RingSender::open(&self.endpoint, &slate, peer, offer, title, limits)?;
         self.prepare(offer.notify)?;
         put(&mut self.senders, name, sender);
         self.next_name = (name + 1) % RINGS;

@@ -149,6 +149,14 @@ impl Beside {
         self.lanes.iter().map(|one| one.peers.0.len()).max().unwrap_or(0)
     }
 
+    /// Takes note of who will write by the first of them, from these addresses.
+    pub(in super::super) fn meet(&mut self, writer: &[Address]) -> Result<()> {
+        for (one, address) in self.lanes.iter_mut().zip(writer) {
+            one.peers.find(address, |address| one.addresses.insert(address))?;
+        }
+        Ok(())
+    }
+
     /// Opens a ring's writing side on the first of them, to the peers at these addresses.
     pub(in super::super) fn open(
         &mut self,

@@ -18,14 +18,12 @@ pub(super) use lane::Event;
 pub(super) use shares::Shares;
 
 use super::board::Board;
-use super::sender::remote_memory;
+use super::slate;
 use crate::{
     AddressVector, Capabilities, CompletionQueue, Domain, Endpoint, EndpointKind, Error, ErrorKind,
     MemoryRegion, QueueOptions, Result, Waiting,
 };
 
-/// Bytes of the memory that notices are written to.
-const SLATE: usize = 64;
 /// Lanes of a ring, at most.
 const MOST: usize = 64;
 
@@ -67,7 +65,7 @@ impl Stripes {
             let addresses = AddressVector::open(domain)?;
             let builder = Endpoint::builder(domain).addresses(&addresses);
             let endpoint = builder.queue(&mut queue).open()?;
-            let slate = remote_memory(&endpoint, SLATE)?;
+            let slate = slate::blank(&endpoint)?;
             lanes.push(Opened { endpoint, queue, addresses, slate });
         }
         Ok(Self { lanes })

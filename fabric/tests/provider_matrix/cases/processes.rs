@@ -141,6 +141,7 @@ fn ring_to(side: Side, region: RemoteRegion, capacity: u64) -> Checked<(Port, Se
         notify: Notify::Immediate,
         tagged: false,
         layout: Layout::Together,
+        most_chunks: 1 << 14,
         whole: 0,
         lanes: vec![lane],
     };

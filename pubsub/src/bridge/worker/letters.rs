@@ -55,8 +55,14 @@ impl Engine {
         topic.links.insert(node, Link { connection, wished: Some(since) });
         let facts = topic.facts;
         self.connections = connection;
-        let lanes = self.lanes_of(&facts);
-        self.say(key, node, Terms::Wish { connection, facts, from, lanes });
+        let further = self.further_lanes(self.lanes_of(&facts).into());
+        self.say(key, node, Terms::Wish { connection, facts, from, further });
+    }
+
+    /// Where the lanes can be reached, of so many, but for the first.
+    fn further_lanes(&self, lanes: usize) -> Vec<Vec<u8>> {
+        let addresses = self.deck.port.lane_addresses().into_iter();
+        addresses.take(lanes.saturating_sub(1)).map(|address| address.0).collect()
     }
 
     /// By how many lanes messages of such a topic could go.
@@ -74,12 +80,12 @@ impl Engine {
             return self.answer_without(key, node, &terms);
         };
         match terms {
-            Terms::Wish { connection, facts, from, lanes } => {
+            Terms::Wish { connection, facts, from, further } => {
                 let old = self.ins.get(place).and_then(|topic| topic.tap.as_ref());
                 let is_gone = old.is_some_and(|tap| tap.wish.from != from);
                 self.close_tap(place, is_gone);
                 if let Some(topic) = self.ins.get(place) {
-                    topic.wish = Some(Wish { connection, facts, from, lanes });
+                    topic.wish = Some(Wish { connection, facts, from, further });
                 }
                 self.heat(Task::In(place));
             }
@@ -195,8 +201,7 @@ impl Engine {
         let position = topic.inbound.expected();
         match self.make_tap(place, wish) {
             Ok(ring) => {
-                let lanes = self.deck.port.lane_addresses().into_iter().take(ring.lanes.len() - 1);
-                let further = lanes.map(|address| address.0).collect();
+                let further = self.further_lanes(ring.lanes.len());
                 self.say(key, node, Terms::Offer { connection, ring, position, from, further });
             }
             Err(error) => {
@@ -210,7 +215,11 @@ impl Engine {
     fn make_tap(&mut self, place: usize, wish: Wish) -> Result<fabric::ring::RingOffer> {
         let of_fabric = |error| Error::of(CONNECT, error);
         let since = self.now.steady;
-        let lanes = usize::from(self.lanes_of(&wish.facts).min(wish.lanes));
+        let lanes = usize::from(self.lanes_of(&wish.facts)).min(1 + wish.further.len());
+        // Before the writer knows of the ring.
+        self.meet(wish.from.clone())?;
+        let further: Vec<_> = wish.further.iter().take(lanes - 1).cloned().map(Address).collect();
+        self.deck.port.meet_lanes(&further).map_err(of_fabric)?;
         let capacity = self.options.ring_by(lanes, wish.facts.largest, wish.facts.depth);
         let Some(topic) = self.ins.get(place) else { return Err(unknown()) };
         let options = RingOptions::new(self.deck.port.endpoint(), capacity).map_err(of_fabric)?;

@@ -60,8 +60,8 @@ pub(super) struct Wish {
     pub(super) facts: TopicFacts,
     /// The address of its endpoint.
     pub(super) from: Vec<u8>,
-    /// Lanes that it could write by.
-    pub(super) lanes: u8,
+    /// Those of its further lanes, by which it could write, too.
+    pub(super) further: Vec<Vec<u8>>,
 }
 
 /// A ring that a topic is received by.

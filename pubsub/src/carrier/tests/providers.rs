@@ -80,6 +80,9 @@ fn two_nodes_with_other_providers_both_say_so() {
     writing.is_free();
 }
 
+/// An address at which nobody is: 127.0.0.1, port 1, as a `sockaddr_in` has it.
+const FROM: [u8; 16] = [2, 0, 0, 1, 127, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0];
+
 #[test]
 fn who_wishes_before_it_has_said_its_provider_is_told_to_ask_again() {
     let place = Place::new(1);
@@ -94,7 +97,8 @@ fn who_wishes_before_it_has_said_its_provider_is_told_to_ask_again() {
     let Event::Appeared { session, .. } = events[0] else { panic!("{events:?}") };
     let facts = TopicFacts { number: 1, largest: 64, depth: DEPTH as u32 };
     let answer = |carrier: &mut Carrier, connection: u64| {
-        let terms = Terms::Wish { connection, facts, from: vec![1; 16], lanes: 1 };
+        let (from, further) = (FROM.to_vec(), Vec::new());
+        let terms = Terms::Wish { connection, facts, from, further };
         tell(&other, session, &Letter::Terms { topic: NAME.into(), terms });
         let mut answer = None;
         until("an answer", &mut [carrier], || {

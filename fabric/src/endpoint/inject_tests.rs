@@ -1,0 +1,168 @@
+//! Providers that inject messages and no writes, or none with immediates: one that is here, with
+//! such entries in its tables.
+#![allow(unsafe_code)]
+
+use std::os::raw::{c_int, c_void};
+use std::time::{Duration, Instant};
+
+use libfabric_sys as sys;
+
+use super::inject_write_size;
+use crate::ring::{Port, RingOptions, Turn};
+use crate::{
+    Access, AddressVector, CompletionQueue, Domain, Endpoint, EndpointKind, HostMemory, Query,
+    RemoteMemory, TransferFlags,
+};
+
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// An endpoint, and what goes with it.
+struct Opened {
+    domain: Domain,
+    endpoint: Endpoint,
+    queue: CompletionQueue,
+    addresses: AddressVector,
+}
+
+fn open() -> Opened {
+    let offer = Query::new(EndpointKind::Rdm).source("127.0.0.1").first().unwrap();
+    let domain = Domain::open(&offer).unwrap();
+    let addresses = AddressVector::open(&domain).unwrap();
+    let mut queue = CompletionQueue::open(&domain).unwrap();
+    let builder = Endpoint::builder(&domain).addresses(&addresses);
+    let endpoint = builder.queue(&mut queue).open().unwrap();
+    Opened { domain, endpoint, queue, addresses }
+}
+
+/// Replaces the entries for injected writes.
+fn replace(endpoint: &Endpoint, change: impl FnOnce(&mut sys::fi_ops_rma)) {
+    // SAFETY: the endpoint is open, and nobody else's; the table is leaked, since it has it to its
+    // end.
+    unsafe {
+        let raw = endpoint.handle.as_ptr();
+        let mut table = Box::new(std::ptr::read((*raw).rma));
+        change(&mut table);
+        (*raw).rma = Box::leak(table);
+    }
+}
+
+unsafe extern "C" fn refuse(
+    _: *mut sys::fid_ep,
+    _: *const c_void,
+    _: usize,
+    _: u64,
+    _: u64,
+    _: u64,
+) -> isize {
+    -(sys::FI_EOPNOTSUPP as isize)
+}
+
+/// A few short messages through a ring to itself.
+fn pass_messages(opened: Opened) {
+    let Opened { domain, endpoint, queue, addresses } = opened;
+    let peer = addresses.insert(&endpoint.address().unwrap()).unwrap();
+    let mut port = Port::new(endpoint, queue);
+    let options = RingOptions::new(port.endpoint(), 64 << 10).unwrap();
+    let reading = port.offer(&options).unwrap();
+    let (writing, answer) = port.accept(peer, &port.terms(reading).unwrap(), 1000).unwrap();
+    port.connect(reading, peer, &answer).unwrap();
+    let source = domain.register(HostMemory::from_vec(vec![7; 32]).unwrap(), Access::WRITE);
+    let source = source.unwrap();
+    source.enable_for(port.endpoint()).unwrap();
+    for number in 0..100 {
+        // Some inject no more than a header.
+        let length = [0, 8, 32][number as usize % 3];
+        let payload = source.slice(0..length).unwrap();
+        assert_eq!(port.send(writing, 3, &payload, PATIENCE).unwrap(), number);
+        let view = port.receive(reading, PATIENCE).unwrap();
+        let mut bytes = vec![0; length];
+        view.read(0, &mut bytes).unwrap();
+        assert_eq!((view.header().message, bytes), (number, vec![7; length]));
+    }
+    // Credit goes the same way.
+    port.flush(writing, PATIENCE).unwrap();
+    port.close_sender(writing, PATIENCE).unwrap();
+    let end = Instant::now() + PATIENCE;
+    while port.take(reading).is_ok() {
+        assert!(Instant::now() < end, "the end was not told");
+        let (Turn::Idle | Turn::Ring) = port.turn().unwrap() else { panic!("nobody's") };
+        std::thread::yield_now();
+    }
+    port.close().unwrap();
+}
+
+#[test]
+fn a_ring_works_where_injected_writes_are_refused() {
+    let opened = open();
+    // As by efa-direct.
+    replace(&opened.endpoint, |rma| {
+        rma.inject = Some(refuse);
+        rma.injectdata = Some(refuse_data);
+    });
+    pass_messages(opened);
+}
+
+unsafe extern "C" fn refuse_data(
+    _: *mut sys::fid_ep,
+    _: *const c_void,
+    _: usize,
+    _: u64,
+    _: u64,
+    _: u64,
+    _: u64,
+) -> isize {
+    -(sys::FI_ENOSYS as isize)
+}
+
+#[test]
+fn a_ring_works_where_no_immediates_are_injected() {
+    let opened = open();
+    // As by opx, whose entry is empty.
+    replace(&opened.endpoint, |rma| rma.injectdata = None);
+    pass_messages(opened);
+}
+
+unsafe extern "C" fn tell_size(
+    _: *mut sys::fid,
+    level: c_int,
+    name: c_int,
+    value: *mut c_void,
+    length: *mut usize,
+) -> c_int {
+    assert_eq!((level, name), (sys::FI_OPT_ENDPOINT as c_int, 18), "FI_OPT_INJECT_RMA_SIZE");
+    // SAFETY: the caller has room for a size.
+    unsafe {
+        assert_eq!(*length, size_of::<usize>());
+        *value.cast::<usize>() = 32;
+    }
+    0
+}
+
+#[test]
+fn the_size_of_injected_writes_is_asked_for() {
+    let mut opened = open();
+    let most = opened.domain.capabilities().inject_size;
+    assert!(most > 32, "{most}");
+    assert_eq!(opened.endpoint.limits.inject_write_size, most, "no limit of its own here");
+    // SAFETY: the endpoint is open, and nobody else's; the table is leaked.
+    unsafe {
+        let raw = opened.endpoint.handle.as_ptr();
+        let mut table = Box::new(*(*raw).ops);
+        table.getopt = Some(tell_size);
+        (*raw).ops = Box::leak(table);
+    }
+    assert_eq!(inject_write_size(&opened.endpoint.handle, most), 32);
+    assert_eq!(inject_write_size(&opened.endpoint.handle, 16), 16);
+    // What is longer is refused when it is asked for by name.
+    opened.endpoint.limits.inject_write_size = 32;
+    let region = opened.domain.register(HostMemory::zeroed(64).unwrap(), Access::ALL).unwrap();
+    region.enable_for(&opened.endpoint).unwrap();
+    let remote: RemoteMemory = opened.domain.attach(&region.describe().unwrap()).unwrap();
+    let peer = opened.addresses.insert(&opened.endpoint.address().unwrap()).unwrap();
+    let options = crate::Options::token(0).flags(TransferFlags::INJECT);
+    let Opened { endpoint, queue, .. } = &mut opened;
+    let target = remote.slice(0..33).unwrap();
+    let slice = region.slice(0..33).unwrap();
+    let refused = endpoint.write(queue, peer, &slice, &target, options).unwrap_err();
+    assert_eq!(refused.kind(), crate::ErrorKind::Truncated);
+}

@@ -1,0 +1,245 @@
+//! Endpoints that are not closed while regions are bound to them, as cxi's are: a provider that
+//! is here, with such entries in its tables.
+#![allow(unsafe_code)]
+
+use std::collections::HashMap;
+use std::os::raw::{c_int, c_void};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use libfabric_sys as sys;
+
+use crate::ring::{Port, RingOptions, Turn};
+use crate::{
+    Access, AddressVector, Caps, CompletionQueue, Domain, Endpoint, EndpointKind, ErrorKind,
+    HostMemory, MemoryRegion, MrMode, Order, Query, failed_closes,
+};
+
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What became of the objects whose tables were replaced, by their addresses.
+#[derive(Default)]
+struct Ledger {
+    /// The tables that they had.
+    tables: HashMap<usize, usize>,
+    /// Regions, and the endpoints that they are bound to.
+    bound: HashMap<usize, usize>,
+    /// How many regions each endpoint that is closed had before.
+    closed: HashMap<usize, usize>,
+}
+
+static LEDGER: Mutex<Option<Ledger>> = Mutex::new(None);
+
+fn with_ledger<T>(look: impl FnOnce(&mut Ledger) -> T) -> T {
+    let mut ledger: MutexGuard<'_, _> = LEDGER.lock().unwrap_or_else(PoisonError::into_inner);
+    look(ledger.get_or_insert_default())
+}
+
+/// Changes an object's table.
+///
+/// # Safety
+/// The object is open.
+unsafe fn replace(object: *mut sys::fid, change: impl FnOnce(&mut sys::fi_ops)) {
+    // SAFETY: by contract; the new table is leaked, since the object may have it to its end.
+    unsafe {
+        let mut table = Box::new(*(*object).ops);
+        change(&mut table);
+        with_ledger(|ledger| ledger.tables.insert(object as usize, (*object).ops as usize));
+        (*object).ops = Box::leak(table);
+    }
+}
+
+/// Closes an object by the entry that it had.
+///
+/// # Safety
+/// The object is open, and its table was replaced.
+unsafe fn close_as_before(object: *mut sys::fid) -> c_int {
+    let table = with_ledger(|ledger| ledger.tables.remove(&(object as usize))).unwrap();
+    // SAFETY: the table is the provider's own, by contract.
+    unsafe {
+        (*object).ops = table as *mut sys::fi_ops;
+        sys::fi_close(object)
+    }
+}
+
+unsafe extern "C" fn bind_region(region: *mut sys::fid, to: *mut sys::fid, _: u64) -> c_int {
+    with_ledger(|ledger| ledger.bound.insert(region as usize, to as usize));
+    0
+}
+
+unsafe extern "C" fn enable_region(region: *mut sys::fid, _: c_int, _: *mut c_void) -> c_int {
+    let is_bound = with_ledger(|ledger| ledger.bound.contains_key(&(region as usize)));
+    if is_bound { 0 } else { -sys::FI_EINVAL }
+}
+
+unsafe extern "C" fn close_region(region: *mut sys::fid) -> c_int {
+    with_ledger(|ledger| {
+        if let Some(endpoint) = ledger.bound.remove(&(region as usize)) {
+            *ledger.closed.entry(endpoint).or_default() += 1;
+        }
+    });
+    // SAFETY: it is being closed, and was replaced when it was registered.
+    unsafe { close_as_before(region) }
+}
+
+unsafe extern "C" fn close_endpoint(endpoint: *mut sys::fid) -> c_int {
+    let is_busy = with_ledger(|ledger| ledger.bound.values().any(|to| *to == endpoint as usize));
+    if is_busy {
+        return -sys::FI_EBUSY;
+    }
+    // SAFETY: it is being closed, and was replaced after it was opened.
+    unsafe { close_as_before(endpoint) }
+}
+
+unsafe extern "C" fn register(
+    domain: *mut sys::fid,
+    attributes: *const sys::fi_mr_attr,
+    flags: u64,
+    region: *mut *mut sys::fid_mr,
+) -> c_int {
+    let table = with_ledger(|ledger| ledger.tables[&(domain as usize)]) as *const sys::fi_ops_mr;
+    // SAFETY: the table is the provider's own, with an entry of this type; the region is open if
+    // that says so.
+    unsafe {
+        let Some(call) = (*table).regattr else { return -sys::FI_ENOSYS };
+        let code = call(domain, attributes, flags, region);
+        if code == 0 {
+            replace((*region).cast(), |table| {
+                table.close = Some(close_region);
+                table.bind = Some(bind_region);
+                table.control = Some(enable_region);
+            });
+        }
+        code
+    }
+}
+
+/// A domain whose regions belong to endpoints.
+fn domain() -> Domain {
+    let caps = Caps::MESSAGE | Caps::RMA;
+    let query = Query::new(EndpointKind::Rdm).caps(caps).source("127.0.0.1");
+    let mut offer = query.order(Order::WRITE_AFTER_WRITE).first().unwrap();
+    let mut facts = offer.capabilities().clone();
+    facts.mr_mode |= MrMode::ENDPOINT;
+    offer.capabilities = std::sync::Arc::new(facts);
+    let domain = Domain::open(&offer).unwrap();
+    // SAFETY: the domain is open, and nobody else's yet.
+    unsafe {
+        let raw = domain.as_ptr();
+        let mut table = Box::new(*(*raw).mr);
+        table.regattr = Some(register);
+        with_ledger(|ledger| ledger.tables.insert(raw as usize, (*raw).mr as usize));
+        (*raw).mr = Box::leak(table);
+    }
+    domain
+}
+
+/// An endpoint that is busy while it has regions.
+fn endpoint(domain: &Domain) -> (Endpoint, CompletionQueue, AddressVector) {
+    let addresses = AddressVector::open(domain).unwrap();
+    let mut queue = CompletionQueue::open(domain).unwrap();
+    let builder = Endpoint::builder(domain).addresses(&addresses);
+    let endpoint = builder.queue(&mut queue).open().unwrap();
+    // SAFETY: the endpoint is open.
+    unsafe { replace(endpoint.as_fid(), |table| table.close = Some(close_endpoint)) };
+    (endpoint, queue, addresses)
+}
+
+fn region(domain: &Domain, access: Access) -> MemoryRegion {
+    domain.register(HostMemory::zeroed(4096).unwrap(), access).unwrap()
+}
+
+/// Regions of an endpoint that were closed before it.
+fn closed_with(endpoint: usize) -> usize {
+    with_ledger(|ledger| ledger.closed.remove(&endpoint).unwrap_or(0))
+}
+
+#[test]
+fn regions_are_closed_before_their_endpoint() {
+    let domain = domain();
+    let (mut first, mut queue, _addresses) = endpoint(&domain);
+    let (held, dropped) = (region(&domain, Access::ALL), region(&domain, Access::ALL));
+    held.enable_for(&first).unwrap();
+    dropped.enable_for(&first).unwrap();
+    held.write(0, b"payload").unwrap();
+    // What is in flight holds its memory until the endpoint is closed.
+    first.receive(&mut queue, &dropped.all(), 0).unwrap();
+    drop(dropped);
+
+    let address = first.as_fid() as usize;
+    first.close().unwrap();
+    assert_eq!((closed_with(address), failed_closes()), (2, 0));
+
+    // Its bytes are still there, and nothing else.
+    let mut bytes = [0; 7];
+    held.read(0, &mut bytes).unwrap();
+    assert_eq!(&bytes, b"payload");
+    assert_eq!(held.key().unwrap_err().kind(), ErrorKind::Closed);
+    let (mut second, mut queue, addresses) = endpoint(&domain);
+    let peer = addresses.insert(&second.address().unwrap()).unwrap();
+    let refused = second.send(&mut queue, peer, &held.all(), 0).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::InvalidArgument);
+    second.close().unwrap();
+    drop((held, queue));
+    assert_eq!(failed_closes(), 0);
+}
+
+#[test]
+fn a_region_is_for_the_endpoint_it_is_bound_to() {
+    let domain = domain();
+    let (mut first, mut queue, addresses) = endpoint(&domain);
+    let (second, _queue, _addresses) = endpoint(&domain);
+    let peer = addresses.insert(&first.address().unwrap()).unwrap();
+    let region = region(&domain, Access::ALL);
+    region.enable_for(&second).unwrap();
+    let refused = first.send(&mut queue, peer, &region.all(), 0).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::InvalidArgument);
+    // Dropped first, it is closed first.
+    drop(region);
+    second.close().unwrap();
+    first.close().unwrap();
+    assert_eq!(failed_closes(), 0);
+}
+
+#[test]
+fn ports_are_closed_where_regions_belong_to_endpoints() {
+    let domain = domain();
+    let (mut ports, mut vectors) = (Vec::new(), Vec::new());
+    for _ in 0..2 {
+        let (endpoint, queue, addresses) = endpoint(&domain);
+        ports.push(Port::new(endpoint, queue));
+        vectors.push(addresses);
+    }
+    let addresses = [0, 1].map(|side: usize| ports[side].endpoint().address().unwrap());
+    let peers = [0, 1].map(|side: usize| vectors[side].insert(&addresses[1 - side]).unwrap());
+    let options = RingOptions::new(ports[1].endpoint(), 64 << 10).unwrap();
+    let reading = ports[1].offer(&options).unwrap();
+    let terms = ports[1].terms(reading).unwrap();
+    let (writing, answer) = ports[0].accept(peers[0], &terms, 1000).unwrap();
+    ports[1].connect(reading, peers[1], &answer).unwrap();
+    let source = region(&domain, Access::WRITE);
+    source.enable_for(ports[0].endpoint()).unwrap();
+
+    let payload = source.all();
+    let mut message = ports[0].begin(writing, 0, 4096).unwrap();
+    let mut views = Vec::new();
+    let end = Instant::now() + PATIENCE;
+    while !views.last().is_some_and(|view: &crate::ring::View| view.is_last()) {
+        assert!(Instant::now() < end, "the message did not come");
+        ports[0].push(writing, &mut message, &payload).unwrap();
+        for port in &mut ports {
+            let (Turn::Idle | Turn::Ring) = port.turn().unwrap() else { panic!("nobody's") };
+        }
+        views.extend(ports[1].take(reading).unwrap());
+        std::thread::yield_now();
+    }
+    // Views, and the memory that was written from, are still there.
+    for port in ports {
+        let address = port.endpoint().as_fid() as usize;
+        port.close().unwrap();
+        assert!(closed_with(address) > 0);
+    }
+    assert_eq!(failed_closes(), 0);
+    drop((views, payload, source));
+    assert_eq!(failed_closes(), 0);
+}

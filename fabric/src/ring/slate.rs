@@ -1,0 +1,63 @@
+//! Memory of a port that its peers write without a chunk: what notices come with, and credit.
+//!
+//! It is the port's, and not a ring's: a write that comes late to memory that is gone breaks the
+//! connection for all rings.
+
+use super::credit::{self, Credit};
+use super::immediate::RINGS;
+use super::memory::{Site, activate};
+use crate::{Access, Endpoint, HostMemory, MemoryRegion, Result};
+
+/// Bytes at the start that mean nothing: notices that have nothing to say beside them are
+/// written there.
+pub(super) const BLANK: usize = 64;
+
+/// Memory for notices that bring nothing.
+pub(super) fn blank(endpoint: &Endpoint) -> Result<MemoryRegion> {
+    remote_memory(endpoint, BLANK)
+}
+
+/// The same, with a place for the credit of each writer of the port.
+pub(super) fn with_credits(endpoint: &Endpoint) -> Result<MemoryRegion> {
+    remote_memory(endpoint, BLANK + usize::from(RINGS) * credit::LENGTH)
+}
+
+/// Where the credit goes of the writer with this name.
+pub(super) fn credit_at(name: u16) -> usize {
+    BLANK + usize::from(name) * credit::LENGTH
+}
+
+/// A little memory that peers write.
+fn remote_memory(endpoint: &Endpoint, length: usize) -> Result<MemoryRegion> {
+    let memory = HostMemory::zeroed(length)?;
+    let region = endpoint.domain().register(memory, Access::REMOTE_WRITE)?;
+    activate(&region, Site::of(endpoint))?;
+    Ok(region)
+}
+
+/// Where one writer's credit is written.
+#[derive(Debug)]
+pub(super) struct CreditPlace {
+    slate: MemoryRegion,
+    at: usize,
+    epoch: u32,
+}
+
+impl CreditPlace {
+    /// The place of the writer with this name, cleaned of what an earlier one left.
+    pub(super) fn new(slate: &MemoryRegion, name: u16, epoch: u32) -> Result<Self> {
+        let place = Self { slate: slate.clone(), at: credit_at(name), epoch };
+        place.slate.write(place.at, &[0; credit::LENGTH])?;
+        Ok(place)
+    }
+
+    /// The credit that was written last, if it is whole and of this epoch.
+    #[inline]
+    pub(super) fn read(&self) -> Option<Credit> {
+        let mut bytes = [0; credit::LENGTH];
+        for (word, at) in bytes.chunks_exact_mut(8).zip([self.at, self.at + 8]) {
+            word.copy_from_slice(&self.slate.load_u64(at).ok()?.to_ne_bytes());
+        }
+        Credit::decode(bytes, self.epoch)
+    }
+}
