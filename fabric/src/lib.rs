@@ -57,6 +57,7 @@ mod error;
 mod event;
 mod flags;
 mod handle;
+mod hazard;
 mod kind;
 mod memory;
 mod offer;
