@@ -56,6 +56,7 @@ mod endpoint;
 mod error;
 mod event;
 mod flags;
+mod fork;
 mod handle;
 mod hazard;
 mod kind;

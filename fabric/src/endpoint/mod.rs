@@ -453,6 +453,10 @@ impl Endpoint {
         if std::mem::replace(&mut self.is_shut, true) {
             return Ok(());
         }
+        if self.handle.is_parents() {
+            // A forked child: the parent goes on with endpoint, queue and memory.
+            return Ok(());
+        }
         self.attached.member.leave();
         if crate::choice::wants_entries_read(&self.domain.capabilities().provider) {
             self.attached.queue.save_entries();
