@@ -2,7 +2,9 @@
 
 use std::ffi::{CStr, c_void};
 use std::ptr;
+use std::sync::{Mutex, PoisonError};
 
+use gpu::{Device, Slice};
 use pubsub::{Attempt, ErrorKind, Loan, MemoryPlace, Publisher, Topic};
 
 use crate::boundary::{Bytes, Filled, MaybeFilled, Out, Range, export};
@@ -20,6 +22,8 @@ use crate::turn::Turn;
 pub(crate) struct OpenPublisher {
     pub(crate) publisher: Publisher,
     pub(crate) memory: MemoryPlace,
+    /// That messages were brought from last: to open one takes long.
+    source: Mutex<Option<Device>>,
 }
 
 pub(crate) const NO_ROOM: Failure =
@@ -33,7 +37,8 @@ pub(crate) const TOO_LATE: Failure = Failure::fixed(
 
 impl OpenPublisher {
     pub(crate) fn new(topic: &Topic) -> Result<Self> {
-        Ok(Self { publisher: topic.publisher()?, memory: topic.settings()?.memory })
+        let (publisher, memory) = (topic.publisher()?, topic.settings()?.memory);
+        Ok(Self { publisher, memory, source: Mutex::default() })
     }
 
     pub(crate) fn push(&self, bytes: &[u8], timeout: Timeout) -> Result<()> {
@@ -48,6 +53,13 @@ impl OpenPublisher {
     pub(crate) fn push_from(&self, found: &Found<'_>, timeout: Timeout) -> Result<()> {
         match (found, timeout) {
             (Found::Host(bytes), _) => return self.push(bytes, timeout),
+            (Found::Device(slice), _) if !self.is_on_such_a_device(slice) => {
+                let device = slice.memory().mapped_for().clone();
+                let before =
+                    self.source.lock().unwrap_or_else(PoisonError::into_inner).replace(device);
+                drop(before);
+                return self.push(&brought(slice, timeout)?, timeout);
+            }
             (Found::Device(slice), Timeout::Now) => {
                 self.publisher.try_push_slice(slice)?.ok_or(NO_ROOM)?
             }
@@ -55,6 +67,24 @@ impl OpenPublisher {
         };
         Ok(())
     }
+
+    /// Can the topic's device copy from there?
+    fn is_on_such_a_device(&self, slice: &Slice) -> bool {
+        let implementation = slice.memory().mapped_for().name().implementation;
+        matches!(self.memory, MemoryPlace::Device(name) if name.implementation == implementation)
+    }
+}
+
+/// A device's bytes on the host, for a topic whose messages lie there.
+fn brought(slice: &Slice, timeout: Timeout) -> Result<Vec<u8>> {
+    let mut bytes = vec![0; slice.length() as usize];
+    let patience = match timeout {
+        Timeout::Now => gpu::PATIENCE,
+        _ => timeout.as_duration(),
+    };
+    let stream = slice.memory().mapped_for().default_stream()?;
+    stream.download(slice, &mut bytes, patience)?;
+    Ok(bytes)
 }
 
 /// Publishes what a handle names. If there is no room, or not in time, the loan is as it was.
