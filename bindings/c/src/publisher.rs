@@ -32,7 +32,8 @@ pub(crate) const NO_ROOM: Failure =
 pub(crate) const TOO_LATE: Failure = Failure::fixed(
     Status::DeadlineExceeded,
     c"publish",
-    c"publish: deadline exceeded: subscribers have not released what fills the topic",
+    c"publish: deadline exceeded: subscribers have not released what fills the topic, or a process \
+      that is stopped holds its lock",
 );
 
 impl OpenPublisher {
