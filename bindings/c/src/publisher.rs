@@ -3,6 +3,7 @@
 use std::ffi::{CStr, c_void};
 use std::ptr;
 use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use gpu::{Device, Slice};
 use pubsub::{Attempt, ErrorKind, Loan, MemoryPlace, Publisher, Topic};
@@ -94,14 +95,18 @@ pub(crate) fn publish(
     loan: Handle<Turn<Loan>>,
     timeout: Timeout,
     sent: MaybeFilled<'_, RawSent>,
-    attempt: impl FnOnce(Loan) -> pubsub::Result<Attempt>,
+    attempt: impl FnOnce(Loan, Duration) -> pubsub::Result<Attempt>,
 ) -> Result<()> {
+    // Only who has a deadline pays for a look at the clock.
+    let start = matches!(timeout, Timeout::For(_)).then(Instant::now);
     let found = loan.find(operation)?;
     let mut taken = found.take(operation, timeout)?;
     let Some(lent) = taken.remove() else {
         return Err(NO_ROOM);
     };
-    let done = match attempt(lent) {
+    // Without the time that it took to get one's turn.
+    let waited = start.map_or(Duration::ZERO, |start| start.elapsed());
+    let done = match attempt(lent, timeout.as_duration().saturating_sub(waited)) {
         Ok(Attempt::Sent(done)) => Ok(done),
         Ok(Attempt::Full(lent)) => {
             taken.put_back(lent);
@@ -247,7 +252,7 @@ export! {
         timeout: Timeout,
         sent: MaybeFilled<'_, RawSent>[size],
     ) -> i32, c"publish" {
-        publish(OPERATION, loan, timeout, sent, |lent| lent.publish_within(timeout.as_duration()))
+        publish(OPERATION, loan, timeout, sent, Loan::publish_within)
     }
 
     /// Gives the memory back.
