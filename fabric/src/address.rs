@@ -17,6 +17,7 @@ use libfabric_sys as sys;
 use crate::domain::Domain;
 use crate::error::{Error, ErrorKind, Result};
 use crate::handle::Handle;
+use crate::hazard::{Hazard, barrier_on_all_threads};
 
 /// Where an endpoint can be reached: opaque bytes, to be sent to peers.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
@@ -71,9 +72,25 @@ struct VectorInner {
     domain: Domain,
     number: u32,
     peers: PeerTable,
-    /// Held by those that insert and remove: the provider's table and ours change
-    /// together.
-    changes: Mutex<()>,
+    /// Held by those that insert, remove and look up: the provider's table and ours
+    /// change together.
+    changes: Mutex<Changes>,
+}
+
+/// What removals need.
+#[derive(Debug, Default)]
+struct Changes {
+    /// What each endpoint is posting to.
+    hazards: Vec<Arc<Hazard>>,
+    /// Peers that are refused already, while a post that began before may still be
+    /// using the provider's number.
+    leaving: Vec<Leaving>,
+}
+
+#[derive(Debug)]
+struct Leaving {
+    index: u32,
+    raw: u64,
 }
 
 const REMOVED: u64 = u64::MAX;
@@ -155,7 +172,7 @@ impl AddressVector {
             domain: domain.clone(),
             number: NEXT_VECTOR.fetch_add(1, Ordering::Relaxed),
             peers: PeerTable::default(),
-            changes: Mutex::new(()),
+            changes: Mutex::default(),
         })))
     }
 
@@ -180,7 +197,8 @@ impl AddressVector {
         let mut bytes = address.0.clone();
         // Some formats are unions of several lengths: never let a provider read past the end.
         bytes.resize(bytes.len().max(256), 0);
-        let _alone = self.0.changes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut changes = self.0.changes.lock().unwrap_or_else(PoisonError::into_inner);
+        self.settle(&mut changes);
         let mut raw = sys::FI_ADDR_UNSPEC;
         // SAFETY: the bytes are at least as long as any address format.
         let inserted = unsafe {
@@ -202,32 +220,73 @@ impl AddressVector {
                 "the provider does not accept this address",
             )));
         }
+        // The provider gave out a number again whose removal is still to come.
+        changes.leaving.retain(|leaving| leaving.raw != raw);
         let index = self.0.peers.push(raw).ok_or_else(|| {
             Error::new(ErrorKind::ResourceExhausted, operation, "more than 67 million peers")
         })?;
         Ok(Peer { index, vector: self.0.number })
     }
 
-    /// Forgets a peer. Operations under way to it may still finish or fail.
+    /// Forgets a peer: it is refused from then on (`Closed`). Operations under way to it
+    /// may still finish or fail.
     ///
-    /// An address that was inserted several times is one peer, and is forgotten here
-    /// at once; the provider may keep it until the vector is closed. No other thread
-    /// may be posting to the peer meanwhile: providers look it up without protection.
+    /// Other threads may be posting to the peer meanwhile. A post that began before goes
+    /// on, and one that waits for room in the provider's queue ends with `Closed`; the
+    /// provider's number is given back when they are done, and is no other peer's until
+    /// then. An address that was inserted several times is one peer, and is forgotten here
+    /// at once; the provider may keep it until the vector is closed.
     ///
     /// # Errors
     /// `Closed` if it was removed before; what the provider says.
     pub fn remove(&self, peer: Peer) -> Result<()> {
-        let _alone = self.0.changes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut changes = self.0.changes.lock().unwrap_or_else(PoisonError::into_inner);
         let raw = self.resolve("fi_av_remove", peer)?;
-        // Of two that remove the same peer at once, one finds it gone.
-        let was = self.0.peers.entry(peer.index).map(|e| e.swap(REMOVED, Ordering::AcqRel));
-        if was != Some(raw) {
-            return Err(self.unknown("fi_av_remove", peer));
+        if let Some(entry) = self.0.peers.entry(peer.index) {
+            entry.store(REMOVED, Ordering::Release);
         }
-        let mut raw = raw;
-        // SAFETY: the address was inserted and not removed since.
-        let code = unsafe { sys::fi_av_remove(self.0.handle.as_ptr(), &mut raw, 1, 0) };
+        self.settle(&mut changes);
+        changes.leaving.push(Leaving { index: peer.index, raw });
+        let code = self.settle(&mut changes);
         Error::check("fi_av_remove", i64::from(code)).map(drop).map_err(|e| self.0.domain.blame(e))
+    }
+
+    /// Gives the numbers of removed peers back to the provider that no endpoint is posting
+    /// to. Returns what the provider said of the last one.
+    fn settle(&self, changes: &mut Changes) -> i32 {
+        let Changes { hazards, leaving } = changes;
+        if leaving.is_empty() {
+            return 0;
+        }
+        // An endpoint that is closed posts nothing.
+        hazards.retain(|hazard| Arc::strong_count(hazard) > 1);
+        // Without the barrier nobody can tell: they stay until all endpoints are closed.
+        if !barrier_on_all_threads() && !hazards.is_empty() {
+            return 0;
+        }
+        let mut last = 0;
+        leaving.retain(|&Leaving { index, mut raw }| {
+            if hazards.iter().any(|hazard| hazard.is(index)) {
+                return true;
+            }
+            // SAFETY: the address was inserted and not removed since. No post has it: one that
+            // published it before it was refused is over, and later ones were refused.
+            last = unsafe { sys::fi_av_remove(self.0.handle.as_ptr(), &mut raw, 1, 0) };
+            if last < 0 {
+                tracing::warn!(code = last, "a peer could not be removed from an address vector");
+            }
+            false
+        });
+        last
+    }
+
+    /// What an endpoint publishes the peers by that it posts to.
+    pub(crate) fn add_hazard(&self) -> Arc<Hazard> {
+        let hazard = Arc::new(Hazard::default());
+        let mut changes = self.0.changes.lock().unwrap_or_else(PoisonError::into_inner);
+        changes.hazards.retain(|hazard| Arc::strong_count(hazard) > 1);
+        changes.hazards.push(Arc::clone(&hazard));
+        hazard
     }
 
     /// The address of a peer.
@@ -235,6 +294,8 @@ impl AddressVector {
     /// # Errors
     /// `Closed` if it was removed; what the provider says.
     pub fn lookup(&self, peer: Peer) -> Result<Address> {
+        // Not while the peer is removed.
+        let _changes = self.0.changes.lock().unwrap_or_else(PoisonError::into_inner);
         let raw = self.resolve("fi_av_lookup", peer)?;
         let mut bytes = vec![0_u8; 256];
         let mut length = bytes.len();
@@ -266,9 +327,22 @@ impl AddressVector {
         }
     }
 
-    /// The provider's number of a peer.
+    /// The provider's number of a peer, for a post: it stays the peer's until the hazard is
+    /// cleared or names another peer.
     #[inline]
-    pub(crate) fn resolve(&self, operation: &'static str, peer: Peer) -> Result<u64> {
+    pub(crate) fn protect(
+        &self,
+        operation: &'static str,
+        peer: Peer,
+        hazard: &Hazard,
+    ) -> Result<u64> {
+        hazard.publish(peer.index);
+        self.resolve(operation, peer)
+    }
+
+    /// The provider's number of a peer, while nothing is removed.
+    #[inline]
+    fn resolve(&self, operation: &'static str, peer: Peer) -> Result<u64> {
         if peer.vector == self.0.number
             && let Some(entry) = self.0.peers.entry(peer.index)
         {

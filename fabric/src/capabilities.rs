@@ -175,6 +175,22 @@ impl Capabilities {
         (self.send_order & self.receive_order).contains(needed)
     }
 
+    /// What two endpoints have to have in common to understand each other, besides the protocol's
+    /// number: the provider's name, or that of the fabric, for a provider (efa) whose fabrics have
+    /// protocols of their own.
+    ///
+    /// ```
+    /// use fabric::*;
+    /// let offer = Query::new(EndpointKind::Rdm).provider("tcp;ofi_rxm").source("127.0.0.1").first()?;
+    /// assert_eq!(offer.capabilities().protocol_name(), "tcp;ofi_rxm");
+    /// # Ok::<(), fabric::Error>(())
+    /// ```
+    #[must_use]
+    pub fn protocol_name(&self) -> &str {
+        let is_by_fabric = crate::choice::names_protocols_by_fabric(&self.provider);
+        if is_by_fabric { &self.fabric } else { &self.provider }
+    }
+
     /// Does each arriving immediate use up a posted receive?
     #[must_use]
     pub fn immediates_consume_receives(&self) -> bool {

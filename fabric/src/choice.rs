@@ -259,6 +259,13 @@ pub(crate) fn numbers_fabrics(provider: &str) -> bool {
     names_provider("ofi_mrail", provider)
 }
 
+/// Does this provider have several wire protocols, and tell them apart by the fabric's name alone?
+/// Elsewhere that is a network's address, or a card's, and another one on each machine. efa says the
+/// same of `efa` and `efa-direct` in all else.
+pub(crate) fn names_protocols_by_fabric(provider: &str) -> bool {
+    names_provider("efa", provider)
+}
+
 /// Does this provider let completion queues overrun, though it claims to look after them? efa says
 /// `FI_RM_ENABLED`, and its own documentation that nothing protects the queue.
 pub(crate) fn overruns_queues(provider: &str) -> bool {

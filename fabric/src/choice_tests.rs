@@ -235,3 +235,12 @@ fn queues_are_not_believed_to_be_protected_where_they_are_not() {
     let real = Query::new(EndpointKind::Rdm).source("127.0.0.1").first().unwrap();
     assert!(real.capabilities().protects_queues, "{}", real.capabilities().provider);
 }
+
+#[test]
+fn fabrics_of_efa_are_told_apart_by_their_names() {
+    let on = |fabric: &str, provider| Capabilities { fabric: fabric.to_owned(), ..offer(provider) };
+    assert_eq!(on("efa", "efa").protocol_name(), "efa");
+    assert_eq!(on("efa-direct", "efa").protocol_name(), "efa-direct");
+    // A network's address, which differs between machines that reach each other.
+    assert_eq!(on("10.0.0.0/8", "tcp;ofi_rxm").protocol_name(), "tcp;ofi_rxm");
+}

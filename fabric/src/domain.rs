@@ -236,6 +236,11 @@ impl Domain {
         self.0.handle.as_ptr()
     }
 
+    /// Is this a forked child, and all that was made of the domain its parent's?
+    pub(crate) fn is_parents(&self) -> bool {
+        self.0.handle.is_parents()
+    }
+
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }

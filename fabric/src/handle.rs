@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use libfabric_sys as sys;
 
 use crate::error::{Error, Result};
+use crate::fork::Birth;
 
 static FAILED_CLOSES: AtomicU64 = AtomicU64::new(0);
 
@@ -53,6 +54,7 @@ objects! {
 /// made from; so closing in drop order is closing in the right order.
 pub(crate) struct Handle<T: Object> {
     object: NonNull<T>,
+    born: Birth,
 }
 
 // SAFETY: domains are opened with FI_THREAD_SAFE unless the caller promised, in an
@@ -67,13 +69,19 @@ impl<T: Object> Handle<T> {
     /// # Safety
     /// `object` must be null or a live object that nobody else closes.
     pub(crate) unsafe fn adopt(operation: &'static str, object: *mut T) -> Result<Self> {
-        NonNull::new(object).map(|object| Self { object }).ok_or_else(|| {
+        NonNull::new(object).map(|object| Self { object, born: Birth::now() }).ok_or_else(|| {
             Error::new(
                 crate::ErrorKind::Other,
                 operation,
                 "the provider reported success and returned no object",
             )
         })
+    }
+
+    /// Is this a forked child, and the object its parent's? Then it is not to be closed.
+    #[inline]
+    pub(crate) fn is_parents(&self) -> bool {
+        self.born.is_parents()
     }
 
     pub(crate) fn as_ptr(&self) -> *mut T {
@@ -89,8 +97,12 @@ impl<T: Object> Handle<T> {
         std::mem::ManuallyDrop::new(self).shut()
     }
 
-    /// To be called once, at the end of the handle.
+    /// To be called once, at the end of the handle. In a forked child the object stays open: the
+    /// parent uses it.
     fn shut(&mut self) -> Result<()> {
+        if self.is_parents() {
+            return Ok(());
+        }
         // SAFETY: this handle owns the object; it is closed exactly here.
         let code = unsafe { sys::fi_close(self.as_fid()) };
         if code < 0 {

@@ -1,6 +1,8 @@
 //! What the driver knows of an address.
 
+use crate::device::Device;
 use crate::name::DeviceName;
+use crate::{cuda, stand_in};
 
 /// Who allocated memory, which decides how it can be shared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -34,4 +36,37 @@ pub struct Attributes {
     pub length: u64,
     /// Names the allocation: another one at the same address has another number.
     pub buffer_id: u64,
+}
+
+impl Attributes {
+    /// What is known of an address in this process, on whichever device it lies. None if no driver
+    /// knows it: then it is the host's, or nobody's.
+    ///
+    /// CUDA is asked if something in this process has loaded it, and is not loaded for that: without
+    /// it there is no memory of its devices.
+    ///
+    /// ```
+    /// use gpu::{Allocator, Attributes, Device};
+    /// let device = Device::open("stand-in:0".parse()?)?;
+    /// let memory = device.allocate(1 << 20)?;
+    /// let found = Attributes::of(memory.address() + 100).expect("a device's");
+    /// assert_eq!((found.device, found.base), (Some(device.name()), memory.address()));
+    /// let on_the_host = 7_u8;
+    /// assert_eq!(Attributes::of(&raw const on_the_host as u64), None);
+    /// # Ok::<(), gpu::Error>(())
+    /// ```
+    #[must_use]
+    pub fn of(address: u64) -> Option<Self> {
+        if let Some(found) = stand_in::attributes(address) {
+            return Some(found);
+        }
+        let name = match cuda::locate(address)? {
+            cuda::Located::Host { base, length } => {
+                let allocator = Allocator::Host;
+                return Some(Self { device: None, allocator, base, length, buffer_id: 0 });
+            }
+            cuda::Located::Device(number) => DeviceName::cuda(number),
+        };
+        Device::open(name).and_then(|device| device.attributes(address)).ok()
+    }
 }

@@ -66,6 +66,31 @@ fn descriptors_wait_until_others_have_arrived() {
 }
 
 #[test]
+fn a_forked_child_leaves_listeners_and_locks_to_its_parent() {
+    let directory = directory("forked-listener");
+    let listener = ChannelListener::bind(&directory.join("socket")).unwrap();
+    let (lock, connected) = (DirectoryLock::take(&directory).unwrap(), listener.path().to_owned());
+    let client = Channel::connect(&connected, PATIENCE).unwrap();
+    let server = listener.accept(PATIENCE).unwrap();
+    let mut inherited = Some((listener, lock, client, server));
+    let child = testkit::children::ForkedChild::new(|| drop(inherited.take()));
+    assert!(child.wait().success());
+    let (listener, lock, client, server) = inherited.take().unwrap();
+    client.send(b"still here", &[], PATIENCE).unwrap();
+    assert_eq!(server.receive(PATIENCE).unwrap().bytes, b"still here");
+    let again = Channel::connect(&connected, PATIENCE).expect("the socket has its name");
+    drop((listener.accept(PATIENCE).unwrap(), again));
+    let file = std::fs::File::open(&directory).unwrap();
+    // SAFETY: a file of ours.
+    let taken = unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) };
+    assert_eq!(taken, -1, "the directory is locked");
+    drop(lock);
+    drop(listener);
+    assert!(!connected.exists(), "the parent removes its own");
+    std::fs::remove_dir(directory).unwrap();
+}
+
+#[test]
 fn it_is_known_whether_all_was_taken() {
     let (a, b) = Channel::pair().unwrap();
     assert!(!a.has_untaken());

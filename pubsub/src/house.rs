@@ -2,6 +2,7 @@
 
 use std::fmt::Debug;
 use std::sync::Arc;
+use std::time::Duration;
 
 use ipc::{Caller, Incarnation, MappedWords, Participant, Roster, Spin, Watch};
 
@@ -49,6 +50,14 @@ impl House {
     #[inline]
     pub(crate) fn caller(&self) -> Caller<'_> {
         Caller::new(self.me, &*self.roster)
+    }
+
+    /// For calls that have a deadline: they look at it between attempts. A lock that is not had within
+    /// this time is held by a process that is stopped, or starved.
+    #[inline]
+    pub(crate) fn brief_caller(&self) -> Caller<'_> {
+        const BRIEF: Duration = Duration::from_millis(50);
+        Caller { patience: BRIEF, ..self.caller() }
     }
 
     /// Is this still the process that joined?

@@ -46,7 +46,8 @@ impl Attempt {
         match self {
             Self::Sent(sent) => Ok(sent),
             Self::Full(loan) => {
-                let detail = "subscribers have not released what fills the topic";
+                let detail = "subscribers have not released what fills the topic, or a process that \
+                              is stopped holds its lock";
                 Err(loan.post.too_late(operation, detail))
             }
         }

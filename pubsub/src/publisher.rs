@@ -135,7 +135,7 @@ impl Post {
     fn allocate(&self, length: u64) -> std::result::Result<(Block, Place), AllocatorError> {
         let house = &self.desk.house;
         let ledger = self.desk.here.ledger();
-        ledger.allocate(&house.caller(), Owner::participant(house.me), length)
+        ledger.allocate(&house.brief_caller(), Owner::participant(house.me), length)
     }
 
     /// Memory for a message; None if there is none now, and more was asked for.
@@ -143,8 +143,8 @@ impl Post {
     fn borrow_now(&self, length: u64) -> Result<Option<(Block, Place)>> {
         match self.allocate(length) {
             Ok(found) => Ok(Some(found)),
-            // More memory has no more blocks.
-            Err(AllocatorError::OutOfBlocks { .. }) => Ok(None),
+            // More memory has no more blocks; and a process that is stopped may hold the lock.
+            Err(AllocatorError::OutOfBlocks { .. } | AllocatorError::Held(_)) => Ok(None),
             Err(AllocatorError::OutOfMemory { .. }) => {
                 let (pool, bytes) = (&self.desk.here, length.max(1));
                 if pool.should_ask(bytes) {
@@ -153,7 +153,7 @@ impl Post {
                 self.line().pressure().refused();
                 self.desk.waits();
                 // For the next attempt.
-                pool.free_what_is_done(&self.desk.house.caller());
+                pool.free_what_is_done(&self.desk.house.brief_caller());
                 Ok(None)
             }
             Err(cause) => Err(below::of_allocator(BORROW, cause).on(self.desk.topic.name())),
@@ -212,7 +212,7 @@ impl Post {
             turn: outgoing.turn,
             lost: 0,
         };
-        let caller = house.caller();
+        let caller = house.brief_caller();
         let dispose = || {
             if outgoing.turn.is_none() {
                 ledger.dispose(&caller, outgoing.block, Owner::participant(house.me));
@@ -246,6 +246,8 @@ impl Post {
                 dispose();
                 Sent { position: None, readers: 0, is_dropped: true }
             }
+            // By a process that is stopped: nothing has changed, and there may be time left.
+            Err(QueueError::Held(_)) => return Ok(None),
             Err(cause) => return Err(below::of_queue(operation, cause).on(topic.name())),
         };
         order.sequence = sequence;

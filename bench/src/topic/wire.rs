@@ -187,9 +187,10 @@ fn live(
     ready()?;
     let Some(way) = hear(shared, &end.directory, "way")? else { return Ok(nothing_found(0)) };
     if end.is_writer {
-        let offered = hear(shared, &end.directory, "ring")?;
-        let Some(offered) = offered else { return Ok(nothing_found(0)) };
-        return Writer::meet(end, &way, &offered)?.write(shared, end);
+        return match Writer::meet(shared, end, &way)? {
+            Some(writer) => writer.write(shared, end),
+            None => Ok(nothing_found(0)),
+        };
     }
     match Reader::meet(shared, end, &way)? {
         Some(reader) => reader.read(shared, end),
@@ -221,9 +222,14 @@ struct Writer {
 }
 
 impl Writer {
-    fn meet(end: &End, way: &Way, there: &Offered) -> Result<Self, Failure> {
+    /// None if all is over before the other end comes.
+    fn meet(shared: &Shared, end: &End, way: &Way) -> Result<Option<Self>, Failure> {
         let options = WorkerOptions::default();
         let mut here = Opened::new(way)?;
+        // Before the ring is offered: some providers take writes of known peers only.
+        leave(&end.directory, "writer", &here.port.endpoint().address()?)?;
+        let there = hear::<Offered>(shared, &end.directory, "ring")?;
+        let Some(there) = there else { return Ok(None) };
         let offer = &there.ring;
         let Opened { port, addresses } = &mut here;
         let peer = addresses.insert(&there.address)?;
@@ -231,7 +237,7 @@ impl Writer {
         let further = there.further.get(..offer.lanes.len().saturating_sub(1));
         let further = further.ok_or_else(|| Failure::failed("an address of a lane is missing"))?;
         let (sender, answer) = port.accept_by(peer, further, offer, chunk)?;
-        leave(&end.directory, "answer", &(port.endpoint().address()?, answer))?;
+        leave(&end.directory, "answer", &answer)?;
         let lanes = port.sender(sender)?.lanes();
         if lanes != way.lanes {
             let lanes = text::counted(lanes as u64, "lane");
@@ -252,7 +258,8 @@ impl Writer {
         let Opened { port, addresses } = here;
         let looking = Looking::new();
         let chunk = options.chunk;
-        Ok(Self { port, sender, head, payload, chunk, looking, next: 0, _addresses: addresses })
+        let _addresses = addresses;
+        Ok(Some(Self { port, sender, head, payload, chunk, looking, next: 0, _addresses }))
     }
 
     /// Writes as many messages as are asked for, in turns, until all is over.
@@ -344,6 +351,9 @@ impl Reader {
     /// None if all is over before the other end comes.
     fn meet(shared: &Shared, end: &End, way: &Way) -> Result<Option<Self>, Failure> {
         let Opened { mut port, addresses } = Opened::new(way)?;
+        let writer = hear::<Address>(shared, &end.directory, "writer")?;
+        let Some(writer) = writer else { return Ok(None) };
+        let writer = addresses.insert(&writer)?;
         let capacity = WorkerOptions::default().ring_by(way.lanes, end.size, end.depth);
         let options = RingOptions::new(port.endpoint(), capacity)?;
         let memory = HostMemory::zeroed(capacity as usize)?;
@@ -352,9 +362,9 @@ impl Reader {
         let address = port.endpoint().address()?;
         let offered = Offered { address, further, ring: port.terms(ring)? };
         leave(&end.directory, "ring", &offered)?;
-        let answer = hear::<(Address, RingAnswer)>(shared, &end.directory, "answer")?;
-        let Some((address, answer)) = answer else { return Ok(None) };
-        port.connect(ring, addresses.insert(&address)?, &answer)?;
+        let answer = hear::<RingAnswer>(shared, &end.directory, "answer")?;
+        let Some(answer) = answer else { return Ok(None) };
+        port.connect(ring, writer, &answer)?;
         Ok(Some(Self { port, ring, looking: Looking::new(), _addresses: addresses }))
     }
 

@@ -242,12 +242,15 @@ fabricast_status fabricast_publisher_push(fabricast_publisher *publisher, const 
                                           size_t length, fabricast_timeout timeout);
 
 /*
- * The same from the memory of a device: of the topic's, or of one that it has access to. The
+ * The same from memory that lies on any device, or on the host: which it is, is found out. CUDA is
+ * asked if the process uses it, and is not loaded for that. If the topic lies on a device, that has
+ * to have access to the other; if it lies on the host, the bytes are brought there first. The
  * pointer has to be complete when all is done that was begun on the device's default stream
  * (synchronise a non-blocking stream that writes it first), and may be written again when the
  * call has succeeded; after FABRICAST_E_DEADLINE_EXCEEDED a copy may still be reading it, until
- * the device's work is done. FABRICAST_NOW does not wait for room, but for the copy. With a topic
- * in host memory or on a stand-in the pointer is any pointer of the host's.
+ * the device's work is done. FABRICAST_NOW does not wait for room, but for the copy.
+ * FABRICAST_E_INVALID_ARGUMENT for what is longer than its allocation, and, if the topic lies on a
+ * GPU, for an address that neither the driver nor the system knows.
  */
 fabricast_status fabricast_publisher_push_device(fabricast_publisher *publisher,
                                                  const void *pointer, size_t length,
@@ -437,8 +440,8 @@ fabricast_status fabricast_stream_close(fabricast_stream *handle);
 /*
  * As fabricast_publisher_push_device, but the stream copies it, after all that was begun there
  * before, and that is not waited for: it may be written again by what is begun on the stream
- * afterwards, and freed when the stream has come past it. Registered memory of the host may be
- * pushed so, too.
+ * afterwards, and freed when the stream has come past it. Memory of the host may be
+ * pushed so, too, if it is registered with the driver (cuMemHostRegister).
  */
 fabricast_status fabricast_publisher_push_on(fabricast_publisher *publisher, const void *pointer,
                                              size_t length, fabricast_stream *stream,

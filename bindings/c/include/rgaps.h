@@ -11,8 +11,8 @@
  *
  *   FABRICAST_DEVICE               (or FABRICAST_TOPIC_MEMORY) whose memory messages lie in:
  *                                  host (if unset), cuda:0, cuda:1, ..., or stand-in:0,
- *                                  which is host memory that plays a device. With host and
- *                                  stand-ins a "device pointer" is any pointer.
+ *                                  which is host memory that plays a device. It says nothing
+ *                                  of the pointers that are pushed
  *   FABRICAST_TOPIC_LARGEST        the largest message of a topic: 16M if unset
  *   FABRICAST_TOPIC_DEPTH          messages that may wait to be read: 16 if unset
  *   FABRICAST_TOPIC_LOANS          for how many messages that each publisher has not published
@@ -59,7 +59,9 @@ typedef struct rgaps_subscriber rgaps_subscriber_t;
 rgaps_publisher_t *publisher_init(char *topic_name);
 
 /*
- * Publishes a copy of what is at device_pointer, which has to be complete: synchronise the
+ * Publishes a copy of what is at device_pointer, wherever that lies: on the host or on any device,
+ * which is found out, and need not be where the topic's messages lie. CUDA is asked if the process
+ * uses it, and is not loaded for that. What is there has to be complete: synchronise the
  * stream that writes it first. Waits while readers have no room. When it returns, the memory
  * may be written again. 0 if it is done, and one of fabricast.h's status codes, below 0, if not.
  */

@@ -3,7 +3,7 @@
 
 use std::ffi::CStr;
 
-use gpu::{Allocator, Device, Implementation, Memory, Slice, Stream};
+use gpu::{Allocator, Attributes, Device, Implementation, Memory, Slice, Stream};
 use pubsub::MemoryPlace;
 
 use crate::boundary::Range;
@@ -18,8 +18,35 @@ pub(crate) enum Found<'a> {
     Device(Slice),
 }
 
-/// Finds out what is at an address, for a topic with its messages in `memory`. Where that is
-/// the host's, or the stand-in's, any address is the host's; else the driver says.
+/// Where a caller's memory lies.
+enum Place {
+    /// On the host, as far as anybody knows.
+    Unknown,
+    /// On the host, registered with or allocated by a driver.
+    Registered,
+    Device(Device),
+}
+
+/// Asks the drivers that are in this process; CUDA is not loaded for that.
+fn place(operation: &'static CStr, range: &Range<'_>) -> Result<Place> {
+    let (address, length) = (range.address(), range.length() as u64);
+    let Some(found) = Attributes::of(address) else { return Ok(Place::Unknown) };
+    // Memory that was mapped consists of pieces, of which the driver names the first.
+    let end = found.base.saturating_add(found.length);
+    let is_mapped = matches!(found.allocator, Allocator::Mapped { .. });
+    if !is_mapped && found.length > 0 && address.saturating_add(length) > end {
+        let start = address.saturating_sub(found.base);
+        let detail =
+            format!("{length} bytes from {start} on, in an allocation of {} bytes", found.length);
+        return Err(Failure::invalid(operation, detail));
+    }
+    match (found.allocator, found.device) {
+        (Allocator::Host, _) | (_, None) => Ok(Place::Registered),
+        (_, Some(device)) => Ok(Place::Device(Device::open(device)?)),
+    }
+}
+
+/// Finds out what is at an address, for a topic with its messages in `memory`.
 pub(crate) fn find<'a>(
     memory: MemoryPlace,
     operation: &'static CStr,
@@ -28,31 +55,18 @@ pub(crate) fn find<'a>(
     if range.length() == 0 {
         return Ok(Found::Host(&[]));
     }
-    let (address, length) = (range.address(), range.length() as u64);
-    let name = match memory {
-        MemoryPlace::Device(name) if name.implementation == Implementation::Cuda => name,
-        _ => return Ok(host(range)),
-    };
-    let attributes = Device::open(name)?.attributes(address)?;
-    let device = match (attributes.allocator, attributes.device) {
-        (Allocator::Host, _) => return Ok(host(range)),
-        (_, Some(device)) => Device::open(device)?,
-        (_, None) => Device::open(name)?,
-    };
-    // Memory that was mapped consists of pieces, of which the driver names the first.
-    let end = attributes.base.saturating_add(attributes.length);
-    let is_mapped = matches!(attributes.allocator, Allocator::Mapped { .. });
-    if !is_mapped && attributes.length > 0 && address.saturating_add(length) > end {
-        let start = address.saturating_sub(attributes.base);
-        let detail = format!(
-            "{length} bytes from {start} on, in an allocation of {} bytes",
-            attributes.length
-        );
-        return Err(Failure::invalid(operation, detail));
+    match place(operation, &range)? {
+        Place::Device(device) => Ok(Found::Device(foreign(&device, &range))),
+        Place::Registered => Ok(host(range)),
+        Place::Unknown => {
+            if is_cuda(memory) && !is_readable(&range) {
+                let detail =
+                    format!("neither the driver nor the system knows {:#x}", range.address());
+                return Err(Failure::invalid(operation, detail));
+            }
+            Ok(host(range))
+        }
     }
-    // SAFETY: it is there during the call, as the caller promised, and it is read no longer.
-    let memory = unsafe { Memory::foreign(&device, address, length, ()) };
-    Ok(Found::Device(memory.whole()))
 }
 
 /// As memory that streams of a topic's device copy from, also after the call.
@@ -61,17 +75,47 @@ pub(crate) fn slice(
     operation: &'static CStr,
     range: Range<'_>,
 ) -> Result<Slice> {
-    if let Found::Device(slice) = find(memory, operation, range)? {
-        return Ok(slice);
-    }
     let MemoryPlace::Device(name) = memory else {
         return Err(Failure::invalid(operation, "the topic's messages lie on the host"));
     };
-    let device = Device::open(name)?;
-    // SAFETY: of the host, registered with the driver or a stand-in's; it is there until the
-    // stream has come past the copy, as the caller promised.
-    let memory = unsafe { Memory::foreign(&device, range.address(), range.length() as u64, ()) };
-    Ok(memory.whole())
+    let on_device = match place(operation, &range)? {
+        Place::Device(device) => device,
+        Place::Unknown if is_cuda(memory) && range.length() > 0 => {
+            let detail = "memory of the host that no driver knows: register it (cuMemHostRegister), \
+                          or push it without a stream";
+            return Err(Failure::invalid(operation, detail));
+        }
+        Place::Registered | Place::Unknown => Device::open(name)?,
+    };
+    Ok(foreign(&on_device, &range))
+}
+
+fn is_cuda(memory: MemoryPlace) -> bool {
+    matches!(memory, MemoryPlace::Device(name) if name.implementation == Implementation::Cuda)
+}
+
+/// A caller's memory as a device knows it.
+fn foreign(device: &Device, range: &Range<'_>) -> Slice {
+    // SAFETY: it is there during the call, or until a stream has come past its copy, as the caller
+    // promised, and it is read no longer.
+    let memory = unsafe { Memory::foreign(device, range.address(), range.length() as u64, ()) };
+    memory.whole()
+}
+
+/// Can its first and last byte be read? A caller's pointer into a device's address space, of which
+/// the driver knows nothing, is found out so. True where the system does not let itself be asked.
+fn is_readable(range: &Range<'_>) -> bool {
+    let last = range.address() + (range.length() as u64 - 1);
+    [range.address(), last].into_iter().all(|address| {
+        let mut byte = 0_u8;
+        let into = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
+        let from = libc::iovec { iov_base: address as *mut _, iov_len: 1 };
+        // SAFETY: the system copies one byte to where there is room for it, or says that it cannot.
+        let read = unsafe {
+            libc::process_vm_readv(libc::getpid(), &raw const into, 1, &raw const from, 1, 0)
+        };
+        read == 1 || std::io::Error::last_os_error().raw_os_error() != Some(libc::EFAULT)
+    })
 }
 
 /// A stream of a topic's device that something else made.
@@ -95,17 +139,51 @@ fn host(range: Range<'_>) -> Found<'_> {
 mod tests {
     use super::*;
 
+    fn range(bytes: *const u8, length: usize) -> Range<'static> {
+        // SAFETY: used as long as the bytes are there.
+        unsafe { Range::from_c(c"test", "pointer", bytes.cast(), length) }.unwrap()
+    }
+
     #[test]
-    fn any_address_is_the_hosts_where_there_is_no_gpu() {
+    fn plain_memory_is_the_hosts_wherever_the_topic_lies() {
         let bytes = *b"from the host";
-        // SAFETY: these bytes.
-        let range =
-            unsafe { Range::from_c(c"test", "pointer", bytes.as_ptr().cast(), bytes.len()) };
-        for place in ["host", "stand-in:0"] {
-            let found = find(place.parse().unwrap(), c"test", range.clone().unwrap()).unwrap();
+        for place in ["host", "stand-in:0", "cuda:0"] {
+            let range = range(bytes.as_ptr(), bytes.len());
+            let found = find(place.parse().unwrap(), c"test", range).unwrap();
             let Found::Host(found) = found else { panic!("{found:?}") };
             assert_eq!(found, bytes);
         }
+    }
+
+    #[test]
+    fn memory_of_a_device_is_found_whatever_the_topic_says() {
+        for number in 0..2 {
+            let device = Device::open(gpu::DeviceName::stand_in(number)).unwrap();
+            let memory = device.allocate(1 << 20).unwrap();
+            let start = std::ptr::with_exposed_provenance::<u8>(memory.address() as usize);
+            let length = memory.length() as usize;
+            for place in ["host", "stand-in:0", "cuda:0"] {
+                let place = place.parse().unwrap();
+                let part = range(start.wrapping_add(100), 1000);
+                let found = find(place, c"test", part).unwrap();
+                let Found::Device(slice) = found else { panic!("{found:?}") };
+                assert_eq!(slice.length(), 1000);
+                let beyond = range(start.wrapping_add(100), length);
+                let refused = find(place, c"test", beyond).unwrap_err();
+                assert_eq!(refused.status, crate::status::Status::InvalidArgument);
+            }
+        }
+    }
+
+    #[test]
+    fn what_nobody_knows_is_refused_where_a_device_would_read_it() {
+        let nobody = range(std::ptr::without_provenance(4096), 8);
+        let refused = find("cuda:0".parse().unwrap(), c"test", nobody).unwrap_err();
+        assert_eq!(refused.status, crate::status::Status::InvalidArgument);
+        let bytes = [0_u8; 8];
+        let plain = range(bytes.as_ptr(), bytes.len());
+        let refused = slice("cuda:0".parse().unwrap(), c"test", plain).unwrap_err();
+        assert_eq!(refused.status, crate::status::Status::InvalidArgument);
     }
 
     #[test]

@@ -11,6 +11,8 @@ compile_error!("handles have 64 bits: for machines with 64-bit pointers only");
 mod boundary;
 mod device;
 mod failure;
+#[cfg(test)]
+mod fake_driver_tests;
 mod handle;
 mod layout;
 mod network;

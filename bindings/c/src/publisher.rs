@@ -2,7 +2,10 @@
 
 use std::ffi::{CStr, c_void};
 use std::ptr;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
+use gpu::{Device, Slice};
 use pubsub::{Attempt, ErrorKind, Loan, MemoryPlace, Publisher, Topic};
 
 use crate::boundary::{Bytes, Filled, MaybeFilled, Out, Range, export};
@@ -20,6 +23,8 @@ use crate::turn::Turn;
 pub(crate) struct OpenPublisher {
     pub(crate) publisher: Publisher,
     pub(crate) memory: MemoryPlace,
+    /// That messages were brought from last: to open one takes long.
+    source: Mutex<Option<Device>>,
 }
 
 pub(crate) const NO_ROOM: Failure =
@@ -28,12 +33,14 @@ pub(crate) const NO_ROOM: Failure =
 pub(crate) const TOO_LATE: Failure = Failure::fixed(
     Status::DeadlineExceeded,
     c"publish",
-    c"publish: deadline exceeded: subscribers have not released what fills the topic",
+    c"publish: deadline exceeded: subscribers have not released what fills the topic, or a process \
+      that is stopped holds its lock",
 );
 
 impl OpenPublisher {
     pub(crate) fn new(topic: &Topic) -> Result<Self> {
-        Ok(Self { publisher: topic.publisher()?, memory: topic.settings()?.memory })
+        let (publisher, memory) = (topic.publisher()?, topic.settings()?.memory);
+        Ok(Self { publisher, memory, source: Mutex::default() })
     }
 
     pub(crate) fn push(&self, bytes: &[u8], timeout: Timeout) -> Result<()> {
@@ -48,6 +55,13 @@ impl OpenPublisher {
     pub(crate) fn push_from(&self, found: &Found<'_>, timeout: Timeout) -> Result<()> {
         match (found, timeout) {
             (Found::Host(bytes), _) => return self.push(bytes, timeout),
+            (Found::Device(slice), _) if !self.is_on_such_a_device(slice) => {
+                let device = slice.memory().mapped_for().clone();
+                let before =
+                    self.source.lock().unwrap_or_else(PoisonError::into_inner).replace(device);
+                drop(before);
+                return self.push(&brought(slice, timeout)?, timeout);
+            }
             (Found::Device(slice), Timeout::Now) => {
                 self.publisher.try_push_slice(slice)?.ok_or(NO_ROOM)?
             }
@@ -55,6 +69,24 @@ impl OpenPublisher {
         };
         Ok(())
     }
+
+    /// Can the topic's device copy from there?
+    fn is_on_such_a_device(&self, slice: &Slice) -> bool {
+        let implementation = slice.memory().mapped_for().name().implementation;
+        matches!(self.memory, MemoryPlace::Device(name) if name.implementation == implementation)
+    }
+}
+
+/// A device's bytes on the host, for a topic whose messages lie there.
+fn brought(slice: &Slice, timeout: Timeout) -> Result<Vec<u8>> {
+    let mut bytes = vec![0; slice.length() as usize];
+    let patience = match timeout {
+        Timeout::Now => gpu::PATIENCE,
+        _ => timeout.as_duration(),
+    };
+    let stream = slice.memory().mapped_for().default_stream()?;
+    stream.download(slice, &mut bytes, patience)?;
+    Ok(bytes)
 }
 
 /// Publishes what a handle names. If there is no room, or not in time, the loan is as it was.
@@ -63,14 +95,18 @@ pub(crate) fn publish(
     loan: Handle<Turn<Loan>>,
     timeout: Timeout,
     sent: MaybeFilled<'_, RawSent>,
-    attempt: impl FnOnce(Loan) -> pubsub::Result<Attempt>,
+    attempt: impl FnOnce(Loan, Duration) -> pubsub::Result<Attempt>,
 ) -> Result<()> {
+    // Only who has a deadline pays for a look at the clock.
+    let start = matches!(timeout, Timeout::For(_)).then(Instant::now);
     let found = loan.find(operation)?;
     let mut taken = found.take(operation, timeout)?;
     let Some(lent) = taken.remove() else {
         return Err(NO_ROOM);
     };
-    let done = match attempt(lent) {
+    // Without the time that it took to get one's turn.
+    let waited = start.map_or(Duration::ZERO, |start| start.elapsed());
+    let done = match attempt(lent, timeout.as_duration().saturating_sub(waited)) {
         Ok(Attempt::Sent(done)) => Ok(done),
         Ok(Attempt::Full(lent)) => {
             taken.put_back(lent);
@@ -216,7 +252,7 @@ export! {
         timeout: Timeout,
         sent: MaybeFilled<'_, RawSent>[size],
     ) -> i32, c"publish" {
-        publish(OPERATION, loan, timeout, sent, |lent| lent.publish_within(timeout.as_duration()))
+        publish(OPERATION, loan, timeout, sent, Loan::publish_within)
     }
 
     /// Gives the memory back.

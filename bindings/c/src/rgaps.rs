@@ -6,6 +6,7 @@ mod environment;
 use std::ffi::{CStr, c_void};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Instant;
 
 use pubsub::{ErrorKind, Node, NodeOptions, Topic};
 
@@ -37,13 +38,16 @@ pub(crate) struct SimpleSubscriber {
 
 /// The node that all of this process's share, as long as there are any; another one, if it was
 /// closed because its service was lost.
-fn node(shared: &Mutex<Weak<Node>>, options: NodeOptions) -> Result<Arc<Node>> {
+fn node(shared: &Mutex<Weak<Node>>, mut options: NodeOptions) -> Result<Arc<Node>> {
+    let start = Instant::now();
     let mut shared = shared.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(node) = shared.upgrade()
         && node.check().is_ok()
     {
         return Ok(node);
     }
+    // Another thread may have looked for the others, in vain, and so may this one have waited.
+    options.patience = options.patience.saturating_sub(start.elapsed());
     let node = Arc::new(Node::join(options)?);
     *shared = Arc::downgrade(&node);
     Ok(node)
@@ -127,7 +131,7 @@ export! {
 
 #[cfg(test)]
 mod tests {
-    use std::time::{Duration, Instant};
+    use std::time::Duration;
 
     use pubsub::ServiceMode;
 

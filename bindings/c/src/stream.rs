@@ -1,6 +1,7 @@
 //! Streams of devices, and messages in their order.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use gpu::Stream;
 use pubsub::{Attempt, Loan, Readiness};
@@ -33,11 +34,12 @@ impl OpenPublisher {
 
     /// A message of no bytes, which are nowhere.
     fn push_nothing_on(&self, stream: &Stream, timeout: Timeout) -> Result<()> {
+        let end = timeout.end();
         let loan = match timeout {
             Timeout::Now => self.publisher.try_loan(0)?.ok_or(NO_ROOM)?,
             _ => self.publisher.loan(0, timeout.as_duration())?,
         };
-        match loan.publish_on_within(stream, timeout.as_duration())? {
+        match loan.publish_on_within(stream, end.saturating_duration_since(Instant::now()))? {
             Attempt::Sent(_) => Ok(()),
             Attempt::Full(_) if timeout == Timeout::Now => Err(NO_ROOM),
             Attempt::Full(_) => Err(TOO_LATE),
@@ -85,8 +87,8 @@ export! {
         sent: MaybeFilled<'_, RawSent>[size],
     ) -> i32, c"publish on a stream" {
         let stream = stream.find(OPERATION)?;
-        publish(OPERATION, loan, timeout, sent, |lent| {
-            lent.publish_on_within(&stream.stream, timeout.as_duration())
+        publish(OPERATION, loan, timeout, sent, |lent, left| {
+            lent.publish_on_within(&stream.stream, left)
         })
     }
 

@@ -202,7 +202,8 @@ impl Endpoint {
     ///
     /// # Errors
     /// `NotSupported` without `Caps::ATOMIC` or for this combination of type and
-    /// operation; `OutOfBounds`, `AccessDenied`.
+    /// operation; `OutOfBounds`, `AccessDenied`; `InvalidArgument` if a local buffer or
+    /// the remote address is not aligned for the type.
     pub fn atomic(
         &mut self,
         queue: &mut CompletionQueue,
@@ -375,6 +376,100 @@ impl Endpoint {
             _ => Access::REMOTE_READ | Access::REMOTE_WRITE,
         };
         self.check_range(operation, request.remote, length, needed)?;
+        // Providers hand the address to the processor or the card as it is. Where a region's base
+        // is not told (no FI_MR_VIRT_ADDR), this is the offset in it.
+        let address = request.remote.address;
+        self.ensure(
+            address.is_multiple_of(size as u64),
+            operation,
+            ErrorKind::InvalidArgument,
+            || format!("the remote address {address:#x} is not aligned to {size} bytes"),
+        )?;
         Ok((self.resolve(operation, to)?, count))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::{
+        AddressVector, Caps, Domain, EndpointKind, HostMemory, MemoryRegion, Query, RemoteMemory,
+    };
+
+    /// Where a request's parts begin.
+    struct Places {
+        operand: usize,
+        compared: usize,
+        result: usize,
+        remote: u64,
+    }
+
+    const GOOD: Places = Places { operand: 0, compared: 8, result: 16, remote: 24 };
+
+    struct Opened {
+        endpoint: Endpoint,
+        queue: CompletionQueue,
+        me: Peer,
+        local: MemoryRegion,
+        remote: RemoteMemory,
+    }
+
+    impl Opened {
+        fn compare(&mut self, datatype: Datatype, places: &Places) -> Result<OperationId> {
+            let size = datatype.size();
+            let part = |at: usize| self.local.slice(at..at + size).unwrap();
+            let remote = self.remote.slice(places.remote..places.remote + size as u64).unwrap();
+            let operation = AtomicOperation::CompareSwap;
+            let operand = &part(places.operand);
+            let request = AtomicRequest { datatype, operation, operand, remote: &remote };
+            let (compared, result) = (part(places.compared), part(places.result));
+            let Self { endpoint, queue, me, .. } = self;
+            endpoint.compare_atomic(queue, *me, &request, &compared, &result, 1)
+        }
+    }
+
+    #[test]
+    fn atomics_that_are_not_aligned_are_refused() {
+        let caps = Caps::MESSAGE | Caps::RMA | Caps::ATOMIC;
+        let query = Query::new(EndpointKind::Rdm).caps(caps).provider("tcp;ofi_rxm");
+        let domain = Domain::open(&query.source("127.0.0.1").first().unwrap()).unwrap();
+        let addresses = AddressVector::open(&domain).unwrap();
+        let mut queue = CompletionQueue::open(&domain).unwrap();
+        let builder = Endpoint::builder(&domain).addresses(&addresses);
+        let endpoint = builder.queue(&mut queue).open().unwrap();
+        let me = addresses.insert(&endpoint.address().unwrap()).unwrap();
+        let register = || domain.register(HostMemory::zeroed(64).unwrap(), Access::ALL).unwrap();
+        let (local, target) = (register(), register());
+        let remote = domain.attach(&target.describe().unwrap()).unwrap();
+        let mut opened = Opened { endpoint, queue, me, local, remote };
+        let is_known = |datatype: &&Datatype| {
+            let (operation, form) = (AtomicOperation::CompareSwap, AtomicForm::Compare);
+            domain.atomic_limit(**datatype, operation, form).is_some()
+        };
+        let mut tried = 0;
+        for &datatype in Datatype::ALL.iter().filter(is_known) {
+            let size = datatype.size();
+            for off in 1..size {
+                let bad = [
+                    (Places { operand: off, ..GOOD }, "buffer"),
+                    (Places { compared: 8 + off, ..GOOD }, "buffer"),
+                    (Places { result: 16 + off, ..GOOD }, "buffer"),
+                    (Places { remote: 24 + off as u64, ..GOOD }, "remote address"),
+                ];
+                for (places, what) in bad {
+                    let refused = opened.compare(datatype, &places).unwrap_err();
+                    assert_eq!(refused.kind(), ErrorKind::InvalidArgument, "{refused}");
+                    assert!(refused.to_string().contains(what), "{refused}");
+                }
+            }
+            // What is as long as the type needs no more.
+            let places = Places { remote: 24 + size as u64, ..GOOD };
+            let posted = opened.compare(datatype, &places).unwrap();
+            opened.queue.complete(posted, Duration::from_secs(10)).unwrap();
+            tried += 1;
+        }
+        assert!(tried > 4, "{tried} types");
     }
 }

@@ -83,6 +83,7 @@ impl Endpoint {
         // SAFETY: the vectors live for the call; what they name lives until completion, by
         // the slot, or, if the call fails, is not touched.
         let code = unsafe { sys::fi_writemsg(self.handle.as_ptr(), &message, flags) };
+        self.posted();
         if code == 0 {
             for piece in pieces {
                 slot.keep_region(&piece.region.0);
@@ -130,6 +131,7 @@ impl Endpoint {
                 None => sys::fi_inject_write(endpoint, pointer, length, peer, address, key),
             }
         };
+        self.posted();
         if code == 0 { Ok(Injected::Taken) } else { self.not_injected(operation, to, code) }
     }
 
@@ -165,6 +167,7 @@ impl Endpoint {
                 None => sys::fi_inject(endpoint, pointer, length, peer),
             }
         };
+        self.posted();
         if code == 0 { Ok(true) } else { self.no_room(operation, to, code) }
     }
 

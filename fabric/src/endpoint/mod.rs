@@ -24,6 +24,8 @@ mod connection;
 mod inject_tests;
 mod message;
 mod post;
+#[cfg(test)]
+mod removal_tests;
 mod rma;
 mod vectors;
 
@@ -47,6 +49,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::event::{EventQueue, EventQueueShared};
 use crate::flags::{Access, Caps};
 use crate::handle::Handle;
+use crate::hazard::Hazard;
 use crate::memory::Bound;
 use crate::offer::Offer;
 use crate::queue::{Completion, CompletionQueue, QueueShared};
@@ -87,6 +90,8 @@ pub struct Endpoint {
     is_shut: bool,
     /// Before the queue: rxm keeps megabytes of a vector closed after them.
     addresses: Option<AddressVector>,
+    /// The peer that is posted to now, for those that remove peers.
+    hazard: Arc<Hazard>,
     attached: Attached,
     limits: Limits,
     /// Regions that are closed before it is.
@@ -292,6 +297,7 @@ impl<'q> EndpointBuilder<'q> {
             member.connects_to(name);
         }
         let attached = Attached { queue: queue.share(), number, member };
+        let hazard = self.addresses.as_ref().map_or_else(Arc::default, AddressVector::add_hazard);
         Ok(Endpoint {
             handle: ManuallyDrop::new(handle),
             is_shut: false,
@@ -299,6 +305,7 @@ impl<'q> EndpointBuilder<'q> {
             limits,
             bound: Bound::new(),
             addresses: self.addresses,
+            hazard,
             counters: counters.into_iter().map(|(counter, _)| counter).collect(),
             events: self.events,
             domain,
@@ -444,6 +451,10 @@ impl Endpoint {
     /// The second time there is nothing left to do.
     fn shut(&mut self) -> Result<()> {
         if std::mem::replace(&mut self.is_shut, true) {
+            return Ok(());
+        }
+        if self.handle.is_parents() {
+            // A forked child: the parent goes on with endpoint, queue and memory.
             return Ok(());
         }
         self.attached.member.leave();

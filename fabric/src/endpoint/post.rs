@@ -123,13 +123,15 @@ impl Posting {
 }
 
 pub(super) const AGAIN: isize = -(sys::FI_EAGAIN as isize);
+/// The peer was removed while the post waited: not what a provider said.
+const REMOVED: isize = isize::MIN;
 
 impl Endpoint {
-    /// The provider's number for a peer.
+    /// The provider's number for a peer: nobody else's until [`posted`](Self::posted).
     #[inline]
     pub(super) fn resolve(&self, operation: &'static str, peer: Peer) -> Result<u64> {
         match &self.addresses {
-            Some(addresses) => addresses.resolve(operation, peer),
+            Some(addresses) => addresses.protect(operation, peer, &self.hazard),
             None if peer == Peer::CONNECTED => Ok(sys::FI_ADDR_UNSPEC),
             None => Err(self.refuse(
                 operation,
@@ -137,6 +139,19 @@ impl Endpoint {
                 "a connected endpoint has one peer: Peer::CONNECTED".to_owned(),
             )),
         }
+    }
+
+    /// Is a peer that was resolved before still there?
+    #[cold]
+    fn check_known(&self, operation: &'static str, peer: Peer) -> Result<()> {
+        if peer == Peer::ANY { Ok(()) } else { self.resolve(operation, peer).map(drop) }
+    }
+
+    /// The provider's call has returned: the peer may be removed. A post that was refused
+    /// before the call need not say so, since the next one does.
+    #[inline]
+    pub(super) fn posted(&self) {
+        self.hazard.clear();
     }
 
     #[cold]
@@ -291,6 +306,7 @@ impl Endpoint {
         let (id, context) = (slot.id(), slot.context());
         let code = call(self.handle.as_ptr(), context);
         if code == 0 {
+            self.posted();
             keep(slot);
             return Ok(id);
         }
@@ -314,22 +330,27 @@ impl Endpoint {
         call: impl Fn(*mut sys::fid_ep, *mut c_void) -> isize,
     ) -> Result<OperationId> {
         let endpoint = self.handle.as_ptr();
+        let mut gone = None;
         if code == AGAIN {
-            code = self.insist(queue, patience, || call(endpoint, context));
+            code = Self::insist(queue, patience, || {
+                // The peer may have been removed meanwhile.
+                gone = self.check_known(operation, peer).err();
+                if gone.is_some() { REMOVED } else { call(endpoint, context) }
+            });
         }
+        self.posted();
         if code == 0 {
             queue.keep(id, keep);
             return Ok(id);
         }
         queue.put_back(id.index);
-        Err(self.posting_failed(operation, peer, code, patience))
+        Err(gone.unwrap_or_else(|| self.posting_failed(operation, peer, code, patience)))
     }
 
     /// The provider's queue is full, or a connection is still coming up: makes
     /// progress, with growing pauses, and tries again until patience is over.
     #[cold]
     fn insist(
-        &mut self,
         queue: &mut CompletionQueue,
         patience: Duration,
         mut call: impl FnMut() -> isize,

@@ -11,6 +11,7 @@ use libfabric_sys as sys;
 
 use super::region::Keepalive;
 use crate::choice::closes_regions_unguarded;
+use crate::fork::Birth;
 use crate::handle::Handle;
 use crate::version::Version;
 
@@ -23,8 +24,9 @@ pub(super) struct Late {
 }
 
 /// What keeps those apart that the provider does not.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Closing {
+    born: Birth,
     /// Held while a queue is read: then the provider looks keys up.
     turn: Mutex<()>,
     /// Held while something is registered or closed.
@@ -38,7 +40,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Closing {
     /// None where the provider sees to it.
     pub(crate) fn of(provider: &str) -> Option<Box<Self>> {
-        closes_regions_unguarded(provider, Version::running()).then(Box::default)
+        let (turn, late) = (Mutex::default(), Mutex::default());
+        closes_regions_unguarded(provider, Version::running())
+            .then(|| Box::new(Self { born: Birth::now(), turn, late }))
     }
 
     /// Before a queue or a counter is read, and until it was.
@@ -94,6 +98,13 @@ impl Late {
 
 impl Drop for Closing {
     fn drop(&mut self) {
+        if self.born.is_parents() {
+            // A forked child: the locks may be held by threads that it does not have, and what
+            // waits to be closed is the parent's.
+            let late = self.late.get_mut().unwrap_or_else(PoisonError::into_inner);
+            std::mem::forget(std::mem::take(late));
+            return;
+        }
         // Before the domain: nobody uses it any more.
         drop(self.turn());
     }

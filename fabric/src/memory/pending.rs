@@ -95,6 +95,9 @@ pub struct PendingRegion {
 
 impl Drop for PendingRegion {
     fn drop(&mut self) {
+        if self.domain.is_parents() {
+            return;
+        }
         // SAFETY: `finish`, which takes them too, does not let this run.
         let (handle, memory) =
             unsafe { (ManuallyDrop::take(&mut self.handle), ManuallyDrop::take(&mut self.memory)) };

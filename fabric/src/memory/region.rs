@@ -474,6 +474,11 @@ impl MemoryRegion {
 
 impl Drop for RegionInner {
     fn drop(&mut self) {
+        if self.domain.is_parents() {
+            // A forked child: the parent's peers go on reaching the memory.
+            std::mem::forget(self.memory.take());
+            return;
+        }
         let Some(registration) = &self.registration else { return };
         // Held until it is closed: the endpoint that it is bound to waits for that.
         let mut held = registration.hold();

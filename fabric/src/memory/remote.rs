@@ -23,7 +23,9 @@ pub(crate) struct Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        self.domain.unmap_key(self.key);
+        if !self.domain.is_parents() {
+            self.domain.unmap_key(self.key);
+        }
     }
 }
 

@@ -72,8 +72,16 @@ impl Waker {
         Error::check("fi_cq_signal", i64::from(code)).map(drop).map_err(|e| self.0.domain.blame(e))
     }
 
+    /// Is this a forked child, and the queue its parent's?
+    pub(crate) fn is_parents(&self) -> bool {
+        self.0.handle.is_parents()
+    }
+
     /// The same, for who has no use for an error, and must not allocate one.
     pub(crate) fn nudge(&self) {
+        if self.is_parents() {
+            return;
+        }
         self.0.wake_up.store(true, Ordering::SeqCst);
         if self.0.can_signal {
             // SAFETY: as in `wake`.

@@ -563,6 +563,10 @@ impl CompletionQueue {
 
 impl Drop for CompletionQueue {
     fn drop(&mut self) {
+        if self.shared.handle.is_parents() {
+            // A forked child: the operations are the parent's.
+            return;
+        }
         // Endpoints may outlive their queue's owner: then the memory of their
         // operations must live on until they are closed.
         // SAFETY: nothing uses the table after this.

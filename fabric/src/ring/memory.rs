@@ -223,7 +223,8 @@ impl Drop for View {
     #[inline]
     fn drop(&mut self) {
         let shape = &self.memory.shape;
-        if shape.layout() == Layout::Flagged {
+        // A forked child may share the memory with its parent, who still reads it.
+        if shape.layout() == Layout::Flagged && !self.memory.region.domain().is_parents() {
             clean(&self.memory.region, shape, &self.header);
         }
         let (word, bit) = self.memory.place(self.header.sequence);

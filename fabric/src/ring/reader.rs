@@ -404,6 +404,14 @@ impl Reader {
         self.told
     }
 
+    /// Did the notice of the next chunk come? If the chunk was not [taken](Self::take) all the same,
+    /// its header is still on its way: nobody tells when that is there.
+    #[inline]
+    pub fn awaits_header(&self) -> bool {
+        let (_, word, bit) = self.place(self.sequence);
+        self.arrived[word] & bit != 0
+    }
+
     /// Is the writer done, and everything taken?
     pub fn is_over(&self) -> bool {
         self.ends == Some(self.sequence)

@@ -58,6 +58,7 @@ functions! {
     device_uuid = "cuDeviceGetUuid_v2": fn(*mut [u8; 16], c_int);
     device_attribute = "cuDeviceGetAttribute": fn(*mut c_int, c_uint, c_int);
     device_total_memory = "cuDeviceTotalMem_v2": fn(*mut usize, c_int);
+    context_state = "cuDevicePrimaryCtxGetState": fn(c_int, *mut c_uint, *mut c_int);
     device_can_access_peer = "cuDeviceCanAccessPeer": fn(*mut c_int, c_int, c_int);
     device_peer_attribute = "cuDeviceGetP2PAttribute": fn(*mut c_int, c_uint, c_int, c_int);
 

@@ -3,9 +3,11 @@
 mod device;
 mod kernels;
 mod library;
+mod locate;
 mod memory;
 mod stream;
 
 pub(crate) use device::{Device, count, uuid};
+pub(crate) use locate::{Located, locate};
 pub(crate) use memory::Physical;
 pub(crate) use stream::Event;

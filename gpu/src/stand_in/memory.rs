@@ -49,7 +49,7 @@ fn look<T>(address: u64, answer: impl FnOnce(&Known) -> Option<T>) -> Option<T> 
     is_inside.then(|| answer(found)).flatten()
 }
 
-pub(super) fn attributes(address: u64) -> Option<Attributes> {
+pub(crate) fn attributes(address: u64) -> Option<Attributes> {
     look(address, |found| Some(found.attributes.clone()))
 }
 

@@ -25,7 +25,7 @@ use faults::Faults;
 pub use faults::{Behaviour, behave, fail_after, refuse_points, refuse_words};
 #[cfg(feature = "fault-injection")]
 pub use foreign::ForeignMemory;
-pub(crate) use memory::Physical;
+pub(crate) use memory::{Physical, attributes};
 pub(crate) use stream::Event;
 
 use crate::driver::{self, DeviceDriver, HostBlock, SpaceDriver, StreamDriver};
@@ -199,7 +199,7 @@ impl DeviceDriver for Device {
     }
 
     fn attributes(&self, address: u64) -> Result<Attributes> {
-        memory::attributes(address).ok_or_else(|| {
+        attributes(address).ok_or_else(|| {
             let detail = format!("nothing is known of {address:#x}");
             Error::new("look at an address", ErrorKind::InvalidArgument, detail)
         })

@@ -7,6 +7,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use crate::life::Incarnation;
 use crate::patience::deadline;
 
 use super::{Channel, ChannelError, Result, address, new_socket, system, wait};
@@ -18,6 +19,7 @@ pub struct ChannelListener {
     path: PathBuf,
     /// Device and number of the path's file: not to remove another's.
     file: (u64, u64),
+    born: Incarnation,
 }
 
 impl ChannelListener {
@@ -64,7 +66,8 @@ impl ChannelListener {
         if unsafe { libc::listen(socket.as_raw_fd(), 128) } < 0 {
             return Err(system("listen", Some(path)));
         }
-        Ok(Self { socket, path: path.to_owned(), file: (status.dev(), status.ino()) })
+        let (file, born) = ((status.dev(), status.ino()), Incarnation::current());
+        Ok(Self { socket, path: path.to_owned(), file, born })
     }
 
     /// The next that connects.
@@ -126,6 +129,10 @@ impl AsFd for ChannelListener {
 
 impl Drop for ChannelListener {
     fn drop(&mut self) {
+        if !self.born.is_current() {
+            // A forked child: the parent goes on listening there.
+            return;
+        }
         // Not that of a successor.
         let is_ours = std::fs::symlink_metadata(&self.path)
             .is_ok_and(|found| (found.dev(), found.ino()) == self.file);
@@ -165,7 +172,7 @@ fn remove_dead(path: &Path) -> Result<()> {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
-pub struct DirectoryLock(Option<File>);
+pub struct DirectoryLock(Option<File>, Incarnation);
 
 impl DirectoryLock {
     /// Nobody holds it for longer than it takes to find out whether a listener is alive.
@@ -189,14 +196,16 @@ impl DirectoryLock {
         };
         let file = match File::open(directory) {
             Ok(file) => file,
-            Err(cause) if cause.kind() == io::ErrorKind::PermissionDenied => return Ok(Self(None)),
+            Err(cause) if cause.kind() == io::ErrorKind::PermissionDenied => {
+                return Ok(Self(None, Incarnation::current()));
+            }
             Err(cause) => return failed("open", cause),
         };
         let end = deadline(Self::PATIENCE);
         loop {
             // SAFETY: a file of ours.
             if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0 {
-                return Ok(Self(Some(file)));
+                return Ok(Self(Some(file), Incarnation::current()));
             }
             let cause = io::Error::last_os_error();
             match cause.kind() {
@@ -216,7 +225,8 @@ impl DirectoryLock {
 
 impl Drop for DirectoryLock {
     fn drop(&mut self) {
-        if let Some(file) = &self.0 {
+        // A forked child unlocks nothing: the lock is the parent's, who shares the file.
+        if let Some(file) = self.0.as_ref().filter(|_| self.1.is_current()) {
             // Closing alone would leave it with a child that was forked meanwhile.
             // SAFETY: a file of ours.
             unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_UN) };

@@ -52,7 +52,8 @@ pub struct TopicFacts {
 /// What carries messages at a node: the same at both, or they do not understand each other.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Provider {
-    /// The provider, as text.
+    /// The provider, as text; or the fabric, where a provider has several that do not understand
+    /// each other ([`Capabilities::protocol_name`](fabric::Capabilities::protocol_name)).
     pub name: String,
     /// Its protocol's number.
     pub protocol: u32,

@@ -28,7 +28,7 @@ impl Post {
     /// As [`may_borrow`](Self::may_borrow): devices may have done with what was given up.
     #[cold]
     pub(super) fn may_borrow_by_now(&self, borrower: Borrower) -> Result<Option<Right<'_>>> {
-        self.desk.here.free_what_is_done(&self.desk.house.caller());
+        self.desk.here.free_what_is_done(&self.desk.house.brief_caller());
         self.may_borrow(borrower)
     }
 
@@ -43,7 +43,7 @@ impl Post {
         let mut rest = Rest::NEW;
         loop {
             // Devices that have done with what was given up ring no bell.
-            here.free_what_is_done(&house.caller());
+            here.free_what_is_done(&house.brief_caller());
             let end = if here.keeps_anything() {
                 rest.next(deadline)
             } else {

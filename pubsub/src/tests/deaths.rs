@@ -1,12 +1,14 @@
 //! Processes that die, or fork.
 
 use std::os::fd::AsFd;
+use std::sync::Barrier;
+use std::time::Instant;
 
 use ipc::Fate;
 use testkit::children::ForkedChild;
 
 use super::*;
-use crate::Event;
+use crate::{Attempt, Event};
 
 pub(super) fn life_of(child: &ForkedChild) -> Life {
     Life::from_fd(child.pidfd()).unwrap()
@@ -155,4 +157,58 @@ fn after_a_fork_handles_say_so_and_touch_nothing() {
     let census = home.topic.census();
     assert_eq!((census.publishers.len(), census.subscribers.len()), (1, 1));
     drop(handles);
+}
+
+/// What a participant that is stopped does, who holds the queue's lock.
+#[test]
+fn a_publisher_waits_no_longer_than_it_says_for_one_that_holds_a_lock() {
+    let home = Home::new(&settings());
+    let (mut subscriber, publisher) = (home.subscriber(), home.publisher());
+    publisher.push(b"first", FAR).unwrap();
+    let loan = publisher.loan(4, FAR).unwrap();
+    let (is_held, may_go_on) = (Barrier::new(2), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut is_first = true;
+            let hold = |_| {
+                if std::mem::take(&mut is_first) {
+                    is_held.wait();
+                }
+                let end = Instant::now() + FAR;
+                while !may_go_on.load(Acquire) && Instant::now() < end {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            };
+            let other = Caller::new(home.admit(), &*home.clerk.roster);
+            home.topic.here().find_entries(&other, hold).unwrap();
+        });
+        is_held.wait();
+        let within = |longest: Duration, act: &mut dyn FnMut()| {
+            let start = Instant::now();
+            act();
+            assert!(start.elapsed() < longest, "{:?}", start.elapsed());
+        };
+        let soon = Duration::from_millis(100);
+        within(Duration::from_secs(2), &mut || {
+            assert!(publisher.try_push(b"none").unwrap().is_none());
+        });
+        within(Duration::from_secs(2), &mut || {
+            let late = publisher.push(b"none", soon).unwrap_err();
+            assert_eq!(late.kind(), ErrorKind::DeadlineExceeded, "{late}");
+        });
+        let mut loan = Some(loan);
+        within(Duration::from_secs(2), &mut || {
+            let mut lent = loan.take().unwrap();
+            lent.write(0, b"lent").unwrap();
+            match lent.publish_within(soon).unwrap() {
+                Attempt::Full(lent) => loan = Some(lent),
+                Attempt::Sent(sent) => panic!("{sent:?}"),
+            }
+        });
+        may_go_on.store(true, Release);
+        // It is as it was.
+        loan.take().unwrap().publish(FAR).unwrap();
+    });
+    assert_eq!(subscriber.pull(FAR).unwrap().to_vec().unwrap(), b"first");
+    assert_eq!(subscriber.pull(FAR).unwrap().to_vec().unwrap(), b"lent");
 }

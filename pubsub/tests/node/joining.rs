@@ -256,3 +256,28 @@ fn one_who_only_takes_is_removed_and_named() {
     );
     assert_eq!(topic.settings().unwrap().reliability, Reliability::Reliable);
 }
+
+/// The parent's service, socket, locks and handles are left as they are.
+#[test]
+fn a_forked_child_that_drops_its_node_leaves_it_to_its_parent() {
+    let ground = Ground::new();
+    let node = ground.join();
+    let topic = node.topic("t", &settings()).unwrap();
+    let (publisher, mut subscriber) = (topic.publisher().unwrap(), topic.subscriber().unwrap());
+    publisher.push(b"one", PATIENCE).unwrap();
+    let sample = subscriber.pull(PATIENCE).unwrap();
+    let mut all = Some((node, topic, publisher, subscriber, sample));
+    let child = testkit::children::ForkedChild::new(|| drop(all.take()));
+    assert!(child.wait().success());
+    let (node, topic, publisher, mut subscriber, sample) = all.take().unwrap();
+    assert_eq!(sample.to_vec().unwrap(), b"one");
+    publisher.push(b"two", PATIENCE).unwrap();
+    assert_eq!(subscriber.pull(PATIENCE).unwrap().to_vec().unwrap(), b"two");
+    // Another process finds service and topic where they were, and nobody else serves.
+    let other = ground.join_served();
+    assert_eq!(other.identity(), node.identity());
+    let mut late = other.open("t").unwrap().subscriber().unwrap();
+    publisher.push(b"three", PATIENCE).unwrap();
+    assert_eq!(late.pull(PATIENCE).unwrap().to_vec().unwrap(), b"three");
+    drop((topic, sample));
+}

@@ -9,7 +9,7 @@ use transfer::path::Policy;
 use transfer::{Agent, AgentOptions, ErrorKind, HostBuffer, Rights};
 
 use crate::common::{LENGTH, PATIENCE, alone, device};
-use crate::house::{DROP_AGENT, House, PUT_SLOWLY, fill, notice, read, write};
+use crate::house::{DROP_AGENT, House, PUT_SLOWLY, fill, notice, read, with_rails, write};
 
 const WHOLE: [Block; 1] = [Block { to: 0, from: 0, length: LENGTH }];
 
@@ -97,6 +97,54 @@ fn an_agent_that_ended_in_this_process_is_out_of_reach() {
                 )
                 .is_err()
     );
+}
+
+/// The parent's agents, peers, routes and regions are left as they are, and so are socket and card.
+#[test]
+fn a_forked_child_that_drops_agents_leaves_them_to_its_parent() {
+    let _alone = alone();
+    let mut house = House::open();
+    let mut neighbour = house.neighbour("host", &[]);
+    let route = house.join(&neighbour);
+    let mut here = Agent::start(with_rails(AgentOptions::new("here"), "tcp;ofi_rxm", 1)).unwrap();
+    let directory = house.directory.join("there");
+    std::fs::create_dir(&directory).unwrap();
+    let options = AgentOptions::new("there").directory(&directory);
+    let there = Agent::start(with_rails(options, "tcp;ofi_rxm", 1)).unwrap();
+    let names = || std::fs::read_dir(&directory).unwrap().count();
+    let before = names();
+    let memory = || HostBuffer::new(LENGTH).unwrap();
+    let (mine, theirs) =
+        (here.register(memory(), Rights::ALL), there.register(memory(), Rights::ALL));
+    let (mine, theirs) = (mine.unwrap(), theirs.unwrap());
+    let peer = here.connect(&there.card().encode().unwrap(), PATIENCE).unwrap();
+    let descriptor = theirs.descriptor().encode().unwrap();
+    let beside = here.join(peer, &mine, &descriptor, &Policy::default(), PATIENCE).unwrap();
+
+    let mut all = Some((house, route, here, there, mine, theirs, beside));
+    let child = testkit::children::ForkedChild::new(|| {
+        let (mut house, route, here, there, mine, theirs, beside) = all.take().unwrap();
+        let refused = house.agent.put(&route, &WHOLE, None).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Forked);
+        drop((here, theirs, beside, mine, there, route));
+        // The directory is the parent's.
+        std::mem::forget(house);
+    });
+    assert!(child.wait().success());
+    assert!(before > 0 && names() == before, "{before} names, now {}", names());
+    let (mut house, route, mut here, mut there, mine, theirs, beside) = all.take().unwrap();
+    let put = here.put(&beside, &WHOLE, None).unwrap();
+    here.wait(put, PATIENCE).unwrap();
+    let put = house.agent.put(&route, &WHOLE, None).unwrap();
+    house.agent.wait(put, PATIENCE).unwrap();
+    // Others still find it.
+    let mut later = Agent::start(AgentOptions::new("later")).unwrap();
+    later.connect(&there.card().encode().unwrap(), PATIENCE).unwrap();
+    there.withdraw(&theirs, PATIENCE).unwrap();
+    drop((here, mine));
+    let tell = house.agent.notify(neighbour.peer, notice(crate::house::END, 0)).unwrap();
+    house.agent.wait(tell, PATIENCE).unwrap();
+    neighbour.other.finish();
 }
 
 /// What an agent had begun when it ended, or when it left, holds up no owner.

@@ -10,6 +10,28 @@
 #define MESSAGES 20
 #define LENGTH ((size_t)8 << 20)
 
+/* A pointer to a device's memory, for a topic whose messages lie on the host. */
+static void push_to_the_host(device_pointer memory, unsigned char *bytes)
+{
+    char name[] = "cuda to host";
+    rgaps_publisher_t *publisher;
+    rgaps_subscriber_t *subscriber;
+    const unsigned char *pulled;
+
+    CHECK(setenv("FABRICAST_DEVICE", "host", 1) == 0);
+    publisher = publisher_init(name);
+    subscriber = subscriber_init(name);
+    CHECK(publisher != NULL && subscriber != NULL);
+    fill(bytes, LENGTH, MESSAGES);
+    CHECK(cuda.to_device(memory, bytes, LENGTH) == 0);
+    CHECK(publisher_push(publisher, LENGTH, (void *)(uintptr_t)memory) == 0);
+    pulled = subscriber_pull(subscriber);
+    CHECK(pulled != NULL);
+    check_filled(pulled, LENGTH, MESSAGES);
+    subscriber_destroy(subscriber);
+    publisher_destroy(publisher);
+}
+
 static void publish(int in, int out)
 {
     char name[] = "cuda";
@@ -28,11 +50,14 @@ static void publish(int in, int out)
     for (message = 0; message < MESSAGES; message++) {
         fill(bytes, LENGTH, message);
         CHECK(cuda.to_device(memory, bytes, LENGTH) == 0);
-        CHECK(publisher_push(publisher, LENGTH, (void *)(uintptr_t)memory) == 0);
+        /* Every other one from plain memory of the host: where a pointer lies is found out. */
+        CHECK(publisher_push(publisher, LENGTH,
+                             message % 2 == 0 ? (void *)(uintptr_t)memory : bytes) == 0);
     }
     /* More than there is; an address of nobody's. */
     CHECK(publisher_push(publisher, LENGTH + 1, (void *)(uintptr_t)(memory + LENGTH - 1)) < 0);
     CHECK(publisher_push(publisher, LENGTH, (void *)(uintptr_t)4096) < 0);
+    push_to_the_host(memory, bytes);
     hear(in);
     publisher_destroy(publisher);
     CHECK(cuda.release(memory) == 0);

@@ -354,7 +354,7 @@ impl Port {
             // Nobody tells of these.
             for (ring, receiver) in (0..).zip(&mut self.receivers) {
                 let Some(receiver) = receiver else { continue };
-                if receiver.notify() == Notify::Polling {
+                if receiver.notify() == Notify::Polling || receiver.awaits_header() {
                     list_receiver(&mut self.news, ring, receiver);
                 }
             }
@@ -444,6 +444,10 @@ impl Port {
         match receiver.take()? {
             None if receiver.is_over() => Err(over()),
             None if receiver.mute().is_some() => self.take_the_rest(id),
+            None => {
+                self.is_restless |= receiver.awaits_header();
+                Ok(None)
+            }
             view => Ok(view),
         }
     }

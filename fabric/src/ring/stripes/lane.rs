@@ -202,6 +202,11 @@ impl Lane {
 
 impl Drop for Lane {
     fn drop(&mut self) {
+        if self.waker.is_parents() {
+            // A forked child: it does not have the thread.
+            std::mem::forget((self.jobs.take(), self.thread.take()));
+            return;
+        }
         self.finish();
     }
 }

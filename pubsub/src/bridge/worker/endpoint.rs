@@ -60,7 +60,8 @@ pub(super) fn open(policy: &Policy, local: IpAddr, lanes: usize, workers: usize)
     if !add_lanes(&mut port, &lane_domains) {
         lane_domains.clear();
     }
-    let Capabilities { provider: name, protocol, address_format: format, .. } = facts;
+    let name = facts.protocol_name().to_owned();
+    let Capabilities { protocol, address_format: format, .. } = facts;
     let provider = Provider { name, protocol, format };
     Ok(Opened { addresses, port, provider, address, lane_domains })
 }

@@ -1,0 +1,105 @@
+//! The six functions in a process that has a CUDA driver: a made-up one, with memory that the
+//! processor cannot look at.
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, c_void};
+use std::path::Path;
+use std::process::Command;
+
+use gpu::Attributes;
+
+use crate::rgaps::{
+    publisher_destroy, publisher_init, publisher_push, subscriber_destroy, subscriber_init,
+    subscriber_pull,
+};
+
+const CHILD: &str = "FABRICAST_TEST_FAKE_DRIVER";
+const LENGTH: usize = 100_000;
+
+fn is_loaded() -> bool {
+    std::fs::read_to_string("/proc/self/maps").unwrap().contains("libcuda.so")
+}
+
+#[test]
+fn device_pointers_are_found_by_the_driver_of_the_process() {
+    if std::env::var_os(CHILD).is_some() {
+        return in_a_process_with_a_driver();
+    }
+    let name = format!("fabricast-c-fake-driver-{}", std::process::id());
+    let directory = std::env::temp_dir().join(name);
+    std::fs::create_dir_all(&directory).unwrap();
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fake_driver.c");
+    let compiled = Command::new("cc")
+        .args(["-shared", "-fPIC", "-o"])
+        .arg(directory.join("libcuda.so.1"))
+        .arg(source)
+        .status();
+    assert!(compiled.expect("a C compiler").success());
+    let child = Command::new(std::env::current_exe().unwrap())
+        .args([
+            "--exact",
+            "fake_driver_tests::device_pointers_are_found_by_the_driver_of_the_process",
+        ])
+        .args(["--nocapture", "--test-threads", "1"])
+        .env(CHILD, "1")
+        .env("LD_LIBRARY_PATH", &directory)
+        .env("FABRICAST_DIRECTORY", directory.join("node"))
+        .env("FABRICAST_DEVICE", "host")
+        .output()
+        .unwrap();
+    std::fs::remove_dir_all(directory).unwrap();
+    let said = String::from_utf8_lossy(&child.stderr);
+    assert!(child.status.success(), "{}: {said}", child.status);
+}
+
+fn in_a_process_with_a_driver() {
+    let plain: Vec<u8> = (0..LENGTH).map(|at| (at * 13) as u8).collect();
+    let topic = c"fake".as_ptr().cast_mut();
+    // SAFETY: a text; handles that are open; pointers to as many bytes as are said, or to none.
+    unsafe {
+        let publisher = publisher_init(topic);
+        let subscriber = subscriber_init(topic);
+        let push = |from: *const u8, length: usize| {
+            publisher_push(publisher, length, from.cast::<c_void>().cast_mut())
+        };
+        let arrived = |length: usize| {
+            let at = subscriber_pull(subscriber).cast::<u8>();
+            assert!(!at.is_null());
+            std::slice::from_raw_parts(at, length).to_vec()
+        };
+        // A pointer of the host's loads no driver.
+        assert_eq!(push(plain.as_ptr(), LENGTH), 0);
+        assert_eq!(arrived(LENGTH), plain);
+        assert!(!is_loaded());
+
+        let driver = libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW);
+        assert!(!driver.is_null());
+        let find = |name: &CStr| libc::dlsym(driver, name.as_ptr());
+        type Allocate = unsafe extern "C" fn(*mut u64, usize) -> i32;
+        type Copy = unsafe extern "C" fn(u64, u64, usize, *mut c_void) -> i32;
+        let allocate: Allocate = std::mem::transmute(find(c"cuMemAlloc_v2"));
+        let copy: Copy = std::mem::transmute(find(c"cuMemcpyAsync"));
+        let mut memory = 0;
+        assert_eq!(allocate(&raw mut memory, LENGTH), 0);
+        let from: Vec<u8> = plain.iter().rev().copied().collect();
+        assert_eq!(copy(memory, from.as_ptr() as u64, LENGTH, std::ptr::null_mut()), 0);
+
+        let found = Attributes::of(memory + 5).expect("the driver knows it");
+        assert_eq!(found.device, Some(gpu::DeviceName::cuda(0)));
+        assert_eq!((found.base, found.length), (memory, LENGTH as u64));
+        assert_eq!(Attributes::of(plain.as_ptr() as u64), None);
+
+        // The topic lies on the host, the message on the device.
+        let pointer = std::ptr::with_exposed_provenance::<u8>(memory as usize);
+        assert_eq!(push(pointer, LENGTH), 0);
+        assert_eq!(arrived(LENGTH), from);
+        assert_eq!(push(pointer.wrapping_add(1000), 5000), 0);
+        assert_eq!(arrived(5000), from[1000..6000]);
+        assert_eq!(push(plain.as_ptr(), LENGTH), 0);
+        assert_eq!(arrived(LENGTH), plain);
+        let too_much = push(pointer.wrapping_add(1), LENGTH);
+        assert_eq!(too_much, crate::status::Status::InvalidArgument as i32);
+        subscriber_destroy(subscriber);
+        publisher_destroy(publisher);
+    }
+}

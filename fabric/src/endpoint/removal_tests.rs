@@ -1,0 +1,207 @@
+//! Peers that are removed by one thread while another one posts to them.
+#![allow(unsafe_code)]
+
+use std::os::raw::{c_int, c_void};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use libfabric_sys as sys;
+
+use crate::{
+    Access, Address, AddressVector, CompletionQueue, Domain, Endpoint, EndpointKind, ErrorKind,
+    HostMemory, Options, Peer, Query, RegionSlice,
+};
+
+const PATIENCE: Duration = Duration::from_secs(10);
+
+struct Opened {
+    endpoint: Endpoint,
+    queue: CompletionQueue,
+    addresses: AddressVector,
+    slice: RegionSlice,
+    /// Its own address, and another one that nobody has.
+    known: [Address; 2],
+}
+
+fn open() -> Opened {
+    let offer = Query::new(EndpointKind::Rdm).source("127.0.0.1").first().unwrap();
+    let domain = Domain::open(&offer).unwrap();
+    let addresses = AddressVector::open(&domain).unwrap();
+    let mut queue = CompletionQueue::open(&domain).unwrap();
+    let builder = Endpoint::builder(&domain).addresses(&addresses);
+    let endpoint = builder.queue(&mut queue).open().unwrap();
+    let region = domain.register(HostMemory::zeroed(64).unwrap(), Access::ALL).unwrap();
+    let slice = region.slice(0..8).unwrap();
+    let mine = endpoint.address().unwrap();
+    let mut other = mine.clone();
+    // The port of a socket's address.
+    other.0[3] ^= 1;
+    Opened { endpoint, queue, addresses, slice, known: [mine, other] }
+}
+
+fn wait_for(what: impl Fn() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !what() {
+        assert!(Instant::now() < end, "nothing happened");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+static IS_IN_CALL: AtomicBool = AtomicBool::new(false);
+static MAY_RETURN: AtomicBool = AtomicBool::new(false);
+static REMOVED_IN_CALL: AtomicBool = AtomicBool::new(false);
+static REMOVALS: AtomicU32 = AtomicU32::new(0);
+
+/// A send that is under way until the test lets it go on.
+unsafe extern "C" fn slow_send(
+    _: *mut sys::fid_ep,
+    _: *const c_void,
+    _: usize,
+    _: *mut c_void,
+    _: u64,
+    _: *mut c_void,
+) -> isize {
+    IS_IN_CALL.store(true, Ordering::SeqCst);
+    let end = Instant::now() + PATIENCE;
+    while !MAY_RETURN.load(Ordering::SeqCst) && Instant::now() < end {
+        thread::sleep(Duration::from_millis(1));
+    }
+    IS_IN_CALL.store(false, Ordering::SeqCst);
+    -(sys::FI_EIO as isize)
+}
+
+unsafe extern "C" fn note_removal(
+    _: *mut sys::fid_av,
+    _: *mut sys::fi_addr_t,
+    _: usize,
+    _: u64,
+) -> c_int {
+    REMOVALS.fetch_add(1, Ordering::SeqCst);
+    if IS_IN_CALL.load(Ordering::SeqCst) {
+        REMOVED_IN_CALL.store(true, Ordering::SeqCst);
+    }
+    0
+}
+
+#[test]
+fn a_peer_is_not_removed_under_a_post() {
+    let Opened { mut endpoint, mut queue, addresses, slice, known } = open();
+    // SAFETY: the objects are open, and nobody else's; the tables are leaked, since they have them
+    // to their ends.
+    unsafe {
+        let raw = endpoint.handle.as_ptr();
+        let mut table = Box::new(*(*raw).msg);
+        table.send = Some(slow_send);
+        (*raw).msg = Box::leak(table);
+        let raw = addresses.as_fid().cast::<sys::fid_av>();
+        let mut table = Box::new(*(*raw).ops);
+        table.remove = Some(note_removal);
+        (*raw).ops = Box::leak(table);
+    }
+    let peer = addresses.insert(&known[0]).unwrap();
+    thread::scope(|scope| {
+        let poster = scope.spawn(|| endpoint.send(&mut queue, peer, &slice, 1).unwrap_err());
+        wait_for(|| IS_IN_CALL.load(Ordering::SeqCst));
+        addresses.remove(peer).unwrap();
+        assert_eq!(addresses.remove(peer).unwrap_err().kind(), ErrorKind::Closed);
+        assert_eq!(addresses.lookup(peer).unwrap_err().kind(), ErrorKind::Closed);
+        assert_eq!(REMOVALS.load(Ordering::SeqCst), 0, "while a post has it");
+        // Nor is it another peer's meanwhile.
+        addresses.insert(&known[1]).unwrap();
+        assert_eq!(REMOVALS.load(Ordering::SeqCst), 0, "while a post has it");
+        MAY_RETURN.store(true, Ordering::SeqCst);
+        let said = poster.join().unwrap();
+        assert_ne!(said.kind(), ErrorKind::Closed, "it was posted before: {said}");
+    });
+    let refused = endpoint.send(&mut queue, peer, &slice, 1).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Closed, "{refused}");
+    // Nobody posts: so the next change gives it back.
+    endpoint.receive(&mut queue, &slice, 2).unwrap();
+    addresses.insert(&known[1]).unwrap();
+    assert_eq!(REMOVALS.load(Ordering::SeqCst), 1);
+    assert!(!REMOVED_IN_CALL.load(Ordering::SeqCst));
+}
+
+static WAS_ASKED: AtomicBool = AtomicBool::new(false);
+
+unsafe extern "C" fn full(
+    _: *mut sys::fid_ep,
+    _: *const c_void,
+    _: usize,
+    _: *mut c_void,
+    _: u64,
+    _: *mut c_void,
+) -> isize {
+    WAS_ASKED.store(true, Ordering::SeqCst);
+    -(sys::FI_EAGAIN as isize)
+}
+
+#[test]
+fn a_post_that_waits_for_room_ends_when_its_peer_is_removed() {
+    let Opened { mut endpoint, mut queue, addresses, slice, known } = open();
+    // SAFETY: as above.
+    unsafe {
+        let raw = endpoint.handle.as_ptr();
+        let mut table = Box::new(*(*raw).msg);
+        table.send = Some(full);
+        (*raw).msg = Box::leak(table);
+    }
+    let peer = addresses.insert(&known[0]).unwrap();
+    thread::scope(|scope| {
+        let poster = scope.spawn(|| {
+            let patient = Options::token(1).patience(3 * PATIENCE);
+            let refused = endpoint.send(&mut queue, peer, &slice, patient).unwrap_err();
+            (refused, Instant::now())
+        });
+        wait_for(|| WAS_ASKED.load(Ordering::SeqCst));
+        let start = Instant::now();
+        addresses.remove(peer).unwrap();
+        let (refused, end) = poster.join().unwrap();
+        assert_eq!(refused.kind(), ErrorKind::Closed, "{refused}");
+        assert!(end.saturating_duration_since(start) < PATIENCE, "it waited on");
+    });
+}
+
+/// A provider as it is: one thread sends to itself, another one removes and inserts it.
+#[test]
+fn posts_beside_removals_are_made_or_refused() {
+    let Opened { mut endpoint, mut queue, addresses, slice, known } = open();
+    let inserted = AtomicU32::new(0);
+    let is_over = AtomicBool::new(false);
+    let current = std::sync::Mutex::new(addresses.insert(&known[0]).unwrap());
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                let peer: Peer = *current.lock().unwrap();
+                addresses.remove(peer).unwrap();
+                // In the provider's place of the one that is gone.
+                let other = addresses.insert(&known[1]).unwrap();
+                let next = addresses.insert(&known[0]).unwrap();
+                addresses.remove(other).unwrap();
+                *current.lock().unwrap() = next;
+                inserted.fetch_add(1, Ordering::Relaxed);
+                thread::sleep(Duration::from_micros(500));
+            }
+        });
+        let mut tried = 0;
+        let end = Instant::now() + PATIENCE / 10;
+        while inserted.load(Ordering::Relaxed) < 100 && Instant::now() < end {
+            let peer = *current.lock().unwrap();
+            let options = Options::token(1).patience(Duration::from_millis(50));
+            tried += 1;
+            match endpoint.send(&mut queue, peer, &slice, options) {
+                Ok(_) => {}
+                // Or the provider has no connection yet: removals end it.
+                Err(error) => assert!(
+                    matches!(error.kind(), ErrorKind::Closed | ErrorKind::DeadlineExceeded),
+                    "{error}"
+                ),
+            }
+            let _ = endpoint.receive(&mut queue, &slice, 2);
+            while queue.poll().is_some() {}
+        }
+        is_over.store(true, Ordering::Relaxed);
+        assert!(tried > 0 && inserted.load(Ordering::Relaxed) > 0);
+    });
+}

@@ -1,0 +1,149 @@
+//! Whose memory an address is, in a process that may not use CUDA at all.
+#![allow(unsafe_code)]
+
+use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use cudarc::driver::sys;
+use sys::CUpointer_attribute_enum as Attribute;
+
+use super::device::count;
+use super::library::{self, Address, Functions};
+
+/// Where an address lies, as far as CUDA knows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Located {
+    /// In memory of the host's that was allocated by or registered with the driver.
+    Host { base: u64, length: u64 },
+    /// On the device of this number.
+    Device(u32),
+}
+
+/// None if CUDA is not in this process, cannot be used, or does not know the address.
+pub(crate) fn locate(address: u64) -> Option<Located> {
+    if !is_loaded() {
+        return None;
+    }
+    let functions = library::driver().ok()?;
+    let asked = ask(functions, address);
+    if asked.is_some() {
+        return asked;
+    }
+    // The driver may want a context to be current: one that is there already, since making one takes
+    // long. Each of them knows the memory of all.
+    let number = (0..count().ok()?).find(|number| has_context(functions, *number))?;
+    let mut device = 0;
+    let mut context = std::ptr::null_mut();
+    // SAFETY: valid places for the results; what is retained is released, what is pushed popped.
+    unsafe {
+        if (functions.device_get)(&raw mut device, number as c_int) != 0
+            || (functions.context_retain)(&raw mut context, device) != 0
+        {
+            return None;
+        }
+        let asked = if (functions.context_push)(context) == 0 {
+            let asked = ask(functions, address);
+            let mut popped = std::ptr::null_mut();
+            (functions.context_pop)(&raw mut popped);
+            asked
+        } else {
+            None
+        };
+        (functions.context_release)(device);
+        asked
+    }
+}
+
+/// Asks with whatever context is current. It disturbs no capture of graphs: nothing is begun.
+fn ask(functions: &Functions, address: Address) -> Option<Located> {
+    const HOST: u32 = 1;
+    let (mut kind, mut managed, mut ordinal) = (0_u64, 0_u64, 0_u64);
+    let (mut base, mut length) = (0_u64, 0_u64);
+    let wanted = [
+        (Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE, &raw mut kind),
+        (Attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED, &raw mut managed),
+        (Attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, &raw mut ordinal),
+        (Attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, &raw mut base),
+        (Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE, &raw mut length),
+    ];
+    let numbers = wanted.map(|(attribute, _)| attribute as u32);
+    let places = wanted.map(|(_, place)| place.cast::<c_void>());
+    // SAFETY: as many attributes as are said, and for each eight bytes, which is the most any has.
+    let code = unsafe {
+        let count = numbers.len() as u32;
+        (functions.pointer_attributes)(count, numbers.as_ptr(), places.as_ptr(), address)
+    };
+    match kind as u32 {
+        _ if code != 0 => None,
+        0 => None,
+        HOST if managed & 0xff == 0 => Some(Located::Host { base, length }),
+        _ => Some(Located::Device(ordinal as u32)),
+    }
+}
+
+/// Is its primary context made already?
+fn has_context(functions: &Functions, number: u32) -> bool {
+    let (mut device, mut flags, mut is_active) = (0, 0, 0);
+    // SAFETY: valid places for the results.
+    unsafe {
+        (functions.device_get)(&raw mut device, number as c_int) == 0
+            && (functions.context_state)(device, &raw mut flags, &raw mut is_active) == 0
+            && is_active != 0
+    }
+}
+
+/// Has something in this process loaded the driver? Asked for each message, so it is looked for again
+/// only when a library was loaded since.
+fn is_loaded() -> bool {
+    const LOADED: u64 = u64::MAX;
+    /// How many libraries had been loaded when the driver was not among them, and 1.
+    static MISSED_AT: AtomicU64 = AtomicU64::new(0);
+    let missed_at = MISSED_AT.load(Ordering::Relaxed);
+    if missed_at == LOADED {
+        return true;
+    }
+    let loads = loads();
+    if missed_at == loads + 1 {
+        return false;
+    }
+    // SAFETY: a terminated name; what is not there already is not loaded.
+    let found =
+        unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
+    let is_loaded = !found.is_null();
+    // The reference is kept: the driver stays, as it does for whoever uses it.
+    MISSED_AT.store(if is_loaded { LOADED } else { loads + 1 }, Ordering::Relaxed);
+    is_loaded
+}
+
+/// How many libraries this process has loaded so far.
+fn loads() -> u64 {
+    unsafe extern "C" fn first(
+        info: *mut libc::dl_phdr_info,
+        _: libc::size_t,
+        loads: *mut c_void,
+    ) -> c_int {
+        // SAFETY: what the system gives, and the number below.
+        unsafe { *loads.cast::<u64>() = (*info).dlpi_adds };
+        1
+    }
+    let mut loads = 0_u64;
+    // SAFETY: the number lives longer than the call.
+    unsafe { libc::dl_iterate_phdr(Some(first), (&raw mut loads).cast()) };
+    loads
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_the_driver_nothing_is_known_and_nothing_is_loaded() {
+        let here = 0_u8;
+        if is_loaded() {
+            return;
+        }
+        assert_eq!(locate(&raw const here as u64), None);
+        assert!(!is_loaded());
+        assert_eq!(loads(), loads());
+    }
+}
