@@ -509,6 +509,35 @@ fn offers_of_psm3_with_and_without_immediates_are_two() {
     assert_eq!(order[0], 1, "the one with immediates");
 }
 
+/// Its writes arrive though the reader does not look.
+#[test]
+fn queues_of_efa_do_not_overrun_while_the_reader_is_away() {
+    let mut rings = Rings::open(EFA_DIRECT, 1);
+    let options = rings.options(Immediate, 0);
+    let reading = rings.reader.offer(&options).unwrap();
+    let terms = rings.reader.terms(reading).unwrap();
+    let (writing, answer) = rings.writer.accept(rings.peers[0], &terms, CHUNK).unwrap();
+    rings.reader.connect(reading, rings.peers[1], &answer).unwrap();
+    let payload = rings.source.slice(0..8).unwrap();
+    for _ in 0..10_000 {
+        let mut message = rings.writer.begin(writing, 0, 8).unwrap();
+        let _ = rings.writer.push(writing, &mut message, &payload).unwrap();
+        let _ = rings.writer.turn().unwrap();
+    }
+    let sent = rings.writer.sender(writing).unwrap().statistics().messages;
+    assert!(sent > 5, "{sent} messages");
+    let mut came = 0;
+    while came < sent {
+        rings.turn();
+        while rings.reader.take(reading).unwrap().is_some() {
+            came += 1;
+        }
+    }
+    rings.close();
+    drop(payload);
+    is_clean();
+}
+
 /// The fakes see what they are to see.
 #[test]
 fn misuses_are_noted() {
