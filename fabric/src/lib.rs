@@ -70,6 +70,8 @@ mod waiting;
 
 #[cfg(test)]
 mod absent_tests;
+#[cfg(test)]
+mod fakes;
 
 pub use address::{Address, AddressVector, Peer};
 pub use capabilities::{Capabilities, EndpointKind, Nic, Progress, Threading};

@@ -208,6 +208,8 @@ impl Offer {
             && a.endpoint == b.endpoint
             && a.protocol == b.protocol
             && a.address_format == b.address_format
+            // psm3 offers its tags once with immediates, and once without.
+            && a.cq_data_size == b.cq_data_size
             && without_port(a.source.as_deref()) == without_port(b.source.as_deref())
     }
 }

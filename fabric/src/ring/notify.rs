@@ -84,6 +84,9 @@ impl Notify {
                 Some("no messages that are sent without memory of their own")
             }
             Self::Polling if !orders_writes(capabilities) => Some("no order between writes"),
+            Self::Polling if capabilities.iov_limit < 2 => {
+                Some("no writes of two pieces, which header and payload are")
+            }
             _ => None,
         };
         match lack {

@@ -117,7 +117,7 @@ impl RingSender {
         let most_chunks = quota.most_chunks().min(offer.most_chunks);
         let Connected { outlet, credit, answer } =
             connect(endpoint, slate, peer, offer, shape, (title, most_chunks))?;
-        let longest = longest_payload.min(longest_write(endpoint)).max(1);
+        let longest = longest_payload.min(longest_write(endpoint, offer.notify)).max(1);
         let writer = Writer::new(shape, offer.epoch, longest).known_as(title.name);
         let writer = writer.within(most_chunks);
         let sender = Self {
@@ -473,10 +473,15 @@ impl RingSender {
     }
 }
 
-/// The most payload of one write.
-fn longest_write(endpoint: &Endpoint) -> u64 {
-    let most = endpoint.domain().capabilities().max_message_size as u64;
-    most.saturating_sub(super::header::HEADER)
+/// The most payload of one write. A flag is written behind it where the reader looks for one, which
+/// providers may let overtake a long write.
+fn longest_write(endpoint: &Endpoint, form: Notify) -> u64 {
+    let facts = endpoint.domain().capabilities();
+    let most = match (form, facts.max_ordered_write) {
+        (Notify::Polling, ordered @ 1..) => facts.max_message_size.min(ordered),
+        _ => facts.max_message_size,
+    };
+    (most as u64).saturating_sub(super::header::HEADER)
 }
 
 struct Connected {

@@ -1,0 +1,572 @@
+//! What every provider has to get through: puts and gets, rings in all forms, ends.
+#![allow(unsafe_code)]
+
+use std::time::{Duration, Instant};
+
+use libfabric_sys as sys;
+
+use super::network::{begin, with};
+use super::objects;
+use super::profile::{CXI, EFA, EFA_DIRECT, OPX, PSM3, Profile};
+use crate::handle::Handle;
+use crate::offer::Info;
+use crate::ring::{Notify, Port, RingOptions, Turn, View};
+use crate::*;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn offer(profile: &Profile) -> Offer {
+    // SAFETY: libfabric makes an empty element with all attributes; the strings in it are malloc's.
+    unsafe {
+        let raw = sys::fi_dupinfo(std::ptr::null());
+        (*raw).caps = sys::FI_MSG | sys::FI_RMA | profile.caps;
+        let endpoint = &mut *(*raw).ep_attr;
+        (endpoint.type_, endpoint.max_msg_size) = (sys::FI_EP_RDM, profile.max_message);
+        endpoint.max_order_waw_size = profile.max_ordered_write;
+        let (tx, rx) = (&mut *(*raw).tx_attr, &mut *(*raw).rx_attr);
+        (tx.inject_size, tx.iov_limit) = (profile.inject_size, profile.iov_limit);
+        (tx.msg_order, rx.msg_order) = (profile.order, profile.order);
+        (tx.size, rx.size) = (profile.depth, profile.depth);
+        let domain = &mut *(*raw).domain_attr;
+        (domain.mr_mode, domain.mr_key_size) = (profile.mr_mode, profile.key_size);
+        (domain.cq_data_size, domain.resource_mgmt) =
+            (profile.data_size, profile.resource_management);
+        let copy = |name: &str| {
+            let name = std::ffi::CString::new(name).unwrap();
+            libc::strdup(name.as_ptr())
+        };
+        (*(*raw).fabric_attr).prov_name = copy(profile.name);
+        (*(*raw).fabric_attr).name = copy(profile.fabric);
+        Offer::adopt(Info::adopt(raw).unwrap(), Threading::Safe)
+    }
+}
+
+/// One of two endpoints that know each other.
+struct Side {
+    endpoint: Endpoint,
+    queue: CompletionQueue,
+    addresses: AddressVector,
+    peer: Peer,
+}
+
+struct Pair {
+    sides: [Side; 2],
+    domain: Domain,
+}
+
+impl Pair {
+    fn open(profile: Profile, seed: u64) -> Self {
+        begin(profile, seed);
+        let offer = offer(&profile);
+        // SAFETY: just opened, and the handle's own.
+        let fabric =
+            unsafe { Fabric::of(Handle::adopt("fi_fabric", objects::fabric()).unwrap(), &offer) };
+        let domain = Domain::open_on(&fabric, &offer).unwrap();
+        let halves = [0, 1].map(|_| {
+            let addresses = AddressVector::open(&domain).unwrap();
+            let options = QueueOptions { size: 256, waiting: Waiting::Busy };
+            let mut queue = CompletionQueue::open_with(&domain, options).unwrap();
+            let builder = Endpoint::builder(&domain).addresses(&addresses);
+            (builder.queue(&mut queue).open().unwrap(), queue, addresses)
+        });
+        let names = [0, 1].map(|side: usize| halves[side].0.address().unwrap());
+        let mut names = names.iter().rev();
+        let sides = halves.map(|(endpoint, queue, addresses)| {
+            let peer = addresses.insert(names.next().unwrap()).unwrap();
+            Side { endpoint, queue, addresses, peer }
+        });
+        Self { sides, domain }
+    }
+}
+
+/// At the end of a test: nothing is open, and nothing was done that may not be.
+fn is_clean() {
+    assert_eq!(failed_closes(), 0);
+    with(|network| {
+        assert!(network.misuses.is_empty(), "{:#?}", network.misuses);
+        assert!(network.objects.is_empty(), "{:#?}", network.objects);
+    });
+}
+
+/// A region of random bytes that the endpoint may use.
+fn region(domain: &Domain, endpoint: &Endpoint, length: usize, access: Access) -> MemoryRegion {
+    let bytes = with(|network| (0..length).map(|_| network.draw(256) as u8).collect());
+    let region = domain.register(HostMemory::from_vec(bytes).unwrap(), access).unwrap();
+    region.enable_for(endpoint).unwrap();
+    region
+}
+
+fn bytes(region: &MemoryRegion, from: usize, length: usize) -> Vec<u8> {
+    let mut bytes = vec![0; length];
+    region.read(from, &mut bytes).unwrap();
+    bytes
+}
+
+/// Writes and reads of all lengths, in flight together.
+fn puts_and_gets(profile: Profile, seed: u64) {
+    const PLACES: usize = 32;
+    const PLACE: usize = 10_000;
+    let Pair { sides: [mut here, mut there], domain } = Pair::open(profile, seed);
+    let source = region(&domain, &here.endpoint, PLACES * PLACE, Access::ALL);
+    let result = region(&domain, &here.endpoint, PLACES * PLACE, Access::ALL);
+    let target = region(&domain, &there.endpoint, PLACES * PLACE, Access::ALL);
+    let remote = domain.attach(&target.describe().unwrap()).unwrap();
+    let has_data = domain.capabilities().immediate_mask() != 0;
+    let end = Instant::now() + PATIENCE;
+    for _ in 0..20 {
+        let mut wanted = Vec::new();
+        let (mut pending, mut data) = (0, Vec::new());
+        for place in 0..PLACES {
+            let length = 1 + with(|network| network.draw(PLACE));
+            let at = place * PLACE;
+            let local = source.slice(at..at + length).unwrap();
+            let range = remote.slice(at as u64..(at + length) as u64).unwrap();
+            // Told when they arrived, since nothing else says so of those without an immediate.
+            let options = Options::token(7).flags(TransferFlags::DELIVERY_COMPLETE);
+            let (endpoint, queue) = (&mut here.endpoint, &mut here.queue);
+            if has_data && place % 2 == 0 {
+                let number = 0xff00_0000 | place as u64;
+                endpoint.write_data(queue, here.peer, &local, &range, number, options).unwrap();
+                data.push((number, length));
+            } else {
+                endpoint.write(queue, here.peer, &local, &range, options).unwrap();
+            }
+            pending += 1;
+            wanted.push((at, length));
+        }
+        let mut came = Vec::new();
+        while pending > 0 || came.len() < data.len() {
+            assert!(Instant::now() < end, "{pending} writes of seed {seed} are not done");
+            while let Some(outcome) = here.queue.poll() {
+                assert_eq!(outcome.unwrap().token, 7);
+                pending -= 1;
+            }
+            while let Some(outcome) = there.queue.poll() {
+                let completion = outcome.unwrap();
+                assert_eq!(completion.kind, CompletionKind::RemoteWrite);
+                came.push((completion.data.unwrap(), completion.length));
+            }
+        }
+        came.sort_unstable();
+        assert_eq!(came, data);
+        for (at, length) in &wanted {
+            assert_eq!(bytes(&target, *at, *length), bytes(&source, *at, *length), "seed {seed}");
+            let range = remote.slice(*at as u64..(at + length) as u64).unwrap();
+            let local = result.slice(*at..at + length).unwrap();
+            here.endpoint.read(&mut here.queue, here.peer, &local, &range, 8).unwrap();
+        }
+        pending = wanted.len();
+        while pending > 0 {
+            assert!(Instant::now() < end, "{pending} reads of seed {seed} are not done");
+            assert!(there.queue.poll().is_none());
+            while let Some(outcome) = here.queue.poll() {
+                assert_eq!(outcome.unwrap().token, 8);
+                pending -= 1;
+            }
+        }
+        for (at, length) in wanted {
+            assert_eq!(bytes(&result, at, length), bytes(&source, at, length), "seed {seed}");
+        }
+    }
+    drop((source, result, target, remote, here, there, domain));
+    is_clean();
+}
+
+/// Where in the source a message lies, and how long it is: most are short, few longer than a chunk.
+fn place(message: u64) -> (usize, usize) {
+    let mixed = (message + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 16;
+    let most = [64, 300, 3000, 30_000][(mixed >> 32) as usize % 4];
+    ((mixed % 1000) as usize, (mixed >> 10) as usize % (most + 1))
+}
+
+const CHUNK: u64 = 9000;
+
+struct Rings {
+    writer: Port,
+    reader: Port,
+    peers: [Peer; 2],
+    source: MemoryRegion,
+    domain: Domain,
+    end: Instant,
+    seed: u64,
+    /// Turns that each does not take.
+    sleeps: [usize; 2],
+    _addresses: [AddressVector; 2],
+}
+
+impl Rings {
+    fn open(profile: Profile, seed: u64) -> Self {
+        let Pair { sides: [writer, reader], domain } = Pair::open(profile, seed);
+        let peers = [writer.peer, reader.peer];
+        Self {
+            source: region(&domain, &writer.endpoint, 40_000, Access::WRITE),
+            writer: Port::new(writer.endpoint, writer.queue),
+            reader: Port::new(reader.endpoint, reader.queue),
+            peers,
+            domain,
+            end: Instant::now() + PATIENCE,
+            seed,
+            sleeps: [0; 2],
+            _addresses: [writer.addresses, reader.addresses],
+        }
+    }
+
+    /// Both sides take a turn; not always, and at times not for long.
+    fn turn(&mut self) {
+        assert!(Instant::now() < self.end, "seed {}: it takes too long", self.seed);
+        for (port, sleeps) in [&mut self.writer, &mut self.reader].into_iter().zip(&mut self.sleeps)
+        {
+            *sleeps = match (*sleeps, with(|network| network.draw(200))) {
+                (0, 0) => 300,
+                (0, drawn) => usize::from(drawn < 50),
+                (sleeps, _) => sleeps - 1,
+            };
+            if *sleeps == 0 {
+                let turn = port.turn().unwrap();
+                assert!(matches!(turn, Turn::Idle | Turn::Ring), "{turn:?} is nobody's");
+                port.tell_all(with(|network| network.draw(8) == 0));
+            }
+        }
+    }
+
+    fn options(&self, form: Notify, whole: u64) -> RingOptions {
+        let capacity = 64 << 10;
+        // Credit in larger steps, or for all that is released.
+        let watermark = if self.seed.is_multiple_of(2) { 0 } else { capacity / 4 };
+        RingOptions { capacity, watermark, notify: form, whole }
+    }
+
+    /// Messages through a new ring, from one on until another one came whole. More may be on their
+    /// way then, up to `last`. If that was all the ring is closed, and else it is lost.
+    fn pass(&mut self, form: Notify, (first, until, last): (u64, u64, u64)) {
+        let options = self.options(form, first);
+        let reading = self.reader.offer(&options).unwrap();
+        let terms = self.reader.terms(reading).unwrap();
+        let (writing, answer) = self.writer.accept(self.peers[0], &terms, CHUNK).unwrap();
+        self.reader.connect(reading, self.peers[1], &answer).unwrap();
+        let is_read = |port: &Port| {
+            let sender = port.sender(writing).unwrap();
+            sender.writer().unread() == 0 && sender.unfinished() == 0
+        };
+        let (mut next, mut whole, mut came) = (first, first, Vec::new());
+        let mut message = None;
+        let mut views: Vec<View> = Vec::new();
+        while whole < until {
+            // Now and then all has to be read before it goes on: the last credit may not be lost.
+            let goes_on = !next.is_multiple_of(20) || is_read(&self.writer);
+            if message.is_none() && next < last && goes_on {
+                let (_, length) = place(next);
+                let begun = self.writer.begin(writing, next as u32, length as u64).unwrap();
+                assert_eq!(begun.number(), next);
+                message = Some(begun);
+            }
+            if let Some(begun) = &mut message {
+                let (from, length) = place(next);
+                let payload = self.source.slice(from..from + length).unwrap();
+                let _ = self.writer.push(writing, begun, &payload).unwrap();
+                if begun.is_written() {
+                    (message, next) = (None, next + 1);
+                }
+            }
+            self.turn();
+            while let Some(view) = self.reader.take(reading).unwrap() {
+                let header = view.header();
+                assert_eq!((header.message, header.topic), (whole, whole as u32));
+                assert_eq!(header.offset, came.len() as u64);
+                let at = came.len();
+                came.resize(at + view.len(), 0);
+                view.read(0, &mut came[at..]).unwrap();
+                if view.is_last() {
+                    let (from, length) = place(whole);
+                    let wanted = bytes(&self.source, from, length);
+                    assert!(came == wanted, "seed {}: message {whole} is wrong", self.seed);
+                    (whole, came) = (whole + 1, Vec::new());
+                }
+                views.push(view);
+            }
+            // Views are dropped in any order.
+            let dropped = with(|network| network.draw(4));
+            if dropped < views.len() {
+                drop(views.swap_remove(dropped));
+            }
+        }
+        drop(views);
+        if until < last {
+            self.reader.forget(reading);
+            return self.writer.drop_sender(writing);
+        }
+        while !is_read(&self.writer) {
+            self.turn();
+        }
+        self.writer.drop_sender(writing);
+        while form != Polling && !self.reader.receiver(reading).unwrap().is_over() {
+            self.turn();
+        }
+        let statistics = self.reader.close_receiver(reading).unwrap();
+        assert_eq!((statistics.messages, statistics.duplicates), (last - first, 0));
+        while self.writer.rings().1 > 0 || self.reader.rings().0 > 0 {
+            self.turn();
+        }
+    }
+
+    fn close(self) {
+        let Self { writer, reader, source, domain, seed, .. } = self;
+        let ports = if seed % 2 == 0 { [writer, reader] } else { [reader, writer] };
+        drop((source, domain));
+        for port in ports {
+            port.close().unwrap();
+        }
+    }
+}
+
+/// What the profile permits, by every form that it permits.
+fn rings(profile: Profile, forms: &[Notify], seed: u64) {
+    const MESSAGES: u64 = 1500;
+    for form in Notify::ALL {
+        let mut rings = Rings::open(profile, seed);
+        if forms.contains(&form) {
+            rings.pass(form, (0, MESSAGES / 3, MESSAGES));
+            rings.pass(form, (MESSAGES / 3, MESSAGES, MESSAGES));
+            with(|network| {
+                // What the test is about has happened.
+                assert!(network.refusals > 100);
+                // The polling form has only writes that are ordered.
+                assert!(form == Polling || network.overtakings > 100, "{}", network.overtakings);
+                let fills = profile.automatic && form == Immediate;
+                assert!(!fills || network.most_entries > 6, "{}", network.most_entries);
+            });
+        } else {
+            let options = rings.options(form, 0);
+            let error = rings.reader.offer(&options).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::NotSupported, "{error}");
+            assert_eq!(error.operation(), "opening a ring");
+        }
+        rings.close();
+        is_clean();
+    }
+}
+
+/// A ring is in use when its ports are closed.
+fn ends_of_rings(profile: Profile, form: Notify, seed: u64) {
+    let mut rings = Rings::open(profile, seed);
+    let options = rings.options(form, 0);
+    let reading = rings.reader.offer(&options).unwrap();
+    let terms = rings.reader.terms(reading).unwrap();
+    let (writing, answer) = rings.writer.accept(rings.peers[0], &terms, CHUNK).unwrap();
+    rings.reader.connect(reading, rings.peers[1], &answer).unwrap();
+    let payload = rings.source.slice(0..20_000).unwrap();
+    let mut message = rings.writer.begin(writing, 0, 20_000).unwrap();
+    let mut view = None;
+    while view.is_none() {
+        let _ = rings.writer.push(writing, &mut message, &payload).unwrap();
+        rings.turn();
+        view = rings.reader.take(reading).unwrap();
+    }
+    rings.close();
+    assert_eq!(failed_closes(), 0);
+    drop((view, payload));
+    is_clean();
+}
+
+/// Objects are let go of in any order, with operations in flight.
+fn ends_of_objects(profile: Profile, seed: u64) {
+    let Pair { sides: [here, there], domain } = Pair::open(profile, seed);
+    let Side { mut endpoint, mut queue, addresses, peer } = here;
+    let local = region(&domain, &endpoint, 4096, Access::ALL);
+    let target = region(&domain, &there.endpoint, 4096, Access::ALL);
+    let remote = domain.attach(&target.describe().unwrap()).unwrap();
+    let range = remote.slice(0..64).unwrap();
+    for at in 0..20 {
+        let slice = local.slice(at * 64..at * 64 + 64).unwrap();
+        endpoint.receive(&mut queue, &slice, 0).unwrap();
+        endpoint.write(&mut queue, peer, &slice, &range, 0).unwrap();
+        endpoint.read(&mut queue, peer, &slice, &range, 0).unwrap();
+    }
+    let mut objects: Vec<Box<dyn std::any::Any>> = vec![
+        Box::new(local),
+        Box::new(endpoint),
+        Box::new(queue),
+        Box::new(addresses),
+        Box::new(domain),
+        Box::new(there.endpoint),
+        Box::new(there.queue),
+        Box::new(there.addresses),
+    ];
+    while !objects.is_empty() {
+        let next = with(|network| network.draw(objects.len()));
+        drop(objects.swap_remove(next));
+        assert_eq!(failed_closes(), 0);
+    }
+    // A peer's memory is kept for as long as it is to be reached.
+    drop((target, remote, range));
+    is_clean();
+}
+
+/// Sums, old values and exchanges of a word; or the refusal of all of them.
+fn atomics(profile: Profile, seed: u64) {
+    let Pair { sides: [mut here, mut there], domain } = Pair::open(profile, seed);
+    let word = |endpoint, value| {
+        let word = domain.register(HostMemory::zeroed(8).unwrap(), Access::ALL).unwrap();
+        word.enable_for(endpoint).unwrap();
+        word.store_u64(0, value).unwrap();
+        word
+    };
+    let (three, result) = (word(&here.endpoint, 3), word(&here.endpoint, 0));
+    let target = word(&there.endpoint, 0);
+    let remote = domain.attach(&target.describe().unwrap()).unwrap().all();
+    let (operand, brought) = (three.all(), result.all());
+    let request = AtomicRequest {
+        operation: AtomicOperation::Sum,
+        datatype: Datatype::U64,
+        operand: &operand,
+        remote: &remote,
+    };
+    let (endpoint, queue) = (&mut here.endpoint, &mut here.queue);
+    if profile.caps & sys::FI_ATOMIC == 0 {
+        let error = endpoint.atomic(queue, here.peer, &request, 0).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NotSupported, "{error}");
+    } else {
+        for _ in 0..100 {
+            endpoint.atomic(queue, here.peer, &request, 0).unwrap();
+        }
+        settle(&mut here, &mut there, 100);
+        let (endpoint, queue) = (&mut here.endpoint, &mut here.queue);
+        endpoint.fetch_atomic(queue, here.peer, &request, &brought, 0).unwrap();
+        settle(&mut here, &mut there, 1);
+        assert_eq!((result.load_u64(0).unwrap(), target.load_u64(0).unwrap()), (300, 303));
+    }
+    drop((operand, three, brought, result, target, remote, here, there, domain));
+    is_clean();
+}
+
+/// Waits for so many operations of one side.
+fn settle(here: &mut Side, there: &mut Side, mut pending: usize) {
+    let end = Instant::now() + PATIENCE;
+    while pending > 0 {
+        assert!(Instant::now() < end, "{pending} operations are not done");
+        assert!(there.queue.poll().is_none());
+        if let Some(outcome) = here.queue.poll() {
+            outcome.unwrap();
+            pending -= 1;
+        }
+    }
+}
+
+use Notify::{Immediate, Message, Polling};
+
+macro_rules! on_each {
+    ($($name:ident = $profile:expr, $forms:expr;)*) => {$(
+        mod $name {
+            use super::*;
+
+            #[test]
+            fn puts_and_gets_bring_their_bytes() {
+                (1..=4).for_each(|seed| puts_and_gets($profile, seed * 7919));
+            }
+
+            #[test]
+            fn atomics_are_done_once_or_refused() {
+                (1..=4).for_each(|seed| atomics($profile, seed * 7919));
+            }
+
+            #[test]
+            fn rings_bring_messages_whole_and_in_order() {
+                (1..=4).for_each(|seed| rings($profile, &$forms, seed * 7919));
+            }
+
+            #[test]
+            fn rings_in_use_are_closed_cleanly() {
+                for form in $forms {
+                    (1..=8).for_each(|seed| ends_of_rings($profile, form, seed * 7919));
+                }
+            }
+
+            #[test]
+            fn objects_are_closed_in_any_order() {
+                (1..=40).for_each(|seed| ends_of_objects($profile, seed * 7919));
+            }
+        }
+    )*};
+}
+
+on_each! {
+    efa = EFA, [Immediate, Message];
+    efa_direct = EFA_DIRECT, [Immediate, Message];
+    cxi = CXI, [Message];
+    opx = OPX, [Immediate];
+    psm3 = PSM3, [Immediate, Message, Polling];
+    psm3_without_data = Profile { data_size: 0, ..PSM3 }, [Message, Polling];
+}
+
+#[test]
+fn offers_of_psm3_with_and_without_immediates_are_two() {
+    let (with_data, without) = (offer(&PSM3), offer(&Profile { data_size: 0, ..PSM3 }));
+    assert!(with_data.is_same_place(&with_data));
+    assert!(!with_data.is_same_place(&without));
+    let facts = [without.capabilities(), with_data.capabilities()];
+    let (choice, order) = rank(&facts, &Need::ring(Reach::SameMachine), &Policy::default());
+    assert_eq!(choice.candidates[0].verdict, Verdict::Taken, "{choice}");
+    assert_eq!(order[0], 1, "the one with immediates");
+}
+
+/// Its writes arrive though the reader does not look.
+#[test]
+fn queues_of_efa_do_not_overrun_while_the_reader_is_away() {
+    let mut rings = Rings::open(EFA_DIRECT, 1);
+    let options = rings.options(Immediate, 0);
+    let reading = rings.reader.offer(&options).unwrap();
+    let terms = rings.reader.terms(reading).unwrap();
+    let (writing, answer) = rings.writer.accept(rings.peers[0], &terms, CHUNK).unwrap();
+    rings.reader.connect(reading, rings.peers[1], &answer).unwrap();
+    let payload = rings.source.slice(0..8).unwrap();
+    for _ in 0..10_000 {
+        let mut message = rings.writer.begin(writing, 0, 8).unwrap();
+        let _ = rings.writer.push(writing, &mut message, &payload).unwrap();
+        let _ = rings.writer.turn().unwrap();
+    }
+    let sent = rings.writer.sender(writing).unwrap().statistics().messages;
+    assert!(sent > 5, "{sent} messages");
+    let mut came = 0;
+    while came < sent {
+        rings.turn();
+        while rings.reader.take(reading).unwrap().is_some() {
+            came += 1;
+        }
+    }
+    rings.close();
+    drop(payload);
+    is_clean();
+}
+
+/// The fakes see what they are to see.
+#[test]
+fn misuses_are_noted() {
+    let Pair { sides: [here, there], domain } = Pair::open(EFA_DIRECT, 1);
+    let mut queue = here.queue;
+    let local = region(&domain, &here.endpoint, 64, Access::ALL);
+    let target = region(&domain, &there.endpoint, 64, Access::ALL);
+    let (at, descriptor) = (local.as_ptr().cast::<std::ffi::c_void>(), local.0.descriptor);
+    let (raw, null) = (here.endpoint.as_fid().cast::<sys::fid_ep>(), std::ptr::null_mut());
+    let (key, to) = (target.key().unwrap(), target.as_ptr() as u64);
+    let noted = || with(|network| std::mem::take(&mut network.misuses).len());
+    let mut scratch = sys::fi_context2::default();
+    let context = (&raw mut scratch).cast();
+    // SAFETY: the endpoint is open; nothing that is wrong here is read or written.
+    unsafe {
+        assert!(sys::fi_write(raw, at, 64, descriptor, 5, to, key, context) < 0, "no such peer");
+        assert!(sys::fi_write(raw, at, 64, null, 0, to, key, context) < 0, "no descriptor");
+        assert!(sys::fi_write(raw, at, 65, descriptor, 0, to, key, context) < 0, "too long");
+        let wide = 1 << 32;
+        let code = sys::fi_writedata(raw, at, 8, descriptor, wide, 0, to, key, context);
+        assert!(code < 0, "too wide");
+        assert!(sys::fi_inject(raw, at, 33, 0) < 0, "too long to be injected");
+        assert_eq!(sys::fi_close(domain.as_ptr().cast()), -sys::FI_EBUSY);
+        assert_eq!(noted(), 6);
+        // These are found out when they arrive.
+        for (to, key) in [(to, key ^ 1), (to + 1, key)] {
+            while sys::fi_write(raw, at, 64, descriptor, 0, to, key, context) != 0 {}
+            (0..100).for_each(|_| drop(queue.poll()));
+            assert_eq!(noted(), 1);
+        }
+    }
+}
