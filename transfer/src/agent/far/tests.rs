@@ -271,7 +271,8 @@ fn what_a_rail_did_not_look_at_before_it_ended_goes_by_another_one() {
     let mut bytes = vec![0; LENGTH as usize];
     world.theirs.read(0, &mut bytes).unwrap();
     assert!(bytes == numbers(7), "other bytes came");
-    world.until("the notice came", |world| world.told[1].ends_with('N'));
+    // Whether the other side notices before or after it that the rail is lost is up to chance.
+    world.until("the notice came", |world| world.told[1].contains('N'));
     assert_eq!((world.told[0].as_str(), world.open_rails()), ("-0", 1));
     assert!(!world.one.far.reckons_with(0), "nothing is left to be given up");
 }
