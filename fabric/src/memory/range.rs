@@ -51,24 +51,26 @@ pub(crate) fn check_mapped(operation: &'static str, base: usize, length: usize) 
     ))
 }
 
-fn page_size() -> usize {
+/// Bytes of one of the system's pages.
+pub(super) fn page_size() -> usize {
     // SAFETY: asks for a constant of the system.
-    let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;
-    page.max(4096)
+    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    // Never so; but the largest pages that Linux has would do everywhere.
+    usize::try_from(size).unwrap_or(64 << 10)
 }
 
 /// Is every page of the range mapped (whether or not it is resident)?
 fn is_mapped(base: usize, length: usize) -> bool {
+    /// Pages that are looked at in one call: each has a byte of the answer.
+    const AT_ONCE: usize = 4096;
     let page = page_size();
     let end = base.saturating_add(length);
-    // mincore fills one byte per page: look at a bounded stretch at a time.
-    let stretch = 4096 * page;
-    let mut residency = [0_u8; 4096];
+    let stretch = AT_ONCE * page;
+    let mut residency = [0_u8; AT_ONCE];
     let mut at = base & !(page - 1);
     while at < end {
         let bytes = stretch.min(end - at);
-        // SAFETY: mincore only examines the range; the vector has a byte for
-        // each of the at most 4096 pages.
+        // SAFETY: mincore only examines the range; the array has a byte for each of its pages.
         let code = unsafe { libc::mincore(at as *mut libc::c_void, bytes, residency.as_mut_ptr()) };
         if code != 0 {
             return false;

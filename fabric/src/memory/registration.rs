@@ -266,10 +266,10 @@ impl Domain {
     /// asynchronously, where nothing can be tried.
     pub fn probe_memory(&self, kind: MemoryKind) -> Result<()> {
         self.refuse_if_asynchronous()?;
-        let page = HostMemory::zeroed(4096)?;
+        let page = HostMemory::zeroed(range::page_size())?;
         // SAFETY: the page outlives the region, which is dropped right here, and
         // no key of it leaves this function.
-        let result = unsafe { self.register_raw(page.as_ptr(), 4096, kind, Access::ALL) };
+        let result = unsafe { self.register_raw(page.as_ptr(), page.len(), kind, Access::ALL) };
         match result {
             Err(error) if error.kind() == ErrorKind::NotSupported => Err(error),
             _ => Ok(()),

@@ -7,6 +7,7 @@ use std::ops::{Deref, DerefMut};
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use testkit::children::ForkedChild;
 
 use super::admission::Limits;
 use super::directory::{Change, Interest};
@@ -195,6 +196,22 @@ fn a_node_that_starts_again_appears_again_in_another_session() {
     let second = appears(&two, 1);
     assert_ne!(second, session);
     assert_eq!(appears(&one, 2), second);
+}
+
+#[test]
+fn a_node_that_ends_listens_no_more_also_if_a_child_keeps_the_socket() {
+    let one = started(options(1, &[])).unwrap();
+    let address = one.listens().unwrap();
+    let child = ForkedChild::new(|| std::thread::sleep(PATIENCE));
+    drop(one);
+    TcpStream::connect(address).unwrap_err();
+    let mut again = options(1, &[]);
+    again.listen = Some(address);
+    let one = started(again).unwrap();
+    let two = started(options(2, &[address])).unwrap();
+    assert_eq!(appears(&one, 2), appears(&two, 1));
+    child.kill();
+    assert!(child.was_killed());
 }
 
 #[test]

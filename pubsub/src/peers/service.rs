@@ -136,7 +136,11 @@ impl Service {
 
     /// Says goodbye.
     fn finish(mut self) {
-        self.listener = None;
+        if let Some(listener) = self.listener.take() {
+            // Where a forked child has a copy, closing it here would not be enough: others would
+            // connect to nobody, and whoever starts next could not listen there.
+            socket::stop_listening(&listener);
+        }
         self.dialling.clear();
         let shared = Arc::clone(&self.shared);
         let mut mesh = lock(&shared.mesh);

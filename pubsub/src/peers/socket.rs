@@ -1,11 +1,13 @@
 //! TCP sockets that never block.
 
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 
 use nix::errno::Errno;
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrStorage, bind, connect, socket};
+use nix::sys::socket::{
+    AddressFamily, Shutdown, SockFlag, SockType, SockaddrStorage, bind, connect, shutdown, socket,
+};
 
 /// Begins to connect. It has when the socket can be written to, and then `take_error` tells
 /// how it went.
@@ -28,6 +30,12 @@ pub(super) fn begin_to_connect(to: SocketAddr, own: Option<IpAddr>) -> io::Resul
         Ok(()) | Err(Errno::EINPROGRESS) => Ok(stream),
         Err(error) => Err(error.into()),
     }
+}
+
+/// Nobody can connect any more, whoever else has the socket.
+pub(super) fn stop_listening(listener: &TcpListener) {
+    // It fails only if it does not listen.
+    let _ = shutdown(listener.as_raw_fd(), Shutdown::Both);
 }
 
 /// Our end of a connection and the other.

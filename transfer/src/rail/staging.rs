@@ -48,14 +48,16 @@ pub(super) struct Slot {
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        self.of.free.fetch_or(1 << self.number, Ordering::Relaxed);
+        // A slot may be dropped on another thread: what that read there comes before what is written
+        // there next.
+        self.of.free.fetch_or(1 << self.number, Ordering::Release);
     }
 }
 
 impl Slot {
     pub(super) fn take(of: &Arc<Slots>) -> Option<Self> {
         let number = of.free.load(Ordering::Relaxed).trailing_zeros();
-        of.free.fetch_and(!1_u32.checked_shl(number)?, Ordering::Relaxed);
+        of.free.fetch_and(!1_u32.checked_shl(number)?, Ordering::Acquire);
         Some(Self { of: Arc::clone(of), number })
     }
 
@@ -108,3 +110,7 @@ impl DeviceCopies {
         self.0.values().any(|copies| copies.count() > 0)
     }
 }
+
+#[cfg(test)]
+#[path = "staging_tests.rs"]
+mod tests;

@@ -23,9 +23,10 @@ pub(super) struct Announced {
 }
 
 impl Announced {
-    /// Whoever announces it from now on lists it again.
+    /// Whoever announces it from now on lists it again. An exchange, not a store: what was put there
+    /// by whoever announced it before, and found it listed, is seen by the look that follows.
     pub(super) fn unlist(&self) {
-        self.is_listed.store(false, Ordering::SeqCst);
+        self.is_listed.swap(false, Ordering::AcqRel);
     }
 }
 
@@ -83,7 +84,7 @@ impl Announcer {
 
     /// Says so.
     pub fn announce(&self) {
-        if self.is_listed.swap(true, Ordering::SeqCst) {
+        if self.is_listed.swap(true, Ordering::AcqRel) {
             return;
         }
         let is_listed = Arc::clone(&self.is_listed);
@@ -91,3 +92,7 @@ impl Announcer {
         self.doorbell.ring();
     }
 }
+
+#[cfg(test)]
+#[path = "doorbell_tests.rs"]
+mod tests;
