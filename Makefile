@@ -8,7 +8,7 @@ target := $(or $(CARGO_TARGET_DIR),target)
 setup = scripts/setup --quiet --for demo && . $(target)/setup.env
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick lint doc test-unit test-matrix test-matrix-2x \
+.PHONY: help demo test test-long quick lint doc test-unit test-matrix test-matrix-2x \
 	test-verbs soak install-c bench-fabric bench-ring bench-ipc gpu-bundle fuzz test-fresh clean
 
 help: ## List the targets
@@ -19,6 +19,9 @@ demo: ## Build it and show what it does, on this machine, without special hardwa
 
 test: ## Everything that is to pass before a change goes in
 	@scripts/test
+
+test-long: ## Run-time checkers and fuzzing: what takes long, or wants a nightly Rust
+	@scripts/test --long
 
 quick: ## The part of it for everyday work: lint, unit tests, tcp and shm
 	@scripts/test --quick
