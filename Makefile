@@ -69,5 +69,5 @@ test-fresh: ## Prove in a bare Debian that set-up is complete (needs root)
 	@scripts/test-fresh
 
 clean: ## Remove all that was built, fetched or cached here
-	rm -rf $(addprefix $(target)/,aarch64 c-interface fresh headers-2x libfabric-2x loom matrix verbs-vm setup.env)
+	rm -rf $(addprefix $(target)/,aarch64 asan c-interface fresh headers-2x libfabric-2x loom matrix miri tsan verbs-vm setup.env)
 	@! command -v cargo >/dev/null || cargo clean
