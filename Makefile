@@ -8,7 +8,7 @@ target := $(or $(CARGO_TARGET_DIR),target)
 setup = scripts/setup --quiet --for demo && . $(target)/setup.env
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick lint doc test-unit test-matrix test-matrix-2x \
+.PHONY: help demo test test-long quick lint doc test-unit test-matrix test-matrix-2x \
 	test-verbs soak install-c bench-fabric bench-ring bench-ipc gpu-bundle fuzz test-fresh clean
 
 help: ## List the targets
@@ -19,6 +19,9 @@ demo: ## Build it and show what it does, on this machine, without special hardwa
 
 test: ## Everything that is to pass before a change goes in
 	@scripts/test
+
+test-long: ## Run-time checkers and fuzzing: what takes long, or wants a nightly Rust
+	@scripts/test --long
 
 quick: ## The part of it for everyday work: lint, unit tests, tcp and shm
 	@scripts/test --quick
@@ -66,5 +69,5 @@ test-fresh: ## Prove in a bare Debian that set-up is complete (needs root)
 	@scripts/test-fresh
 
 clean: ## Remove all that was built, fetched or cached here
-	rm -rf $(addprefix $(target)/,aarch64 c-interface fresh headers-2x libfabric-2x loom matrix verbs-vm setup.env)
+	rm -rf $(addprefix $(target)/,aarch64 asan c-interface fresh headers-2x libfabric-2x loom matrix miri tsan verbs-vm setup.env)
 	@! command -v cargo >/dev/null || cargo clean

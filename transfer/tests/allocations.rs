@@ -10,7 +10,8 @@ use gpu::{Block, Device, stand_in};
 use testkit::allocations::{Counting, of_this_thread};
 use transfer::path::{Path, Policy};
 use transfer::{
-    Agent, AgentOptions, Blocks, Buffer, Event, HostBuffer, InArray, Notice, Rights, Route, Strided,
+    Agent, AgentOptions, Blocks, Buffer, Event, HostBuffer, InArray, Notice, Region, Rights, Route,
+    Strided,
 };
 
 #[global_allocator]
@@ -26,6 +27,8 @@ struct Two {
     here: Agent,
     there: Agent,
     route: Route,
+    /// Withdrawn when it is dropped.
+    _theirs: Region,
 }
 
 impl Two {
@@ -38,9 +41,7 @@ impl Two {
         let descriptor = theirs.descriptor().encode().unwrap();
         let route = here.join(peer, &mine, &descriptor, &Policy::default(), PATIENCE).unwrap();
         assert_eq!(route.path(), Path::SameProcess);
-        // Withdrawn when it is dropped.
-        std::mem::forget(theirs);
-        Self { here, there, route }
+        Self { here, there, route, _theirs: theirs }
     }
 
     /// Put and get with a notice, which the other one hears of.

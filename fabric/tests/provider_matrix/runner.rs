@@ -17,6 +17,7 @@ use crate::{cases, cuda};
 #[derive(Default)]
 pub struct Options {
     pub only: Vec<String>,
+    pub but: Vec<String>,
     pub json: Option<PathBuf>,
     pub label: String,
     pub list: bool,
@@ -67,7 +68,7 @@ fn run_all(options: &Options) -> Result<bool, String> {
     let mut planned = Vec::new();
     for group in GROUPS {
         for memory in MEMORIES {
-            let cells = cells_of(group, *memory, &options.only);
+            let cells = cells_of(group, *memory, options);
             if options.list {
                 cells.iter().for_each(|cell| println!("{cell}"));
                 continue;
@@ -97,7 +98,7 @@ fn run_all(options: &Options) -> Result<bool, String> {
     Ok(report::print(&[report]))
 }
 
-fn cells_of(group: &Group, memory: Memory, only: &[String]) -> Vec<Cell> {
+fn cells_of(group: &Group, memory: Memory, options: &Options) -> Vec<Cell> {
     let mut cells: Vec<Cell> = cases::all()
         .into_iter()
         .map(|case| Cell {
@@ -109,7 +110,8 @@ fn cells_of(group: &Group, memory: Memory, only: &[String]) -> Vec<Cell> {
         .collect();
     cells.retain(|cell| {
         let name = cell.to_string();
-        only.is_empty() || only.iter().any(|pattern| name.contains(pattern.as_str()))
+        let is_any = |patterns: &[String]| patterns.iter().any(|p| name.contains(p.as_str()));
+        (options.only.is_empty() || is_any(&options.only)) && !is_any(&options.but)
     });
     cells
 }

@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::collections::{BTreeSet, VecDeque};
 use std::rc::Rc;
+use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -66,8 +67,9 @@ impl Words for Interrupted {
 #[test]
 fn one_removed_while_it_claims_another_entry_leaves_no_mark() {
     let setup = QueueSetup { depth: 2, when_full: WhenFull::DropOldest };
-    let words = LocalWords::zeroed(Queue::<Interrupted, 1>::words_needed(setup));
-    let words: &'static LocalWords = Box::leak(Box::new(words));
+    static WORDS: OnceLock<LocalWords> = OnceLock::new();
+    let words =
+        WORDS.get_or_init(|| LocalWords::zeroed(Queue::<Interrupted, 1>::words_needed(setup)));
     let acts: Rc<RefCell<VecDeque<Act>>> = Rc::default();
     let interrupted = Interrupted { words, acts: Rc::clone(&acts) };
     let others = || Queue::<_, 1>::attach(words).unwrap();
@@ -198,8 +200,9 @@ impl Words for Noted {
 fn an_entry_comes_to_its_readers_in_one_line() {
     const ENTRY: usize = 6;
     let setup = QueueSetup { depth: 2, when_full: WhenFull::Refuse };
-    let words = LocalWords::zeroed(Queue::<Noted, ENTRY>::words_needed(setup));
-    let words: &'static LocalWords = Box::leak(Box::new(words));
+    static WORDS: OnceLock<LocalWords> = OnceLock::new();
+    let words =
+        WORDS.get_or_init(|| LocalWords::zeroed(Queue::<Noted, ENTRY>::words_needed(setup)));
     let noted = Noted { words, read: Rc::default(), written: Rc::default() };
     let queue = Queue::<_, ENTRY>::format(noted.clone(), setup).unwrap();
     let me = Caller::new(Participant::new(0, 1).unwrap(), &Immortal);

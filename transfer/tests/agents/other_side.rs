@@ -106,12 +106,24 @@ fn enter(words: &[&str]) {
     has.region = Some(region);
     write(&directory.join("their-card"), &agent.card().encode().unwrap());
     let house = agent.connect(&read(&directory.join("card")), PATIENCE).unwrap();
+    // Of the house, too, which may come a second time and be turned away.
+    let mut visits = 0;
     loop {
         let (tag, number) = match agent.next_event(3 * PATIENCE).unwrap() {
+            Event::Joined { .. } => {
+                visits += 1;
+                continue;
+            }
+            Event::Left { .. } => {
+                visits -= 1;
+                if visits == 0 && !stays {
+                    return;
+                }
+                continue;
+            }
             Event::Notice { notice, .. } => {
                 (notice.tag, u64::from_le_bytes(notice.data().try_into().unwrap()))
             }
-            Event::Left { .. } if !stays => return,
             _ => continue,
         };
         let answer = match tag {

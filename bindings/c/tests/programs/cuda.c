@@ -67,7 +67,7 @@ static void publish(int in, int out)
 int main(void)
 {
     char name[] = "cuda";
-    unsigned char *bytes = malloc(LENGTH);
+    unsigned char *bytes;
     rgaps_subscriber_t *subscriber;
     uint64_t message;
     int in, out;
@@ -77,6 +77,7 @@ int main(void)
         puts("cuda: skipped: FABRICAST_DEVICE names no CUDA device");
         return 0;
     }
+    bytes = malloc(LENGTH);
     CHECK(bytes != NULL);
     alarm(300);
     /* Before anybody touches the driver: it does not survive a fork. */
