@@ -16,7 +16,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::Duration;
 
 use crate::page::page_size;
@@ -376,6 +376,18 @@ impl ReadOnlySegment {
     #[must_use]
     pub fn body(&self) -> *const u8 {
         self.0.body()
+    }
+
+    /// A word of the body; 0 beyond its end. It is read behind all earlier stores of this thread, and
+    /// in one order with those of other processes that are sequentially consistent.
+    #[inline]
+    #[must_use]
+    pub fn load(&self, at: usize) -> u64 {
+        // Only relaxed loads are defined for memory that cannot be written; fences order it.
+        fence(Ordering::SeqCst);
+        let word = self.0.body_words().get(at).map_or(0, |word| word.load(Ordering::Relaxed));
+        fence(Ordering::Acquire);
+        word
     }
 }
 
