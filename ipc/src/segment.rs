@@ -378,13 +378,11 @@ impl ReadOnlySegment {
         self.0.body()
     }
 
-    /// A word of the body; 0 beyond its end. It is read behind all earlier stores of this thread, and
-    /// in one order with those of other processes that are sequentially consistent.
+    /// A word of the body, by an acquiring load; 0 beyond its end.
     #[inline]
     #[must_use]
     pub fn load(&self, at: usize) -> u64 {
-        // Only relaxed loads are defined for memory that cannot be written; fences order it.
-        fence(Ordering::SeqCst);
+        // Of memory that cannot be written only relaxed loads are defined.
         let word = self.0.body_words().get(at).map_or(0, |word| word.load(Ordering::Relaxed));
         fence(Ordering::Acquire);
         word

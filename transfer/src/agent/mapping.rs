@@ -135,29 +135,35 @@ impl Agent {
         let Some(channel) = self.peer(peer, OPEN)?.channel() else {
             return Err(Error::new(OPEN, ErrorKind::NoPath, "no descriptor can be passed"));
         };
-        let asked = exchange(&channel, region, end, take, &mut || self.go_on());
-        if asked.as_ref().is_err_and(|error| error.kind() == ErrorKind::DeadlineExceeded) {
-            // What comes late would be taken for the answer to the next request.
+        exchange(&channel, region, end, take, &mut || self.go_on()).unwrap_or_else(|error| {
+            // What is left of the answer would be taken for that to the next request.
             channel.end();
-        }
-        asked
+            if let Some(visit) = &mut self.peer(peer, OPEN)?.visit {
+                visit.look();
+            }
+            Err(error)
+        })
     }
 }
 
+/// Gives what came of the request, if all of the answer was read.
 fn exchange(
     channel: &Channel,
     region: &RegionDescriptor,
     end: Instant,
     take: Take<'_>,
     meanwhile: Meanwhile<'_>,
-) -> Result<()> {
+) -> Result<Result<()>> {
     let request = Request::Open(region.number, region.ticket).encode();
     channel.send(&request, &[], left(end)).map_err(of_channel(OPEN))?;
     let mut next = 0;
     let mut failure = None;
     loop {
         let message = receive(channel, end, meanwhile).map_err(of_channel(OPEN))?;
-        let pieces = Reply::read_pieces(OPEN, &message)?;
+        let pieces = match Reply::read_pieces(OPEN, &message) {
+            Err(error) if Reply::is_refusal(&message.bytes) => return Ok(Err(error)),
+            pieces => pieces?,
+        };
         let fits = pieces.number == region.number
             && pieces.in_all == region.pieces
             && pieces.first == next;
@@ -173,7 +179,7 @@ fn exchange(
         }
         next += pieces.lengths.len() as u32;
         if next >= region.pieces {
-            return failure.map_or(Ok(()), Err);
+            return Ok(failure.map_or(Ok(()), Err));
         }
         if pieces.lengths.is_empty() {
             return Err(Error::new(OPEN, ErrorKind::Malformed, "an answer without pieces"));
