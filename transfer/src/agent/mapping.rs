@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use gpu::{Device, LegacyHandle, Memory};
 use ipc::Channel;
 
-use super::peer::{Meanwhile, left, of_channel, receive};
+use super::peer::{ProgressCallback, left, of_channel, receive};
 use super::protocol::{Reply, Request};
 use super::{Agent, REST};
 use crate::error::{Error, ErrorKind, Result};
@@ -23,8 +23,8 @@ const LONG_REST: Duration = Duration::from_millis(20);
 type Take<'a> = &'a mut dyn FnMut(OwnedFd, u64, u64) -> Result<()>;
 
 impl Agent {
-    /// Goes on with what is under way with any peer. Gives how long a wait may last without it.
-    pub(super) fn go_on(&mut self) -> Duration {
+    /// Makes progress with all peers during a wait. Gives how long the wait may last without it.
+    pub(super) fn progress_while_waiting(&mut self) -> Duration {
         self.progress();
         if self.operations.under_way > 0 { REST } else { LONG_REST }
     }
@@ -135,14 +135,16 @@ impl Agent {
         let Some(channel) = self.peer(peer, OPEN)?.channel() else {
             return Err(Error::new(OPEN, ErrorKind::NoPath, "no descriptor can be passed"));
         };
-        exchange(&channel, region, end, take, &mut || self.go_on()).unwrap_or_else(|error| {
-            // What is left of the answer would be taken for that to the next request.
-            channel.end();
-            if let Some(visit) = &mut self.peer(peer, OPEN)?.visit {
-                visit.look();
-            }
-            Err(error)
-        })
+        exchange(&channel, region, end, take, &mut || self.progress_while_waiting()).unwrap_or_else(
+            |error| {
+                // What is left of the answer would be taken for that to the next request.
+                channel.end();
+                if let Some(visit) = &mut self.peer(peer, OPEN)?.visit {
+                    visit.look();
+                }
+                Err(error)
+            },
+        )
     }
 }
 
@@ -152,14 +154,14 @@ fn exchange(
     region: &RegionDescriptor,
     end: Instant,
     take: Take<'_>,
-    meanwhile: Meanwhile<'_>,
+    progress: ProgressCallback<'_>,
 ) -> Result<Result<()>> {
     let request = Request::Open(region.number, region.ticket).encode();
     channel.send(&request, &[], left(end)).map_err(of_channel(OPEN))?;
     let mut next = 0;
     let mut failure = None;
     loop {
-        let message = receive(channel, end, meanwhile).map_err(of_channel(OPEN))?;
+        let message = receive(channel, end, progress).map_err(of_channel(OPEN))?;
         let pieces = match Reply::read_pieces(OPEN, &message) {
             Err(error) if Reply::is_refusal(&message.bytes) => return Ok(Err(error)),
             pieces => pieces?,

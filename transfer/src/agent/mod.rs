@@ -291,7 +291,8 @@ impl Agent {
         // Its socket may be nowhere here: that must not take all the time that there is.
         let for_socket = if self.far.leads_to(&card) { patience / 2 } else { patience };
         let (home, is_remote) = (Arc::clone(&self.home), self.takes_all_for_remote);
-        let met = Peer::meet(&home, &card, is_remote, (for_socket, &mut || self.go_on()));
+        let mut progress = || self.progress_while_waiting();
+        let met = Peer::meet(&home, &card, is_remote, (for_socket, &mut progress));
         let peer = met.map_err(|error| error.with(&card.label))?;
         tracing::debug!(peer = peer.card.label, locality = ?peer.locality, "agents met");
         let (number, is_far) = (self.next_peer, peer.visit.is_none());

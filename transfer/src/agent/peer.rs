@@ -102,9 +102,9 @@ impl Peer {
         home: &Home,
         card: &AgentCard,
         takes_for_remote: bool,
-        (patience, meanwhile): (Duration, Meanwhile<'_>),
+        (timeout, progress): (Duration, ProgressCallback<'_>),
     ) -> Result<Self> {
-        let time = (patience, meanwhile);
+        let time = (timeout, progress);
         let (locality, visit) = Self::visit(home, card, takes_for_remote, time)?;
         Ok(Self {
             card: card.clone(),
@@ -125,7 +125,7 @@ impl Peer {
         home: &Home,
         card: &AgentCard,
         takes_for_remote: bool,
-        (patience, meanwhile): (Duration, Meanwhile<'_>),
+        (timeout, progress): (Duration, ProgressCallback<'_>),
     ) -> Result<(Locality, Option<Box<Visit>>)> {
         if takes_for_remote {
             return Ok((Locality::ToldRemote, None));
@@ -137,7 +137,7 @@ impl Peer {
         let is_here = card.machine == machine();
         let why = match &card.socket {
             None if is_here => "it has no socket".to_owned(),
-            Some(path) => match Visit::begin(home, card, path, (patience, meanwhile)) {
+            Some(path) => match Visit::begin(home, card, path, (timeout, progress)) {
                 Ok(visit) => return Ok((Locality::SameMachine, Some(Box::new(visit)))),
                 // Somebody is there, and says no: that is no matter of paths.
                 Err(error) if error.kind() != ErrorKind::Failed => return Err(error),
@@ -244,17 +244,17 @@ impl Peer {
     }
 }
 
-/// What is gone on with during a wait, and for how long the next one may last without it.
-pub(super) type Meanwhile<'a> = &'a mut dyn FnMut() -> Duration;
+/// Makes progress with other peers during a wait. Gives how long the wait may last without it.
+pub(super) type ProgressCallback<'a> = &'a mut dyn FnMut() -> Duration;
 
-/// Receives a message, and goes on with other things until it comes.
+/// Receives a message, and makes progress with other peers until it comes.
 pub(super) fn receive(
     channel: &Channel,
     end: Instant,
-    meanwhile: Meanwhile<'_>,
+    progress: ProgressCallback<'_>,
 ) -> std::result::Result<Message, ChannelError> {
     loop {
-        let longest = meanwhile();
+        let longest = progress();
         match channel.receive(left(end).min(longest)) {
             Err(ChannelError::DeadlineExceeded { .. }) if left(end) > Duration::ZERO => {}
             outcome => return outcome,
@@ -323,22 +323,24 @@ impl Visit {
         home: &Home,
         card: &AgentCard,
         path: &FilePath,
-        (patience, meanwhile): (Duration, Meanwhile<'_>),
+        (timeout, progress): (Duration, ProgressCallback<'_>),
     ) -> Result<Self> {
-        let end = ipc::deadline(patience);
+        let end = ipc::deadline(timeout);
         let mut rest = RESTS.0;
         let channel = loop {
-            match Channel::connect(path, left(end).min(RESTS.1)) {
+            let longest = progress().min(left(end));
+            match Channel::connect(path, longest) {
                 Ok(channel) => break channel,
                 Err(ChannelError::DeadlineExceeded { .. }) if left(end) > Duration::ZERO => {}
                 // It may be about to start: then its card hangs there already.
-                Err(_) if left(end) > rest && doorplate::is_hung(path) => std::thread::sleep(rest),
+                Err(_) if left(end) > rest && doorplate::is_hung(path) => {
+                    std::thread::sleep(rest.min(longest));
+                }
                 Err(error) => {
                     let error = Error::of_channel_at(CONNECT, path, error);
                     return Err(error.and_kind(ErrorKind::Failed));
                 }
             }
-            meanwhile();
             rest = (2 * rest).min(RESTS.1);
         };
         let who = channel.credentials().map_err(of_channel(CONNECT))?;
@@ -349,7 +351,7 @@ impl Visit {
         }
         let hello = Request::Hello(home.introduction()).encode();
         channel.send(&hello, &[home.life.as_fd()], left(end)).map_err(of_channel(CONNECT))?;
-        let message = receive(&channel, end, meanwhile).map_err(of_channel(CONNECT))?;
+        let message = receive(&channel, end, progress).map_err(of_channel(CONNECT))?;
         let (it, [life, board, bell, visit]) = Reply::read_welcome(CONNECT, message)?;
         if it.identity != card.identity {
             let detail = format!("another agent (\"{}\") listens there now", it.label);

@@ -210,7 +210,7 @@ impl Region {
         entered.map(Self)
     }
 
-    /// A region that no peer reaches: it is in no books where one could find it, and has no keys.
+    /// A region that no peer reaches: it is not in the list of regions, and has no keys.
     pub(crate) fn own(home: &Arc<Home>, buffer: Buffer) -> Result<Self> {
         let device = match &buffer {
             Buffer::Device(memory) => memory.device(),
