@@ -135,16 +135,15 @@ impl Agent {
         let Some(channel) = self.peer(peer, OPEN)?.channel() else {
             return Err(Error::new(OPEN, ErrorKind::NoPath, "no descriptor can be passed"));
         };
-        exchange(&channel, region, end, take, &mut || self.progress_while_waiting()).unwrap_or_else(
-            |error| {
-                // What is left of the answer would be taken for that to the next request.
-                channel.end();
-                if let Some(visit) = &mut self.peer(peer, OPEN)?.visit {
-                    visit.look();
-                }
-                Err(error)
-            },
-        )
+        let asked = exchange(&channel, region, end, take, &mut || self.progress_while_waiting());
+        asked.unwrap_or_else(|error| {
+            // What is left of the answer would be taken for that to the next request.
+            channel.end();
+            if let Some(visit) = &mut self.peer(peer, OPEN)?.visit {
+                visit.look();
+            }
+            Err(error)
+        })
     }
 }
 
@@ -154,24 +153,26 @@ fn exchange(
     region: &RegionDescriptor,
     end: Instant,
     take: Take<'_>,
-    progress: ProgressCallback<'_>,
+    meanwhile: ProgressCallback<'_>,
 ) -> Result<Result<()>> {
     let request = Request::Open(region.number, region.ticket).encode();
     channel.send(&request, &[], left(end)).map_err(of_channel(OPEN))?;
     let mut next = 0;
     let mut failure = None;
     loop {
-        let message = receive(channel, end, progress).map_err(of_channel(OPEN))?;
+        let message = receive(channel, end, meanwhile).map_err(of_channel(OPEN))?;
         let pieces = match Reply::read_pieces(OPEN, &message) {
             Err(error) if Reply::is_refusal(&message.bytes) => return Ok(Err(error)),
             pieces => pieces?,
         };
-        let fits = pieces.number == region.number
-            && pieces.in_all == region.pieces
-            && pieces.first == next;
-        if !fits {
+        if pieces.number != region.number || pieces.first != next {
             let detail = "an answer to something else";
             return Err(Error::new(OPEN, ErrorKind::Malformed, detail));
+        }
+        if pieces.in_all != region.pieces && failure.is_none() {
+            let detail =
+                format!("it has {} pieces, and {} by its descriptor", pieces.in_all, region.pieces);
+            failure = Some(Error::new(OPEN, ErrorKind::Malformed, detail));
         }
         for (descriptor, length) in message.descriptors.into_iter().zip(&pieces.lengths) {
             // The rest of the answer has to be read all the same.
@@ -180,7 +181,7 @@ fn exchange(
             }
         }
         next += pieces.lengths.len() as u32;
-        if next >= region.pieces {
+        if next >= pieces.in_all {
             return Ok(failure.map_or(Ok(()), Err));
         }
         if pieces.lengths.is_empty() {

@@ -102,9 +102,9 @@ impl Peer {
         home: &Home,
         card: &AgentCard,
         takes_for_remote: bool,
-        (timeout, progress): (Duration, ProgressCallback<'_>),
+        (patience, meanwhile): (Duration, ProgressCallback<'_>),
     ) -> Result<Self> {
-        let time = (timeout, progress);
+        let time = (patience, meanwhile);
         let (locality, visit) = Self::visit(home, card, takes_for_remote, time)?;
         Ok(Self {
             card: card.clone(),
@@ -125,7 +125,7 @@ impl Peer {
         home: &Home,
         card: &AgentCard,
         takes_for_remote: bool,
-        (timeout, progress): (Duration, ProgressCallback<'_>),
+        (patience, meanwhile): (Duration, ProgressCallback<'_>),
     ) -> Result<(Locality, Option<Box<Visit>>)> {
         if takes_for_remote {
             return Ok((Locality::ToldRemote, None));
@@ -137,7 +137,7 @@ impl Peer {
         let is_here = card.machine == machine();
         let why = match &card.socket {
             None if is_here => "it has no socket".to_owned(),
-            Some(path) => match Visit::begin(home, card, path, (timeout, progress)) {
+            Some(path) => match Visit::begin(home, card, path, (patience, meanwhile)) {
                 Ok(visit) => return Ok((Locality::SameMachine, Some(Box::new(visit)))),
                 // Somebody is there, and says no: that is no matter of paths.
                 Err(error) if error.kind() != ErrorKind::Failed => return Err(error),
@@ -244,17 +244,17 @@ impl Peer {
     }
 }
 
-/// Makes progress with other peers during a wait. Gives how long the wait may last without it.
+/// Makes progress during a wait, and gives for how long the next wait may last without it.
 pub(super) type ProgressCallback<'a> = &'a mut dyn FnMut() -> Duration;
 
-/// Receives a message, and makes progress with other peers until it comes.
+/// Receives a message, and goes on with other things until it comes.
 pub(super) fn receive(
     channel: &Channel,
     end: Instant,
-    progress: ProgressCallback<'_>,
+    meanwhile: ProgressCallback<'_>,
 ) -> std::result::Result<Message, ChannelError> {
     loop {
-        let longest = progress();
+        let longest = meanwhile();
         match channel.receive(left(end).min(longest)) {
             Err(ChannelError::DeadlineExceeded { .. }) if left(end) > Duration::ZERO => {}
             outcome => return outcome,
@@ -323,18 +323,21 @@ impl Visit {
         home: &Home,
         card: &AgentCard,
         path: &FilePath,
-        (timeout, progress): (Duration, ProgressCallback<'_>),
+        (patience, meanwhile): (Duration, ProgressCallback<'_>),
     ) -> Result<Self> {
-        let end = ipc::deadline(timeout);
+        let end = ipc::deadline(patience);
         let mut rest = RESTS.0;
         let channel = loop {
-            let longest = progress().min(left(end));
-            match Channel::connect(path, longest) {
+            let longest = meanwhile();
+            match Channel::connect(path, left(end).min(longest)) {
                 Ok(channel) => break channel,
                 Err(ChannelError::DeadlineExceeded { .. }) if left(end) > Duration::ZERO => {}
                 // It may be about to start: then its card hangs there already.
                 Err(_) if left(end) > rest && doorplate::is_hung(path) => {
-                    std::thread::sleep(rest.min(longest));
+                    let until = Instant::now() + rest;
+                    while left(until) > Duration::ZERO {
+                        std::thread::sleep(left(until).min(meanwhile()));
+                    }
                 }
                 Err(error) => {
                     let error = Error::of_channel_at(CONNECT, path, error);
@@ -351,7 +354,7 @@ impl Visit {
         }
         let hello = Request::Hello(home.introduction()).encode();
         channel.send(&hello, &[home.life.as_fd()], left(end)).map_err(of_channel(CONNECT))?;
-        let message = receive(&channel, end, progress).map_err(of_channel(CONNECT))?;
+        let message = receive(&channel, end, meanwhile).map_err(of_channel(CONNECT))?;
         let (it, [life, board, bell, visit]) = Reply::read_welcome(CONNECT, message)?;
         if it.identity != card.identity {
             let detail = format!("another agent (\"{}\") listens there now", it.label);

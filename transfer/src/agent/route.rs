@@ -151,8 +151,13 @@ impl Agent {
             } else {
                 self.lay_tracks(number, local, &remote, end)
             };
-            // An agent that ended meanwhile says nothing that could be a fact.
-            let made = made.or_else(|error| check_there(self.peer(number, JOIN)?).and(Err(error)));
+            let made = made.or_else(|error| match error.kind() {
+                // It may have ended meanwhile, which is no fact about paths.
+                ErrorKind::Closed | ErrorKind::Failed | ErrorKind::Stale => {
+                    check_there(self.peer(number, JOIN)?).and(Err(error))
+                }
+                _ => Err(error),
+            });
             // What shows only when it is tried is a fact like others.
             match made {
                 Ok(means) => {
