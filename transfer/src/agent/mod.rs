@@ -259,7 +259,7 @@ impl Agent {
         self.home.withdraw(number);
         region.0.retire();
         let end = ipc::deadline(timeout);
-        let mut copies = OutstandingCopies::of_all(&self.home, number);
+        let mut copies = OutstandingCopies::of_all(&self.home, Some(number));
         loop {
             self.progress();
             copies.are_over();
@@ -383,8 +383,8 @@ fn card_of(home: &Home, socket: Option<&Path>, rails: &[Rail]) -> AgentCard {
 
 impl Agent {
     /// Ends the agent: finishes what it began, takes its regions out of reach, and waits until nothing
-    /// that other processes began is under way with them. Then the memory of all its regions can be used
-    /// for something else, also of those that were dropped before.
+    /// that peers of this machine began is under way with them. Then the memory of all its regions can be
+    /// used for something else, also of those that were dropped before.
     ///
     /// Dropping an agent ends it, too. That lets go of requests that no device has begun and of
     /// notices that were not sent, waits for copies of other processes for a second at most, and tells of
@@ -412,7 +412,8 @@ impl Agent {
             }
         }
         let unfinished = self.operations.under_way;
-        self.shut_down(end, timeout)?;
+        self.shut_down(end);
+        wait_for_copies(OutstandingCopies::of_all(&self.home, None), end)?;
         if unfinished > 0 {
             let detail = format!("{unfinished} of its operations were not over after {timeout:?}");
             return Err(Error::new(CLOSE, ErrorKind::DeadlineExceeded, detail));
@@ -420,8 +421,8 @@ impl Agent {
         Ok(())
     }
 
-    /// Ends it, by then. For copies of other processes it waits so long at most.
-    fn shut_down(&mut self, end: Instant, settle_timeout: Duration) -> Result<()> {
+    /// Ends what it does, and what its peers can do with it.
+    fn shut_down(&mut self, end: Instant) {
         self.doorplate = None;
         // No peer begins anything with its regions from now on.
         self.home.end();
@@ -439,22 +440,24 @@ impl Agent {
         if let Some(reception) = self.reception.take() {
             let _ = reception.join();
         }
-        let mut copies = OutstandingCopies::of_other_processes(&self.home, None);
-        let end = end.min(ipc::deadline(settle_timeout));
-        while !copies.are_over() {
-            if left(end).is_zero() {
-                let detail = format!(
-                    "the peer has not finished what it began with regions of {} bytes in all; they \
-                     are not freed before",
-                    copies.bytes()
-                );
-                let error = Error::new(CLOSE, ErrorKind::DeadlineExceeded, detail);
-                return Err(error.with(copies.label().unwrap_or_default()));
-            }
-            std::thread::sleep(REST);
-        }
-        Ok(())
     }
+}
+
+/// Waits until these are over.
+fn wait_for_copies(mut copies: OutstandingCopies, end: Instant) -> Result<()> {
+    while !copies.are_over() {
+        if left(end).is_zero() {
+            let bytes = copies.bytes();
+            let detail = format!(
+                "the peer has not finished what it began with regions of {bytes} bytes in all, \
+                 whose memory is not freed before"
+            );
+            let error = Error::new(CLOSE, ErrorKind::DeadlineExceeded, detail);
+            return Err(error.with(copies.label().unwrap_or_default()));
+        }
+        std::thread::sleep(REST);
+    }
+    Ok(())
 }
 
 impl Drop for Agent {
@@ -470,7 +473,9 @@ impl Drop for Agent {
             // It was closed.
             return;
         }
-        if let Err(error) = self.shut_down(ipc::deadline(CLOSING), SETTLE_TIMEOUT) {
+        self.shut_down(ipc::deadline(CLOSING));
+        let copies = OutstandingCopies::of_other_processes(&self.home, None);
+        if let Err(error) = wait_for_copies(copies, ipc::deadline(SETTLE_TIMEOUT)) {
             tracing::warn!(%error, "an agent was dropped while a peer copies");
         }
     }

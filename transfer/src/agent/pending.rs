@@ -20,13 +20,13 @@ const LOOK: Duration = Duration::from_millis(20);
 pub(super) struct OutstandingCopies(Vec<(u64, Arc<Visitor>)>);
 
 impl OutstandingCopies {
-    /// What all have begun so far that were given this region.
-    pub(super) fn of_all(home: &Home, number: u64) -> Self {
-        Self::of(home, |visitor| visitor.has_opened(Some(number)))
+    /// What all have begun so far that were given this region, or any.
+    pub(super) fn of_all(home: &Home, region: Option<u64>) -> Self {
+        Self::of(home, |visitor| visitor.has_opened(region))
     }
 
-    /// What other processes have begun so far that were given this region, or any. An agent of this
-    /// process has a handle to the memory that it copies to and from.
+    /// The same of other processes. An agent of this process has a handle to the memory that it
+    /// copies to and from, so that may be let go of.
     pub(super) fn of_other_processes(home: &Home, region: Option<u64>) -> Self {
         Self::of(home, |visitor| visitor.has_opened(region) && !visitor.is_of_this_process)
     }

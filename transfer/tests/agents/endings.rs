@@ -256,6 +256,27 @@ fn closing_an_agent_waits_for_copies_of_peers() {
     }
 }
 
+/// Its memory could be used for something else otherwise, while the other one copies.
+#[test]
+fn closing_an_agent_waits_for_agents_of_the_same_process() {
+    let _alone = alone();
+    let mut here = Agent::start(AgentOptions::new("here")).unwrap();
+    let there = Agent::start(AgentOptions::new("there")).unwrap();
+    let region = |agent: &Agent| {
+        agent.register(device().allocate_shared(LENGTH, &[]).unwrap(), Rights::ALL).unwrap()
+    };
+    let (mine, theirs) = (region(&here), region(&there));
+    let peer = here.connect(&there.card().encode().unwrap(), PATIENCE).unwrap();
+    let descriptor = theirs.descriptor().encode().unwrap();
+    let route = here.join(peer, &mine, &descriptor, &Policy::default(), PATIENCE).unwrap();
+    // Over when its agent looks, which it does not meanwhile.
+    let token = here.put(&route, &WHOLE, None).unwrap();
+    let error = there.close(Duration::from_millis(20)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
+    assert!(error.to_string().contains("(here)"), "{error}");
+    here.wait(token, PATIENCE).unwrap();
+}
+
 /// What was begun is finished, and its notice is sent.
 #[test]
 fn closing_an_agent_finishes_what_it_began() {
