@@ -244,3 +244,49 @@ fn agent_ends_while_a_visitor_takes_its_answer_slowly() {
         assert!(took < Duration::from_secs(1), "it took {took:?}");
     });
 }
+
+/// Memory of somebody else's, which says when it is given back.
+#[derive(Debug)]
+struct ForeignOwner {
+    _memory: stand_in::ForeignMemory,
+    is_free: Arc<AtomicBool>,
+    panics: bool,
+}
+
+impl Drop for ForeignOwner {
+    fn drop(&mut self) {
+        self.is_free.store(true, Ordering::Release);
+        assert!(!self.panics, "asked for by a test");
+    }
+}
+
+#[test]
+fn retained_memory_is_freed_after_another_owner_panicked() {
+    let mut owner = Owner::start();
+    let device = Device::open("stand-in:0".parse().unwrap()).unwrap();
+    let mut raw = Raw::visit(&mut owner);
+    let retained = [true, false].map(|panics| {
+        let length = device.properties().granularity;
+        let kind = Allocator::Mapped { exportable: true };
+        let memory = stand_in::ForeignMemory::new(0, &[length], kind).unwrap();
+        let (address, is_free) = (memory.address(), Arc::new(AtomicBool::new(false)));
+        let foreign = ForeignOwner { _memory: memory, is_free: Arc::clone(&is_free), panics };
+        // SAFETY: all of what the owner has, which goes along.
+        #[allow(unsafe_code)]
+        let memory = unsafe { device.adopt(address, length, foreign) }.unwrap();
+        let region = owner.agent().register(memory, Rights::ALL).unwrap();
+        raw.open(&region);
+        let number = raw.guest.begin();
+        drop(region);
+        (number, is_free)
+    });
+    for (number, is_free) in retained {
+        assert!(!is_free.load(Ordering::Acquire), "freed under a copy");
+        raw.guest.end(number);
+        let end = Instant::now() + TIMEOUT;
+        while !is_free.load(Ordering::Acquire) {
+            assert!(Instant::now() < end, "it is never free");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
