@@ -327,6 +327,24 @@ impl Channel {
         unsafe { libc::shutdown(self.0.as_raw_fd(), libc::SHUT_RDWR) };
     }
 
+    /// Was the connection [ended](Self::end) by either side, or is the other one gone? What was sent
+    /// before can still be received.
+    ///
+    /// ```
+    /// use ipc::Channel;
+    /// let (here, there) = Channel::pair()?;
+    /// assert!(!here.has_ended());
+    /// drop(there);
+    /// assert!(here.has_ended());
+    /// # Ok::<(), ipc::ChannelError>(())
+    /// ```
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        let mut entry = libc::pollfd { fd: self.0.as_raw_fd(), events: 0, revents: 0 };
+        // SAFETY: one valid entry. Without asking for anything, an end is told all the same.
+        unsafe { libc::poll(&raw mut entry, 1, 0) == 1 && entry.revents & libc::POLLHUP != 0 }
+    }
+
     /// Is anything of what was sent here still to be received by the other side?
     #[must_use]
     pub fn has_untaken(&self) -> bool {

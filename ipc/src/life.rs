@@ -13,8 +13,12 @@ use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::{Once, PoisonError, RwLock};
 
+use crate::channel::Channel;
 use crate::participant::{Fate, Participant};
 use crate::words::Words;
+
+/// Asks a Unix socket for the process at the other end; since Linux 6.5.
+const SO_PEERPIDFD: libc::c_int = 77;
 
 /// Stands for a process, this one or another.
 ///
@@ -55,6 +59,75 @@ impl Life {
             return Err(io::Error::new(io::ErrorKind::InvalidData, why));
         }
         Ok(Self(fd))
+    }
+
+    /// The process at the other end of a channel, which sent this descriptor of itself.
+    ///
+    /// Since Linux 6.5 the kernel says which process connected, and what was sent is not looked at.
+    /// Before, the process of the descriptor has to have the number that the kernel gives for the
+    /// other end. A process of a PID namespace that this one does not see has the number 0 in both
+    /// answers, so among these any is accepted. Where /proc is not of this process's own namespace, the
+    /// two are not comparable, and nothing is compared.
+    ///
+    /// ```
+    /// use std::os::fd::AsFd;
+    /// use ipc::{Channel, Life};
+    /// let (here, _there) = Channel::pair()?;
+    /// let sent = Life::of_this_process()?.as_fd().try_clone_to_owned()?;
+    /// assert!(!Life::of_peer(&here, sent)?.is_over());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// `InvalidData` if the descriptor is not of a process, or of another one than that at the other
+    /// end, or of one that has ended; what the system says.
+    pub fn of_peer(channel: &Channel, sent: OwnedFd) -> io::Result<Self> {
+        match Self::by_kernel(channel) {
+            Some(life) => Ok(life),
+            None => Self::by_number(channel, sent),
+        }
+    }
+
+    /// As the kernel knows it. None if it does not tell.
+    fn by_kernel(channel: &Channel) -> Option<Self> {
+        let mut fd: RawFd = -1;
+        let mut length = size_of::<RawFd>() as libc::socklen_t;
+        let socket = channel.as_fd().as_raw_fd();
+        // SAFETY: room for the answer, with its length.
+        let code = unsafe {
+            libc::getsockopt(
+                socket,
+                libc::SOL_SOCKET,
+                SO_PEERPIDFD,
+                (&raw mut fd).cast(),
+                &raw mut length,
+            )
+        };
+        // SAFETY: just opened, close-on-exec as all of its kind, and nobody else's.
+        (code == 0 && fd >= 0).then(|| Self(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+
+    /// What was sent, if it stands for a process with the number of the other end.
+    fn by_number(channel: &Channel, sent: OwnedFd) -> io::Result<Self> {
+        let sent = Self::from_fd(sent)?;
+        if Self::of_this_process()?.number()? != i64::from(std::process::id()) {
+            return Ok(sent);
+        }
+        let peer = channel.credentials().map_err(io::Error::other)?.process.unwrap_or(0);
+        match sent.number()? {
+            number if number == i64::from(peer) => Ok(sent),
+            number => {
+                let why = format!("a descriptor of process {number} was sent by process {peer}");
+                Err(io::Error::new(io::ErrorKind::InvalidData, why))
+            }
+        }
+    }
+
+    /// The number of the process in the namespace of /proc: 0 if it has none there, -1 if it is gone.
+    fn number(&self) -> io::Result<i64> {
+        let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", self.0.as_raw_fd()))?;
+        let found = text.lines().find_map(|line| line.strip_prefix("Pid:")?.trim().parse().ok());
+        found.ok_or_else(|| io::Error::other("/proc does not tell the process of a descriptor"))
     }
 
     /// One more that stands for the same process.
@@ -460,6 +533,40 @@ mod tests {
         let null = std::fs::File::open("/dev/null").unwrap();
         let error = Life::from_fd(null.into()).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+    }
+
+    #[test]
+    fn only_the_process_at_the_other_end_is_the_peer() {
+        let (here, _there) = Channel::pair().unwrap();
+        let (number, other) = child();
+        let sent = |life: &Life| life.as_fd().try_clone_to_owned().unwrap();
+        let own = Life::of_this_process().unwrap();
+        assert_eq!(own.number().unwrap(), i64::from(std::process::id()));
+        assert_eq!(other.number().unwrap(), i64::from(number));
+        assert!(!Life::by_number(&here, sent(&own)).unwrap().is_over());
+        let error = Life::by_number(&here, sent(&other)).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+        assert!(error.to_string().contains(&number.to_string()), "{error}");
+        let by_kernel = Life::by_kernel(&here);
+        let found = Life::of_peer(&here, sent(&other));
+        kill(number);
+        let end = Instant::now() + Duration::from_secs(20);
+        while !other.is_over() {
+            assert!(Instant::now() < end, "its end was not seen");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        reap(number);
+        // A process that has ended is not at the other end.
+        assert_eq!(other.number().unwrap(), -1);
+        assert!(Life::by_number(&here, sent(&other)).is_err());
+        // The child's end is not that of the peer, which is this process.
+        match by_kernel {
+            Some(peer) => {
+                assert_eq!(peer.number().unwrap(), i64::from(std::process::id()));
+                assert!(!found.unwrap().is_over());
+            }
+            None => assert_eq!(found.unwrap_err().kind(), io::ErrorKind::InvalidData),
+        }
     }
 
     #[test]

@@ -16,7 +16,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::Duration;
 
 use crate::page::page_size;
@@ -376,6 +376,16 @@ impl ReadOnlySegment {
     #[must_use]
     pub fn body(&self) -> *const u8 {
         self.0.body()
+    }
+
+    /// A word of the body, by an acquiring load; 0 beyond its end.
+    #[inline]
+    #[must_use]
+    pub fn load(&self, at: usize) -> u64 {
+        // Of memory that cannot be written only relaxed loads are defined.
+        let word = self.0.body_words().get(at).map_or(0, |word| word.load(Ordering::Relaxed));
+        fence(Ordering::Acquire);
+        word
     }
 }
 

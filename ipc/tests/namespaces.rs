@@ -77,7 +77,7 @@ fn processes_in_different_namespaces_share_memory_and_see_each_other_die() {
     let child = Child::start(&mut children::again_by(&unshare, [&path]));
     let channel = listener.accept(PATIENCE).unwrap();
     let mut hello = channel.receive(PATIENCE).unwrap();
-    let life = Life::from_fd(hello.descriptors.remove(0)).unwrap();
+    let life = Life::of_peer(&channel, hello.descriptors.remove(0)).unwrap();
     let other = world.roster.admit(life).unwrap();
     channel.send(&other.number().to_le_bytes(), &[segment.as_fd()], PATIENCE).unwrap();
     let end = Instant::now() + PATIENCE;

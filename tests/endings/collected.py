@@ -43,6 +43,7 @@ def main():
         ("drop_region", None, [pointer]),
         ("drop_route", None, [pointer]),
         ("check", ctypes.c_int, [pointer]),
+        ("check_later", ctypes.c_int, []),
     ]:
         function = getattr(side, f"endings_{name}")
         function.restype, function.argtypes = result, arguments
@@ -81,6 +82,8 @@ def main():
             one = made = None
             gc.collect()
             check(memory, start, "a cycle")
+    if side.endings_check_later() != 0:
+        sys.exit("collected: bytes moved later, or outside")
     print(f"24 orders and 4 cycles, {options.rounds} times each")
 
 

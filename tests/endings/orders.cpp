@@ -19,6 +19,7 @@ void endings_drop_agent(void *);
 void endings_drop_region(void *);
 void endings_drop_route(void *);
 int endings_check(void *region);
+int endings_check_later();
 }
 
 using Handle = std::unique_ptr<void, void (*)(void *)>;
@@ -59,5 +60,7 @@ int main(int count, char **words) {
                 fail("bytes moved behind the end, or outside");
         } while (std::next_permutation(order.begin(), order.end()));
     }
+    if (endings_check_later() != 0)
+        fail("bytes moved later, or outside");
     std::printf("24 orders, %d times each\n", rounds);
 }

@@ -3,11 +3,13 @@
 //! A word for each place; it holds the number of the region that has the place, or 0. Who
 //! wants to copy looks here right before, so that a region that was withdrawn is refused
 //! before a byte moves. One more word says whether the agent has ended; no region is there then.
+//! Peers can only read it: one that could write would decide for the others.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::fence;
 
-use ipc::{Layout, MappedWords, Segment, SegmentError, Words};
+use ipc::{Layout, MappedWords, ReadOnlySegment, Segment, SegmentError, Words};
 
 const LAYOUT: Layout = Layout::new("agent board", 1);
 /// Regions of an agent at a time. Their pages are made when they are first used.
@@ -16,11 +18,19 @@ const PLACES: usize = 1 << 16;
 const ENDED: usize = PLACES;
 const WORDS: usize = PLACES + 1;
 
-/// An agent's own, or one that another agent showed.
+/// An agent's own.
 #[derive(Debug)]
 pub(super) struct Board {
     segment: Segment,
     words: MappedWords,
+}
+
+/// One that another agent showed.
+#[derive(Debug)]
+pub(super) struct ReadOnlyBoard(ReadOnlySegment);
+
+fn place(number: u64) -> usize {
+    (number % PLACES as u64) as usize
 }
 
 impl Board {
@@ -31,34 +41,22 @@ impl Board {
         Ok(Self { segment, words })
     }
 
-    pub(super) fn open(file: OwnedFd) -> Result<Self, SegmentError> {
-        let segment = Segment::open(file, LAYOUT)?;
-        let words = segment.words();
-        if words.count() < WORDS {
-            return Err(SegmentError::NotASegment { why: "a board of another size" });
-        }
-        Ok(Self { segment, words })
-    }
-
-    pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
-        self.segment.as_fd()
-    }
-
-    fn place(number: u64) -> usize {
-        (number % PLACES as u64) as usize
+    /// A descriptor for a peer, by which it can only be read.
+    pub(super) fn read_only(&self) -> Result<OwnedFd, SegmentError> {
+        self.segment.read_only()
     }
 
     /// Shows a region under the first number after this one whose place is free.
     pub(super) fn show_after(&self, last: u64) -> Option<u64> {
         let mut numbers = (last + 1..).take(PLACES);
-        let number = numbers.find(|number| self.words.load(Self::place(*number), SeqCst) == 0)?;
-        self.words.store(Self::place(number), number, SeqCst);
+        let number = numbers.find(|number| self.words.load(place(*number), SeqCst) == 0)?;
+        self.words.store(place(number), number, SeqCst);
         Some(number)
     }
 
     pub(super) fn hide(&self, number: u64) {
         if self.is_there(number) {
-            self.words.store(Self::place(number), 0, SeqCst);
+            self.words.store(place(number), 0, SeqCst);
         }
     }
 
@@ -67,13 +65,31 @@ impl Board {
         self.words.store(ENDED, 1, SeqCst);
     }
 
-    pub(super) fn has_ended(&self) -> bool {
-        self.words.load(ENDED, SeqCst) == 1
+    pub(super) fn is_there(&self, number: u64) -> bool {
+        number != 0 && self.words.load(place(number), SeqCst) == number
+    }
+}
+
+impl ReadOnlyBoard {
+    pub(super) fn open(file: OwnedFd) -> Result<Self, SegmentError> {
+        let segment = ReadOnlySegment::open(file, LAYOUT)?;
+        if segment.body_length() < WORDS * size_of::<u64>() {
+            return Err(SegmentError::NotASegment { why: "a board of another size" });
+        }
+        Ok(Self(segment))
     }
 
     #[inline]
+    pub(super) fn has_ended(&self) -> bool {
+        self.0.load(ENDED) == 1
+    }
+
+    /// Looks behind all stores of this thread: one that said before that it begins a copy either sees
+    /// here that the region is gone, or is seen by the owner who hid it.
+    #[inline]
     pub(super) fn is_there(&self, number: u64) -> bool {
-        number != 0 && self.words.load(Self::place(number), SeqCst) == number
+        fence(SeqCst);
+        number != 0 && self.0.load(place(number)) == number
     }
 }
 
@@ -84,7 +100,7 @@ mod tests {
     #[test]
     fn what_is_shown_is_seen_until_it_is_hidden_and_numbers_do_not_come_back() {
         let mine = Board::create().unwrap();
-        let theirs = Board::open(mine.as_fd().try_clone_to_owned().unwrap()).unwrap();
+        let theirs = ReadOnlyBoard::open(mine.read_only().unwrap()).unwrap();
         let first = mine.show_after(0).unwrap();
         let second = mine.show_after(first).unwrap();
         assert!(theirs.is_there(first) && theirs.is_there(second) && first != second);
@@ -110,6 +126,6 @@ mod tests {
         }
         assert_eq!(board.show_after(last), None);
         board.hide(7);
-        assert_eq!(board.show_after(last).map(Board::place), Some(7));
+        assert_eq!(board.show_after(last).map(place), Some(7));
     }
 }

@@ -27,7 +27,7 @@ pub enum Event {
         /// What it says.
         notice: Notice,
     },
-    /// One left, or died. All its notices came before.
+    /// One left, or died, or the connection to it was lost. All its notices came before.
     Left {
         /// Its identity.
         from: [u8; 16],
@@ -90,7 +90,7 @@ impl Agent {
             return;
         }
         self.seen_changes = changes;
-        let mut all = lock(&self.home.visitors);
+        let all = lock(&self.home.visitors);
         for visitor in all.iter().filter(|visitor| !visitor.is_told_of.load(Ordering::Relaxed)) {
             if !self.visitors.iter().any(|known| Arc::ptr_eq(known, visitor)) {
                 let (from, label) = (visitor.identity, visitor.label.clone());
@@ -98,6 +98,7 @@ impl Agent {
                 self.visitors.push(Arc::clone(visitor));
             }
         }
+        drop(all);
         let (left, stayed): (Vec<_>, Vec<_>) = std::mem::take(&mut self.visitors)
             .into_iter()
             .partition(|v| v.has_left.load(Ordering::Acquire));
@@ -105,7 +106,7 @@ impl Agent {
         for visitor in &left {
             // What it left behind was there before it left.
             let mut visit = lock(&visitor.visit);
-            while let Some(notice) = visit.take() {
+            for notice in visit.take_rest() {
                 self.events.push_back((Event::Notice { from: visitor.identity, notice }, None));
             }
             // Its process may have ended in order since, before anybody looked here.
@@ -115,8 +116,7 @@ impl Agent {
             self.events.push_back((Event::Left { from, label, is_dead }, None));
             visitor.is_told_of.store(true, Ordering::Relaxed);
         }
-        // One that left without an end may still be at this agent's regions.
-        all.retain(|visitor| !visitor.is_told_of.load(Ordering::Relaxed) || !visitor.is_done());
+        self.home.forget_departed();
     }
 
     /// Waits until something happens, and goes on with what is under way meanwhile.

@@ -9,7 +9,7 @@ use std::time::Duration;
 use ipc::{Doorbell, Layout, Life, MappedWords, Segment};
 
 use super::board::Board;
-use super::pending::{Pending, Reclaim};
+use super::pending::{OutstandingCopies, Reclaim};
 use super::protocol::Introduction;
 use super::visit::Host;
 use crate::error::{Error, ErrorKind, Result};
@@ -20,8 +20,8 @@ use crate::service::Admission;
 use crate::share::random;
 
 const BELL: Layout = Layout::new("agent bell", 1);
-/// How long an end waits for copies that other processes have begun.
-pub(super) const SETTLING: Duration = Duration::from_secs(1);
+/// How long the drop of an agent waits for copies that other processes have begun.
+pub(super) const SETTLE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// One that visits this agent.
 #[derive(Debug)]
@@ -34,8 +34,8 @@ pub(super) struct Visitor {
     /// The agent's owner was told that it left.
     pub(super) is_told_of: AtomicBool,
     pub(super) visit: Mutex<Host>,
-    /// It was waited for in vain, and has not finished since.
-    pub(super) is_slow: AtomicBool,
+    /// The regions that it was given and whose memory is not freed yet: their numbers and lengths.
+    opened: Mutex<HashMap<u64, u64>>,
     /// It belongs to this process, and has the memory that it copies to and from itself.
     pub(super) is_of_this_process: bool,
 }
@@ -48,8 +48,24 @@ impl Visitor {
         is_of_this_process: bool,
     ) -> Self {
         let (has_left, is_told_of) = (AtomicBool::new(false), AtomicBool::new(false));
-        let (visit, is_slow) = (Mutex::new(visit), AtomicBool::new(false));
-        Self { identity, label, life, has_left, is_told_of, visit, is_slow, is_of_this_process }
+        let (visit, opened) = (Mutex::new(visit), Mutex::default());
+        Self { identity, label, life, has_left, is_told_of, visit, opened, is_of_this_process }
+    }
+
+    /// It is given a region. To be said before it has it.
+    pub(super) fn opens(&self, region: &Registered) {
+        lock(&self.opened).insert(region.descriptor.number, region.descriptor.length);
+    }
+
+    /// Was it given this region, or any?
+    pub(super) fn has_opened(&self, region: Option<u64>) -> bool {
+        let opened = lock(&self.opened);
+        region.map_or(!opened.is_empty(), |number| opened.contains_key(&number))
+    }
+
+    /// Bytes of all regions that it was given.
+    pub(super) fn bytes_opened(&self) -> u64 {
+        lock(&self.opened).values().sum()
     }
 
     /// How many copies it has begun so far.
@@ -62,9 +78,13 @@ impl Visitor {
         lock(&self.visit).is_settled(begun) || self.life.is_over()
     }
 
-    /// Is nothing under way that it began?
-    pub(super) fn is_done(&self) -> bool {
-        self.is_settled(self.begun())
+    /// Can it be at a region, now or later? A lost connection does not keep it from beginning copies
+    /// with what it was given; only its goodbye does, or its end.
+    fn may_copy(&self) -> bool {
+        let visit = lock(&self.visit);
+        let has_finished = visit.heard_goodbye() && visit.is_settled(visit.begun());
+        drop(visit);
+        self.has_opened(None) && !has_finished && !self.life.is_over()
     }
 }
 
@@ -177,12 +197,28 @@ impl Home {
         all.into_keys().for_each(|number| self.board.hide(number));
     }
 
-    /// Frees the memory of a region that was withdrawn: when no other process copies to or from it.
-    pub(crate) fn release(self: &Arc<Self>, buffer: Buffer) {
-        let mut pending = Pending::of_other_processes(self);
-        if !pending.wait(SETTLING) {
-            self.reclaim.keep(pending, buffer, self);
+    /// Frees the memory of a region that was withdrawn: at once, or when no other process copies to
+    /// or from it any more. It does not wait.
+    pub(crate) fn release(self: &Arc<Self>, number: u64, buffer: Buffer) {
+        let mut copies = OutstandingCopies::of_other_processes(self, Some(number));
+        if copies.are_over() {
+            self.forget_region(number);
+        } else {
+            self.reclaim.retain_until_done(copies, number, buffer, self);
         }
+    }
+
+    /// The memory of a region is freed: it is nothing to any visitor.
+    pub(super) fn forget_region(&self, number: u64) {
+        for visitor in lock(&self.visitors).iter() {
+            lock(&visitor.opened).remove(&number);
+        }
+    }
+
+    /// Forgets visitors that left and cannot be at any region.
+    pub(super) fn forget_departed(&self) {
+        let is_told_of = |visitor: &Visitor| visitor.is_told_of.load(Ordering::Relaxed);
+        lock(&self.visitors).retain(|visitor| !is_told_of(visitor) || visitor.may_copy());
     }
 
     pub(super) fn reclaim(&self) -> &Reclaim {
@@ -204,7 +240,7 @@ impl Home {
 /// Agents of this process: those reach each other without a socket.
 static HERE: Mutex<Vec<Weak<Home>>> = Mutex::new(Vec::new());
 
-pub(super) fn settle(home: &Arc<Home>) {
+pub(super) fn add_to_process_list(home: &Arc<Home>) {
     let mut here = lock(&HERE);
     here.retain(|other| other.strong_count() > 0);
     here.push(Arc::downgrade(home));

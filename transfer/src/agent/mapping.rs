@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use gpu::{Device, LegacyHandle, Memory};
 use ipc::Channel;
 
-use super::peer::{Meanwhile, left, of_channel, receive};
+use super::peer::{ProgressCallback, left, of_channel, receive};
 use super::protocol::{Reply, Request};
 use super::{Agent, REST};
 use crate::error::{Error, ErrorKind, Result};
@@ -23,8 +23,8 @@ const LONG_REST: Duration = Duration::from_millis(20);
 type Take<'a> = &'a mut dyn FnMut(OwnedFd, u64, u64) -> Result<()>;
 
 impl Agent {
-    /// Goes on with what is under way with any peer. Gives how long a wait may last without it.
-    pub(super) fn go_on(&mut self) -> Duration {
+    /// Makes progress with all peers during a wait. Gives how long the wait may last without it.
+    pub(super) fn progress_while_waiting(&mut self) -> Duration {
         self.progress();
         if self.operations.under_way > 0 { REST } else { LONG_REST }
     }
@@ -135,35 +135,44 @@ impl Agent {
         let Some(channel) = self.peer(peer, OPEN)?.channel() else {
             return Err(Error::new(OPEN, ErrorKind::NoPath, "no descriptor can be passed"));
         };
-        let asked = exchange(&channel, region, end, take, &mut || self.go_on());
-        if asked.as_ref().is_err_and(|error| error.kind() == ErrorKind::DeadlineExceeded) {
-            // What comes late would be taken for the answer to the next request.
+        let asked = exchange(&channel, region, end, take, &mut || self.progress_while_waiting());
+        asked.unwrap_or_else(|error| {
+            // What is left of the answer would be taken for that to the next request.
             channel.end();
-        }
-        asked
+            if let Some(visit) = &mut self.peer(peer, OPEN)?.visit {
+                visit.look();
+            }
+            Err(error)
+        })
     }
 }
 
+/// Gives what came of the request, if all of the answer was read.
 fn exchange(
     channel: &Channel,
     region: &RegionDescriptor,
     end: Instant,
     take: Take<'_>,
-    meanwhile: Meanwhile<'_>,
-) -> Result<()> {
+    meanwhile: ProgressCallback<'_>,
+) -> Result<Result<()>> {
     let request = Request::Open(region.number, region.ticket).encode();
     channel.send(&request, &[], left(end)).map_err(of_channel(OPEN))?;
     let mut next = 0;
     let mut failure = None;
     loop {
         let message = receive(channel, end, meanwhile).map_err(of_channel(OPEN))?;
-        let pieces = Reply::read_pieces(OPEN, &message)?;
-        let fits = pieces.number == region.number
-            && pieces.in_all == region.pieces
-            && pieces.first == next;
-        if !fits {
+        let pieces = match Reply::read_pieces(OPEN, &message) {
+            Err(error) if Reply::is_refusal(&message.bytes) => return Ok(Err(error)),
+            pieces => pieces?,
+        };
+        if pieces.number != region.number || pieces.first != next {
             let detail = "an answer to something else";
             return Err(Error::new(OPEN, ErrorKind::Malformed, detail));
+        }
+        if pieces.in_all != region.pieces && failure.is_none() {
+            let detail =
+                format!("it has {} pieces, and {} by its descriptor", pieces.in_all, region.pieces);
+            failure = Some(Error::new(OPEN, ErrorKind::Malformed, detail));
         }
         for (descriptor, length) in message.descriptors.into_iter().zip(&pieces.lengths) {
             // The rest of the answer has to be read all the same.
@@ -172,8 +181,8 @@ fn exchange(
             }
         }
         next += pieces.lengths.len() as u32;
-        if next >= region.pieces {
-            return failure.map_or(Ok(()), Err);
+        if next >= pieces.in_all {
+            return Ok(failure.map_or(Ok(()), Err));
         }
         if pieces.lengths.is_empty() {
             return Err(Error::new(OPEN, ErrorKind::Malformed, "an answer without pieces"));

@@ -138,7 +138,7 @@ impl Agent {
     fn await_answers(&mut self, end: Instant, count: impl Fn(&Far) -> Answers) -> Answers {
         let mut end = end;
         loop {
-            let longest = self.go_on();
+            let longest = self.progress_while_waiting();
             let (open, good) = count(&self.far);
             let now = Instant::now();
             if good > 0 {

@@ -32,6 +32,7 @@ mod visit;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -41,12 +42,12 @@ use ipc::{ChannelListener, Incarnation, Spin};
 use self::chore::Chore;
 use self::doorplate::Doorplate;
 use self::far::Far;
-use self::home::{SETTLING, Visitor};
+use self::home::{SETTLE_TIMEOUT, Visitor};
 use self::lane::{Lane, Ticket};
 use self::lists::Lists;
 use self::operations::Operations;
-use self::peer::Peer;
-use self::pending::Pending;
+use self::peer::{Peer, left};
+use self::pending::OutstandingCopies;
 use self::progress::CLOSING;
 use self::route::JOIN;
 use crate::error::{Error, ErrorKind, Result};
@@ -63,7 +64,6 @@ pub use leftovers::{Condition, Remains, clean};
 pub use notice::{LONGEST_NOTICE, Notice};
 pub use operations::{Done, MOST_OPERATIONS, Token};
 pub use options::AgentOptions;
-pub(crate) use pending::never_wait_on_this_thread;
 pub(crate) use protocol::Refusal;
 pub(crate) use route::Inner as Joined;
 pub use route::Route;
@@ -74,6 +74,7 @@ const SMALL: u64 = 1 << 20;
 /// The longest rest while something of ours is under way.
 const REST: Duration = Duration::from_micros(200);
 const START: &str = "start an agent";
+const CLOSE: &str = "close an agent";
 
 /// Names a peer at an agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -180,7 +181,7 @@ impl Agent {
             reception = Some(thread.map_err(|error| failed(error.to_string()))?);
             socket = Some(path);
         }
-        home::settle(&home);
+        home::add_to_process_list(&home);
         Ok(Self {
             home,
             socket,
@@ -244,27 +245,33 @@ impl Agent {
         Region::own(&self.home, memory.into())
     }
 
-    /// Withdraws a region, and waits until nothing that peers began is under way with it.
+    /// Withdraws a region, and waits until nothing that peers began is under way with it. Then its
+    /// memory can be used for something else.
     ///
     /// # Errors
-    /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded), with who is at it: do not use the
-    /// memory for something else yet. Nothing *new* is begun with it all the same.
-    pub fn withdraw(&mut self, region: &Region, patience: Duration) -> Result<()> {
+    /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded), with the peer that may still copy: do not use
+    /// the memory for something else yet. Nothing *new* is begun with it all the same. To wait
+    /// longer, withdraw it once more.
+    pub fn withdraw(&mut self, region: &Region, timeout: Duration) -> Result<()> {
         let operation = "withdraw a region";
         check_fork(self.born, operation)?;
         let number = region.0.descriptor.number;
         self.home.withdraw(number);
         region.0.retire();
-        let end = ipc::deadline(patience);
-        let mut pending = Pending::of_all(&self.home);
+        let end = ipc::deadline(timeout);
+        let mut copies = OutstandingCopies::of_all(&self.home, Some(number));
         loop {
             self.progress();
-            pending.is_over();
+            copies.are_over();
             let far = || self.home.lines().iter().find_map(|line| line.who_is_at(number));
-            let who = pending.label().map(str::to_owned).or_else(far);
+            let who = copies.label().map(str::to_owned).or_else(far);
             let Some(who) = who else { return Ok(()) };
             if Instant::now() >= end {
-                let detail = "it has not finished what it began";
+                let length = region.0.descriptor.length;
+                let detail = format!(
+                    "region {number} of {length} bytes: the peer has not finished what it began \
+                     after {timeout:?}"
+                );
                 return Err(Error::new(operation, ErrorKind::DeadlineExceeded, detail).with(who));
             }
             std::thread::sleep(REST);
@@ -284,7 +291,8 @@ impl Agent {
         // Its socket may be nowhere here: that must not take all the time that there is.
         let for_socket = if self.far.leads_to(&card) { patience / 2 } else { patience };
         let (home, is_remote) = (Arc::clone(&self.home), self.takes_all_for_remote);
-        let met = Peer::meet(&home, &card, is_remote, (for_socket, &mut || self.go_on()));
+        let mut progress = || self.progress_while_waiting();
+        let met = Peer::meet(&home, &card, is_remote, (for_socket, &mut progress));
         let peer = met.map_err(|error| error.with(&card.label))?;
         tracing::debug!(peer = peer.card.label, locality = ?peer.locality, "agents met");
         let (number, is_far) = (self.next_peer, peer.visit.is_none());
@@ -373,20 +381,54 @@ fn card_of(home: &Home, socket: Option<&Path>, rails: &[Rail]) -> AgentCard {
     }
 }
 
-impl Drop for Agent {
-    fn drop(&mut self) {
-        self.doorplate = None;
-        if !self.born.is_current() {
-            // The parent's threads: there are none to be joined, or let go of, here.
-            self.far.rails.drain(..).for_each(Rail::forget);
-            std::mem::forget(self.reception.take());
-            return;
+impl Agent {
+    /// Ends the agent: finishes what it began, takes its regions out of reach, and waits until nothing
+    /// that peers of this machine began is under way with them. Then the memory of all its regions can be
+    /// used for something else, also of those that were dropped before.
+    ///
+    /// Dropping an agent ends it, too. That lets go of requests that no device has begun and of
+    /// notices that were not sent, waits for copies of other processes for a second at most, and tells of
+    /// what is left by a warning alone.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use transfer::{Agent, AgentOptions, HostBuffer, Rights};
+    /// let agent = Agent::start(AgentOptions::new("decode"))?;
+    /// let region = agent.register(HostBuffer::new(1 << 20)?, Rights::ALL)?;
+    /// agent.close(Duration::from_secs(1))?;
+    /// # Ok::<(), transfer::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded): the agent has ended all the same. With the
+    /// peer that may still copy, if there is one: drop the regions then, and their memory is kept
+    /// until that is over, but do not use it for something else.
+    pub fn close(mut self, timeout: Duration) -> Result<()> {
+        check_fork(self.born, CLOSE)?;
+        let end = ipc::deadline(timeout);
+        while self.operations.under_way > 0 && !left(end).is_zero() {
+            if !self.progress() {
+                self.rest(left(end).min(REST));
+            }
         }
+        let unfinished = self.operations.under_way;
+        self.shut_down(end);
+        wait_for_copies(OutstandingCopies::of_all(&self.home, None), end)?;
+        if unfinished > 0 {
+            let detail = format!("{unfinished} of its operations were not over after {timeout:?}");
+            return Err(Error::new(CLOSE, ErrorKind::DeadlineExceeded, detail));
+        }
+        Ok(())
+    }
+
+    /// Ends what it does, and what its peers can do with it.
+    fn shut_down(&mut self, end: Instant) {
+        self.doorplate = None;
         // No peer begins anything with its regions from now on.
         self.home.end();
         let mut is_settled = true;
         for (_, lane) in self.lanes.drain() {
-            is_settled &= lane.close(CLOSING).1;
+            is_settled &= lane.close(left(end)).1;
         }
         self.far.rails.clear();
         for visit in self.peers.values_mut().filter_map(|peer| peer.visit.as_mut()) {
@@ -395,9 +437,46 @@ impl Drop for Agent {
             }
         }
         self.peers.clear();
-        Pending::of_other_processes(&self.home).wait(SETTLING);
         if let Some(reception) = self.reception.take() {
             let _ = reception.join();
+        }
+    }
+}
+
+/// Waits until these are over.
+fn wait_for_copies(mut copies: OutstandingCopies, end: Instant) -> Result<()> {
+    while !copies.are_over() {
+        if left(end).is_zero() {
+            let bytes = copies.bytes();
+            let detail = format!(
+                "the peer has not finished what it began with regions of {bytes} bytes in all, \
+                 whose memory is not freed before"
+            );
+            let error = Error::new(CLOSE, ErrorKind::DeadlineExceeded, detail);
+            return Err(error.with(copies.label().unwrap_or_default()));
+        }
+        std::thread::sleep(REST);
+    }
+    Ok(())
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        if !self.born.is_current() {
+            self.doorplate = None;
+            // The parent's threads: there are none to be joined, or let go of, here.
+            self.far.rails.drain(..).for_each(Rail::forget);
+            std::mem::forget(self.reception.take());
+            return;
+        }
+        if self.home.is_over.load(Ordering::Acquire) {
+            // It was closed.
+            return;
+        }
+        self.shut_down(ipc::deadline(CLOSING));
+        let copies = OutstandingCopies::of_other_processes(&self.home, None);
+        if let Err(error) = wait_for_copies(copies, ipc::deadline(SETTLE_TIMEOUT)) {
+            tracing::warn!(%error, "an agent was dropped while a peer copies");
         }
     }
 }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use gpu::{DeviceName, Memory, WeakMemory};
 use ipc::{Channel, ChannelError, Doorbell, Life, MappedWords, Message};
 
-use super::board::Board;
+use super::board::ReadOnlyBoard;
 use super::card::AgentCard;
 use super::doorplate;
 use super::held::Held;
@@ -34,13 +34,16 @@ const RESTS: (Duration, Duration) = (Duration::from_millis(2), Duration::from_mi
 /// What a visit to an agent of this machine is made of.
 #[derive(Debug)]
 pub(super) struct Visit {
+    /// Before the tie: it says goodbye, and whoever sees the end of the connection knows of that.
+    pub(super) guest: Guest,
     pub(super) tie: Tie,
     pub(super) life: Life,
-    pub(super) board: Board,
+    pub(super) board: ReadOnlyBoard,
     pub(super) bell: Doorbell<MappedWords>,
-    pub(super) guest: Guest,
     /// Its process is gone: seen at the last look.
     is_gone: bool,
+    /// The connection to it has ended: seen at the last look. Its owner reads no notices any more.
+    is_cut: bool,
 }
 
 /// How another agent of this machine is reached.
@@ -99,7 +102,7 @@ impl Peer {
         home: &Home,
         card: &AgentCard,
         takes_for_remote: bool,
-        (patience, meanwhile): (Duration, Meanwhile<'_>),
+        (patience, meanwhile): (Duration, ProgressCallback<'_>),
     ) -> Result<Self> {
         let time = (patience, meanwhile);
         let (locality, visit) = Self::visit(home, card, takes_for_remote, time)?;
@@ -122,7 +125,7 @@ impl Peer {
         home: &Home,
         card: &AgentCard,
         takes_for_remote: bool,
-        (patience, meanwhile): (Duration, Meanwhile<'_>),
+        (patience, meanwhile): (Duration, ProgressCallback<'_>),
     ) -> Result<(Locality, Option<Box<Visit>>)> {
         if takes_for_remote {
             return Ok((Locality::ToldRemote, None));
@@ -225,7 +228,11 @@ impl Peer {
     /// A region of its, if it belongs to this process.
     pub(super) fn region_here(&self, region: &RegionDescriptor) -> Option<Arc<Registered>> {
         match &self.visit.as_deref()?.tie {
-            Tie::Here { home, .. } => home.region(region.number, region.ticket),
+            Tie::Here { home, visitor } => {
+                let found = home.region(region.number, region.ticket)?;
+                visitor.opens(&found);
+                Some(found)
+            }
             Tie::Channel(_) => None,
         }
     }
@@ -237,14 +244,14 @@ impl Peer {
     }
 }
 
-/// What is gone on with during a wait, and for how long the next one may last without it.
-pub(super) type Meanwhile<'a> = &'a mut dyn FnMut() -> Duration;
+/// Makes progress during a wait, and gives for how long the next wait may last without it.
+pub(super) type ProgressCallback<'a> = &'a mut dyn FnMut() -> Duration;
 
 /// Receives a message, and goes on with other things until it comes.
 pub(super) fn receive(
     channel: &Channel,
     end: Instant,
-    meanwhile: Meanwhile<'_>,
+    meanwhile: ProgressCallback<'_>,
 ) -> std::result::Result<Message, ChannelError> {
     loop {
         let longest = meanwhile();
@@ -264,9 +271,14 @@ pub(super) fn of_channel(operation: &'static str) -> impl Fn(ChannelError) -> Er
 }
 
 impl Visit {
-    /// Looks whether its process is there.
+    /// Looks whether its process is there, and the connection to it.
     pub(super) fn look(&mut self) {
         self.is_gone = self.is_gone || self.life.is_over();
+        self.is_cut = self.is_cut
+            || match &self.tie {
+                Tie::Channel(channel) => channel.has_ended(),
+                Tie::Here { .. } => false,
+            };
     }
 
     /// Why nothing more can be begun with it, if so.
@@ -275,7 +287,10 @@ impl Visit {
         if self.board.has_ended() {
             return Some("the agent has ended");
         }
-        self.is_gone.then_some("its process is gone")
+        if self.is_gone {
+            return Some("its process is gone");
+        }
+        self.is_cut.then_some("the connection to it has ended; connect to it again")
     }
 
     /// A copy is over, or was not begun after all.
@@ -292,7 +307,8 @@ impl Visit {
         let copy = |file: BorrowedFd<'_>| file.try_clone_to_owned().map_err(|e| failed(&e));
         let life = || Life::of_this_process().map_err(|error| failed(&error));
         let host = Host::create()?;
-        let board = Board::open(copy(other.board.as_fd())?).map_err(|error| failed(&error))?;
+        let board = other.board.read_only().map_err(|error| failed(&error))?;
+        let board = ReadOnlyBoard::open(board).map_err(|error| failed(&error))?;
         let bell = Home::open_bell(copy(other.bell.as_fd())?)?;
         let guest = Guest::open(copy(host.as_fd())?)?;
         let who = (home.identity, home.label.clone());
@@ -300,29 +316,34 @@ impl Visit {
         lock(&other.visitors).push(Arc::clone(&visitor));
         other.has_changed();
         let tie = Tie::Here { home: other, visitor };
-        Ok(Self { tie, life: life()?, board, bell, guest, is_gone: false })
+        Ok(Self { guest, tie, life: life()?, board, bell, is_gone: false, is_cut: false })
     }
 
     fn begin(
         home: &Home,
         card: &AgentCard,
         path: &FilePath,
-        (patience, meanwhile): (Duration, Meanwhile<'_>),
+        (patience, meanwhile): (Duration, ProgressCallback<'_>),
     ) -> Result<Self> {
         let end = ipc::deadline(patience);
         let mut rest = RESTS.0;
         let channel = loop {
-            match Channel::connect(path, left(end).min(RESTS.1)) {
+            let longest = meanwhile();
+            match Channel::connect(path, left(end).min(longest)) {
                 Ok(channel) => break channel,
                 Err(ChannelError::DeadlineExceeded { .. }) if left(end) > Duration::ZERO => {}
                 // It may be about to start: then its card hangs there already.
-                Err(_) if left(end) > rest && doorplate::is_hung(path) => std::thread::sleep(rest),
+                Err(_) if left(end) > rest && doorplate::is_hung(path) => {
+                    let until = Instant::now() + rest;
+                    while left(until) > Duration::ZERO {
+                        std::thread::sleep(left(until).min(meanwhile()));
+                    }
+                }
                 Err(error) => {
                     let error = Error::of_channel_at(CONNECT, path, error);
                     return Err(error.and_kind(ErrorKind::Failed));
                 }
             }
-            meanwhile();
             rest = (2 * rest).min(RESTS.1);
         };
         let who = channel.credentials().map_err(of_channel(CONNECT))?;
@@ -344,10 +365,11 @@ impl Visit {
         Ok(Self {
             tie: Tie::Channel(Arc::new(channel)),
             life: Life::from_fd(life).map_err(|error| malformed(&error))?,
-            board: Board::open(board).map_err(|error| malformed(&error))?,
+            board: ReadOnlyBoard::open(board).map_err(|error| malformed(&error))?,
             bell: Home::open_bell(bell)?,
             guest: Guest::open(visit)?,
             is_gone: false,
+            is_cut: false,
         })
     }
 }

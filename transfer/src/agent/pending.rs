@@ -1,47 +1,34 @@
-//! Copies that peers of this machine had begun at one moment, and memory that is kept until they are
-//! over.
+//! Copies that peers of this machine had begun at one moment, and memory that is retained until they
+//! are over.
 //!
-//! A region is hidden first, so that no copy begins with it any more; then its owner waits for those
-//! that were begun before. Where that takes too long, a thread goes on waiting, and frees the memory.
+//! A region is hidden first, so that no copy begins with it any more. What was begun before may be
+//! under way; then a thread waits for its end, and frees the memory.
 
-use std::cell::Cell;
-use std::sync::atomic::Ordering;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::home::{Home, Visitor};
 use crate::lock;
 use crate::region::Buffer;
 
-/// Between two looks.
-const REST: Duration = Duration::from_micros(200);
-/// Between two looks of the thread that goes on waiting.
-const LONG_REST: Duration = Duration::from_millis(20);
+/// How often the thread looks whether copies are over.
+const LOOK: Duration = Duration::from_millis(20);
 
-thread_local! {
-    static MAY_WAIT: Cell<bool> = const { Cell::new(true) };
-}
-
-/// To be said by a thread that answers peers: where it drops the last handle to a region, it does not
-/// wait.
-pub(crate) fn never_wait_on_this_thread() {
-    MAY_WAIT.set(false);
-}
-
-/// Those that had begun something, each with how much.
+/// Visitors that had begun copies, each with how many.
 #[derive(Debug)]
-pub(super) struct Pending(Vec<(u64, Arc<Visitor>)>);
+pub(super) struct OutstandingCopies(Vec<(u64, Arc<Visitor>)>);
 
-impl Pending {
-    /// What all have begun so far.
-    pub(super) fn of_all(home: &Home) -> Self {
-        Self::of(home, |_| true)
+impl OutstandingCopies {
+    /// What all have begun so far that were given this region, or any.
+    pub(super) fn of_all(home: &Home, region: Option<u64>) -> Self {
+        Self::of(home, |visitor| visitor.has_opened(region))
     }
 
-    /// What other processes have begun so far. An agent of this process has a handle to the memory
-    /// that it copies to and from, and may have no chance to go on while this thread waits.
-    pub(super) fn of_other_processes(home: &Home) -> Self {
-        Self::of(home, |visitor| !visitor.is_of_this_process)
+    /// The same of other processes. An agent of this process has a handle to the memory that it
+    /// copies to and from, so that may be let go of.
+    pub(super) fn of_other_processes(home: &Home, region: Option<u64>) -> Self {
+        Self::of(home, |visitor| visitor.has_opened(region) && !visitor.is_of_this_process)
     }
 
     fn of(home: &Home, is_meant: impl Fn(&Visitor) -> bool) -> Self {
@@ -50,83 +37,79 @@ impl Pending {
         Self(meant.map(|visitor| (visitor.begun(), Arc::clone(visitor))).collect())
     }
 
-    /// Is all of it over?
-    pub(super) fn is_over(&mut self) -> bool {
-        self.0.retain(|(begun, visitor)| {
-            let is_over = visitor.is_settled(*begun);
-            if is_over {
-                visitor.is_slow.store(false, Ordering::Relaxed);
-            }
-            !is_over
-        });
+    /// Looks which are not over yet, and whether all are.
+    pub(super) fn are_over(&mut self) -> bool {
+        self.0.retain(|(begun, visitor)| !visitor.is_settled(*begun));
         self.0.is_empty()
     }
 
-    /// Waits until all of it is over. False if it was not in time. Whoever was not is not waited for
-    /// again before it is.
-    pub(super) fn wait(&mut self, longest: Duration) -> bool {
-        let end = Instant::now() + longest;
-        while !self.is_over() {
-            let are_slow =
-                self.0.iter().all(|(_, visitor)| visitor.is_slow.load(Ordering::Relaxed));
-            if are_slow || !MAY_WAIT.get() {
-                return false;
-            }
-            if Instant::now() >= end {
-                let late = self.0.iter();
-                late.for_each(|(_, visitor)| visitor.is_slow.store(true, Ordering::Relaxed));
-                return false;
-            }
-            std::thread::sleep(REST);
-        }
-        true
-    }
-
-    /// Who has not finished, as far as is known from the last look.
+    /// A visitor whose copies were not over at the last look.
     pub(super) fn label(&self) -> Option<&str> {
         self.0.first().map(|(_, visitor)| visitor.label.as_str())
     }
+
+    /// Bytes of the regions that these were given.
+    pub(super) fn bytes(&self) -> u64 {
+        self.0.iter().map(|(_, visitor)| visitor.bytes_opened()).sum()
+    }
 }
 
-/// Memory of regions that are gone, until nobody copies to or from it.
+/// Memory of regions that are gone, until nothing copies to or from it.
 #[derive(Debug, Default)]
-pub(super) struct Reclaim(Mutex<Kept>);
+pub(super) struct Reclaim(Mutex<RetainedMemory>);
 
 #[derive(Debug, Default)]
-struct Kept {
-    all: Vec<(Pending, Buffer)>,
+struct RetainedMemory {
+    /// Each with the number of its region.
+    all: Vec<(OutstandingCopies, u64, Buffer)>,
     has_thread: bool,
 }
 
 impl Reclaim {
     /// Keeps memory until these are over. If they never are, until the process ends.
-    pub(super) fn keep(&self, pending: Pending, buffer: Buffer, home: &Arc<Home>) {
-        tracing::warn!(
+    pub(super) fn retain_until_done(
+        &self,
+        copies: OutstandingCopies,
+        number: u64,
+        buffer: Buffer,
+        home: &Arc<Home>,
+    ) {
+        tracing::debug!(
+            region = number,
             bytes = buffer.length(),
-            peer = pending.label().unwrap_or_default(),
+            peer = copies.label().unwrap_or_default(),
             "a region was dropped while a peer copies: its memory is kept until the copy is over"
         );
-        let mut kept = lock(&self.0);
-        kept.all.push((pending, buffer));
-        if !kept.has_thread {
-            let home = Arc::clone(home);
-            let thread = std::thread::Builder::new().name("fabricast-reclaim".to_owned());
-            kept.has_thread = thread.spawn(move || home.reclaim().free_in_time()).is_ok();
+        let mut retained = lock(&self.0);
+        retained.all.push((copies, number, buffer));
+        if retained.has_thread {
+            return;
+        }
+        let theirs = Arc::clone(home);
+        let thread = std::thread::Builder::new().name("fabricast-reclaim".to_owned());
+        match thread.spawn(move || while theirs.reclaim().free_finished(&theirs) {}) {
+            Ok(_) => retained.has_thread = true,
+            // The next region that is dropped so tries it again.
+            Err(error) => tracing::warn!(%error, "no thread can be started that frees memory"),
         }
     }
 
-    fn free_in_time(&self) {
-        loop {
-            std::thread::sleep(LONG_REST);
-            let mut kept = lock(&self.0);
-            let over: Vec<_> = kept.all.extract_if(.., |(pending, _)| pending.is_over()).collect();
-            let is_last = kept.all.is_empty();
-            kept.has_thread = !is_last;
-            drop(kept);
-            drop(over);
-            if is_last {
-                return;
+    /// Waits a little, and frees what nothing copies to or from any more. False if that was all.
+    fn free_finished(&self, home: &Home) -> bool {
+        std::thread::sleep(LOOK);
+        let mut retained = lock(&self.0);
+        let finished: Vec<_> =
+            retained.all.extract_if(.., |(copies, ..)| copies.are_over()).collect();
+        retained.has_thread = !retained.all.is_empty();
+        let has_more = retained.has_thread;
+        drop(retained);
+        for (_, number, buffer) in finished {
+            home.forget_region(number);
+            // The owner of adopted memory may panic when it is dropped: others are freed all the same.
+            if catch_unwind(AssertUnwindSafe(|| drop(buffer))).is_err() {
+                tracing::error!(region = number, "the owner of a region's memory panicked");
             }
         }
+        has_more
     }
 }

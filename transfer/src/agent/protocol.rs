@@ -145,6 +145,12 @@ impl Reply {
         }
     }
 
+    /// Is it a refusal, behind which nothing more comes?
+    pub(super) fn is_refusal(bytes: &[u8]) -> bool {
+        let read = wire::decode("read an answer", VERSION, bytes);
+        matches!(read, Ok(Self::Refused(refusal)) if refusal.is_short())
+    }
+
     /// The welcome, and what comes with it.
     pub(super) fn read_welcome(
         operation: &'static str,

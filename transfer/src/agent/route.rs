@@ -109,6 +109,16 @@ pub(super) fn check_owner(peer: &Peer, region: &RegionDescriptor) -> Result<()> 
     Err(Error::new(JOIN, ErrorKind::Stale, detail))
 }
 
+/// An error if nothing more can be begun with this agent.
+fn check_there(peer: &mut Peer) -> Result<()> {
+    let Some(visit) = &mut peer.visit else { return Ok(()) };
+    visit.look();
+    match visit.end() {
+        Some(end) => Err(Error::new(JOIN, ErrorKind::Closed, end)),
+        None => Ok(()),
+    }
+}
+
 impl Agent {
     /// Joins two regions: chooses a path, and makes what it needs.
     pub(super) fn join_with(
@@ -122,6 +132,7 @@ impl Agent {
         let local = &region.0;
         let peer = self.peer(number, JOIN)?;
         check_owner(peer, &remote)?;
+        check_there(peer)?;
         // What did not work once is tried again.
         peer.no_fabric = None;
         let own = match &local.buffer {
@@ -140,6 +151,13 @@ impl Agent {
             } else {
                 self.lay_tracks(number, local, &remote, end)
             };
+            let made = made.or_else(|error| match error.kind() {
+                // It may have ended meanwhile, which is no fact about paths.
+                ErrorKind::Closed | ErrorKind::Failed | ErrorKind::Stale => {
+                    check_there(self.peer(number, JOIN)?).and(Err(error))
+                }
+                _ => Err(error),
+            });
             // What shows only when it is tried is a fact like others.
             match made {
                 Ok(means) => {

@@ -115,6 +115,12 @@ impl Host {
         Some(notice)
     }
 
+    /// What is left of the notices of a visitor that has left: as many as there can be, even if it
+    /// goes on leaving some.
+    pub(super) fn take_rest(&mut self) -> impl Iterator<Item = Notice> {
+        std::iter::from_fn(|| self.take()).take(DEPTH as usize)
+    }
+
     /// What the visitor has begun so far.
     pub(super) fn begun(&self) -> u64 {
         self.words.load(BEGUN, SeqCst)
@@ -168,7 +174,8 @@ impl Guest {
         let number = self.begun;
         self.begun += 1;
         self.done.push_back(false);
-        self.words.store(BEGUN, self.begun, SeqCst);
+        // Looking at the board orders it before that.
+        self.words.store(BEGUN, self.begun, Release);
         number
     }
 
@@ -235,6 +242,16 @@ mod tests {
         }
         assert_eq!(host.take(), None);
         assert!(guest.leave(&notice(9), &life).unwrap());
+    }
+
+    #[test]
+    fn notices_left_after_the_end_are_not_taken_without_end() {
+        let (mut host, guest, life) = both();
+        let notice = Notice::new(1, b"more").unwrap();
+        assert!(guest.leave(&notice, &life).unwrap());
+        // One more for each that is taken.
+        let taken = host.take_rest().inspect(|_| assert!(guest.leave(&notice, &life).unwrap()));
+        assert_eq!(taken.count(), DEPTH as usize);
     }
 
     #[test]

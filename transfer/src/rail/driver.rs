@@ -22,7 +22,7 @@ use super::post::{Posted, Unsent};
 use super::presence::{Presence, QUESTIONS, Session};
 use super::staging::{DeviceCopies, Slots};
 use super::{Command, Report, START, Settings, Shared};
-use crate::agent::{Home, never_wait_on_this_thread};
+use crate::agent::Home;
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::HostBuffer;
 use crate::lock;
@@ -398,7 +398,6 @@ impl Driver {
 
     /// All that the thread does.
     pub(super) fn serve(mut self) {
-        never_wait_on_this_thread();
         // However it ends, also by a panic: who waits for it is to know.
         let _end = End { shared: Arc::clone(&self.shared), home: Arc::clone(&self.home) };
         let ran = catch_unwind(AssertUnwindSafe(|| self.run()));

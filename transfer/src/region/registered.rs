@@ -148,6 +148,11 @@ fn staying(home: &Home, buffer: &Buffer, device: Option<Uuid>, because: Stays) -
 
 /// Memory that peers may reach as long as this lives, or that is for own use. Copies of the
 /// handle are the same region.
+///
+/// Dropping the last handle does not wait. Nothing more begins with the memory; where another process
+/// still copies to or from it, it is kept until that copy is over or the process has ended. Then a
+/// thread of the library drops it, and with it the owner of memory that was adopted. To use the memory
+/// for something else, [withdraw](crate::Agent::withdraw) the region first: that waits.
 #[derive(Debug, Clone)]
 pub struct Region(pub(crate) Arc<Registered>);
 
@@ -179,7 +184,7 @@ impl Drop for Registered {
         self.retire();
         // Of what is for own use no peer knows.
         if self.descriptor.rights != Rights::NONE {
-            self.home.release(self.buffer.clone());
+            self.home.release(self.descriptor.number, self.buffer.clone());
         }
     }
 }
@@ -205,7 +210,7 @@ impl Region {
         entered.map(Self)
     }
 
-    /// A region that no peer reaches: it is in no books where one could find it, and has no keys.
+    /// A region that no peer reaches: it is not in the list of regions, and has no keys.
     pub(crate) fn own(home: &Arc<Home>, buffer: Buffer) -> Result<Self> {
         let device = match &buffer {
             Buffer::Device(memory) => memory.device(),

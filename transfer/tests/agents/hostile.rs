@@ -60,6 +60,9 @@ fn a_descriptor_that_lies_leads_nowhere() {
     try_it(RegionDescriptor { length: told.length * 9, ..told.clone() }, &[WrongMemory, NoPath]);
     try_it(RegionDescriptor { offset: 1 << 40, ..told.clone() }, &[WrongMemory, NoPath]);
     try_it(RegionDescriptor { pieces: 2, ..told.clone() }, &[Malformed]);
+    // The connection is none the worse for it.
+    drop(house.join(&neighbour));
+    house.end(neighbour);
 }
 
 #[test]

@@ -3,6 +3,7 @@
 //! One test has both agents in this process, the other one has the initiator in a child, which is
 //! killed at times. `FABRICAST_TEST_ROUNDS` says how often each order is tried.
 
+use std::collections::VecDeque;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -46,46 +47,120 @@ fn orders() -> Vec<[usize; 4]> {
     orders
 }
 
-/// Memory with a byte pattern in it, of which peers may reach all but the ends.
-struct Guarded {
-    all: Memory,
+const OUTSIDE: u8 = 0x11;
+/// What the owner writes to where its region was.
+const AFTER: u8 = 0x33;
+
+/// Memory of which peers may reach a region alone.
+enum Guarded {
+    /// The region is the middle third of the allocation.
+    Device { all: Memory, region: Memory },
+    /// The region is all of it.
+    Host(HostBuffer),
 }
 
 impl Guarded {
     fn new(device: &Device) -> Self {
-        let guarded = Self { all: device.allocate_shared(3 * LENGTH, &[]).unwrap() };
-        guarded.fill(0..3 * LENGTH, 0x11);
+        let all = device.allocate_shared(3 * LENGTH, &[]).unwrap();
+        // SAFETY: inside of the allocation, which goes along.
+        #[allow(unsafe_code)]
+        let region = unsafe { device.adopt(all.address() + LENGTH, LENGTH, all.clone()) }.unwrap();
+        let guarded = Self::Device { all, region };
+        guarded.fill(0..3 * LENGTH, OUTSIDE);
         guarded
     }
 
+    fn on_host() -> Self {
+        Self::Host(HostBuffer::new(LENGTH).unwrap())
+    }
+
+    fn region(&self) -> Buffer {
+        match self {
+            Self::Device { region, .. } => region.into(),
+            Self::Host(host) => host.into(),
+        }
+    }
+
     fn fill(&self, range: std::ops::Range<u64>, byte: u8) {
-        let stream = self.all.mapped_for().stream().unwrap();
-        let slice = self.all.slice(range.start, range.end - range.start).unwrap();
-        stream.upload(&slice, &vec![byte; (range.end - range.start) as usize], PATIENCE).unwrap();
+        let bytes = vec![byte; (range.end - range.start) as usize];
+        match self {
+            Self::Device { all, .. } => {
+                let slice = all.slice(range.start, bytes.len() as u64).unwrap();
+                let stream = all.mapped_for().stream().unwrap();
+                stream.upload(&slice, &bytes, PATIENCE).unwrap();
+            }
+            Self::Host(host) => host.write(range.start, &bytes).unwrap(),
+        }
     }
 
-    fn bytes(&self) -> Vec<u8> {
-        let mut bytes = vec![0; 3 * LENGTH as usize];
-        let stream = self.all.mapped_for().stream().unwrap();
-        stream.download(&self.all.whole(), &mut bytes, PATIENCE).unwrap();
-        bytes
+    /// What was the region's is used for something else.
+    fn fill_after(&self) {
+        match self {
+            Self::Device { .. } => self.fill(LENGTH..2 * LENGTH, AFTER),
+            Self::Host(_) => self.fill(0..LENGTH, AFTER),
+        }
     }
 
-    /// After the end of the region: what is there now stays, and its ends were never touched.
-    fn check(&self, after: &[u8], what: &str) {
-        let bytes = self.bytes();
-        assert!(bytes == after, "{what}: bytes moved behind the end");
-        let (inner, length) = (LENGTH as usize..2 * LENGTH as usize, 3 * LENGTH as usize);
-        let outside = (0..inner.start).chain(inner.end..length);
-        assert!(outside.into_iter().all(|at| bytes[at] == 0x11), "{what}: bytes outside");
+    /// Before, between and after the region.
+    fn bytes(&self) -> [Vec<u8>; 3] {
+        let length = LENGTH as usize;
+        match self {
+            Self::Device { all, .. } => {
+                let mut bytes = vec![0; 3 * length];
+                let stream = all.mapped_for().stream().unwrap();
+                stream.download(&all.whole(), &mut bytes, PATIENCE).unwrap();
+                [0, 1, 2].map(|part| bytes[part * length..][..length].to_vec())
+            }
+            Self::Host(host) => {
+                let mut bytes = vec![0; length];
+                host.read(0, &mut bytes).unwrap();
+                [vec![OUTSIDE; length], bytes, vec![OUTSIDE; length]]
+            }
+        }
+    }
+
+    /// Nothing but its owner writes to it any more, and outside of the region nothing ever did.
+    fn check(&self, what: &str) {
+        let [before, inside, behind] = self.bytes();
+        assert!(inside.iter().all(|byte| *byte == AFTER), "{what}: bytes moved after the end");
+        let outside = before.iter().chain(&behind);
+        assert!(outside.into_iter().all(|byte| *byte == OUTSIDE), "{what}: bytes outside");
     }
 }
 
-/// The middle of it. Its ends are behind what peers can name.
+/// Memory that is checked now, and again a while later.
+#[derive(Default)]
+struct Checks(VecDeque<(Instant, Guarded, String)>);
+
+impl Checks {
+    /// Longer than any copy takes.
+    const LATER: Duration = Duration::from_millis(200);
+
+    fn check(&mut self, guarded: Guarded, what: String) {
+        guarded.check(&what);
+        self.0.push_back((Instant::now(), guarded, what));
+        while self.0.front().is_some_and(|(since, ..)| since.elapsed() > Self::LATER) {
+            self.check_first();
+        }
+    }
+
+    fn check_first(&mut self) {
+        let Some((_, guarded, what)) = self.0.pop_front() else { return };
+        guarded.check(&format!("{what}, later"));
+    }
+
+    fn end(mut self) {
+        std::thread::sleep(Self::LATER);
+        while !self.0.is_empty() {
+            self.check_first();
+        }
+    }
+}
+
 fn block(number: usize) -> [Block; 1] {
     let length = LENGTH / PUTS as u64;
     let at = number as u64 * length;
-    [Block { to: LENGTH + at, from: at, length }]
+    [Block { to: at, from: at, length }]
 }
 
 /// What ends.
@@ -121,13 +196,11 @@ fn begin(agent: &mut Agent, route: &Route, puts: usize) {
 fn ends_in_every_order_within_a_process() {
     let _alone = alone();
     let device = device();
+    let mut checks = Checks::default();
     for round in 0..rounds(20) {
         for order in orders() {
             for is_host in [false, true] {
-                let guarded = Guarded::new(&device);
-                let host = HostBuffer::new(3 * LENGTH).unwrap();
-                let theirs: Buffer =
-                    if is_host { host.clone().into() } else { (&guarded.all).into() };
+                let guarded = if is_host { Guarded::on_host() } else { Guarded::new(&device) };
                 let mine: Buffer = if is_host {
                     HostBuffer::new(LENGTH).unwrap().into()
                 } else {
@@ -136,7 +209,7 @@ fn ends_in_every_order_within_a_process() {
                 let mut here = Agent::start(AgentOptions::new("here")).unwrap();
                 let there = Agent::start(AgentOptions::new("there")).unwrap();
                 let mine = here.register(mine, Rights::ALL).unwrap();
-                let region = there.register(theirs, Rights::ALL).unwrap();
+                let region = there.register(guarded.region(), Rights::ALL).unwrap();
                 let peer = here.connect(&there.card().encode().unwrap(), PATIENCE).unwrap();
                 let descriptor = region.descriptor().encode().unwrap();
                 let route =
@@ -161,12 +234,12 @@ fn ends_in_every_order_within_a_process() {
                 let what = format!("round {round}, order {order:?}, host {is_host}");
                 assert!(took < LONGEST, "{what}: {took:?}");
                 slow(Duration::ZERO);
-                guarded.fill(LENGTH..2 * LENGTH, 0x33);
-                let after = guarded.bytes();
-                guarded.check(&after, &what);
+                guarded.fill_after();
+                checks.check(guarded, what);
             }
         }
     }
+    checks.end();
 }
 
 /// In a child: the initiator. Each line says what to do next.
@@ -249,13 +322,13 @@ fn ends_in_every_order_between_processes() {
     let _alone = alone();
     let (device, directory) = (device(), directory());
     let mut child = start(&directory);
-    let mut number = 0_u32;
+    let (mut number, mut checks) = (0_u32, Checks::default());
     for round in 0..rounds(4) {
         for order in orders() {
             number += 1;
             let guarded = Guarded::new(&device);
             let there = Agent::start(AgentOptions::new("there").directory(&directory)).unwrap();
-            let region = there.register(&guarded.all, Rights::ALL).unwrap();
+            let region = there.register(guarded.region(), Rights::ALL).unwrap();
             let card = hex(&there.card().encode().unwrap());
             let descriptor = hex(&region.descriptor().encode().unwrap());
             let delay = hex(&[number as u8 % 16]);
@@ -264,7 +337,7 @@ fn ends_in_every_order_between_processes() {
             let start_of_end = Instant::now();
             // Each of the child's two turns is its death at times.
             let mut is_killed = false;
-            let mut after = None;
+            let mut is_used_again = false;
             for (at, what) in order.into_iter().enumerate() {
                 match what {
                     0 | 3 if is_killed => {}
@@ -277,20 +350,21 @@ fn ends_in_every_order_between_processes() {
                     2 => drop(region.take()),
                     _ => tell(&mut child, "route"),
                 }
-                if there.is_none() && region.is_none() && after.is_none() {
-                    guarded.fill(LENGTH..2 * LENGTH, 0x33);
-                    after = Some(guarded.bytes());
+                if there.is_none() && region.is_none() && !is_used_again {
+                    guarded.fill_after();
+                    is_used_again = true;
                 }
             }
             let took = start_of_end.elapsed();
             let what = format!("round {round}, order {order:?}, killed {is_killed}");
             assert!(took < LONGEST, "{what}: {took:?}");
-            guarded.check(&after.unwrap(), &what);
+            checks.check(guarded, what);
             if is_killed {
                 child = start(&directory);
             }
         }
     }
+    checks.end();
     child.end(PATIENCE);
     std::fs::remove_dir_all(&directory).unwrap();
 }
