@@ -8,7 +8,7 @@ use transfer::path::{Leaving, Place, Policy, Stays};
 use transfer::{AgentCard, ErrorKind, HostBuffer, RegionDescriptor, Rights};
 
 use crate::common::{LENGTH, PATIENCE, alone, device};
-use crate::house::{House, SUM, sum, sum_of, sum_of_buffer};
+use crate::house::{House, SUM, blocks_of, fill, sum, sum_of, sum_of_buffer};
 
 #[test]
 fn what_is_out_of_bounds_or_not_allowed_is_refused_before_a_byte_moves() {
@@ -184,6 +184,31 @@ fn host_memory_without_the_right_to_write_cannot_be_mapped_for_writing() {
         let found =
             if is_host { sum_of_buffer(&(&mine).into()) } else { sum(&house.memory, LENGTH) };
         assert_eq!(found, sum_of(LENGTH, 0));
+        // Nor is what is mapped for reading used by whoever claims more.
+        let joined = house.agent.join(peer, region, &lie, &policy, PATIENCE);
+        assert_eq!(joined.unwrap_err().kind(), ErrorKind::WrongMemory);
+    }
+    house.end(neighbour);
+}
+
+/// Then the processor reads it, and hands it to the device.
+#[test]
+fn read_only_host_memory_is_got_by_devices_that_cannot_register_it() {
+    let _alone = alone();
+    if device().name().implementation != gpu::Implementation::StandIn {
+        testkit::skip!("only stand-ins refuse what they are told to");
+    }
+    let mut house = House::open();
+    let neighbour = house.neighbour("host-read-only", &[]);
+    gpu::stand_in::refuse_read_only_registrations(0, true);
+    let route = house.join(&neighbour);
+    gpu::stand_in::refuse_read_only_registrations(0, false);
+    assert_eq!(route.path(), transfer::path::Path::SharedMemory, "{}", route.choice());
+    for length in [LENGTH, 4096] {
+        fill(&house.memory, LENGTH, 99);
+        let token = house.agent.get(&route, &blocks_of(length), None).unwrap();
+        house.agent.wait(token, PATIENCE).unwrap();
+        assert_eq!(sum(&house.memory, LENGTH), sum_of(LENGTH, 0));
     }
     house.end(neighbour);
 }
