@@ -189,7 +189,13 @@ impl Agent {
     ) -> Result<Means> {
         let of_device = |error| Error::of_device(JOIN, error);
         let theirs = match self.peer(peer, JOIN)?.region_here(remote) {
-            Some(region) => Some(region.buffer.clone()),
+            Some(region) if region.descriptor.rights.allow(remote.rights) => {
+                Some(region.buffer.clone())
+            }
+            Some(_) => {
+                let detail = "the descriptor claims rights that the region does not give";
+                return Err(Error::new(JOIN, ErrorKind::NotAllowed, detail));
+            }
             None if path == Path::SameProcess => {
                 let detail = "the region was withdrawn, or never was";
                 return Err(Error::new(JOIN, ErrorKind::Stale, detail));

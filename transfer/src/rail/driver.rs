@@ -307,9 +307,9 @@ impl Driver {
             (For::Guest, message) => self.guest_hears(session, message),
             (For::Either, Message::Ping) => self.say(party, &Message::Pong),
             (For::Either, Message::Bye) => {
-                // A host leaves nobody as long as its agent is there.
+                // A host leaves nobody as long as its agent and this rail of it are there.
                 let why = match party {
-                    Party::Link(_) => "the agent has ended",
+                    Party::Link(_) => "the agent has ended, or its fabric",
                     Party::Guest(_) | Party::Nobody => "it left",
                 };
                 self.end(party, Parting::Bye, why);

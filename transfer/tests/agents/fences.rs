@@ -139,18 +139,18 @@ fn deferred_transfers_fail_when_region_or_peer_is_gone() {
     }
     house.answer();
     drop(route);
-    // The same with a peer that is killed while something is held.
+    // The same with a peer that is killed while something is deferred.
     let next = house.neighbour("shared", &[]);
     let route = house.join(&next);
     slow(Duration::from_millis(300));
     let first = house.agent.put(&route, &part(0, LENGTH), None).unwrap();
     house.agent.fence(next.peer).unwrap();
-    let held = house.agent.put(&route, &part(0, 4096), None).unwrap();
+    let deferred = house.agent.put(&route, &part(0, 4096), None).unwrap();
     let mut next = next;
     next.other.kill();
     slow(Duration::ZERO);
     house.agent.wait(first, PATIENCE).unwrap();
-    let error = house.agent.wait(held, PATIENCE).unwrap_err();
+    let error = house.agent.wait(deferred, PATIENCE).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
     while !matches!(house.agent.next_event(PATIENCE).unwrap(), Event::Left { .. }) {}
     neighbour.other.kill();

@@ -5,7 +5,7 @@ use std::time::Duration;
 use gpu::Block;
 use ipc::Channel;
 use transfer::path::{Leaving, Place, Policy, Stays};
-use transfer::{AgentCard, ErrorKind, HostBuffer, RegionDescriptor, Rights};
+use transfer::{Agent, AgentCard, AgentOptions, ErrorKind, HostBuffer, RegionDescriptor, Rights};
 
 use crate::common::{LENGTH, PATIENCE, alone, device};
 use crate::house::{House, SUM, blocks_of, fill, sum, sum_of, sum_of_buffer};
@@ -189,6 +189,25 @@ fn host_memory_without_the_right_to_write_cannot_be_mapped_for_writing() {
         assert_eq!(joined.unwrap_err().kind(), ErrorKind::WrongMemory);
     }
     house.end(neighbour);
+}
+
+/// Nor by another agent of the same process.
+#[test]
+fn rights_that_a_region_does_not_give_are_refused_within_a_process() {
+    let _alone = alone();
+    let mut here = Agent::start(AgentOptions::new("here")).unwrap();
+    let there = Agent::start(AgentOptions::new("there")).unwrap();
+    let mine = here.register(HostBuffer::new(LENGTH).unwrap(), Rights::ALL).unwrap();
+    let theirs = there.register(HostBuffer::new(LENGTH).unwrap(), Rights::READ).unwrap();
+    let peer = here.connect(&there.card().encode().unwrap(), PATIENCE).unwrap();
+    let told = theirs.descriptor().clone();
+    let policy = Policy::default();
+    let mut join = |rights| {
+        let bytes = RegionDescriptor { rights, ..told.clone() }.encode().unwrap();
+        here.join(peer, &mine, &bytes, &policy, PATIENCE)
+    };
+    join(Rights::READ).unwrap();
+    assert_eq!(join(Rights::ALL).unwrap_err().kind(), ErrorKind::NotAllowed);
 }
 
 /// Then the processor reads it, and hands it to the device.
