@@ -27,8 +27,11 @@ errors::define! {
         OutOfMemory = "out of memory",
         /// The deadline passed. What was in flight goes on, and keeps its memory.
         DeadlineExceeded = "deadline exceeded",
-        /// The device or its context has failed: nothing but a new process helps.
+        /// The device, its context or the driver has failed or was shut down: nothing but a new
+        /// process helps.
         DeviceFailed = "device failed",
+        /// The memory can only be read.
+        NotAllowed = "not allowed",
         /// The handle was made before a fork, and belongs to the parent.
         Forked = "used after a fork",
         /// Anything else; code and detail say more.
@@ -97,6 +100,20 @@ impl Error {
     pub fn code(&self) -> Option<i64> {
         self.0.code
     }
+}
+
+/// Does this error say that nothing is under way any more of what was begun on the device? So it is
+/// when the device, its context or the driver has ended, since no copy outlives them; and for a
+/// handle of a parent process. Any other error of a question after an operation says only that it
+/// could not be answered: the operation may be under way.
+///
+/// ```
+/// let missing = gpu::Device::open("stand-in:99".parse().unwrap()).unwrap_err();
+/// assert!(!gpu::is_over(&missing));
+/// ```
+#[must_use]
+pub fn is_over(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::DeviceFailed | ErrorKind::Forked)
 }
 
 impl fmt::Display for Error {

@@ -10,7 +10,7 @@
 //! [adopted](Device::adopt), and leaves as its allocator allows: in pieces, as file
 //! descriptors, or by [legacy handle](Memory::export_legacy).
 //!
-//! Nothing here falls back in silence: a copy between devices that were not let at each
+//! Nothing here falls back in silence: a copy between devices that have no access to each
 //! other is refused, where a driver would take the long way.
 //!
 //! Nothing here knows of networks, or of what other processes do with what they were given.
@@ -42,7 +42,7 @@ use std::time::Duration;
 
 pub use checksum::checksum;
 pub use device::{Device, Survey};
-pub use error::{Error, ErrorKind, Result};
+pub use error::{Error, ErrorKind, Result, is_over};
 pub use event::{Event, Point};
 pub use importer::Importer;
 pub use legacy::{LegacyHandle, open_legacy_handles};

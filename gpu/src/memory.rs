@@ -14,7 +14,7 @@ use crate::name::DeviceName;
 use crate::resting::Leftover;
 use crate::space::Space;
 
-/// Memory of the host that a device can be let at.
+/// Memory of the host that a device can be given access to.
 ///
 /// # Safety
 /// From the first call on and until the value is dropped, `address` and `length` must
@@ -189,6 +189,12 @@ impl Memory {
     pub fn device(&self) -> Option<DeviceName> {
         // What was imported lies where its pieces lie.
         self.space().and_then(Space::resident).or(self.0.resident)
+    }
+
+    /// Can it only be read? Streams refuse to write to it.
+    #[must_use]
+    pub fn is_read_only(&self) -> bool {
+        matches!(&self.0.kind, Kind::Host { mapping } if mapping.is_read_only())
     }
 
     /// The device that it is mapped for.
@@ -537,10 +543,12 @@ impl Device {
         Ok(Memory::new(self, resident, address, length, Kind::Foreign(foreign)))
     }
 
-    /// Lets this device, and all others of its kind, at memory of the host.
+    /// Gives this device, and all others of its kind, access to memory of the host.
     ///
     /// # Errors
-    /// If the driver refuses, such as for a range that is registered already.
+    /// If the driver refuses, such as for a range that is registered already;
+    /// [`NotSupported`](ErrorKind::NotSupported) for memory that can only be read, where the device
+    /// cannot register such memory.
     pub fn register(&self, mapping: impl HostMapping) -> Result<Memory> {
         let driver = self.driver("register host memory")?;
         let (address, length) = (mapping.address(), mapping.length());

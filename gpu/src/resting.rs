@@ -18,7 +18,7 @@ use std::sync::{
 
 use crate::device::Inner;
 use crate::driver::{self, StreamDriver};
-use crate::error::{ErrorKind, Result};
+use crate::error::{Result, is_over};
 use crate::fork::Birth;
 use crate::memory::HostMapping;
 use crate::name::Implementation;
@@ -143,11 +143,11 @@ impl Waits {
         // Asked without the lock: what is let go of meanwhile may ask the same.
         let behind = locked(&self.behind).clone();
         let is_reached = match behind {
-            Some((before, event)) if before == begun => is_over(event.is_done()),
+            Some((before, event)) if before == begun => says_over(event.is_done()),
             _ => false,
         };
         let has_ended = || match &self.stream {
-            Some(stream) => stream.upgrade().is_none_or(|stream| is_over(stream.is_done())),
+            Some(stream) => stream.upgrade().is_none_or(|stream| says_over(stream.is_done())),
             None => false,
         };
         let is_over = is_reached || has_ended();
@@ -164,11 +164,8 @@ impl Waits {
 
 /// A device that has failed waits for nothing. All other errors tell nothing, such as that of a
 /// stream that is being captured.
-fn is_over(asked: Result<bool>) -> bool {
-    match asked {
-        Ok(is_done) => is_done,
-        Err(error) => error.kind() == ErrorKind::DeviceFailed,
-    }
+fn says_over(asked: Result<bool>) -> bool {
+    asked.unwrap_or_else(|error| is_over(&error))
 }
 
 /// Does something that would wait for them, if no stream waits and none begins to meanwhile.

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use crate::device::Device;
 use crate::driver::{self, HostBlock, StreamDriver};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, is_over};
 use crate::event::{Event, Point};
 use crate::memory::{Holding, Memory, Slice};
 use crate::resting::Waits;
@@ -132,14 +132,15 @@ impl Stream {
     ///
     /// # Errors
     /// [`NoPeerAccess`](ErrorKind::NoPeerAccess) if one side lies on another device, and
-    /// this one was not let at it; lengths that differ.
+    /// this one was not given access to it; [`NotAllowed`](ErrorKind::NotAllowed) if `to` can only
+    /// be read; lengths that differ.
     pub fn copy(&self, to: &Slice, from: &Slice) -> Result<()> {
         let operation = "copy";
         if to.length() != from.length() {
             let detail = format!("{} bytes to {} bytes", from.length(), to.length());
             return Err(self.refuse(operation, ErrorKind::InvalidArgument, detail));
         }
-        self.check_reach(operation, to)?;
+        self.check_writable(operation, to)?;
         self.check_reach(operation, from)?;
         self.begin(operation, &[to, from], |raw| {
             // SAFETY: both are kept alive until an event behind the copy is done.
@@ -153,7 +154,7 @@ impl Stream {
     /// As for [copying](Self::copy).
     pub fn fill(&self, to: &Slice, byte: u8) -> Result<()> {
         let operation = "fill";
-        self.check_reach(operation, to)?;
+        self.check_writable(operation, to)?;
         self.begin(operation, &[to], |raw| {
             // SAFETY: kept alive until an event behind it is done.
             unsafe { raw.fill(to.address(), byte, to.length()) }
@@ -188,6 +189,7 @@ impl Stream {
     /// As for [copying](Self::copy); [`DeadlineExceeded`](ErrorKind::DeadlineExceeded).
     pub fn upload(&self, to: &Slice, bytes: &[u8], longest: Duration) -> Result<()> {
         self.check_length("upload", to, bytes.len())?;
+        self.check_writable("upload", to)?;
         let left = Left::new(longest);
         for (number, chunk) in bytes.chunks(BOUNCE).enumerate() {
             let part = to.slice((number * BOUNCE) as u64, chunk.len() as u64)?;
@@ -262,6 +264,7 @@ impl Stream {
     /// is four aligned bytes.
     pub fn write_word(&self, to: &Slice, value: u32) -> Result<()> {
         let operation = "write a word";
+        self.check_writable(operation, to)?;
         self.check_word(operation, to)?;
         self.begin(operation, &[to], |raw| {
             // SAFETY: four aligned bytes, kept alive until an event behind it is done.
@@ -369,8 +372,16 @@ impl Stream {
             return Ok(());
         }
         let place = memory.device().map_or("the host".to_owned(), |device| device.to_string());
-        let detail = format!("{} was not let at memory of {place}", self.device.name());
+        let detail = format!("{} has no access to memory of {place}", self.device.name());
         Err(self.refuse(operation, ErrorKind::NoPeerAccess, detail))
+    }
+
+    fn check_writable(&self, operation: &'static str, slice: &Slice) -> Result<()> {
+        if slice.memory().is_read_only() {
+            let detail = format!("{slice:?} can only be read");
+            return Err(self.refuse(operation, ErrorKind::NotAllowed, detail));
+        }
+        self.check_reach(operation, slice)
     }
 
     fn begin(
@@ -524,10 +535,13 @@ impl Left {
     }
 }
 
-/// Whether an operation is over. A device that failed does nothing any more; any other error says
-/// that it could not be asked, and not that the operation is over.
-fn is_over(outcome: Result<bool>) -> bool {
-    outcome.unwrap_or_else(|error| error.kind() == ErrorKind::DeviceFailed)
+/// The answer to whether an operation is done. An error that does not say that it is over says that
+/// it is not known, and it is asked again.
+fn known(answer: Result<bool>) -> Result<bool> {
+    match answer {
+        Err(error) if !is_over(&error) => Ok(false),
+        answer => answer,
+    }
 }
 
 impl Stream {
@@ -545,10 +559,18 @@ impl Stream {
     /// # Errors
     /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded): an operation may still be under way. What
     /// it touches is never freed, as if the stream had been dropped.
+    /// [`DeviceFailed`](ErrorKind::DeviceFailed): nothing is under way any more, and what was not
+    /// done is never done.
     pub fn close(mut self, longest: Duration) -> Result<()> {
         let outcome = self.wait_for_all("close a stream", longest);
-        self.closed = Some(outcome.is_ok());
+        self.closed = Some(self.is_at_rest(&outcome));
         outcome.map_err(|error| error.on(self.device.name()))
+    }
+
+    /// Is nothing of ours under way any more, after this outcome of waiting for it? What a parent
+    /// process has under way is not known in its child.
+    fn is_at_rest(&self, outcome: &Result<()>) -> bool {
+        self.device.0.birth.is_here() && outcome.as_ref().map_or_else(is_over, |()| true)
     }
 
     /// Waits until nothing of ours is under way any more. What others began on a stream of
@@ -556,19 +578,16 @@ impl Stream {
     fn wait_for_all(&self, operation: &'static str, longest: Duration) -> Result<()> {
         let driver = self.device.driver(operation)?;
         if !self.is_adopted {
-            return waiting::until(operation, longest, || Ok(is_over(self.raw().is_done())));
+            return waiting::until(operation, longest, || known(self.raw().is_done()));
         }
         let last = {
             let mut in_flight = self.in_flight();
             if in_flight.kept.is_empty() && !self.waits.is_open() {
                 return Ok(());
             }
-            match self.mark(&mut in_flight) {
-                Err(error) if error.kind() == ErrorKind::DeviceFailed => return Ok(()),
-                marked => marked?,
-            }
+            self.mark(&mut in_flight)?
         };
-        waiting::until(operation, longest, || Ok(is_over(driver.is_event_done(&last))))
+        waiting::until(operation, longest, || known(driver.is_event_done(&last)))
     }
 }
 
@@ -576,10 +595,8 @@ impl Drop for Stream {
     fn drop(&mut self) {
         let is_done = match self.closed {
             Some(is_done) => is_done,
-            None => {
-                self.device.0.birth.is_here()
-                    && self.wait_for_all("drop a stream", FAREWELL).is_ok()
-            }
+            None if !self.device.0.birth.is_here() => false,
+            None => self.is_at_rest(&self.wait_for_all("drop a stream", FAREWELL)),
         };
         if is_done {
             return;
@@ -604,6 +621,71 @@ impl Drop for Stream {
 mod tests {
     use super::*;
     use crate::PATIENCE;
+
+    /// Bytes that the host can only read.
+    #[derive(Debug)]
+    struct ReadOnly(u64);
+
+    // SAFETY: a page that stays mapped, and that nothing refers to.
+    unsafe impl crate::HostMapping for ReadOnly {
+        fn address(&self) -> u64 {
+            self.0
+        }
+
+        fn length(&self) -> u64 {
+            4096
+        }
+
+        fn is_read_only(&self) -> bool {
+            true
+        }
+    }
+
+    fn read_only() -> ReadOnly {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        // SAFETY: a new mapping.
+        let at = unsafe { libc::mmap(std::ptr::null_mut(), 4096, libc::PROT_READ, flags, -1, 0) };
+        assert_ne!(at, libc::MAP_FAILED);
+        ReadOnly(at as u64)
+    }
+
+    #[test]
+    fn memory_that_can_only_be_read_is_not_written() {
+        let device = Device::open("stand-in:1".parse().unwrap()).unwrap();
+        let memory = device.register(read_only()).unwrap();
+        let (whole, word) = (memory.whole(), memory.slice(0, 4).unwrap());
+        let other = device.allocate(4096).unwrap();
+        let stream = device.stream().unwrap();
+        stream.fill(&other.whole(), 1).unwrap();
+        let blocks = [Block { to: 0, from: 0, length: 8 }];
+        let refused = [
+            stream.fill(&whole, 1),
+            stream.copy(&whole, &other.whole()),
+            stream.copy_blocks(&whole, &other.whole(), &blocks, BlocksBy::Best),
+            stream.upload(&whole, &[1; 4096], PATIENCE),
+            stream.write_word(&word, 1),
+        ];
+        for refused in refused {
+            assert_eq!(refused.unwrap_err().kind(), ErrorKind::NotAllowed);
+        }
+        stream.copy(&other.whole(), &whole).unwrap();
+        let mut bytes = [7; 4096];
+        stream.download(&other.whole(), &mut bytes, PATIENCE).unwrap();
+        assert_eq!(bytes, [0; 4096]);
+    }
+
+    #[cfg(feature = "fault-injection")]
+    #[test]
+    fn close_of_a_stream_whose_device_failed_says_so_at_once() {
+        let device = Device::open("stand-in:1".parse().unwrap()).unwrap();
+        let memory = device.allocate(4096).unwrap();
+        let stream = device.stream().unwrap();
+        crate::stand_in::fail_after(1, 0);
+        stream.fill(&memory.whole(), 1).unwrap();
+        let (start, leaked) = (Instant::now(), leaked_streams());
+        assert_eq!(stream.close(PATIENCE).unwrap_err().kind(), ErrorKind::DeviceFailed);
+        assert!(start.elapsed() < PATIENCE / 2 && leaked_streams() == leaked);
+    }
 
     /// Begun and waited for again and again, a stream makes no further events, and keeps no
     /// memory that nobody needs.

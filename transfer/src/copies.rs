@@ -1,20 +1,11 @@
 //! Copies that a device makes on one stream, in order, each with what is to be known when it is done.
 
 use std::collections::VecDeque;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use gpu::{Device, Point, Stream};
 
 use crate::error::{Error, Result};
-
-/// A request that could not be begun.
-#[derive(Debug)]
-pub(crate) struct NotBegun<T> {
-    pub(crate) what: T,
-    pub(crate) error: Error,
-    /// The device may be at a part of it nevertheless, and it cannot be told when it is done.
-    pub(crate) may_be_under_way: bool,
-}
 
 /// A stream of copies.
 #[derive(Debug)]
@@ -26,7 +17,8 @@ pub(crate) struct Copies<T> {
 #[derive(Debug)]
 struct Begun<T> {
     what: T,
-    point: Point,
+    /// None if none could be marked: then it is done with the next one that could.
+    point: Option<Point>,
     since: Instant,
     /// Why not all of it was begun. The part that was is under way until `point`.
     failure: Option<Error>,
@@ -38,44 +30,48 @@ impl<T> Copies<T> {
         Ok(Self { stream, begun: VecDeque::new() })
     }
 
-    /// Begins what `copy` asks of the stream. Where `copy` fails, a part of it may have been begun:
-    /// the failure is told when that is done.
-    pub(crate) fn begin(
-        &mut self,
-        what: T,
-        copy: impl FnOnce(&Stream) -> gpu::Result<()>,
-    ) -> std::result::Result<(), NotBegun<T>> {
+    /// Begins what `copy` asks of the stream. Where that fails a part of it may be under way all the
+    /// same, so the failure is told when the stream has done it.
+    pub(crate) fn begin(&mut self, what: T, copy: impl FnOnce(&Stream) -> gpu::Result<()>) {
         let failure = copy(&self.stream).err();
-        match self.stream.point() {
-            Ok(point) => {
-                let failure = failure.map(of_device);
-                self.begun.push_back(Begun { what, point, since: Instant::now(), failure });
-                Ok(())
-            }
-            Err(error) => {
-                let outcome = self.stream.synchronize(gpu::PATIENCE);
-                let may_be_under_way = outcome.is_err_and(|error| !is_over(&error));
-                let error = of_device(failure.unwrap_or(error));
-                Err(NotBegun { what, error, may_be_under_way })
-            }
-        }
+        let (point, failure) = match self.stream.point() {
+            Ok(point) => (Some(point), failure),
+            Err(error) => (None, failure.or(Some(error))),
+        };
+        let failure = failure.map(of_device);
+        self.begun.push_back(Begun { what, point, since: Instant::now(), failure });
     }
 
     /// The next one that is done, since when it was under way, and how it ended.
     #[inline]
     pub(crate) fn next_done(&mut self) -> Option<(T, Instant, Result<()>)> {
-        let outcome = match self.begun.front()?.point.is_done() {
+        self.begun.front()?;
+        let outcome = match self.is_first_done() {
             Ok(false) => return None,
             Ok(true) => Ok(()),
-            Err(error) if is_over(&error) => Err(of_device(error)),
+            Err(error) if gpu::is_over(&error) => Err(of_device(error)),
             Err(error) => {
                 // Only the question failed: the copy may be under way.
-                tracing::debug!(%error, "a copy cannot be asked after now");
+                tracing::debug!(%error, "the state of a copy cannot be queried now");
                 return None;
             }
         };
         let Begun { what, since, failure, .. } = self.begun.pop_front()?;
         Some((what, since, outcome.and(failure.map_or(Ok(()), Err))))
+    }
+
+    /// Has the stream passed the first one? Where it has no point, by the next point there is.
+    #[inline]
+    fn is_first_done(&mut self) -> gpu::Result<bool> {
+        if let Some(point) = self.begun.iter().find_map(|begun| begun.point.as_ref()) {
+            return point.is_done();
+        }
+        let point = self.stream.point()?;
+        let is_done = point.is_done();
+        if let Some(last) = self.begun.back_mut() {
+            last.point = Some(point);
+        }
+        is_done
     }
 
     /// How many are under way.
@@ -90,14 +86,10 @@ impl<T> Copies<T> {
 
     /// Waits until the device has done all copies. False if it may still be at one: what it touches
     /// is never freed then.
-    pub(crate) fn close(self, longest: Duration) -> bool {
-        self.stream.close(longest).is_ok()
+    pub(crate) fn close(self, end: Instant) -> bool {
+        let closed = self.stream.close(end.saturating_duration_since(Instant::now()));
+        closed.map_or_else(|error| gpu::is_over(&error), |()| true)
     }
-}
-
-/// Is nothing under way any more after this error?
-fn is_over(error: &gpu::Error) -> bool {
-    matches!(error.kind(), gpu::ErrorKind::DeviceFailed | gpu::ErrorKind::Forked)
 }
 
 fn of_device(error: gpu::Error) -> Error {
@@ -106,7 +98,9 @@ fn of_device(error: gpu::Error) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use gpu::stand_in::{Behaviour, behave, refuse_points};
+    use std::time::Duration;
+
+    use gpu::stand_in::{Behaviour, behave, refuse_points, refuse_records};
 
     use super::*;
 
@@ -136,7 +130,7 @@ mod tests {
             stream.fill(&memory.whole(), 1)?;
             stream.copy(&memory.whole(), &memory.slice(0, 8)?)
         };
-        copies.begin(7, half).unwrap();
+        copies.begin(7, half);
         let (what, outcome) = wait(&mut copies);
         assert_eq!((what, outcome.unwrap_err().kind()), (7, crate::ErrorKind::Failed));
         assert!(start.elapsed() >= DELAY, "{:?}", start.elapsed());
@@ -146,11 +140,36 @@ mod tests {
     #[test]
     fn a_copy_that_cannot_be_asked_after_is_not_taken_for_done() {
         let (mut copies, memory) = slow();
-        copies.begin(7, |stream| stream.fill(&memory.whole(), 1)).unwrap();
+        copies.begin(7, |stream| stream.fill(&memory.whole(), 1));
         refuse_points(1, true);
         assert!(copies.next_done().is_none());
-        assert!(!copies.close(DELAY / 10));
+        assert!(!copies.close(Instant::now() + DELAY / 10));
         refuse_points(1, false);
         behave(1, Behaviour::default());
+    }
+    /// What it touches is not free before, although the driver refused to mark its end.
+    #[test]
+    fn copy_whose_end_was_not_marked_is_done_with_the_next_one() {
+        for is_followed in [true, false] {
+            let (mut copies, memory) = slow();
+            let start = Instant::now();
+            refuse_records(1, true);
+            copies.begin(7, |stream| stream.fill(&memory.whole(), 1));
+            assert!(start.elapsed() < DELAY, "nothing waits for it here: {:?}", start.elapsed());
+            assert!(copies.next_done().is_none() && copies.count() == 1);
+            refuse_records(1, false);
+            if is_followed {
+                copies.begin(8, |stream| stream.fill(&memory.whole(), 2));
+            }
+            let (what, outcome) = wait(&mut copies);
+            assert_eq!((what, outcome.unwrap_err().kind()), (7, crate::ErrorKind::Failed));
+            assert!(start.elapsed() >= DELAY, "{:?}", start.elapsed());
+            if is_followed {
+                let (what, outcome) = wait(&mut copies);
+                assert_eq!((what, outcome.is_ok()), (8, true));
+            }
+            assert!(copies.close(Instant::now() + DELAY));
+            behave(1, Behaviour::default());
+        }
     }
 }

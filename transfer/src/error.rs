@@ -36,6 +36,8 @@ errors::define! {
         DeadlineExceeded = "deadline exceeded",
         /// The other side closed the connection, or is dead.
         Closed = "closed",
+        /// An operation failed that it was to wait for, so it was not begun.
+        Cancelled = "cancelled",
         /// The handle was made before a fork, and belongs to the parent.
         Forked = "used after a fork",
         /// Something below failed; the cause says what.
@@ -74,6 +76,7 @@ impl Error {
             gpu::ErrorKind::NoPeerAccess => ErrorKind::NoPeerAccess,
             gpu::ErrorKind::InvalidHandle => ErrorKind::WrongMemory,
             gpu::ErrorKind::OutOfBounds => ErrorKind::OutOfBounds,
+            gpu::ErrorKind::NotAllowed => ErrorKind::NotAllowed,
             gpu::ErrorKind::DeadlineExceeded => ErrorKind::DeadlineExceeded,
             gpu::ErrorKind::Forked => ErrorKind::Forked,
             _ => ErrorKind::Failed,

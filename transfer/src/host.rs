@@ -82,7 +82,7 @@ impl HostBuffer {
         Ok(Self(Arc::new(Inner { body, length, pinned: Mutex::default() })))
     }
 
-    /// Of another process, which may have given it for reading alone.
+    /// Of another process, which may have exported it read-only.
     pub(crate) fn open(file: OwnedFd, length: u64, is_writable: bool) -> Result<Self> {
         let operation = "map host memory";
         let wrong = |why: String| Error::new(operation, ErrorKind::WrongMemory, why);
@@ -134,18 +134,31 @@ impl HostBuffer {
         Arc::strong_count(&self.0) > 1
     }
 
+    /// Did its owner export it read-only?
+    pub(crate) fn is_read_only(&self) -> bool {
+        matches!(self.0.body, Body::ReadOnly(_))
+    }
+
     /// As memory that a device copies from and to.
     pub(crate) fn pinned_for(&self, device: &Device) -> Result<Memory> {
+        self.pinned_if_possible(device)?.ok_or_else(|| {
+            let detail = "the device cannot register memory that can only be read";
+            Error::new("pin a segment", ErrorKind::Failed, detail)
+        })
+    }
+
+    /// The same, or None if it can only be read and the device registers no such memory.
+    pub(crate) fn pinned_if_possible(&self, device: &Device) -> Result<Option<Memory>> {
         let mut pinned = lock(&self.0.pinned);
         let implementation = device.name().implementation;
         if let Some(memory) = pinned.get(&implementation) {
-            return Ok(memory.clone());
+            return Ok(Some(memory.clone()));
         }
         let memory = match &self.0.body {
-            Body::Shared(segment) => pin(segment, device)?,
+            Body::Shared(segment) => Some(pin(segment, device)?),
             Body::ReadOnly(segment) => pin_read_only(segment, device)?,
         };
-        pinned.insert(implementation, memory.clone());
+        pinned.extend(memory.clone().map(|memory| (implementation, memory)));
         Ok(memory)
     }
 
@@ -189,8 +202,8 @@ impl HostBuffer {
     }
 
     fn writable(&self, operation: &'static str, offset: u64, length: u64) -> Result<*mut u8> {
-        if matches!(self.0.body, Body::ReadOnly(_)) {
-            let detail = "its owner gave it for reading alone";
+        if self.is_read_only() {
+            let detail = "its owner exported it read-only";
             return Err(Error::new(operation, ErrorKind::NotAllowed, detail));
         }
         self.place(operation, offset, length).map(<*const u8>::cast_mut)

@@ -42,13 +42,17 @@ unsafe impl HostMapping for ReadOnlyBody {
     }
 }
 
-/// Lets devices at the body of a segment from which they may only copy.
-pub(crate) fn pin_read_only(segment: &ReadOnlySegment, device: &Device) -> Result<Memory> {
-    let pinned = device.register(ReadOnlyBody(segment.clone()));
-    pinned.map_err(|error| Error::of_device("pin a segment", error))
+/// Gives devices access to the body of a segment from which they may only copy. None if the device
+/// registers no memory that can only be read.
+pub(crate) fn pin_read_only(segment: &ReadOnlySegment, device: &Device) -> Result<Option<Memory>> {
+    match device.register(ReadOnlyBody(segment.clone())) {
+        Ok(memory) => Ok(Some(memory)),
+        Err(error) if error.kind() == gpu::ErrorKind::NotSupported => Ok(None),
+        Err(error) => Err(Error::of_device("pin a segment", error)),
+    }
 }
 
-/// Lets devices at the body of a segment that processes share: copies to and from it run
+/// Gives devices access to the body of a segment that processes share: copies to and from it run
 /// at full speed, and beside the caller.
 ///
 /// It takes a while for each gibibyte, in each process: once, not for each message.

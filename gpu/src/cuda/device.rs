@@ -94,7 +94,7 @@ impl Context {
     ///
     /// So is the mode in which this thread takes part in the capture of graphs. While any thread
     /// captures in global mode, which is what frameworks do, a thread in another mode than "relaxed"
-    /// may neither ask after an event nor allocate: the call fails, and spoils the capture. Nothing
+    /// may neither ask after an event nor allocate: the call fails, and invalidates the capture. Nothing
     /// that is begun here is on a stream that is captured.
     pub(super) fn enter(&self, operation: &'static str) -> Result<Entered<'_>> {
         const RELAXED: u32 = 2;
@@ -123,6 +123,11 @@ impl Context {
             (self.functions.device_attribute)(&raw mut value, attribute as u32, self.device)
         };
         self.check("read properties", code).map(|()| value)
+    }
+
+    /// Does it take memory whose pages cannot be written?
+    pub(super) fn can_register_read_only(&self) -> bool {
+        self.has(Attribute::CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED)
     }
 
     fn has(&self, attribute: Attribute) -> bool {

@@ -183,16 +183,17 @@ fn kind_of(code: Code) -> ErrorKind {
         1 => ErrorKind::InvalidArgument,
         2 => ErrorKind::OutOfMemory,
         // Among them: a fabric manager that does not run yet.
-        3 | 4 | 46 | 100 | 802..=804 => ErrorKind::Unavailable,
+        3 | 46 | 100 | 802..=804 => ErrorKind::Unavailable,
         101 => ErrorKind::NoSuchDevice,
         217 => ErrorKind::NoPeerAccess,
         400 => ErrorKind::InvalidHandle,
         712 | 713 => ErrorKind::InvalidArgument,
         // Among them: code for other devices.
         209 | 222 | 801 => ErrorKind::NotSupported,
-        // Addresses, instructions and assertions that went wrong, errors of the hardware:
-        // the context is gone.
-        214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 => ErrorKind::DeviceFailed,
+        // Addresses, instructions and assertions that went wrong, errors of the hardware: the
+        // context is gone. It also is when the driver was shut down at the end of the process
+        // (4), and when somebody reset the device (201 or 709).
+        4 | 201 | 214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 => ErrorKind::DeviceFailed,
         _ => ErrorKind::Other,
     }
 }
@@ -215,4 +216,23 @@ pub(super) fn check(functions: &Functions, operation: &'static str, code: Code) 
     let detail =
         format!("{} ({code}, {})", text(functions.error_string), text(functions.error_name));
     Err(Error::new(operation, kind_of(code), detail).with_code(i64::from(code)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::is_over;
+
+    /// No copy outlives the driver or its context, and nothing waits for one then.
+    #[test]
+    fn driver_or_context_that_ended_has_nothing_under_way() {
+        let is_over = |code| is_over(&Error::new("look at a stream", kind_of(code), ""));
+        for ended in [4, 201, 700, 709] {
+            assert!(is_over(ended), "{ended}");
+        }
+        // Not initialized, out of memory, not permitted during a capture, not ready.
+        for other in [1, 2, 3, 400, 600, 800, 900, 906] {
+            assert!(!is_over(other), "{other}");
+        }
+    }
 }

@@ -387,6 +387,10 @@ pub(super) unsafe fn register(
     const READ_ONLY: u32 = 8;
     let operation = "register host memory";
     let functions = context.enter(operation)?;
+    if is_read_only && !context.can_register_read_only() {
+        let detail = "the device cannot register memory that can only be read";
+        return Err(Error::new(operation, ErrorKind::NotSupported, detail));
+    }
     // SAFETY: the caller's promise.
     let code = unsafe {
         let at = ptr::with_exposed_provenance_mut(address as usize);

@@ -29,6 +29,8 @@ pub(super) struct Faults {
     until_failure: AtomicI64,
     refuses_words: AtomicBool,
     refuses_points: AtomicBool,
+    refuses_records: AtomicBool,
+    refuses_read_only: AtomicBool,
 }
 
 impl Faults {
@@ -39,6 +41,8 @@ impl Faults {
             until_failure: AtomicI64::new(-1),
             refuses_words: AtomicBool::new(false),
             refuses_points: AtomicBool::new(false),
+            refuses_records: AtomicBool::new(false),
+            refuses_read_only: AtomicBool::new(false),
         }
     }
 
@@ -60,6 +64,14 @@ impl Faults {
 
     pub(super) fn refuses_points(&self) -> bool {
         self.refuses_points.load(Relaxed)
+    }
+
+    pub(super) fn refuses_records(&self) -> bool {
+        self.refuses_records.load(Relaxed)
+    }
+
+    pub(super) fn refuses_read_only(&self) -> bool {
+        self.refuses_read_only.load(Relaxed)
     }
 }
 
@@ -94,5 +106,20 @@ pub fn refuse_words(number: u32, refuses: bool) {
 pub fn refuse_points(number: u32, refuses: bool) {
     if number < COUNT {
         state(number).faults.refuses_points.store(refuses, Relaxed);
+    }
+}
+
+/// Lets the stand-in's driver refuse to record events, until it is told otherwise; all else goes on.
+pub fn refuse_records(number: u32, refuses: bool) {
+    if number < COUNT {
+        state(number).faults.refuses_records.store(refuses, Relaxed);
+    }
+}
+
+/// Lets the stand-in's driver refuse to register memory that can only be read, as devices do that
+/// have no such registrations, until it is told otherwise.
+pub fn refuse_read_only_registrations(number: u32, refuses: bool) {
+    if number < COUNT {
+        state(number).faults.refuses_read_only.store(refuses, Relaxed);
     }
 }

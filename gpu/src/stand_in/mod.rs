@@ -22,7 +22,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use faults::Faults;
 #[cfg(feature = "fault-injection")]
-pub use faults::{Behaviour, behave, fail_after, refuse_points, refuse_words};
+pub use faults::{
+    Behaviour, behave, fail_after, refuse_points, refuse_read_only_registrations, refuse_records,
+    refuse_words,
+};
 #[cfg(feature = "fault-injection")]
 pub use foreign::ForeignMemory;
 pub(crate) use memory::{Physical, attributes};
@@ -216,7 +219,10 @@ impl DeviceDriver for Device {
         not_supported("export as dma-buf", "dma-buf")
     }
 
-    unsafe fn register(&self, address: u64, length: u64, _is_read_only: bool) -> Result<()> {
+    unsafe fn register(&self, address: u64, length: u64, is_read_only: bool) -> Result<()> {
+        if is_read_only && self.state().faults.refuses_read_only() {
+            return not_supported("register host memory", "registrations of read-only memory");
+        }
         memory::register(address, length)
     }
 

@@ -28,4 +28,12 @@ impl Faults {
     pub(super) fn refuses_points(&self) -> bool {
         false
     }
+
+    pub(super) fn refuses_records(&self) -> bool {
+        false
+    }
+
+    pub(super) fn refuses_read_only(&self) -> bool {
+        false
+    }
 }

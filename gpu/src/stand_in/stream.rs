@@ -153,6 +153,10 @@ impl StreamDriver for Stream {
         let driver::Event::StandIn(event) = event else {
             return Err(driver::mixed("record an event"));
         };
+        if self.line.state.faults.refuses_records() {
+            let detail = "it was told to refuse records";
+            return Err(Error::new("record an event", ErrorKind::Other, detail));
+        }
         let point = event.0.recorded.fetch_add(1, Ordering::AcqRel) + 1;
         self.push(Operation::Reach { event: event.clone(), point });
         Ok(())

@@ -123,7 +123,7 @@ impl Stream {
         by: BlocksBy,
     ) -> Result<()> {
         let operation = "copy blocks";
-        self.check_reach(operation, to)?;
+        self.check_writable(operation, to)?;
         self.check_reach(operation, from)?;
         let limits = (to.length(), from.length());
         let census = self.check_blocks(operation, limits, blocks.clone())?;

@@ -7,9 +7,10 @@
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child as Process, Stdio};
-use std::time::Duration;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
 
-use gpu::{Device, LegacyHandle, Memory};
+use gpu::{Device, LegacyHandle, Memory, Stream};
 use testkit::children::{self, say, wait_for_end_of_input};
 
 use crate::house::House;
@@ -99,8 +100,11 @@ testkit::entry_of_children!(enter);
 
 /// What a child does.
 fn enter(words: &[&str]) {
-    let house = House::open().unwrap();
     let [role, arguments @ ..] = words else { panic!("no role") };
+    if *role == "drop-at-exit" {
+        return drop_at_exit();
+    }
+    let house = House::open().unwrap();
     match *role {
         "import" => import(&house, arguments),
         "import-pieces" => import_pieces(&house, arguments),
@@ -185,6 +189,24 @@ fn take_memory(house: &House, arguments: &[&str]) {
     house.stream.synchronize(gpu::PATIENCE).unwrap();
     say("ready");
     wait_for_end_of_input();
+}
+
+/// Drops a stream, as a static object of C++ would, when the driver's own exit handlers have run, and
+/// says how many milliseconds that took.
+fn drop_at_exit() {
+    static LAST: Mutex<Option<(Stream, Memory)>> = Mutex::new(None);
+    extern "C" fn drop_last() {
+        let start = Instant::now();
+        drop(LAST.lock().unwrap().take());
+        say(&format!("{} {}", start.elapsed().as_millis(), gpu::leaked_streams()));
+    }
+    // SAFETY: a function without arguments. It is the last to run, since it is registered before the
+    // driver is loaded.
+    assert_eq!(unsafe { libc::atexit(drop_last) }, 0);
+    let house = House::open().unwrap();
+    let (stream, memory) = (house.first.stream().unwrap(), house.first.allocate(4096).unwrap());
+    stream.fill(&memory.whole(), 1).unwrap();
+    *LAST.lock().unwrap() = Some((stream, memory));
 }
 
 /// Sends a descriptor by a socket: `gpu` itself leaves that to others.

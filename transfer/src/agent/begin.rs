@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use gpu::{Block, BlocksBy};
 
-use super::chore::Chore;
-use super::held::{Held, HeldTransfer};
+use super::chore::{Chore, End};
+use super::deferred::{DeferredOperation, DeferredTransfer};
 use super::lane::{Lane, Request, Ticket};
 use super::notice::Notice;
 use super::operations::{Begun, Token};
@@ -15,7 +15,6 @@ use super::peer::Peer;
 use super::route::{Means, Route};
 use super::{Agent, PeerId, SMALL};
 use crate::blocks::Blocks;
-use crate::copies::NotBegun;
 use crate::error::{Error, ErrorKind, Result};
 use crate::path::{Operation, metrics};
 use crate::region::RegionDescriptor;
@@ -69,7 +68,7 @@ impl Agent {
         let (ticket, after) = self.enter(begun, None, Some(notice))?;
         let token = ticket.token;
         match after {
-            Some(after) => self.hold(Held::notice(ticket, after)),
+            Some(after) => self.defer(DeferredOperation::notice(ticket, after)),
             None => self.conclude(ticket),
         }
         Ok(token)
@@ -77,6 +76,10 @@ impl Agent {
 
     /// Tells a peer something when all that was begun with it before is over: its data is there,
     /// and its notices were sent before this one. What is begun later does not wait for it.
+    ///
+    /// If any of that failed, the peer is told nothing: this ends as
+    /// [`Cancelled`](ErrorKind::Cancelled), and so does every later ordered notice, until
+    /// [`flush`](Self::flush) has told of the failure.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -103,19 +106,23 @@ impl Agent {
     /// # Errors
     /// As for [`notify`](Self::notify).
     pub fn notify_ordered(&mut self, peer: PeerId, notice: Notice) -> Result<Token> {
-        let name = "notify";
+        let name = "notify in order";
         check_fork(self.born, name)?;
-        let after = self.peer(peer.0, name)?.order.next();
         let begun = Begun { operation: name, bytes: 0, path: None, peer: peer.0 };
+        let known = self.peers.get_mut(&peer.0).ok_or_else(|| was_left(name))?;
+        let after = known.order.next();
         let (ticket, _) = self.enter(begun, None, Some(notice))?;
         let token = ticket.token;
-        self.hold(Held::notice(ticket, after));
-        self.begin_held();
+        self.defer(DeferredOperation::notice(ticket, after));
+        self.start_deferred();
         Ok(token)
     }
 
     /// Whatever is begun with this peer from now on begins to move when all is over that was begun
     /// with it before: as if one had waited in between, and without waiting.
+    ///
+    /// If any of that fails, nothing behind the fence is begun: it ends as
+    /// [`Cancelled`](ErrorKind::Cancelled), until [`flush`](Self::flush) has told of the failure.
     ///
     /// Without a fence nothing is said of the order in which operations move their bytes, and in
     /// which their notices arrive: of two puts to the same bytes either may be the last.
@@ -130,24 +137,34 @@ impl Agent {
     }
 
     /// Waits until all is over that was begun with this peer: the data of puts is there, that of gets
-    /// is here, and all notices were sent. What failed is told by its own token.
+    /// is here, and all notices were sent.
     ///
     /// # Errors
+    /// [`Failed`](ErrorKind::Failed): all is over, and an operation failed since the last flush, of
+    /// which this names the first. What is begun from now on does not depend on it any more.
     /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded): it goes on;
     /// [`Unknown`](ErrorKind::Unknown) if there is no such peer.
-    pub fn flush(&mut self, peer: PeerId, patience: Duration) -> Result<()> {
+    pub fn flush(&mut self, peer: PeerId, timeout: Duration) -> Result<()> {
         let name = "flush";
         check_fork(self.born, name)?;
         let mark = self.peer(peer.0, name)?.order.next();
-        let end = ipc::deadline(patience);
+        let end = ipc::deadline(timeout);
         loop {
             self.progress();
-            if self.peer(peer.0, name)?.order.is_over_before(mark) {
-                return Ok(());
+            let order = &mut self.peer(peer.0, name)?.order;
+            if order.is_over_before(mark) {
+                let Some(failure) = order.take_failure_before(mark) else { return Ok(()) };
+                let error = Error::new(name, ErrorKind::Failed, failure);
+                return Err(error.with(self.label(peer.0)));
             }
             let now = Instant::now();
             if now >= end {
-                let detail = format!("operations were under way for {patience:?}");
+                let count = order.count_before(mark);
+                let one = self.operations.any_with(peer.0);
+                let detail = format!(
+                    "{count} operations are under way after {timeout:?}, among them {one}; flush again \
+                     to go on waiting, or disconnect"
+                );
                 let error = Error::new(name, ErrorKind::DeadlineExceeded, detail);
                 return Err(error.with(self.label(peer.0)));
             }
@@ -200,11 +217,8 @@ impl Agent {
         metrics::count(inner.path, bytes, inner.fallback);
         if let Some(after) = after {
             let blocks = self.lists.copy_of(blocks);
-            self.hold(Held::transfer(
-                ticket,
-                after,
-                HeldTransfer { operation, route: route.clone(), blocks, by },
-            ));
+            let transfer = DeferredTransfer { operation, route: route.clone(), blocks, by };
+            self.defer(DeferredOperation::transfer(ticket, after, transfer));
             return Ok(token);
         }
         self.move_bytes(operation, route, blocks, by, ticket).map_err(|failed| {
@@ -214,42 +228,59 @@ impl Agent {
         Ok(token)
     }
 
-    fn hold(&mut self, held: Held) {
-        if let Some(peer) = self.peers.get_mut(&held.peer()) {
-            peer.held.push_back(held);
+    fn defer(&mut self, deferred: DeferredOperation) {
+        if let Some(peer) = self.peers.get_mut(&deferred.peer()) {
+            peer.deferred.push_back(deferred);
+            self.deferred += 1;
         }
     }
 
-    /// Begins what waited for operations that are over now. True if there was any.
-    pub(super) fn begin_held(&mut self) -> bool {
+    /// Begins what waited for operations that are over now, or ends it if one of them failed. True if
+    /// there was any.
+    pub(super) fn start_deferred(&mut self) -> bool {
         let mut has_any = false;
-        while let Some(held) = self.peers.values_mut().find_map(Peer::take_held) {
+        while self.deferred > 0
+            && let Some(next) = self.peers.values_mut().find_map(Peer::take_deferred)
+        {
             has_any = true;
-            let (ticket, transfer) = held.into_parts();
-            let Some(mut transfer) = transfer else {
-                self.conclude(ticket);
-                continue;
-            };
-            let region = &transfer.route.0.remote;
+            self.deferred -= 1;
+            let (operation, failure) = next;
+            let (ticket, transfer) = operation.into_parts();
+            let region = transfer.as_ref().map(|transfer| &transfer.route.0.remote);
             let gone = self.peers.get(&ticket.peer).and_then(|peer| peer.obstacle(region));
-            let outcome = match gone {
-                Some((kind, why)) => Err(Box::new((ticket, Error::new("transfer", kind, why)))),
-                None => {
-                    let HeldTransfer { operation, route, blocks, by } = &mut transfer;
-                    self.move_bytes(*operation, route, blocks.all(), *by, ticket)
+            let name = self.operations.begun(ticket.token).map_or("transfer", |it| it.operation);
+            let refusal = match (failure, gone) {
+                (Some(failure), _) => {
+                    let detail = format!("{failure}; flush the peer to go on");
+                    Some(Error::new(name, ErrorKind::Cancelled, detail))
+                }
+                (None, gone) => gone.map(|(kind, why)| Error::new(name, kind, why)),
+            };
+            let outcome = match (refusal, transfer) {
+                (Some(error), transfer) => {
+                    transfer.into_iter().for_each(|transfer| self.lists.keep(transfer.blocks));
+                    Err(Box::new((ticket, error)))
+                }
+                (None, None) => {
+                    self.conclude(ticket);
+                    Ok(())
+                }
+                (None, Some(DeferredTransfer { operation, route, mut blocks, by })) => {
+                    let begun = self.move_bytes(operation, &route, blocks.all(), by, ticket);
+                    self.lists.keep(blocks);
+                    begun
                 }
             };
             if let Err(failed) = outcome {
                 let (ticket, error) = *failed;
                 self.complete(ticket, Err(error));
             }
-            self.lists.keep(transfer.blocks);
         }
         has_any
     }
 
-    /// Enters an operation into the books, unless the peer or its region is gone. With the epoch
-    /// before which everything is to be over first, if there is a fence.
+    /// Registers an operation, unless the peer or its region is gone. With the epoch before which
+    /// everything is to be over first, if there is a fence.
     fn enter(
         &mut self,
         begun: Begun,
@@ -258,7 +289,7 @@ impl Agent {
     ) -> Result<(Ticket, Option<u64>)> {
         let (name, number, bytes) = (begun.operation, begun.peer, begun.bytes);
         let Some(peer) = self.peers.get_mut(&number) else {
-            return Err(Error::new(name, ErrorKind::Closed, "the peer was left"));
+            return Err(was_left(name));
         };
         let refuse = |kind, why: &str| Err(Error::new(name, kind, why).with(&peer.card.label));
         let is_by_rails = begun.path.is_some_and(|path| !path.is_local());
@@ -276,12 +307,9 @@ impl Agent {
             }
         }
         let ticket = |token, place, order: &mut Order| {
-            let after = order.held_until();
-            let (epoch, has_lost_track) = (order.begin(), false);
-            (
-                Ticket { token, peer: number, number: place, bytes, notice, epoch, has_lost_track },
-                after,
-            )
+            let after = order.deferred_until();
+            let epoch = order.begin();
+            (Ticket { token, peer: number, number: place, bytes, notice, epoch }, after)
         };
         let Some(visit) = &mut peer.visit else {
             return Ok(ticket(self.operations.begin(begun)?, 0, &mut peer.order));
@@ -326,9 +354,10 @@ impl Agent {
                 Ok(())
             }
             Means::Processor { local, remote } => {
+                let remote = End::Host(remote.clone());
                 let (to, from) = match operation {
-                    Operation::Put => (remote.clone(), local.clone()),
-                    Operation::Get => (local.clone(), remote.clone()),
+                    Operation::Put => (remote, local.clone()),
+                    Operation::Get => (local.clone(), remote),
                 };
                 let blocks = self.lists.copy_of(blocks);
                 self.chores.push_back(Chore { ticket, to, from, blocks, block: Block::default() });
@@ -347,10 +376,8 @@ impl Agent {
                         Err(error) => return Err(Box::new((ticket, error))),
                     },
                 };
-                lane.push(ticket, Request { to, from, blocks, by }).map_err(|failed| {
-                    let NotBegun { what, error, may_be_under_way } = *failed;
-                    Box::new((Ticket { has_lost_track: may_be_under_way, ..what }, error))
-                })
+                lane.push(ticket, Request { to, from, blocks, by });
+                Ok(())
             }
         }
     }
@@ -370,11 +397,15 @@ impl Agent {
         if let Some(peer) = self.peers.get_mut(&ticket.peer) {
             peer.order.finish(ticket.epoch);
             if let Some(visit) = &mut peer.visit {
-                visit.is_over(&ticket);
+                visit.guest.end(ticket.number);
             }
         }
         self.operations.forget(ticket.token);
         self.operations.finish(ticket.token, Ok(()));
         error.with(self.label(ticket.peer))
     }
+}
+
+fn was_left(operation: &'static str) -> Error {
+    Error::new(operation, ErrorKind::Closed, "the peer was left")
 }

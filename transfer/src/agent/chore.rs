@@ -1,21 +1,59 @@
 //! Copies that the processor makes, a share at a time.
 
-use gpu::Block;
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpu::{Block, Device, Slice, Stream};
 
 use super::lane::Ticket;
 use crate::blocks::Share;
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::host::HostBuffer;
 
 /// What is copied between two looks at everything else.
 const SHARE: u64 = 1 << 20;
+/// A share takes a device tens of microseconds.
+const LONGEST_SHARE: Duration = Duration::from_secs(2);
+const COPY: &str = "copy by the processor";
+
+/// Where bytes go to, or come from.
+#[derive(Debug, Clone)]
+pub(super) enum End {
+    Host(HostBuffer),
+    /// Memory of a device, which gets what the device itself cannot read.
+    Device(Slice, Arc<Stream>),
+}
+
+impl End {
+    pub(super) fn device(memory: Slice, device: &Device) -> Result<Self> {
+        let stream = device.stream().map_err(|error| Error::of_device(COPY, error))?;
+        Ok(Self::Device(memory, Arc::new(stream)))
+    }
+
+    fn copy(&self, to: u64, from: &Self, at: u64, length: u64) -> Result<()> {
+        match (self, from) {
+            (Self::Host(buffer), Self::Host(from)) => buffer.copy(to, from, at, length),
+            (Self::Device(memory, stream), Self::Host(from)) => {
+                let mut bytes = vec![0; length as usize];
+                from.read(at, &mut bytes)?;
+                let part = memory.slice(to, length);
+                part.and_then(|part| stream.upload(&part, &bytes, LONGEST_SHARE))
+                    .map_err(|error| Error::of_device(COPY, error))
+            }
+            (_, Self::Device(..)) => {
+                let detail = "the memory of the host can only be read";
+                Err(Error::new(COPY, ErrorKind::NotAllowed, detail))
+            }
+        }
+    }
+}
 
 /// A copy that the processor makes.
 #[derive(Debug)]
 pub(super) struct Chore {
     pub(super) ticket: Ticket,
-    pub(super) to: HostBuffer,
-    pub(super) from: HostBuffer,
+    pub(super) to: End,
+    pub(super) from: End,
     /// Those that were not begun.
     pub(super) blocks: Share,
     /// What is left of the one that was.

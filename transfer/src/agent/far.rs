@@ -520,10 +520,10 @@ impl Agent {
         if self.peers.get(&ticket.peer).is_some_and(|peer| peer.visit.is_some()) {
             return self.complete(ticket, outcome);
         }
-        let label = self.label(ticket.peer);
-        if let Some(peer) = self.peers.get_mut(&ticket.peer) {
-            peer.order.finish(ticket.epoch);
-        }
-        self.operations.finish(ticket.token, outcome.map_err(|error| error.with(label)));
+        let Some(peer) = self.peers.get_mut(&ticket.peer) else {
+            return self.operations.finish(ticket.token, outcome);
+        };
+        let outcome = outcome.map_err(|error| error.with(&peer.card.label));
+        peer.finish(&ticket, outcome, &mut self.operations);
     }
 }

@@ -9,7 +9,7 @@ use super::lists::Lists;
 use super::notice::Notice;
 use super::operations::Token;
 use crate::blocks::{Blocks, Share};
-use crate::copies::{Copies, NotBegun};
+use crate::copies::Copies;
 use crate::error::Result;
 
 /// Copies that the driver has at a time: it blocks the caller when it has a thousand or so.
@@ -49,8 +49,6 @@ pub(super) struct Ticket {
     pub(super) notice: Option<Notice>,
     /// Of the operations with the peer.
     pub(super) epoch: u64,
-    /// It failed, and a device may be at a part of it: nobody can tell until when.
-    pub(super) has_lost_track: bool,
 }
 
 /// A stream of copies to or from one peer.
@@ -84,30 +82,21 @@ impl Lane {
     }
 
     /// Begins a copy, or puts it behind those that wait.
-    pub(super) fn push(
-        &mut self,
-        ticket: Ticket,
-        request: Request<'_>,
-    ) -> std::result::Result<(), Box<NotBegun<Ticket>>> {
+    pub(super) fn push(&mut self, ticket: Ticket, request: Request<'_>) {
         if self.copies.count() >= DEPTH || !self.waiting.is_empty() {
             let Request { to, from, blocks, by } = request;
             let (to, from, blocks) = (to.clone(), from.clone(), self.lists.copy_of(blocks));
             self.waiting.push_back(Waiting { ticket, to, from, blocks, by });
-            return Ok(());
+            return;
         }
-        self.begin(ticket, request)
+        self.begin(ticket, request);
     }
 
-    fn begin(
-        &mut self,
-        ticket: Ticket,
-        request: Request<'_>,
-    ) -> std::result::Result<(), Box<NotBegun<Ticket>>> {
+    fn begin(&mut self, ticket: Ticket, request: Request<'_>) {
         let bytes = ticket.bytes;
-        self.copies.begin(ticket, |stream| copy(stream, request)).map_err(Box::new)?;
+        self.copies.begin(ticket, |stream| copy(stream, request));
         let took = Duration::from_secs_f64(bytes as f64 / self.rate / 1e6);
         self.expected = self.expected.max(Instant::now()) + took + LEAST;
-        Ok(())
     }
 
     /// Takes out what is done, the oldest first, and begins what waits.
@@ -125,10 +114,7 @@ impl Lane {
                 break;
             };
             let request = Request { to: &to, from: &from, blocks: blocks.all(), by };
-            if let Err(failed) = self.begin(ticket, request) {
-                let NotBegun { what, error, may_be_under_way } = *failed;
-                done(Ticket { has_lost_track: may_be_under_way, ..what }, Err(error));
-            }
+            self.begin(ticket, request);
             self.lists.keep(blocks);
             has_moved = true;
         }
@@ -149,10 +135,10 @@ impl Lane {
 
     /// Waits until the device has done what was begun; nothing more is begun. Gives what it has not
     /// told of yet, and whether all of that is over.
-    pub(super) fn close(mut self, longest: Duration) -> (Vec<Ticket>, bool) {
+    pub(super) fn close(mut self, end: Instant) -> (Vec<Ticket>, bool) {
         let waiting = self.waiting.drain(..).map(|waiting| waiting.ticket);
         let tickets = self.copies.give_up().chain(waiting).collect();
-        (tickets, self.copies.close(longest))
+        (tickets, self.copies.close(end))
     }
 }
 

@@ -104,7 +104,8 @@ impl Agent {
         region: &RegionDescriptor,
         end: Instant,
     ) -> Result<HostBuffer> {
-        if let Some(buffer) = self.peer(peer, OPEN)?.mapped_host(region.number) {
+        let is_writable = region.rights.write;
+        if let Some(buffer) = self.peer(peer, OPEN)?.mapped_host(region.number, is_writable) {
             return Ok(buffer);
         }
         if region.place != Place::Host(Leaving::ByDescriptors) {
@@ -119,7 +120,7 @@ impl Agent {
         let Some(file) = file else {
             return Err(Error::new(OPEN, ErrorKind::Malformed, "no descriptor came"));
         };
-        let buffer = HostBuffer::open(file, region.length, region.rights.write)?;
+        let buffer = HostBuffer::open(file, region.length, is_writable)?;
         self.peer(peer, OPEN)?.remember_host(region.number, buffer.clone());
         Ok(buffer)
     }

@@ -5,11 +5,11 @@ mod board;
 mod card;
 mod chore;
 mod company;
+mod deferred;
 mod doorplate;
 mod events;
 mod explain;
 mod far;
-mod held;
 mod home;
 mod lane;
 mod leftovers;
@@ -48,7 +48,7 @@ use self::lists::Lists;
 use self::operations::Operations;
 use self::peer::{Peer, left};
 use self::pending::OutstandingCopies;
-use self::progress::CLOSING;
+use self::progress::CLOSE_TIMEOUT;
 use self::route::JOIN;
 use crate::error::{Error, ErrorKind, Result};
 use crate::path::Policy;
@@ -131,6 +131,8 @@ pub struct Agent {
     next_peer: u32,
     lanes: HashMap<(u32, DeviceName, bool), Lane>,
     chores: VecDeque<Chore>,
+    /// Operations of all peers that wait for earlier ones.
+    deferred: usize,
     /// For the blocks of chores.
     lists: Lists,
     /// Empty: its room is used again for what lanes tell.
@@ -193,6 +195,7 @@ impl Agent {
             next_peer: 0,
             lanes: HashMap::new(),
             chores: VecDeque::new(),
+            deferred: 0,
             lists: Lists::default(),
             done: Vec::new(),
             operations: Operations::default(),
@@ -321,7 +324,8 @@ impl Agent {
             }
         }
         let (was_busy, label) = (self.is_busy_with(peer.0), self.label(peer.0));
-        self.drop_peer(peer.0, || Error::new(operation, ErrorKind::Closed, "it was left"));
+        let end = Instant::now() + CLOSE_TIMEOUT;
+        self.drop_peer(peer.0, end, || Error::new(operation, ErrorKind::Closed, "it was left"));
         if was_busy {
             let detail = "operations with it were under way";
             return Err(Error::new(operation, ErrorKind::DeadlineExceeded, detail).with(label));
@@ -426,13 +430,10 @@ impl Agent {
         self.doorplate = None;
         // No peer begins anything with its regions from now on.
         self.home.end();
-        let mut is_settled = true;
-        for (_, lane) in self.lanes.drain() {
-            is_settled &= lane.close(left(end)).1;
-        }
-        self.far.rails.clear();
-        for visit in self.peers.values_mut().filter_map(|peer| peer.visit.as_mut()) {
-            if is_settled {
+        let unsettled = self.close_lanes(end);
+        Rail::close_all(&mut self.far.rails, end);
+        for (number, peer) in &mut self.peers {
+            if let Some(visit) = peer.visit.as_mut().filter(|_| !unsettled.contains(number)) {
                 visit.guest.settle();
             }
         }
@@ -473,7 +474,7 @@ impl Drop for Agent {
             // It was closed.
             return;
         }
-        self.shut_down(ipc::deadline(CLOSING));
+        self.shut_down(ipc::deadline(CLOSE_TIMEOUT));
         let copies = OutstandingCopies::of_other_processes(&self.home, None);
         if let Err(error) = wait_for_copies(copies, ipc::deadline(SETTLE_TIMEOUT)) {
             tracing::warn!(%error, "an agent was dropped while a peer copies");

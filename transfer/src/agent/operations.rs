@@ -95,6 +95,19 @@ impl Operations {
         }
     }
 
+    /// Names an operation with a peer that is under way.
+    pub(super) fn any_with(&self, peer: u32) -> String {
+        let mut slots = self.slots.iter().zip(0..);
+        let found = slots.find_map(|(slot, number)| match &slot.state {
+            State::UnderWay { begun, .. } if begun.peer == peer => {
+                let token = Token { slot: number, round: slot.round };
+                Some(format!("{} {token} of {} bytes", begun.operation, begun.bytes))
+            }
+            _ => None,
+        });
+        found.unwrap_or_else(|| "none".to_owned())
+    }
+
     /// What is known of one that is under way.
     pub(super) fn begun(&self, token: Token) -> Option<&Begun> {
         match self.slots.get(token.slot as usize).filter(|slot| slot.round == token.round) {

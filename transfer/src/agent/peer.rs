@@ -13,11 +13,11 @@ use ipc::{Channel, ChannelError, Doorbell, Life, MappedWords, Message};
 
 use super::board::ReadOnlyBoard;
 use super::card::AgentCard;
+use super::deferred::DeferredOperation;
 use super::doorplate;
-use super::held::Held;
 use super::home::{self, Home, Visitor};
 use super::lane::Ticket;
-use super::operations::Operations;
+use super::operations::{Operations, Token};
 use super::order::Order;
 use super::protocol::{Reply, Request};
 use super::visit::{Guest, Host};
@@ -75,10 +75,11 @@ pub(super) struct Peer {
     pub(super) unsent: VecDeque<Ticket>,
     pub(super) order: Order,
     /// Operations that wait for earlier ones, in order.
-    pub(super) held: VecDeque<Held>,
+    pub(super) deferred: VecDeque<DeferredOperation>,
     /// What is mapped of its regions, by number and device.
     devices: HashMap<(u64, DeviceName), WeakMemory>,
-    hosts: HashMap<u64, HostBuffer>,
+    /// The same of the host's, by number and whether it can be written.
+    hosts: HashMap<(u64, bool), HostBuffer>,
     /// By which rails it is known, and by which of them it is told things.
     pub(super) links: Vec<u32>,
     pub(super) speaker: Option<u32>,
@@ -112,7 +113,7 @@ impl Peer {
             visit,
             unsent: VecDeque::new(),
             order: Order::default(),
-            held: VecDeque::new(),
+            deferred: VecDeque::new(),
             devices: HashMap::new(),
             hosts: HashMap::new(),
             links: Vec::new(),
@@ -154,14 +155,20 @@ impl Peer {
         let Some(visit) = &self.visit else { return };
         let mut has_sent = false;
         while let Some(Ticket { token, notice: Some(notice), epoch, .. }) = self.unsent.front() {
-            let outcome = match visit.guest.leave(notice, &visit.life) {
+            let left = match visit.end() {
+                None => visit.guest.leave(notice, &visit.life),
+                Some(end) => {
+                    let detail = format!("{end}, and it did not hear of it");
+                    Err(Error::new("notify", ErrorKind::Closed, detail))
+                }
+            };
+            let outcome = match left {
                 Ok(true) => Ok(()),
                 Ok(false) => break,
                 Err(error) => Err(error.with(&self.card.label)),
             };
             has_sent |= outcome.is_ok();
-            operations.finish(*token, outcome);
-            self.order.finish(*epoch);
+            finish((*token, *epoch), outcome, &mut self.order, operations);
             self.unsent.pop_front();
         }
         if has_sent {
@@ -169,33 +176,44 @@ impl Peer {
         }
     }
 
-    /// The next operation that waited for others and waits no more.
-    pub(super) fn take_held(&mut self) -> Option<Held> {
-        let after = self.held.front()?.after();
-        self.order.is_over_before(after).then(|| self.held.pop_front()).flatten()
+    /// An operation is over, also for those that wait for it.
+    pub(super) fn finish(
+        &mut self,
+        ticket: &Ticket,
+        outcome: Result<()>,
+        operations: &mut Operations,
+    ) {
+        finish((ticket.token, ticket.epoch), outcome, &mut self.order, operations);
     }
 
-    /// Why nothing can be begun with a region that was there when it was joined.
-    pub(super) fn obstacle(&self, region: &RegionDescriptor) -> Option<(ErrorKind, &'static str)> {
-        let visit = self.visit.as_ref()?;
-        match visit.end() {
-            Some(end) => Some((ErrorKind::Closed, end)),
-            None if visit.board.is_there(region.number) => None,
-            None => Some((ErrorKind::Stale, "the region was withdrawn")),
+    /// The next operation that waited for others and waits no more, and what of them failed.
+    pub(super) fn take_deferred(&mut self) -> Option<(DeferredOperation, Option<String>)> {
+        let after = self.deferred.front()?.after();
+        if !self.order.is_over_before(after) {
+            return None;
         }
+        let failure = self.order.failure_before(after).map(str::to_owned);
+        Some((self.deferred.pop_front()?, failure))
+    }
+
+    /// Why nothing can be begun with it, or with a region that was there when it was joined.
+    pub(super) fn obstacle(
+        &self,
+        region: Option<&RegionDescriptor>,
+    ) -> Option<(ErrorKind, &'static str)> {
+        let visit = self.visit.as_ref()?;
+        if let Some(end) = visit.end() {
+            return Some((ErrorKind::Closed, end));
+        }
+        let is_gone = region.is_some_and(|region| !visit.board.is_there(region.number));
+        is_gone.then_some((ErrorKind::Stale, "the region was withdrawn"))
     }
 
     /// Looks whether it is there, and ends what it will not hear of.
     pub(super) fn look_after(&mut self, operations: &mut Operations) {
         let Some(visit) = &mut self.visit else { return };
         visit.look();
-        let Some(end) = visit.end() else { return };
-        for ticket in self.unsent.drain(..) {
-            let detail = format!("{end}, and it did not hear of it");
-            let error = Error::new("tell a peer", ErrorKind::Closed, detail);
-            operations.finish(ticket.token, Err(error.with(&self.card.label)));
-            self.order.finish(ticket.epoch);
-        }
+        self.send_notices(operations);
     }
 
     /// What is mapped of a region for a device of this process.
@@ -208,13 +226,14 @@ impl Peer {
         self.devices.insert((region, memory.mapped_for().name()), memory.downgrade());
     }
 
-    /// What is mapped of a region in host memory.
-    pub(super) fn mapped_host(&self, region: u64) -> Option<HostBuffer> {
-        self.hosts.get(&region).cloned()
+    /// What is mapped of a region in host memory. A mapping that can only be read is of no use to
+    /// whoever has more rights.
+    pub(super) fn mapped_host(&self, region: u64, is_writable: bool) -> Option<HostBuffer> {
+        self.hosts.get(&(region, is_writable)).cloned()
     }
 
     pub(super) fn remember_host(&mut self, region: u64, buffer: HostBuffer) {
-        self.hosts.insert(region, buffer);
+        self.hosts.insert((region, !buffer.is_read_only()), buffer);
     }
 
     /// By which its regions are asked for, if it belongs to another process.
@@ -240,8 +259,24 @@ impl Peer {
     /// Lets go of what is mapped of regions that are gone.
     pub(super) fn sweep(&mut self) {
         let Some(visit) = &self.visit else { return };
-        self.hosts.retain(|number, _| visit.board.is_there(*number));
+        self.hosts.retain(|(number, _), _| visit.board.is_there(*number));
     }
+}
+
+fn finish(
+    (token, epoch): (Token, u64),
+    outcome: Result<()>,
+    order: &mut Order,
+    operations: &mut Operations,
+) {
+    match &outcome {
+        Ok(()) => order.finish(epoch),
+        Err(error) => {
+            let name = operations.begun(token).map_or("operation", |begun| begun.operation);
+            order.fail(epoch, || format!("{name} {token} failed: {}", error.reason()));
+        }
+    }
+    operations.finish(token, outcome);
 }
 
 /// Makes progress during a wait, and gives for how long the next wait may last without it.
@@ -291,14 +326,6 @@ impl Visit {
             return Some("its process is gone");
         }
         self.is_cut.then_some("the connection to it has ended; connect to it again")
-    }
-
-    /// A copy is over, or was not begun after all.
-    pub(super) fn is_over(&mut self, ticket: &Ticket) {
-        match ticket.has_lost_track {
-            true => self.guest.lose_track(),
-            false => self.guest.end(ticket.number),
-        }
     }
 
     /// With another agent of this process.

@@ -1,10 +1,11 @@
 //! Going on with what was begun, and waiting for it.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use ipc::Spin;
 
-use super::held::Held;
+use super::deferred::DeferredOperation;
 use super::lane::Ticket;
 use super::operations::{Done, Token};
 use super::peer::Peer;
@@ -12,8 +13,9 @@ use super::{Agent, REST};
 use crate::error::{Error, ErrorKind, Result};
 use crate::path::Path;
 
-/// How long it is waited for copies that a device has begun, where they are not asked after any more.
-pub(super) const CLOSING: Duration = Duration::from_secs(10);
+/// How long an agent that ends, or leaves a peer, waits for copies that devices have begun: for all of
+/// them together.
+pub(super) const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 /// How often the life of peers is looked at.
 const LOOK: Duration = Duration::from_millis(50);
 
@@ -34,7 +36,7 @@ impl Agent {
             return self.operations.finish(ticket.token, outcome.and(Err(gone)));
         };
         if let Some(visit) = &mut peer.visit {
-            visit.is_over(&ticket);
+            visit.guest.end(ticket.number);
         }
         match outcome {
             Ok(()) if ticket.notice.is_some() => {
@@ -42,9 +44,8 @@ impl Agent {
                 peer.send_notices(&mut self.operations);
             }
             outcome => {
-                peer.order.finish(ticket.epoch);
                 let outcome = outcome.map_err(|error| error.with(&peer.card.label));
-                self.operations.finish(ticket.token, outcome);
+                peer.finish(&ticket, outcome, &mut self.operations);
             }
         }
     }
@@ -73,7 +74,7 @@ impl Agent {
         for peer in self.peers.values_mut().filter(|peer| !peer.unsent.is_empty()) {
             peer.send_notices(&mut self.operations);
         }
-        has_moved |= self.begin_held();
+        has_moved |= self.start_deferred();
         if Instant::now() >= self.next_look {
             self.next_look = Instant::now() + LOOK;
             self.peers.values_mut().for_each(|peer| peer.look_after(&mut self.operations));
@@ -87,14 +88,25 @@ impl Agent {
         self.lanes.iter().any(|((of, ..), lane)| *of == peer && !lane.is_idle())
             || self.chores.iter().any(|chore| chore.ticket.peer == peer)
             || self.far.is_busy_with(peer)
-            || self.peers.get(&peer).is_some_and(|it| !(it.unsent.is_empty() && it.held.is_empty()))
+            || self
+                .peers
+                .get(&peer)
+                .is_some_and(|it| !(it.unsent.is_empty() && it.deferred.is_empty()))
     }
 
-    /// Gives up everything that is under way with a peer.
-    pub(super) fn drop_peer(&mut self, number: u32, error: impl Fn() -> Error) {
+    /// Waits until devices have done what was begun with any peer, at most until `end`; nothing more is
+    /// begun. Gives the peers with which a device may still be copying.
+    pub(super) fn close_lanes(&mut self, end: Instant) -> BTreeSet<u32> {
+        let closed = self.lanes.drain().map(|((peer, ..), lane)| (peer, lane.close(end).1));
+        closed.filter_map(|(peer, is_done)| (!is_done).then_some(peer)).collect()
+    }
+
+    /// Gives up everything that is under way with a peer. Copies that a device has begun are waited
+    /// for, at most until `end`.
+    pub(super) fn drop_peer(&mut self, number: u32, end: Instant, error: impl Fn() -> Error) {
         let (mut given_up, mut is_settled) = (Vec::new(), true);
         for (_, lane) in self.lanes.extract_if(|(of, ..), _| *of == number) {
-            let (tickets, is_done) = lane.close(CLOSING);
+            let (tickets, is_done) = lane.close(end);
             given_up.extend(tickets);
             is_settled &= is_done;
         }
@@ -112,7 +124,9 @@ impl Agent {
                 visit.guest.settle();
             }
             given_up.extend(std::mem::take(&mut peer.unsent));
-            given_up.extend(std::mem::take(&mut peer.held).into_iter().map(Held::into_ticket));
+            self.deferred -= peer.deferred.len();
+            let deferred = std::mem::take(&mut peer.deferred).into_iter();
+            given_up.extend(deferred.map(DeferredOperation::into_ticket));
         }
         for ticket in given_up {
             self.operations.finish(ticket.token, Err(error()));
@@ -197,5 +211,55 @@ impl Agent {
         } else {
             std::hint::spin_loop();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gpu::stand_in::{Behaviour, behave};
+    use gpu::{Block, Device};
+
+    use super::*;
+    use crate::path::Policy;
+    use crate::{AgentOptions, Rights};
+
+    const LENGTH: u64 = 2 << 20;
+    const SECOND: Duration = Duration::from_secs(1);
+
+    /// However many streams hang, and with how many peers; and those that do not hang are settled.
+    #[test]
+    fn streams_that_hang_have_one_deadline_together() {
+        let device = Device::open("stand-in:1".parse().unwrap()).unwrap();
+        let memory = || device.allocate_shared(LENGTH, &[]).unwrap();
+        let mut here = Agent::start(AgentOptions::new("here")).unwrap();
+        let mine = here.register(memory(), Rights::ALL).unwrap();
+        let mut others = Vec::new();
+        for label in ["first", "second", "third", "fourth"] {
+            let there = Agent::start(AgentOptions::new(label)).unwrap();
+            let theirs = there.register(memory(), Rights::ALL).unwrap();
+            let peer = here.connect(&there.card().encode().unwrap(), SECOND).unwrap();
+            let descriptor = theirs.descriptor().encode().unwrap();
+            let route = here.join(peer, &mine, &descriptor, &Policy::default(), SECOND).unwrap();
+            others.push((there, theirs, peer, route));
+        }
+        let put = |here: &mut Agent, at: usize| {
+            for length in [LENGTH, 4096] {
+                let block = [Block { to: 0, from: 0, length }];
+                let token = here.put(&others[at].3, &block, None).unwrap();
+                here.forget(token);
+            }
+        };
+        put(&mut here, 3);
+        here.flush(others[3].2, SECOND).unwrap();
+        behave(1, Behaviour { delay: 20 * SECOND, ..Behaviour::default() });
+        (0..3).for_each(|at| put(&mut here, at));
+        let (start, timeout) = (Instant::now(), SECOND / 2);
+        let left = || Error::new("leave a peer", ErrorKind::Closed, "it was left");
+        here.drop_peer(others[0].2.0, start + timeout, left);
+        assert!(start.elapsed() < 2 * timeout, "{:?}", start.elapsed());
+        let start = Instant::now();
+        let unsettled = here.close_lanes(start + timeout);
+        assert!(start.elapsed() < 2 * timeout, "{:?}", start.elapsed());
+        assert_eq!(unsettled, BTreeSet::from([others[1].2.0, others[2].2.0]));
     }
 }

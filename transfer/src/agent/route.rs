@@ -6,6 +6,7 @@ use std::time::Instant;
 use gpu::{Device, DeviceName, Implementation, Memory, PeerAccess, Slice, Uuid};
 
 use super::Agent;
+use super::chore::End;
 use super::explain::Whereabouts;
 use super::peer::Peer;
 use super::track::Track;
@@ -41,7 +42,7 @@ pub(super) enum Means {
     /// A device's copy engines.
     Device { device: Device, local: Slice, remote: Slice },
     /// The processor that calls.
-    Processor { local: HostBuffer, remote: HostBuffer },
+    Processor { local: End, remote: HostBuffer },
     /// A fabric, by one rail or several.
     Rails(Vec<Track>),
 }
@@ -206,7 +207,13 @@ impl Agent {
     ) -> Result<Means> {
         let of_device = |error| Error::of_device(JOIN, error);
         let theirs = match self.peer(peer, JOIN)?.region_here(remote) {
-            Some(region) => Some(region.buffer.clone()),
+            Some(region) if region.descriptor.rights.allow(remote.rights) => {
+                Some(region.buffer.clone())
+            }
+            Some(_) => {
+                let detail = "the descriptor claims rights that the region does not give";
+                return Err(Error::new(JOIN, ErrorKind::NotAllowed, detail));
+            }
             None if path == Path::SameProcess => {
                 let detail = "the region was withdrawn, or never was";
                 return Err(Error::new(JOIN, ErrorKind::Stale, detail));
@@ -224,7 +231,7 @@ impl Agent {
                 }
                 None => self.map_host(peer, remote, end)?,
             };
-            return Ok(Means::Processor { local: mine.clone(), remote });
+            return Ok(Means::Processor { local: End::Host(mine.clone()), remote });
         };
         let whole = |memory: &Memory, length| memory.slice(0, length).map_err(of_device);
         let their_memory = match theirs {
@@ -236,7 +243,20 @@ impl Agent {
             }
             Some(Buffer::Host(buffer)) => buffer.pinned_for(device)?,
             None if remote.place.is_device() => self.map_for(peer, remote, device, end)?,
-            None => self.map_host(peer, remote, end)?.pinned_for(device)?,
+            None => {
+                let mapped = self.map_host(peer, remote, end)?;
+                match (mapped.pinned_if_possible(device)?, &local.buffer) {
+                    (Some(memory), _) => memory,
+                    (None, Buffer::Host(mine)) => {
+                        let local = End::Host(mine.clone());
+                        return Ok(Means::Processor { local, remote: mapped });
+                    }
+                    (None, Buffer::Device(mine)) => {
+                        let local = End::device(whole(mine, local.descriptor.length)?, device)?;
+                        return Ok(Means::Processor { local, remote: mapped });
+                    }
+                }
+            }
         };
         let my_memory = match &local.buffer {
             Buffer::Device(memory) => memory.clone(),

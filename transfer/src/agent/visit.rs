@@ -145,9 +145,6 @@ pub(super) struct Guest {
     begun: u64,
     /// From the oldest on that is not done: which are?
     done: VecDeque<bool>,
-    /// Of a copy it is not known whether the device still makes it: it is under way for as long as
-    /// this process lives.
-    has_lost_track: bool,
     born: Incarnation,
 }
 
@@ -166,7 +163,7 @@ impl Guest {
         let segment = Segment::open(file, LAYOUT).map_err(|error| failed(operation, error))?;
         let queue = notices(operation, &segment, false)?;
         let (words, born) = (segment.words(), Incarnation::current());
-        Ok(Self { words, queue, begun: 0, done: VecDeque::new(), has_lost_track: false, born })
+        Ok(Self { words, queue, begun: 0, done: VecDeque::new(), born })
     }
 
     /// Says that a copy begins; to be called *before* looking whether its region is there.
@@ -192,14 +189,9 @@ impl Guest {
         self.words.store(OLDEST, self.begun - self.done.len() as u64, Release);
     }
 
-    /// It is not known when, or whether, a copy that was begun will be done.
-    pub(super) fn lose_track(&mut self) {
-        self.has_lost_track = true;
-    }
-
     /// Says that all copies are done that were ever begun: nothing makes them any more.
     pub(super) fn settle(&mut self) {
-        if !self.has_lost_track && self.born.is_current() {
+        if self.born.is_current() {
             self.done.clear();
             self.words.store(OLDEST, self.begun, Release);
         }
@@ -284,20 +276,15 @@ mod tests {
     }
 
     #[test]
-    fn all_is_settled_at_the_end_unless_track_was_lost_of_a_copy() {
-        for has_lost_track in [false, true] {
-            let (host, mut guest, _) = both();
-            let first = guest.begin();
-            guest.begin();
-            guest.end(first);
-            if has_lost_track {
-                guest.lose_track();
-            }
-            guest.settle();
-            assert_eq!(host.is_settled(host.begun()), !has_lost_track);
-            guest.end(guest.begun);
-            drop(guest);
-            assert_eq!(host.is_settled(host.begun()), !has_lost_track);
-        }
+    fn all_is_settled_when_the_visitor_says_so() {
+        let (host, mut guest, _) = both();
+        let first = guest.begin();
+        guest.begin();
+        guest.end(first);
+        assert!(!host.is_settled(host.begun()));
+        guest.settle();
+        guest.end(guest.begun);
+        drop(guest);
+        assert!(host.is_settled(host.begun()));
     }
 }

@@ -87,7 +87,7 @@ impl Place {
 /// How the device that would copy reaches the memory at the other end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 pub enum Reach {
-    /// It is the same device, or memory of the host that it can be let at.
+    /// It is the same device, or memory of the host that it can be given access to.
     Same,
     /// Directly, by NVLink or PCIe.
     Direct,

@@ -21,7 +21,7 @@ use super::message::{For, Frame, LONGEST, Message};
 use super::post::{Posted, Unsent};
 use super::presence::{Presence, QUESTIONS, Session};
 use super::staging::{DeviceCopies, Slots};
-use super::{Command, Report, START, Settings, Shared};
+use super::{Command, PATIENCE, Report, START, Settings, Shared};
 use crate::agent::Home;
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::HostBuffer;
@@ -192,7 +192,7 @@ impl Driver {
     }
 
     pub(super) fn tell(&self, report: Report) {
-        lock(&self.shared.reports).push_back(report);
+        self.shared.report(report);
         self.home.doorbell.ring();
     }
 
@@ -306,7 +306,14 @@ impl Driver {
             (For::Host, message) => self.host_hears(session, message),
             (For::Guest, message) => self.guest_hears(session, message),
             (For::Either, Message::Ping) => self.say(party, &Message::Pong),
-            (For::Either, Message::Bye) => self.end(party, Parting::Bye, "it left"),
+            (For::Either, Message::Bye) => {
+                // A host leaves nobody as long as its agent and this rail of it are there.
+                let why = match party {
+                    Party::Link(_) => "the agent has ended, or its fabric",
+                    Party::Guest(_) | Party::Nobody => "it left",
+                };
+                self.end(party, Parting::Bye, why);
+            }
             (For::Either, _) => {}
         }
     }
@@ -407,6 +414,8 @@ impl Driver {
             let _ = catch_unwind(AssertUnwindSafe(|| self.give_all_up()));
         }
         lock(&self.shared.own).end();
+        // All devices together, before what they copy to and from is let go of.
+        self.copies.close(Instant::now() + PATIENCE);
         // What the fabric has yet ends with the endpoint.
         drop(self);
     }

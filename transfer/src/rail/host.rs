@@ -30,8 +30,10 @@ const AFTER_A_LOSS: Duration = Duration::from_secs(60);
 /// agent makes.
 const MOST_LEFT_BEHIND: usize = 128;
 const MOST_GUESTS: usize = 1024;
+/// Guests of one identity that are given staging memory: an agent connects once, or a few times.
+const MOST_STAGING: usize = 8;
 /// Refusals of hellos that wait to be sent.
-const MOST_REFUSED: usize = 16;
+const MAX_QUEUED_REFUSALS: usize = 16;
 /// Notices of one guest that may wait to be taken.
 const WINDOW: u64 = 64;
 /// How long a host that was roused polls without a rest.
@@ -136,13 +138,16 @@ impl Driver {
         } else if from == self.home.identity {
             // Whether something is for the one or the other half could not be told.
             Some(Refusal::new(ErrorKind::Denied, "an agent does not visit itself by a fabric"))
-        } else if self.guests.len() >= MOST_GUESTS {
-            Some(Refusal::new(ErrorKind::TooMany, format!("{MOST_GUESTS} guests are here")))
+        } else if !self.make_room_for_a_guest() {
+            Some(Refusal::new(
+                ErrorKind::TooMany,
+                format!("{MOST_GUESTS} guests with regions are here"),
+            ))
         } else {
             None
         };
-        // Whoever does not know this agent may take no more than a few places among the addresses.
-        if refusal.is_some() && self.words_to_nobody() >= MOST_REFUSED {
+        // Refused ones take no more than a few places among the addresses.
+        if refusal.is_some() && self.messages_without_session() >= MAX_QUEUED_REFUSALS {
             tracing::debug!(label, "one that is not welcome was not answered");
             return;
         }
@@ -181,6 +186,20 @@ impl Driver {
             self.lose(Party::Guest(earlier), "it came again");
         }
         self.say_welcome(session);
+    }
+
+    /// Is there room for one more guest? One that was never heard again since its hello makes room, or
+    /// else one that has opened no region: the identity that a hello names stands in every card, so
+    /// anybody can say hello, and a region takes a ticket. The oldest goes first.
+    fn make_room_for_a_guest(&mut self) -> bool {
+        if self.guests.len() < MOST_GUESTS {
+            return true;
+        }
+        let idle = self.guests.iter().filter(|(_, guest)| guest.opened.is_empty());
+        let victim = idle.min_by_key(|(_, guest)| (guest.has_come, guest.number));
+        let Some(session) = victim.map(|(session, _)| *session) else { return false };
+        self.lose(Party::Guest(session), "others came, and it had opened no region");
+        true
     }
 
     /// A guest said something that is no hello: it is there, and hears us.
@@ -261,6 +280,13 @@ impl Driver {
         if guest.is_none_or(|guest| guest.opened.is_empty()) {
             let detail = "it has opened no region that it could stage for";
             return Err(Error::new(operation, ErrorKind::Denied, detail));
+        }
+        let identity = guest.map(|guest| guest.identity);
+        let is_staging =
+            |guest: &&Guest| guest.staging.is_some() && Some(guest.identity) == identity;
+        if self.guests.values().filter(is_staging).count() >= MOST_STAGING {
+            let detail = format!("{MOST_STAGING} of its sessions have staging memory already");
+            return Err(Error::new(operation, ErrorKind::TooMany, detail));
         }
         let buffer = HostBuffer::new(SLOT * u64::from(SLOTS))?;
         let memory = self.register_slots(&buffer, Some(Rights::ALL))?;

@@ -136,7 +136,7 @@ impl Drop for PendingMove {
     fn drop(&mut self) {
         if let Some(told) = self.transfer.take() {
             let why = "the rail's thread has ended".to_owned();
-            lock(&self.shared.reports).push_back(Report::Stranded { told: Box::new(told), why });
+            self.shared.report(Report::Stranded { told: Box::new(told), why });
         }
     }
 }
@@ -221,6 +221,18 @@ impl Shared {
             is_over: AtomicBool::new(false),
             has_ended: AtomicBool::new(false),
         }
+    }
+
+    /// Tells the agent something, unless that has ended. What nobody reads would keep its regions for
+    /// ever: they keep the agent's lines, which keep this.
+    fn report(&self, report: Report) {
+        let mut reports = lock(&self.reports);
+        if !self.is_over.load(Ordering::Acquire) {
+            reports.push_back(report);
+            return;
+        }
+        drop(reports);
+        drop(report);
     }
 }
 
@@ -331,6 +343,32 @@ impl Rail {
         FabricAddress { provider: self.provider().to_owned(), address: self.address.clone() }
     }
 
+    /// Ends the threads of all, and waits for them, at most until `end`. A thread that its provider
+    /// does not let go of is left to itself.
+    pub(crate) fn close_all(rails: &mut Vec<Self>, end: Instant) {
+        rails.iter().for_each(Self::end);
+        rails.drain(..).for_each(|mut rail| rail.join(end));
+    }
+
+    fn end(&self) {
+        self.line.shared.is_over.store(true, Ordering::Release);
+        let _ = self.line.waker.wake();
+    }
+
+    fn join(&mut self, end: Instant) {
+        let Some(thread) = self.thread.take() else { return };
+        while !thread.is_finished() && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        match thread.is_finished() {
+            true => drop(thread.join()),
+            false => tracing::warn!(provider = self.provider(), "a rail's thread does not end"),
+        }
+        // What was told before it was over.
+        let unread = std::mem::take(&mut *lock(&self.line.shared.reports));
+        drop(unread);
+    }
+
     /// The thread is another process's.
     pub(crate) fn forget(mut self) {
         std::mem::forget(self.thread.take());
@@ -339,18 +377,9 @@ impl Rail {
 
 impl Drop for Rail {
     fn drop(&mut self) {
-        let Some(thread) = self.thread.take() else { return };
-        self.line.shared.is_over.store(true, Ordering::Release);
-        let _ = self.line.waker.wake();
-        // A provider may hang; then the thread is left to itself.
-        let end = Instant::now() + PATIENCE;
-        while !thread.is_finished() {
-            if Instant::now() >= end {
-                tracing::warn!(provider = self.provider(), "a rail's thread does not end");
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(1));
+        if self.thread.is_some() {
+            self.end();
+            self.join(Instant::now() + PATIENCE);
         }
-        let _ = thread.join();
     }
 }

@@ -213,8 +213,8 @@ impl Driver {
         }
     }
 
-    /// Messages that are under way, or wait, to whoever has no session.
-    pub(super) fn words_to_nobody(&self) -> usize {
+    /// Messages without a session that are under way, or wait.
+    pub(super) fn messages_without_session(&self) -> usize {
         let is_one = |posted: &&Posted| matches!(posted, Posted::Send(_, Party::Nobody, _));
         let posted = self.posted.iter().flatten().filter(is_one).count();
         posted + self.waiting.iter().filter(|waiting| waiting.to == Party::Nobody).count()

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Instant;
 
 use fabric::{MemoryRegion, RegionSlice};
 use gpu::{Device, DeviceName, Memory, Slice};
@@ -97,7 +98,17 @@ impl DeviceCopies {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(place) => place.insert(Copies::new(device)?),
         };
-        copies.begin(number, |stream| stream.copy(to, from)).map_err(|failed| failed.error)
+        copies.begin(number, |stream| stream.copy(to, from));
+        Ok(())
+    }
+
+    /// Waits until the devices have done all copies, for none of them longer than until `end`.
+    pub(super) fn close(&mut self, end: Instant) {
+        for (device, copies) in self.0.drain() {
+            if !copies.close(end) {
+                tracing::warn!(%device, "copies of a rail do not end: their memory is not freed");
+            }
+        }
     }
 
     /// The next one that is done.

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use fabric::{Caps, Domain, EndpointKind, Query};
 use gpu::Device;
+use gpu::stand_in::{Behaviour, behave, refuse_records};
 
 use super::driver::{Driver, Party};
 use super::message::{Chunk, Frame, Message};
@@ -208,6 +209,70 @@ fn who_has_no_staging_memory_or_asks_for_more_copies_than_slots_is_refused() {
     let outcomes: Vec<_> = (0..100).map(|_| world.refusal(chunk(&region), true)).collect();
     assert_eq!(outcomes[0], None);
     assert_eq!(outcomes[99], Some(ErrorKind::TooMany));
+}
+
+/// The copy is under way, although the device's driver refused to mark its end.
+#[test]
+fn region_is_kept_until_a_copy_whose_end_was_not_marked_is_over() {
+    let mut world = World::new();
+    world.hello(SESSION, world.home.identity);
+    let device = Device::open("stand-in:1".parse().unwrap()).unwrap();
+    let memory = device.allocate_shared(2 * SLOT, &[]).unwrap();
+    let region = Region::new(&world.home, memory.into(), Rights::ALL).unwrap();
+    let number = region.descriptor().number;
+    world.opens(SESSION, &region);
+    world.driver.host_hears(SESSION, Message::Stage { request: 1 });
+    let delay = Duration::from_millis(200);
+    behave(1, Behaviour { delay, ..Behaviour::default() });
+    refuse_records(1, true);
+    let start = Instant::now();
+    assert_eq!(world.refusal(chunk(&region), true), None);
+    refuse_records(1, false);
+    world.driver.host_hears(SESSION, Message::Released { region: number });
+    world.driver.retire(number, None, region.buffer().clone());
+    while lock(&world.shared.retiring).contains_key(&number) {
+        assert!(start.elapsed() < PATIENCE, "the region stays");
+        world.driver.turn();
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert!(start.elapsed() >= delay, "let go of after {:?}", start.elapsed());
+    // The guest is told that it failed, and may use its slot again then.
+    assert!(world.driver.errands.is_empty() && world.has_guest());
+}
+
+/// The identity of an agent stands in its card: anybody can say hello.
+#[test]
+fn guests_without_a_region_make_room_for_others() {
+    let mut world = World::new();
+    let region = world.region(Rights::ALL);
+    world.hello(SESSION, world.home.identity);
+    world.opens(SESSION, &region);
+    world.driver.take(frame(0, 0, Message::Pong));
+    let mut address = world.driver.address().to_vec();
+    for number in 0..1100_u16 {
+        // Where nobody is. The address of a socket begins with its family and its port.
+        address[4..8].copy_from_slice(&[127, 1, (number >> 8) as u8, number as u8]);
+        let mut from = [3; 16];
+        from[..2].copy_from_slice(&number.to_le_bytes());
+        let (to, label, visit) = (world.home.identity, "unknown".to_owned(), 1);
+        let hello = Message::Hello { to, from, visit, label, address: address.clone() };
+        world.driver.host_hears(1000 + u64::from(number), hello);
+    }
+    assert_eq!(world.driver.guests.len(), 1024);
+    assert!(world.has_guest(), "it has opened a region");
+    // A partner comes, and is served.
+    world.hello(9000, world.home.identity);
+    world.opens(9000, &region);
+    world.driver.host_hears(9000, Message::Stage { request: 2 });
+    assert!(world.driver.guests[&9000].staging.is_some());
+    // One identity is given memory for a few sessions.
+    for session in 9001..9100 {
+        world.hello(session, world.home.identity);
+        world.opens(session, &region);
+        world.driver.host_hears(session, Message::Stage { request: 2 });
+    }
+    let staging = world.driver.guests.values().filter(|guest| guest.staging.is_some()).count();
+    assert_eq!(staging, 8);
 }
 
 #[test]

@@ -55,6 +55,11 @@ impl Rights {
     /// Put only.
     pub const WRITE: Self = Self { read: false, write: true };
 
+    /// Are these rights, or fewer, given?
+    pub(crate) fn allow(self, claimed: Self) -> bool {
+        (self.read || !claimed.read) && (self.write || !claimed.write)
+    }
+
     fn code(self) -> u8 {
         u8::from(self.read) | u8::from(self.write) << 1
     }

@@ -5,10 +5,10 @@ use std::time::Duration;
 use gpu::Block;
 use ipc::Channel;
 use transfer::path::{Leaving, Place, Policy, Stays};
-use transfer::{AgentCard, ErrorKind, HostBuffer, RegionDescriptor, Rights};
+use transfer::{Agent, AgentCard, AgentOptions, ErrorKind, HostBuffer, RegionDescriptor, Rights};
 
 use crate::common::{LENGTH, PATIENCE, alone, device};
-use crate::house::{House, SUM, sum, sum_of, sum_of_buffer};
+use crate::house::{House, SUM, blocks_of, fill, sum, sum_of, sum_of_buffer};
 
 #[test]
 fn what_is_out_of_bounds_or_not_allowed_is_refused_before_a_byte_moves() {
@@ -187,6 +187,50 @@ fn host_memory_without_the_right_to_write_cannot_be_mapped_for_writing() {
         let found =
             if is_host { sum_of_buffer(&(&mine).into()) } else { sum(&house.memory, LENGTH) };
         assert_eq!(found, sum_of(LENGTH, 0));
+        // Nor is what is mapped for reading used by whoever claims more.
+        let joined = house.agent.join(peer, region, &lie, &policy, PATIENCE);
+        assert_eq!(joined.unwrap_err().kind(), ErrorKind::WrongMemory);
+    }
+    house.end(neighbour);
+}
+
+/// Nor by another agent of the same process.
+#[test]
+fn rights_that_a_region_does_not_give_are_refused_within_a_process() {
+    let _alone = alone();
+    let mut here = Agent::start(AgentOptions::new("here")).unwrap();
+    let there = Agent::start(AgentOptions::new("there")).unwrap();
+    let mine = here.register(HostBuffer::new(LENGTH).unwrap(), Rights::ALL).unwrap();
+    let theirs = there.register(HostBuffer::new(LENGTH).unwrap(), Rights::READ).unwrap();
+    let peer = here.connect(&there.card().encode().unwrap(), PATIENCE).unwrap();
+    let told = theirs.descriptor().clone();
+    let policy = Policy::default();
+    let mut join = |rights| {
+        let bytes = RegionDescriptor { rights, ..told.clone() }.encode().unwrap();
+        here.join(peer, &mine, &bytes, &policy, PATIENCE)
+    };
+    join(Rights::READ).unwrap();
+    assert_eq!(join(Rights::ALL).unwrap_err().kind(), ErrorKind::NotAllowed);
+}
+
+/// Then the processor reads it, and hands it to the device.
+#[test]
+fn read_only_host_memory_is_got_by_devices_that_cannot_register_it() {
+    let _alone = alone();
+    if device().name().implementation != gpu::Implementation::StandIn {
+        testkit::skip!("only stand-ins refuse what they are told to");
+    }
+    let mut house = House::open();
+    let neighbour = house.neighbour("host-read-only", &[]);
+    gpu::stand_in::refuse_read_only_registrations(0, true);
+    let route = house.join(&neighbour);
+    gpu::stand_in::refuse_read_only_registrations(0, false);
+    assert_eq!(route.path(), transfer::path::Path::SharedMemory, "{}", route.choice());
+    for length in [LENGTH, 4096] {
+        fill(&house.memory, LENGTH, 99);
+        let token = house.agent.get(&route, &blocks_of(length), None).unwrap();
+        house.agent.wait(token, PATIENCE).unwrap();
+        assert_eq!(sum(&house.memory, LENGTH), sum_of(LENGTH, 0));
     }
     house.end(neighbour);
 }

@@ -7,6 +7,7 @@
 mod cables;
 #[path = "../common/mod.rs"]
 mod common;
+mod devices;
 mod endings;
 mod fences;
 mod halos;

@@ -7,13 +7,12 @@ use gpu::{Allocator, Block, Device, stand_in};
 use transfer::path::Policy;
 use transfer::{Agent, AgentOptions, Buffer, Event, HostBuffer, Region, Rights};
 
-use crate::cables;
 use crate::common::{LENGTH, PATIENCE};
 use crate::house::{
     ANSWER, DROP_AGENT, END, FILL, PUT_SLOWLY, SLEEP, SUM, WITHDRAW, fill_buffer, notice,
     other_device, read, sum_of_buffer, with_cables, with_rails, write,
 };
-use crate::orders;
+use crate::{cables, devices, orders};
 
 /// Memory of its own, by role.
 fn memory(role: &str, device: &Device) -> Buffer {
@@ -71,8 +70,10 @@ fn enter(words: &[&str]) {
         return cables::inside(role);
     }
     let directory = Path::new(directory);
-    if role == "initiator" {
-        return orders::initiator(directory);
+    match role {
+        "initiator" => return orders::initiator(directory),
+        "owner" => return devices::owner(directory),
+        _ => {}
     }
     let options = AgentOptions::new(role).directory(directory);
     // Also when the house is lost: it may come back.

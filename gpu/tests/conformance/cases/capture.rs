@@ -39,7 +39,7 @@ impl Capture {
         // SAFETY: undoes what was done above.
         unsafe {
             check(sys::cuStreamEndCapture(self.stream, &raw mut graph));
-            assert!(!graph.is_null(), "the capture was spoilt");
+            assert!(!graph.is_null(), "the capture was invalidated");
             check(sys::cuGraphDestroy(graph));
             check(sys::cuStreamDestroy_v2(self.stream));
             check(sys::cuCtxPopCurrent_v2(&raw mut popped));
@@ -58,8 +58,8 @@ fn work(device: &Device) {
     stream.copy(&to.whole(), &from.whole()).unwrap();
     stream.copy(&shared.whole(), &to.whole()).unwrap();
     let point = stream.point().unwrap();
-    // Asked again and again, from when it is not reached on.
-    while !point.is_done().unwrap() {}
+    // Asks again and again, from when it is not reached on.
+    point.wait(gpu::PATIENCE).unwrap();
     let sum = stream.checksum(&shared.whole(), gpu::PATIENCE).unwrap();
     assert_eq!(sum, gpu::checksum(&vec![7; length as usize]));
     // While a stream waits for a word.

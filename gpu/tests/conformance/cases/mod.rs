@@ -17,6 +17,7 @@ use crate::house::House;
 /// Why a case does not apply to a device.
 pub struct Skip(pub String);
 
+#[derive(Clone, Copy)]
 pub struct Case {
     pub name: &'static str,
     pub run: fn(&House) -> Result<(), Skip>,
@@ -28,10 +29,24 @@ macro_rules! cases {
     ($($module:ident: $($name:ident),*;)*) => {
         pub const CASES: &[Case] = &[
             $($(Case { name: stringify!($name), run: $module::$name, ruins: false },)*)*
-            Case { name: "a_failure_is_told_and_stays", run: failures::a_failure_is_told_and_stays, ruins: true },
+            RUINS[0], RUINS[1],
         ];
     };
 }
+
+/// Those that leave nothing to go on with.
+const RUINS: [Case; 2] = [
+    Case {
+        name: "a_failure_is_told_and_stays",
+        run: failures::a_failure_is_told_and_stays,
+        ruins: true,
+    },
+    Case {
+        name: "streams_of_a_reset_device_are_closed_at_once",
+        run: failures::streams_of_a_reset_device_are_closed_at_once,
+        ruins: true,
+    },
+];
 
 cases! {
     devices:
@@ -51,6 +66,8 @@ cases! {
         blocks_arrive_however_they_lie, blocks_arrive_however_long_they_are,
         ten_thousand_blocks_arrive, blocks_that_reach_beyond_are_refused_before_any_moves,
         memory_lives_as_long_as_its_blocks, blocks_go_to_peers_and_to_the_host;
+    failures:
+        streams_dropped_at_exit_are_not_waited_for;
     points:
         a_point_is_reached_when_all_before_it_is_done, a_point_is_dropped_at_any_time,
         memory_goes_when_only_points_are_asked;

@@ -443,3 +443,22 @@ fn a_region_that_was_joined_while_a_rail_said_nothing_is_reached_by_it_later() {
     world.until("it leads there, too", |world| world.open_rails() == 2);
     world.carries(5);
 }
+
+/// What was told to a rail and not begun keeps the regions of both ends of it, and goes with the agent.
+#[test]
+fn agent_that_ends_with_queued_puts_lets_go_of_its_regions() {
+    let mut world = World::new(2);
+    let block = [Block { to: 0, from: 0, length: LENGTH }];
+    for _ in 0..1000 {
+        let token = world.one.put(&world.route, &block, None).unwrap();
+        world.one.forget(token);
+    }
+    let World { one, two, route, mine, theirs, _regions, .. } = world;
+    drop(one);
+    drop((route, _regions, two));
+    let end = Instant::now() + PATIENCE;
+    while mine.is_shared() || theirs.is_shared() {
+        assert!(Instant::now() < end, "{} {}", mine.is_shared(), theirs.is_shared());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}

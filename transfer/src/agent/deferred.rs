@@ -9,29 +9,29 @@ use crate::path::Operation;
 
 /// An operation behind a fence, or an ordered notice.
 #[derive(Debug)]
-pub(super) struct Held {
+pub(super) struct DeferredOperation {
     ticket: Ticket,
     /// All epochs before this one are to be over.
     after: u64,
-    transfer: Option<HeldTransfer>,
+    transfer: Option<DeferredTransfer>,
 }
 
 /// What it moves.
 #[derive(Debug)]
-pub(super) struct HeldTransfer {
+pub(super) struct DeferredTransfer {
     pub(super) operation: Operation,
     pub(super) route: Route,
     pub(super) blocks: Share,
     pub(super) by: BlocksBy,
 }
 
-impl Held {
+impl DeferredOperation {
     /// A notice alone.
     pub(super) fn notice(ticket: Ticket, after: u64) -> Self {
         Self { ticket, after, transfer: None }
     }
 
-    pub(super) fn transfer(ticket: Ticket, after: u64, transfer: HeldTransfer) -> Self {
+    pub(super) fn transfer(ticket: Ticket, after: u64, transfer: DeferredTransfer) -> Self {
         Self { ticket, after, transfer: Some(transfer) }
     }
 
@@ -47,7 +47,7 @@ impl Held {
         self.ticket
     }
 
-    pub(super) fn into_parts(self) -> (Ticket, Option<HeldTransfer>) {
+    pub(super) fn into_parts(self) -> (Ticket, Option<DeferredTransfer>) {
         (self.ticket, self.transfer)
     }
 }

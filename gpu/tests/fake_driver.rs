@@ -1,0 +1,177 @@
+//! What CUDA does at bad times, played by a driver of our own, which `fake_driver/driver.c` is: it is
+//! shut down, its context is destroyed, a graph is captured, a device lacks something.
+//!
+//! Each case is a process of its own, which finds that driver before any other.
+#![allow(unsafe_code)]
+
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use gpu::{Device, ErrorKind, HostMapping, PATIENCE};
+use libloading::Library;
+use testkit::children::{self, Child};
+use testkit::directory::Directory;
+
+const LENGTH: u64 = 4096;
+
+/// The driver, as a test sees it.
+struct Driver(Library);
+
+impl Driver {
+    fn find() -> Self {
+        // SAFETY: the library that the parent made, and that the device uses as well.
+        Self(unsafe { Library::new("libcuda.so.1") }.unwrap())
+    }
+
+    fn tell(&self, what: &str, value: i32) {
+        // SAFETY: functions of the fake driver with one number.
+        unsafe { self.0.get::<unsafe extern "C" fn(i32)>(what.as_bytes()).unwrap()(value) }
+    }
+
+    fn ask(&self, what: &str) -> i32 {
+        // SAFETY: functions of the fake driver that give a number.
+        unsafe { self.0.get::<unsafe extern "C" fn() -> i32>(what.as_bytes()).unwrap()() }
+    }
+}
+
+testkit::entry_of_children!(enter);
+
+fn enter(words: &[&str]) {
+    let device = Device::open("cuda:0".parse().unwrap()).unwrap();
+    let driver = Driver::find();
+    match *words {
+        ["over", code] => over(&driver, &device, code.parse().unwrap()),
+        ["unknown", code] => unknown(&driver, &device, code.parse().unwrap()),
+        ["capture"] => capture(&driver, &device),
+        ["read-only"] => read_only(&driver, &device),
+        _ => panic!("{words:?}"),
+    }
+}
+
+/// Copies are under way when the driver begins to answer everything with this code: they are over.
+fn over(driver: &Driver, device: &Device, code: i32) {
+    let memory = device.allocate(LENGTH).unwrap();
+    let [first, second] = [(); 2].map(|()| device.stream().unwrap());
+    driver.tell("fake_be_busy", 1);
+    first.fill(&memory.whole(), 1).unwrap();
+    second.fill(&memory.whole(), 2).unwrap();
+    let point = first.point().unwrap();
+    assert!(!point.is_done().unwrap());
+    driver.tell("fake_fail", code);
+    let start = Instant::now();
+    let error = point.is_done().unwrap_err();
+    assert!(gpu::is_over(&error), "{error}");
+    let error = first.close(PATIENCE).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::DeviceFailed, "{error}");
+    drop((second, memory, point));
+    assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
+    assert_eq!(gpu::leaked_streams(), 0);
+}
+
+/// The same with a code that says nothing of what is under way.
+fn unknown(driver: &Driver, device: &Device, code: i32) {
+    let memory = device.allocate(LENGTH).unwrap();
+    let stream = device.stream().unwrap();
+    driver.tell("fake_be_busy", 1);
+    stream.fill(&memory.whole(), 1).unwrap();
+    driver.tell("fake_fail", code);
+    let error = stream.close(Duration::from_millis(50)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::DeadlineExceeded, "{error}");
+    assert_eq!(gpu::leaked_streams(), 1);
+}
+
+/// Another thread captures in global mode: no call of ours invalidates that.
+fn capture(driver: &Driver, device: &Device) {
+    driver.tell("fake_capture", 1);
+    let [from, to] = [(); 2].map(|()| device.allocate(LENGTH).unwrap());
+    let stream = device.stream().unwrap();
+    stream.upload(&from.whole(), &[7; LENGTH as usize], PATIENCE).unwrap();
+    stream.copy(&to.whole(), &from.whole()).unwrap();
+    stream.point().unwrap().wait(PATIENCE).unwrap();
+    let mut bytes = [0; LENGTH as usize];
+    stream.download(&to.whole(), &mut bytes, PATIENCE).unwrap();
+    assert_eq!(bytes, [7; LENGTH as usize]);
+    drop((from, to));
+    stream.close(PATIENCE).unwrap();
+    assert_eq!(driver.ask("fake_was_invalidated"), 0);
+}
+
+/// A page that only the host's memory manager knows.
+#[derive(Debug)]
+struct Page(Box<[u64; 512]>);
+
+// SAFETY: it stays where it is, and nothing refers to its bytes.
+unsafe impl HostMapping for Page {
+    fn address(&self) -> u64 {
+        self.0.as_ptr() as u64
+    }
+
+    fn length(&self) -> u64 {
+        LENGTH
+    }
+
+    fn is_read_only(&self) -> bool {
+        true
+    }
+}
+
+/// The driver is asked whether it takes such memory, and what it does not take it is not given.
+fn read_only(driver: &Driver, device: &Device) {
+    const READ_ONLY: i32 = 8;
+    driver.tell("fake_lack_read_only", 1);
+    let error = device.register(Page(Box::new([0; 512]))).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotSupported, "{error}");
+    assert_eq!(driver.ask("fake_registered_flags"), -1, "it was registered");
+    driver.tell("fake_lack_read_only", 0);
+    let memory = device.register(Page(Box::new([0; 512]))).unwrap();
+    assert!(memory.is_read_only());
+    assert_eq!(driver.ask("fake_registered_flags") & READ_ONLY, READ_ONLY);
+}
+
+/// Runs a case where the fake driver is the first to be found.
+fn run(words: &[&str]) {
+    if std::env::var_os("FABRICAST_TEST_EMULATOR").is_some() {
+        testkit::skip!("the compiler here makes no libraries for the processor that is emulated");
+    }
+    let directory = Directory::new(&format!("fabricast-fake-driver-{}", words.join("-")));
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fake_driver/driver.c");
+    let library = directory.join("libcuda.so.1");
+    let compiler = std::env::var("CC").unwrap_or("cc".to_owned());
+    let compiled = Command::new(compiler)
+        .args(["-O1", "-shared", "-fPIC", "-o"])
+        .args([&library, &source])
+        .status()
+        .expect("a C compiler, which builds need as well");
+    assert!(compiled.success());
+    // Also found before one that is installed for development.
+    std::os::unix::fs::symlink(&library, directory.join("libcuda.so")).unwrap();
+    let mut command = children::again(words);
+    Child::start(command.env("LD_LIBRARY_PATH", &*directory)).end(6 * PATIENCE);
+}
+
+#[test]
+fn nothing_is_under_way_when_the_driver_was_shut_down() {
+    run(&["over", "4"]);
+}
+
+#[test]
+fn nothing_is_under_way_in_a_context_that_was_reset_or_destroyed() {
+    run(&["over", "201"]);
+    run(&["over", "709"]);
+}
+
+#[test]
+fn streams_that_cannot_be_queried_are_not_taken_for_done() {
+    run(&["unknown", "901"]);
+}
+
+#[test]
+fn graph_captures_of_other_threads_are_not_invalidated() {
+    run(&["capture"]);
+}
+
+#[test]
+fn read_only_memory_is_registered_only_where_the_device_takes_it() {
+    run(&["read-only"]);
+}

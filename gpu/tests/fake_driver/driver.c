@@ -1,0 +1,145 @@
+/* A CUDA driver without a device, for tests of what real ones do at bad times: they are shut down, their
+ * context is destroyed, a graph is captured. Memory is the host's, and work is done when it is begun. */
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef uint32_t code;
+typedef uint64_t address;
+enum { NOT_READY = 600, CAPTURE_INVALIDATED = 901, RELAXED = 2, READ_ONLY_ATTRIBUTE = 113 };
+
+static code failing;
+static int busy, capturing, invalidated, without_read_only, registered_flags = -1;
+static _Thread_local unsigned capture_mode;
+
+/* What tests tell it, and ask. */
+void fake_fail(int with) { failing = (code)with; }
+void fake_be_busy(int is) { busy = is; }
+void fake_capture(int is) { capturing = is; }
+int fake_was_invalidated(void) { return invalidated; }
+void fake_lack_read_only(int does) { without_read_only = does; }
+int fake_registered_flags(void) { return registered_flags; }
+
+/* What may not be called while a graph is captured in global mode, unless the thread is relaxed. */
+static code unsafe_call(void) {
+    if (failing) return failing;
+    if (capturing && capture_mode != RELAXED) {
+        invalidated = 1;
+        return CAPTURE_INVALIDATED;
+    }
+    return 0;
+}
+
+#define WORKS(name) \
+    code name(void) { return failing; }
+#define WORKS_UNCAPTURED(name) \
+    code name(void) { return unsafe_call(); }
+
+WORKS(cuInit) WORKS(cuDevicePrimaryCtxRelease_v2) WORKS(cuCtxPushCurrent_v2)
+WORKS(cuCtxEnablePeerAccess) WORKS(cuMemGetAddressRange_v2) WORKS(cuMemRelease) WORKS(cuMemExportToShareableHandle)
+WORKS(cuMemImportFromShareableHandle) WORKS(cuMemGetAllocationPropertiesFromHandle) WORKS(cuMemRetainAllocationHandle)
+WORKS(cuMemAddressFree) WORKS(cuMemMap) WORKS(cuMemUnmap) WORKS(cuMemSetAccess) WORKS(cuMemGetHandleForAddressRange)
+WORKS(cuMemAddressReserve) WORKS(cuMemCreate) WORKS(cuIpcGetMemHandle) WORKS(cuIpcOpenMemHandle_v2)
+WORKS(cuIpcCloseMemHandle) WORKS(cuPointerGetAttributes) WORKS(cuStreamWaitEvent) WORKS(cuStreamWriteValue32_v2)
+WORKS(cuStreamWaitValue32_v2) WORKS(cuEventRecord) WORKS(cuModuleUnload) WORKS(cuLaunchKernel)
+WORKS(cuDeviceCanAccessPeer) WORKS(cuDeviceGetP2PAttribute)
+WORKS_UNCAPTURED(cuMemHostUnregister) WORKS_UNCAPTURED(cuEventDestroy_v2) WORKS_UNCAPTURED(cuStreamDestroy_v2)
+
+static code text(const char **place) {
+    *place = "fake";
+    return 0;
+}
+code cuGetErrorName(code of, const char **place) { (void)of; return text(place); }
+code cuGetErrorString(code of, const char **place) { (void)of; return text(place); }
+
+code cuDriverGetVersion(int *version) { *version = 13000; return failing; }
+code cuDeviceGetCount(int *count) { *count = 1; return failing; }
+code cuDeviceGet(int *device, int number) { *device = number; return failing; }
+code cuDeviceGetName(char *name, int length, int device) {
+    (void)device;
+    strncpy(name, "fake", (size_t)length);
+    return failing;
+}
+code cuDeviceGetUuid_v2(char *uuid, int device) {
+    memset(uuid, device + 1, 16);
+    return failing;
+}
+code cuDeviceGetAttribute(int *value, unsigned attribute, int device) {
+    (void)device;
+    *value = attribute != READ_ONLY_ATTRIBUTE || !without_read_only;
+    return failing;
+}
+code cuDeviceTotalMem_v2(size_t *bytes, int device) {
+    (void)device;
+    *bytes = (size_t)1 << 30;
+    return failing;
+}
+code cuDevicePrimaryCtxRetain(void **context, int device) {
+    (void)device;
+    *context = &failing;
+    return failing;
+}
+code cuCtxPopCurrent_v2(void **context) { *context = &failing; return failing; }
+
+code cuMemGetInfo_v2(size_t *free, size_t *total) { *free = *total = (size_t)1 << 30; return failing; }
+code cuMemAlloc_v2(address *place, size_t length) {
+    *place = (address)(uintptr_t)malloc(length);
+    return unsafe_call();
+}
+code cuMemFree_v2(address place) {
+    code answer = unsafe_call();
+    if (!answer) free((void *)(uintptr_t)place);
+    return answer;
+}
+code cuMemGetAllocationGranularity(size_t *bytes, const void *wanted, unsigned which) {
+    (void)wanted, (void)which;
+    *bytes = (size_t)2 << 20;
+    return failing;
+}
+code cuMemHostAlloc(void **place, size_t length, unsigned flags) {
+    (void)flags;
+    *place = calloc(1, length);
+    return unsafe_call();
+}
+code cuMemFreeHost(void *place) {
+    code answer = unsafe_call();
+    if (!answer) free(place);
+    return answer;
+}
+code cuMemHostRegister_v2(void *place, size_t length, unsigned flags) {
+    (void)place, (void)length;
+    registered_flags = (int)flags;
+    return unsafe_call();
+}
+
+code cuThreadExchangeStreamCaptureMode(unsigned *mode) {
+    unsigned before = capture_mode;
+    capture_mode = *mode;
+    *mode = before;
+    return failing;
+}
+code cuStreamIsCapturing(void *stream, unsigned *status) { (void)stream; *status = 0; return failing; }
+code cuStreamCreate(void **stream, unsigned flags) { (void)flags; *stream = &busy; return failing; }
+code cuStreamQuery(void *stream) {
+    (void)stream;
+    code answer = unsafe_call();
+    return answer ? answer : busy ? NOT_READY : 0;
+}
+code cuEventCreate(void **event, unsigned flags) { (void)flags; *event = &busy; return failing; }
+code cuEventQuery(void *event) { return cuStreamQuery(event); }
+code cuMemcpyAsync(address to, address from, size_t length, void *stream) {
+    (void)stream;
+    if (!failing) memmove((void *)(uintptr_t)to, (void *)(uintptr_t)from, length);
+    return failing;
+}
+code cuMemsetD8Async(address to, unsigned char byte, size_t length, void *stream) {
+    (void)stream;
+    if (!failing) memset((void *)(uintptr_t)to, byte, length);
+    return failing;
+}
+code cuModuleLoadData(void **module, const void *image) { (void)image; *module = &busy; return failing; }
+code cuModuleGetFunction(void **function, void *module, const char *name) {
+    (void)module, (void)name;
+    *function = &busy;
+    return failing;
+}

@@ -1,0 +1,223 @@
+//! What only a real device can go wrong with: graphs that another thread captures, and plain memory
+//! that its owner frees and allocates again.
+#![allow(unsafe_code)]
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use cudarc::driver::sys;
+use gpu::{Block, Device, Implementation, Memory, stand_in};
+use testkit::children::{self, Child};
+use transfer::path::{Path as Way, Policy};
+use transfer::{Agent, AgentOptions, Rights};
+
+use crate::common::{LENGTH, PATIENCE, alone, device};
+use crate::house::{FILL, House, SUM, blocks_of, fill, notice, other_device, sum, sum_of};
+use crate::orders::{hex, unhex};
+
+/// What a framework does: a stream of its own, captured in global mode.
+struct Capture {
+    device: i32,
+    stream: sys::CUstream,
+}
+
+fn check(code: sys::CUresult) {
+    assert_eq!(code, sys::CUresult::CUDA_SUCCESS);
+}
+
+impl Capture {
+    fn begin(device: &Device) -> Self {
+        let number = device.name().number as i32;
+        let (mut context, mut stream) = (std::ptr::null_mut(), std::ptr::null_mut());
+        // SAFETY: as a framework would; room for the handles.
+        unsafe {
+            check(sys::cuDevicePrimaryCtxRetain(&raw mut context, number));
+            check(sys::cuCtxPushCurrent_v2(context));
+            check(sys::cuStreamCreate(&raw mut stream, 1));
+            let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
+            check(sys::cuStreamBeginCapture_v2(stream, mode));
+        }
+        Self { device: number, stream }
+    }
+
+    /// The capture has to be whole.
+    fn end(self) {
+        let (mut graph, mut popped) = (std::ptr::null_mut(), std::ptr::null_mut());
+        // SAFETY: undoes what was done above.
+        unsafe {
+            check(sys::cuStreamEndCapture(self.stream, &raw mut graph));
+            assert!(!graph.is_null(), "the capture was invalidated");
+            check(sys::cuGraphDestroy(graph));
+            check(sys::cuStreamDestroy_v2(self.stream));
+            check(sys::cuCtxPopCurrent_v2(&raw mut popped));
+            check(sys::cuDevicePrimaryCtxRelease_v2(self.device));
+        }
+    }
+}
+
+/// Has something done here while another thread has a capture open.
+fn while_captured(device: &Device, what: impl FnOnce()) {
+    if device.name().implementation == Implementation::StandIn {
+        return what();
+    }
+    let (begun, is_begun) = std::sync::mpsc::channel();
+    let (done, is_done) = std::sync::mpsc::channel::<()>();
+    std::thread::scope(|scope| {
+        let capturing = scope.spawn(move || {
+            let capture = Capture::begin(device);
+            begun.send(()).unwrap();
+            // Also when the other thread panics: then this ends, and it is told.
+            let _ = is_done.recv_timeout(3 * PATIENCE);
+            capture.end();
+        });
+        is_begun.recv_timeout(PATIENCE).expect("a capture");
+        what();
+        drop(done);
+        capturing.join().unwrap();
+    });
+}
+
+/// Memory is shared, joined, put into and got from while a graph is captured; an emulated device has
+/// none, and runs the same without.
+#[test]
+fn agents_share_put_and_get_beside_a_graph_capture() {
+    let _alone = alone();
+    let first = device();
+    let mut house = House::open();
+    // Plain memory leaves by legacy handles, where the device has those.
+    let roles: &[_] = match first.properties().handle_types.legacy {
+        true => &["shared", "plain"],
+        false => &["shared"],
+    };
+    for role in roles {
+        let neighbour = house.neighbour(role, &[]);
+        while_captured(&first, || {
+            let memory = first.allocate_shared(LENGTH, &[]).unwrap();
+            fill(&memory, LENGTH, 50);
+            let region = house.agent.register(&memory, Rights::ALL).unwrap();
+            let (peer, policy) = (neighbour.peer, Policy::default());
+            let descriptor = &neighbour.descriptor;
+            let route = house.agent.join(peer, &region, descriptor, &policy, PATIENCE).unwrap();
+            assert_eq!(route.path(), Way::CudaIpc, "{role}: {}", route.choice());
+            for length in [LENGTH, 4096] {
+                let first_number = 60 + length;
+                fill(&memory, LENGTH, first_number);
+                let blocks = blocks_of(length);
+                let tell = Some(notice(100, sum_of(LENGTH, first_number)));
+                let token = house.agent.put(&route, &blocks, tell).unwrap();
+                house.agent.wait(token, PATIENCE).unwrap();
+                assert_eq!(house.answer(), 1, "{role}: other bytes came, by blocks of {length}");
+                house.ask(&neighbour, FILL, 70 + length);
+                let token = house.agent.get(&route, &blocks, None).unwrap();
+                house.agent.wait(token, PATIENCE).unwrap();
+                assert_eq!(sum(&memory, LENGTH), sum_of(LENGTH, 70 + length), "{role}");
+            }
+            assert_eq!(house.ask(&neighbour, SUM, 0), sum_of(LENGTH, 70 + 4096));
+            // What is let go of may be freed meanwhile, too.
+            drop((route, region, memory));
+        });
+        house.end(neighbour);
+    }
+}
+
+/// Of a region, and of what lies beside it: several lie in one piece of what the driver hands out.
+const SMALL: u64 = 64 << 10;
+const PUTS: usize = 1000;
+
+fn allocate(device: &Device) -> Memory {
+    match device.properties().handle_types.legacy {
+        true => device.allocate(SMALL).unwrap(),
+        // An emulated device does not let plain memory go to other processes.
+        false => device.allocate_shared(SMALL, &[]).unwrap(),
+    }
+}
+
+fn set(memory: &Memory, byte: u8) {
+    let stream = memory.mapped_for().stream().unwrap();
+    stream.fill(&memory.whole(), byte).unwrap();
+    stream.synchronize(PATIENCE).unwrap();
+}
+
+fn has_only(memory: &Memory, byte: u8) -> bool {
+    let mut bytes = vec![0; SMALL as usize];
+    let stream = memory.mapped_for().stream().unwrap();
+    stream.download(&memory.whole(), &mut bytes, PATIENCE).unwrap();
+    bytes.iter().all(|found| *found == byte)
+}
+
+/// In a child: has a region between other memory, frees it when it is told to, and allocates anew.
+pub fn owner(directory: &Path) {
+    let device = other_device();
+    while let Some(line) = children::next_line() {
+        assert_eq!(line, "begin");
+        let agent = Agent::start(AgentOptions::new("owner").directory(directory)).unwrap();
+        let [before, middle, behind] = [(); 3].map(|()| allocate(&device));
+        [&before, &middle, &behind].into_iter().for_each(|memory| set(memory, 0x11));
+        let region = agent.register(&middle, Rights::ALL).unwrap();
+        drop(middle);
+        let (card, descriptor) = (agent.card().encode(), region.descriptor().encode());
+        children::say(&format!("{} {}", hex(&card.unwrap()), hex(&descriptor.unwrap())));
+        assert_eq!(children::next_line().as_deref(), Some("free"));
+        drop(region);
+        let again = [(); 16].map(|()| allocate(&device));
+        again.iter().for_each(|memory| set(memory, 0x33));
+        children::say("free");
+        assert_eq!(children::next_line().as_deref(), Some("compare"));
+        let is_whole = has_only(&before, 0x11) && has_only(&behind, 0x11);
+        let is_ours = again.iter().all(|memory| has_only(memory, 0x33));
+        children::say(&format!("{is_whole} {is_ours}"));
+    }
+}
+
+fn directory() -> PathBuf {
+    let directory = std::env::temp_dir().join(format!("fabricast-owner-{}", std::process::id()));
+    std::fs::create_dir_all(&directory).unwrap();
+    directory
+}
+
+/// Copies that were begun before go to the memory of the region, and nowhere else.
+#[test]
+fn memory_freed_under_a_peers_puts_is_not_written_when_it_is_used_again() {
+    let _alone = alone();
+    let (device, directory) = (device(), directory());
+    let words = ["owner".as_ref(), directory.as_os_str()];
+    let mut child = Child::start(children::again(words).stdout(Stdio::piped()));
+    let mut here = Agent::start(AgentOptions::new("here").directory(&directory)).unwrap();
+    let memory = device.allocate_shared(SMALL, &[]).unwrap();
+    set(&memory, 0x77);
+    let mine = here.register(&memory, Rights::ALL).unwrap();
+    for round in 0..5 {
+        child.say("begin");
+        let line = child.line(PATIENCE).expect("its card");
+        let (card, descriptor) = line.split_once(' ').unwrap();
+        let (card, descriptor) = (unhex(card), unhex(descriptor));
+        let peer = here.connect(&card, PATIENCE).unwrap();
+        let route = here.join(peer, &mine, &descriptor, &Policy::default(), PATIENCE).unwrap();
+        assert_eq!(route.path(), Way::CudaIpc, "{}", route.choice());
+        let delay = Duration::from_micros(50);
+        stand_in::behave(0, stand_in::Behaviour { delay, ..Default::default() });
+        let block = [Block { to: 0, from: 0, length: SMALL }];
+        for _ in 0..PUTS {
+            let token = here.put(&route, &block, None).unwrap();
+            here.forget(token);
+        }
+        // Most of them are begun when the region is gone.
+        assert!(here.under_way() > PUTS / 2, "{}", here.under_way());
+        child.say("free");
+        let end = Instant::now() + PATIENCE;
+        while here.put(&route, &block, None).map(|token| here.forget(token)).is_ok() {
+            assert!(Instant::now() < end, "the region is not gone");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        here.flush(peer, PATIENCE).unwrap();
+        assert_eq!(child.line(PATIENCE).as_deref(), Some("free"));
+        child.say("compare");
+        assert_eq!(child.line(PATIENCE).as_deref(), Some("true true"), "round {round}");
+        drop(route);
+        here.disconnect(peer, PATIENCE).unwrap();
+    }
+    stand_in::behave(0, stand_in::Behaviour::default());
+    child.end(PATIENCE);
+    let _ = std::fs::remove_dir_all(&directory);
+}
