@@ -79,6 +79,12 @@ code cuDevicePrimaryCtxRetain(void **context, int device) {
     *context = &failing;
     return failing;
 }
+code cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) {
+    (void)device;
+    *flags = 0;
+    *active = 1;
+    return failing;
+}
 code cuCtxPopCurrent_v2(void **context) { *context = &failing; return failing; }
 
 code cuMemGetInfo_v2(size_t *free, size_t *total) { *free = *total = (size_t)1 << 30; return failing; }

@@ -247,7 +247,7 @@ impl Agent {
             let (operation, failure) = next;
             let (ticket, transfer) = operation.into_parts();
             let region = transfer.as_ref().map(|transfer| &transfer.route.0.remote);
-            let gone = self.peers.get(&ticket.peer).and_then(|peer| peer.obstacle(region));
+            let gone = self.peers.get_mut(&ticket.peer).and_then(|peer| peer.obstacle(region));
             let name = self.operations.begun(ticket.token).map_or("transfer", |it| it.operation);
             let refusal = match (failure, gone) {
                 (Some(failure), _) => {

@@ -198,10 +198,11 @@ impl Peer {
 
     /// Why nothing can be begun with it, or with a region that was there when it was joined.
     pub(super) fn obstacle(
-        &self,
+        &mut self,
         region: Option<&RegionDescriptor>,
     ) -> Option<(ErrorKind, &'static str)> {
-        let visit = self.visit.as_ref()?;
+        let visit = self.visit.as_mut()?;
+        visit.look();
         if let Some(end) = visit.end() {
             return Some((ErrorKind::Closed, end));
         }

@@ -149,8 +149,8 @@ fn deferred_transfers_fail_when_region_or_peer_is_gone() {
     let deferred = house.agent.put(&route, &part(0, 4096), None).unwrap();
     let mut next = next;
     next.other.kill();
-    slow(Duration::ZERO);
     house.agent.wait(first, PATIENCE).unwrap();
+    slow(Duration::ZERO);
     let error = house.agent.wait(deferred, PATIENCE).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
     while !matches!(house.agent.next_event(PATIENCE).unwrap(), Event::Left { .. }) {}
