@@ -10,8 +10,8 @@
 //! comparisons: the tail never passes the credit by more than the capacity, the head
 //! never passes the tail, the credit never leads the head.
 
-mod allowance;
 mod board;
+mod capacity;
 mod credit;
 mod header;
 mod immediate;
@@ -34,6 +34,7 @@ mod model_tests;
 #[cfg(test)]
 mod unordered_tests;
 
+pub use capacity::queue_entries;
 pub use header::{HEADER, Header};
 pub use memory::View;
 pub use notify::Notify;

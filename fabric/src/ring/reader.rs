@@ -205,7 +205,7 @@ impl Reader {
                 self.ends = nearest(self.sequence, sequence).filter(|end| *end >= self.sequence);
                 return Ok(());
             }
-            Notice::Credit | Notice::Gone => return Ok(()),
+            Notice::Credit { .. } | Notice::Gone => return Ok(()),
         };
         match nearest(self.sequence, sequence) {
             Some(sequence) if sequence >= self.sequence => {
@@ -376,7 +376,9 @@ impl Reader {
 
     /// The notice that a credit comes with.
     pub fn credit_notice(&self) -> u32 {
-        self.notice_of(Notice::Credit)
+        // Those that were released since the writer was told are told with the next one.
+        let released = self.unreleased().start - self.untold;
+        self.notice_of(Notice::Credit { released: released as u16 })
     }
 
     /// The credit that was told last is to be told again, since it may be lost.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::allowance::Allowance;
+use super::capacity::QueueCapacity;
 use super::immediate::{Immediate, Notice};
 use super::memory::{RingMemory, Site, View};
 use super::notify::{Notify, has_tags};
@@ -99,15 +99,15 @@ impl RingReceiver {
         endpoint: &Endpoint,
         further: &[Site<'_>],
         (ring, epoch): (u16, u32),
-        (options, allowance): (&RingOptions, &Allowance),
+        (options, capacity): (&RingOptions, &QueueCapacity),
         memory: impl Memory,
     ) -> Result<Self> {
         let shape = shape_of(endpoint, ring, options, memory.kind())?;
         let sites: Vec<_> =
             std::iter::once(Site::of(endpoint)).chain(further.iter().copied()).collect();
-        let quota = allowance.take(options.notify, shape.most_chunks())?;
-        let most_chunks = quota.most_chunks();
-        let memory = RingMemory::over(&sites, shape, memory, quota)?;
+        let share = capacity.take(options.notify, shape.most_chunks())?;
+        let most_chunks = share.most_chunks();
+        let memory = RingMemory::over(&sites, shape, memory, share)?;
         let mut reader = Reader::new(memory.shape, epoch, options.watermark).after(options.whole);
         reader.stay_within(most_chunks);
         Ok(Self {
@@ -148,7 +148,7 @@ impl RingReceiver {
             notify: self.form,
             tagged: has_tags(memory.region.domain().capabilities()),
             layout: shape.layout(),
-            most_chunks: memory.quota.most_chunks(),
+            most_chunks: memory.share.most_chunks(),
             whole: self.reader.whole(),
             lanes: lanes.collect::<Result<_>>()?,
         })
@@ -356,7 +356,7 @@ impl RingReceiver {
         }
         while self.take()?.is_some() {}
         if self.is_over() {
-            return Ok(true);
+            return self.tell_last(endpoint, queue);
         }
         if self.owes_gone
             && let Some(speaker) = &self.writer
@@ -364,6 +364,22 @@ impl RingReceiver {
             self.owes_gone = !speaker.say(endpoint, queue, self.reader.gone())?;
         }
         Ok(false)
+    }
+
+    /// The writer is done, and all of it was taken. Where its queue may overrun, it keeps its share
+    /// until it is told of the last chunk. True once nothing is left to tell.
+    fn tell_last(&mut self, endpoint: &mut Endpoint, queue: &mut CompletionQueue) -> Result<bool> {
+        if !self.memory.share.is_limited() || self.mute.is_some() {
+            return Ok(true);
+        }
+        // Nothing is written any more, so views that somebody has do not matter.
+        while !self.reader.unreleased().is_empty() {
+            self.reader.release_first();
+        }
+        if self.reader.credit(true).is_some() || self.is_credit_unsent {
+            self.send_credit(endpoint, queue)?;
+        }
+        Ok(!self.has_untold())
     }
 
     /// Nothing more can be read, and why.

@@ -4,7 +4,7 @@ mod lanes;
 
 use std::time::{Duration, Instant};
 
-use super::allowance::{Allowance, Quota};
+use super::capacity::{QueueCapacity, QueueShare};
 use super::credit::{self, Credit};
 use super::immediate::Immediate;
 use super::memory::Site;
@@ -63,8 +63,8 @@ pub struct SenderStatistics {
 pub struct RingSender {
     writer: Writer,
     form: Notify,
-    /// Its part of the queue's room.
-    _quota: Quota,
+    /// Its share of the queue.
+    share: QueueShare,
     outlet: Outlet,
     /// What goes by which lane, if there are several.
     shares: Option<Box<Shares>>,
@@ -109,21 +109,24 @@ impl RingSender {
         peer: Peer,
         offer: &RingOffer,
         title: Title,
-        (longest_payload, allowance): (u64, &Allowance),
+        (longest_payload, capacity): (u64, &QueueCapacity),
     ) -> Result<(Self, RingAnswer)> {
         let shape = offer.shape()?;
         // Credit takes place in the queue here, too.
-        let quota = allowance.take(offer.notify, shape.most_chunks())?;
-        let most_chunks = quota.most_chunks().min(offer.most_chunks);
+        let share = capacity.take(offer.notify, shape.most_chunks())?;
+        let most_chunks = share.most_chunks().min(offer.most_chunks);
         let Connected { outlet, credit, answer } =
             connect(endpoint, slate, peer, offer, shape, (title, most_chunks))?;
         let longest = longest_payload.min(longest_write(endpoint)).max(1);
         let writer = Writer::new(shape, offer.epoch, longest).known_as(title.name);
-        let writer = writer.within(most_chunks);
+        let mut writer = writer.within(most_chunks);
+        if share.is_limited() {
+            writer = writer.limit_notices(most_chunks);
+        }
         let sender = Self {
             writer: writer.after(offer.whole),
             form: offer.notify,
-            _quota: quota,
+            share,
             outlet,
             shares: None,
             is_stopped: false,
@@ -278,7 +281,7 @@ impl RingSender {
         immediate: &Immediate,
         credit: Option<[u8; credit::LENGTH]>,
     ) -> bool {
-        if self.writer.is_told_credit(immediate) {
+        if self.writer.take_credit_notice(immediate) {
             let credit = match &self.credit {
                 Some(place) => place.read(),
                 None => credit.and_then(|bytes| Credit::decode(bytes, self.writer.epoch())),
@@ -381,6 +384,16 @@ impl RingSender {
             };
         }
         matches!(self.end, End::Open | End::Said)
+    }
+
+    /// May the reader still tell credit, for which the ring keeps its share of the queue?
+    pub(super) fn expects_credit(&self) -> bool {
+        self.share.is_limited() && self.broken.is_none() && self.writer.unnoticed() > 0
+    }
+
+    /// Was the reader told of the end, if it is to be?
+    pub(super) fn has_ended(&self) -> bool {
+        self.end == End::Said
     }
 
     /// What was said last came, or never will.

@@ -14,8 +14,8 @@ pub use news::News;
 
 use std::collections::VecDeque;
 
-use super::allowance::Allowance;
 use super::board::{Board, Heard};
+use super::capacity::QueueCapacity;
 use super::immediate::{Immediate, Notice};
 use super::memory::View;
 use super::notify::Notify;
@@ -133,16 +133,15 @@ pub struct Port {
     /// Rings that something happened for, each once, if somebody wants to know.
     news: Option<VecDeque<News>>,
     /// Room for notices in the queue.
-    allowance: Allowance,
+    capacity: QueueCapacity,
 }
 
 impl Port {
     /// A port on an endpoint that reports to this queue, and has no other.
     #[must_use]
     pub fn new(endpoint: Endpoint, queue: CompletionQueue) -> Self {
-        let depth = endpoint.domain().capabilities().receive_depth;
-        let board = Board::new(endpoint.domain(), depth);
-        let allowance = Allowance::of(endpoint.domain().capabilities(), queue.size());
+        let board = Board::new(endpoint.domain());
+        let capacity = QueueCapacity::of(endpoint.domain().capabilities(), queue.size());
         Self {
             endpoint,
             queue,
@@ -161,7 +160,7 @@ impl Port {
             strangers: 0,
             others: VecDeque::new(),
             news: None,
-            allowance,
+            capacity,
         }
     }
 
@@ -268,11 +267,12 @@ impl Port {
                 }
                 _ => self.strangers += 1,
             },
-            Notice::Credit | Notice::Gone => match self.senders.get_mut(place) {
+            Notice::Credit { .. } | Notice::Gone => match self.senders.get_mut(place) {
                 Some(Some(sender)) => {
                     sender.hear(&immediate, heard.credit);
                     list_sender(&mut self.news, immediate.ring, sender);
-                    self.is_restless |= immediate.notice == Notice::Gone;
+                    // One that is gone may have waited for its last credit.
+                    self.is_restless |= immediate.notice == Notice::Gone || sender.is_retired();
                 }
                 _ => self.strangers += 1,
             },

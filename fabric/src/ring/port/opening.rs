@@ -22,7 +22,8 @@ impl Port {
     ///
     /// # Errors
     /// `InvalidArgument` for a capacity that no ring has; `NotSupported` where the provider
-    /// cannot do what is asked for; `ResourceExhausted` if there are 1024 rings.
+    /// cannot do what is asked for; `ResourceExhausted` if there are 1024 rings, or no room for
+    /// another one's notices in a queue that may overrun.
     pub fn offer(&mut self, options: &RingOptions) -> Result<ReceiverId> {
         // What is no ring is refused before there is memory for it.
         shape_of(&self.endpoint, 0, options, MemoryKind::Host)?;
@@ -78,7 +79,7 @@ impl Port {
     ///
     /// # Errors
     /// `NotSupported` where the provider cannot do what the offer wants; what is wrong with
-    /// the offer; `ResourceExhausted` if there are 1024 rings.
+    /// the offer; `ResourceExhausted` as for [`offer`](Self::offer).
     pub fn accept(
         &mut self,
         peer: Peer,
@@ -89,7 +90,7 @@ impl Port {
         // Sixty-five thousand outlets later nothing of an earlier one is on its way.
         self.generation = self.generation.wrapping_add(1);
         let title = Title { name, generation: self.generation };
-        let limits = (longest_payload, &self.allowance);
+        let limits = (longest_payload, &self.capacity);
         let (sender, answer) =
             RingSender::open(&self.endpoint, &slate, peer, offer, title, limits)?;
         self.prepare(offer.notify)?;

@@ -18,6 +18,7 @@ pub(super) use lane::Event;
 pub(super) use shares::Shares;
 
 use super::board::Board;
+use super::capacity::queue_entries;
 use super::slate;
 use crate::{
     AddressVector, Capabilities, CompletionQueue, Domain, Endpoint, EndpointKind, Error, ErrorKind,
@@ -60,7 +61,8 @@ impl Stripes {
         }
         let mut lanes = Vec::with_capacity(domains.len());
         for domain in domains {
-            let queue_options = QueueOptions { size: 4096, waiting: Waiting::Block };
+            let size = queue_entries(domain.capabilities());
+            let queue_options = QueueOptions { size, waiting: Waiting::Block };
             let mut queue = CompletionQueue::open_with(domain, queue_options)?;
             let addresses = AddressVector::open(domain)?;
             let builder = Endpoint::builder(domain).addresses(&addresses);
@@ -70,12 +72,16 @@ impl Stripes {
         }
         Ok(Self { lanes })
     }
+
+    /// What is known of each lane's provider, and the entries of its queue.
+    pub(super) fn queues(&self) -> impl Iterator<Item = (&Capabilities, usize)> {
+        self.lanes.iter().map(|lane| (lane.endpoint.domain().capabilities(), lane.queue.size()))
+    }
 }
 
 impl Opened {
     fn board(&self) -> Board {
-        let domain = self.endpoint.domain();
-        Board::new(domain, domain.capabilities().receive_depth)
+        Board::new(self.endpoint.domain())
     }
 }
 
