@@ -36,7 +36,7 @@ const MOST_RINGS: u64 = 2 * RINGS as u64;
 /// ```
 #[must_use]
 pub fn queue_entries(facts: &Capabilities) -> usize {
-    // The larger one is 8 entries for each of 2048 rings; the card takes twice as many.
+    // The larger one is the smallest share for each of 2048 rings.
     if facts.protects_queues { 4096 } else { 16384 }
 }
 

@@ -80,3 +80,28 @@ fn who_wishes_for_ring_after_ring_takes_little_memory_and_others_go_on() {
         assert!(nodes.failed.iter().all(is_of_nobody), "{:?}", nodes.failed);
     }
 }
+
+/// A port has 1024 rings each way.
+#[test]
+fn topic_without_room_for_a_ring_is_connected_once_there_is() {
+    const RINGS: u64 = 1024;
+    let mut nodes = Nodes::start(2, &options("=tcp;ofi_rxm"));
+    let log = Log::default();
+    for key in (0..=RINGS).map(TopicKey) {
+        let source = Published::new(&lengths(&[64]), Where::Host, 0, 1);
+        let announcer = nodes.of(0).send_topic(key, facts(64), Box::new(source)).unwrap();
+        receive(&nodes, key, 1, Where::Host, &log);
+        nodes.of(0).tell(Command::Add(key, node(1))).unwrap();
+        announcer.announce();
+        // Not more letters at a time than a worker takes.
+        if key.0 % 64 == 63 {
+            nodes.until("some are there", |_| log.len() as u64 > key.0);
+        }
+    }
+    nodes.until("no ring is left", |nodes| log.len() as u64 == RINGS && !nodes.lost.is_empty());
+    assert_eq!(nodes.failed, Vec::<String>::new());
+    let waits = nodes.lost[0].0;
+    let ends = if waits == TopicKey(0) { TopicKey(1) } else { TopicKey(0) };
+    nodes.of(1).tell(Command::StopReceiving(ends, node(0))).unwrap();
+    nodes.until("the last is there", |_| log.len() as u64 == RINGS + 1);
+}

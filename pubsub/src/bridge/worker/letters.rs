@@ -33,7 +33,7 @@ impl Engine {
         }
         self.renewal.has_place(self.peers.len())?;
         let address = Address(address);
-        let peer = self.addresses.insert(&address).map_err(|error| Error::of(CONNECT, error))?;
+        let peer = self.addresses.insert(&address).map_err(of_fabric)?;
         self.peers.insert(address.0, peer);
         Ok(peer)
     }
@@ -173,8 +173,9 @@ impl Engine {
         let peer = self.meet(from)?;
         let longest = self.options.chunk.min(offer.capacity / 4).max(4 * LONGEST_PREFIX as u64);
         let further: Vec<_> = further.into_iter().map(Address).collect();
-        let accepted = self.deck.port.accept_by(peer, &further, offer, longest);
-        let (ring, answer) = accepted.map_err(|error| Error::of(CONNECT, error))?;
+        let accepted = self.deck.port.accept_by(peer, &further, offer, longest).map_err(of_fabric);
+        self.note_room(&accepted);
+        let (ring, answer) = accepted?;
         let Some(topic) = self.outs.get(place) else { return Ok(()) };
         topic.links.insert(node, Link { connection, wished: None });
         topic.outbound.connect(node, ring, position, &mut self.deck);
@@ -199,10 +200,18 @@ impl Engine {
         let connection = wish.connection;
         topic.inbound.set_largest(wish.facts.largest);
         let position = topic.inbound.expected();
-        match self.make_tap(place, wish) {
+        let made = self.make_tap(place, wish);
+        self.note_room(&made);
+        match made {
             Ok(ring) => {
                 let further = self.further_lanes(ring.lanes.len());
                 self.say(key, node, Terms::Offer { connection, ring, position, from, further });
+            }
+            Err(reason) if reason.kind() == ErrorKind::TooMany => {
+                // There may be room later: its writer wishes again, ever less often.
+                let detail = shortened(&reason.to_string(), LONGEST_REASON).to_owned();
+                self.say(key, node, Terms::Again { connection, reason: detail });
+                self.reports.tell(Report::Lost { key, node, side: Side::Reader, reason });
             }
             Err(error) => {
                 let reason = shortened(&error.to_string(), LONGEST_REASON).to_owned();
@@ -213,7 +222,6 @@ impl Engine {
     }
 
     fn make_tap(&mut self, place: usize, wish: Wish) -> Result<fabric::ring::RingOffer> {
-        let of_fabric = |error| Error::of(CONNECT, error);
         let since = self.now.steady;
         let lanes = usize::from(self.lanes_of(&wish.facts)).min(1 + wish.further.len());
         // Before the writer knows of the ring.
@@ -337,6 +345,16 @@ impl Engine {
             }
         }
     }
+}
+
+/// There may be room later: that is told from all else.
+#[cold]
+fn of_fabric(error: fabric::Error) -> Error {
+    let kind = match error.kind() {
+        fabric::ErrorKind::ResourceExhausted => ErrorKind::TooMany,
+        _ => ErrorKind::Failed,
+    };
+    Error::because(CONNECT, kind, error)
 }
 
 #[cold]
