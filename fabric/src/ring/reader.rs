@@ -391,6 +391,11 @@ impl Reader {
         self.is_credit_on_its_way = false;
     }
 
+    /// Is one credit told at a time?
+    pub fn tells_one_at_a_time(&self) -> bool {
+        self.is_one_credit_at_a_time
+    }
+
     /// Is the next credit waiting for the last one to arrive?
     pub fn is_credit_on_its_way(&self) -> bool {
         self.is_credit_on_its_way

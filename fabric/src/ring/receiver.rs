@@ -303,23 +303,31 @@ impl RingReceiver {
         self.born << 16 | u32::from(self.reader.shape().ring())
     }
 
-    /// A credit with this number arrived; or was lost, if there is an error. That of another ring
-    /// is none of its business.
-    pub(super) fn credit_arrived(&mut self, number: u32, lost: Option<&Error>) {
-        if number == self.credit_number() {
+    /// A credit with this number arrived; or was lost, if there is an error. False for that of
+    /// another ring.
+    pub(super) fn credit_arrived(&mut self, number: u32, lost: Option<&Error>) -> bool {
+        let is_ours = number == self.credit_number();
+        if is_ours {
             self.reader.credit_arrived();
-            lost.into_iter().for_each(|error| self.has_lost(error));
+            lost.into_iter().for_each(|error| self.has_lost_credit(error));
+        }
+        is_ours
+    }
+
+    /// Something that was injected by somebody is lost: it may have been this ring's credit. Where
+    /// credits complete, none is injected.
+    pub(super) fn has_lost(&mut self, error: &Error) {
+        if !self.reader.tells_one_at_a_time() {
+            self.has_lost_credit(error);
         }
     }
 
-    /// Something that was injected by somebody is lost. It may have been this ring's credit,
-    /// which is told again: twice does no harm. But not for ever to one that is gone.
-    pub(super) fn has_lost(&mut self, error: &Error) {
+    /// Credit that may be lost is told again: twice does no harm. But not for ever to one that is
+    /// gone.
+    fn has_lost_credit(&mut self, error: &Error) {
         const MOST: u32 = 8;
         let has_told = self.statistics.credits > 0 && self.writer.is_some();
-        // What completes is not injected.
-        let is_injected = !self.reader.is_credit_on_its_way();
-        if !has_told || !is_injected || self.is_closing || self.broken().is_some() {
+        if !has_told || self.is_closing || self.broken().is_some() {
             return;
         }
         self.told_again += 1;

@@ -107,7 +107,9 @@ impl Speaker {
     /// May a credit overtake an earlier one, and hide it in the one place that both are written
     /// to? Messages have a place each.
     pub(super) fn may_overtake(&self, domain: &Domain) -> bool {
-        self.form == Notify::Immediate && !orders_writes(domain.capabilities())
+        let facts = domain.capabilities();
+        let is_ordered = orders_writes(facts) && facts.max_ordered_write >= credit::LENGTH;
+        self.form == Notify::Immediate && !is_ordered
     }
 
     /// Tells a writer how far its reader is. With a number, a completion says that the credit

@@ -248,7 +248,10 @@ impl Port {
     /// A credit that the next one waits for arrived, or was lost.
     fn credit_arrived(&mut self, number: u32, lost: Option<&Error>) {
         if let Some(Some(receiver)) = self.receivers.get_mut(usize::from(number as u16)) {
-            receiver.credit_arrived(number, lost);
+            if receiver.credit_arrived(number, lost) {
+                // The next one may be told.
+                list_receiver(&mut self.news, number as u16, receiver);
+            }
         }
     }
 
@@ -327,7 +330,7 @@ impl Port {
 
     /// Something that was injected did not leave; whose it was is not said. It may have been
     /// for a peer that is gone, and the rings of all others go on.
-    fn lost_somewhere(&mut self, error: &Error) -> Turn {
+    pub(super) fn lost_somewhere(&mut self, error: &Error) -> Turn {
         for (name, sender) in (0..).zip(&mut self.senders) {
             let Some(sender) = sender else { continue };
             if sender.has_lost(error) {
