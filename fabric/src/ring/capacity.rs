@@ -93,6 +93,11 @@ impl QueueCapacity {
         }
     }
 
+    /// Is there a share, where there have to be some?
+    pub(super) fn has_share(&self) -> bool {
+        self.0.as_ref().is_none_or(|shares| shares.left.load(Ordering::Relaxed) > 0)
+    }
+
     /// A share for a ring that is told of in this form, and may have so many chunks.
     ///
     /// # Errors

@@ -78,6 +78,8 @@ pub struct RingSender {
     injected_to: u64,
     /// Why nothing more can be written.
     broken: Option<Error>,
+    /// The reader said that nobody reads any more: it tells no more credit.
+    is_reader_gone: bool,
     end: End,
     /// Its user let go of it: it is there until the end is said.
     is_retired: bool,
@@ -136,6 +138,7 @@ impl RingSender {
             blocked_since: None,
             injected_to: 0,
             broken: None,
+            is_reader_gone: false,
             end: End::Open,
             is_retired: false,
             says_surely: false,
@@ -289,6 +292,7 @@ impl RingSender {
             return self.take_credit(credit);
         }
         if self.writer.is_told_gone(immediate) {
+            self.is_reader_gone = true;
             let detail = "the reader let go of it";
             self.fail(Error::new(ErrorKind::Closed, "writing to a ring", detail));
             if self.end == End::Open {
@@ -388,7 +392,7 @@ impl RingSender {
 
     /// May the reader still tell credit, for which the ring keeps its share of the queue?
     pub(super) fn expects_credit(&self) -> bool {
-        self.share.is_limited() && self.broken.is_none() && self.writer.unnoticed() > 0
+        self.share.is_limited() && !self.is_reader_gone && self.writer.unnoticed() > 0
     }
 
     /// Was the reader told of the end, if it is to be?

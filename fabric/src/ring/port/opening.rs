@@ -74,6 +74,13 @@ impl Port {
         self.receiver(id)?.offer(&slates)
     }
 
+    /// Could the writing side of another ring be [opened](Self::accept)? To be asked before a peer
+    /// makes one.
+    #[must_use]
+    pub fn has_room(&self) -> bool {
+        self.capacity.has_share() && free_place(&self.senders, self.next_name).is_ok()
+    }
+
     /// Opens the writing side of a ring that a peer offered, with chunks of at most so many
     /// bytes of payload. With what is to be answered.
     ///

@@ -52,6 +52,14 @@ impl Engine {
         if topic.links.get(&node).is_some_and(|link| link.wished.is_none()) {
             return;
         }
+        if !self.deck.port.has_room() {
+            // A ring that is made and not taken would have to be kept at the reader.
+            let detail = "no more rings can be written through the endpoint";
+            let reason = Error::new(CONNECT, ErrorKind::TooMany, detail).on(node);
+            self.note_room(Some(&reason));
+            self.reports.tell(Report::Lost { key, node, side: Side::Writer, reason });
+            return;
+        }
         topic.links.insert(node, Link { connection, wished: Some(since) });
         let facts = topic.facts;
         self.connections = connection;
@@ -174,7 +182,7 @@ impl Engine {
         let longest = self.options.chunk.min(offer.capacity / 4).max(4 * LONGEST_PREFIX as u64);
         let further: Vec<_> = further.into_iter().map(Address).collect();
         let accepted = self.deck.port.accept_by(peer, &further, offer, longest).map_err(of_fabric);
-        self.note_room(&accepted);
+        self.note_room(accepted.as_ref().err());
         let (ring, answer) = accepted?;
         let Some(topic) = self.outs.get(place) else { return Ok(()) };
         topic.links.insert(node, Link { connection, wished: None });
@@ -201,7 +209,7 @@ impl Engine {
         topic.inbound.set_largest(wish.facts.largest);
         let position = topic.inbound.expected();
         let made = self.make_tap(place, wish);
-        self.note_room(&made);
+        self.note_room(made.as_ref().err());
         match made {
             Ok(ring) => {
                 let further = self.further_lanes(ring.lanes.len());

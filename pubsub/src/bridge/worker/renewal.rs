@@ -98,13 +98,13 @@ impl Engine {
     }
 
     /// Takes note of whether there was room for a ring: it is wished for again later if not.
-    pub(super) fn note_room<T>(&mut self, made: &Result<T>) {
-        let error = made.as_ref().err().filter(|error| error.kind() == ErrorKind::TooMany);
-        if let Some(error) = error.filter(|_| !self.renewal.is_short) {
-            tracing::warn!(%error, "topics wait until there is room for their rings");
-        }
-        if made.is_ok() || error.is_some() {
-            self.renewal.had_room(error.is_none(), self.deck.port.quarantined_shares());
+    pub(super) fn note_room(&mut self, refused: Option<&Error>) {
+        let Some(error) = refused else { return self.renewal.had_room(true, 0) };
+        if error.kind() == ErrorKind::TooMany {
+            if !self.renewal.is_short {
+                tracing::warn!(%error, "topics wait until there is room for their rings");
+            }
+            self.renewal.had_room(false, self.deck.port.quarantined_shares());
         }
     }
 
