@@ -187,6 +187,15 @@ impl Capabilities {
         self.mr_mode.modern().contains(MrMode::LOCAL) || self.mode.contains(Mode::LOCAL_MR)
     }
 
+    /// What both ends have to have in common beside [`protocol`](Self::protocol): the provider's
+    /// name, or that of its fabric where one provider has several that do not understand each
+    /// other, as efa has `efa-direct`. A [`Policy`](crate::Policy) can have either name.
+    #[must_use]
+    pub fn wire_name(&self) -> &str {
+        let separate = crate::choice::separate_fabric(&self.provider, &self.fabric);
+        separate.unwrap_or(&self.provider)
+    }
+
     /// How many providers are stacked: 1 for a native one.
     #[must_use]
     pub fn layers(&self) -> usize {

@@ -123,9 +123,12 @@ impl Policy {
     pub fn strangers<'a>(&self, providers: impl IntoIterator<Item = &'a str>) -> Vec<&str> {
         let providers: Vec<_> = providers.into_iter().collect();
         let names = self.require.iter().chain(&self.prefer).chain(&self.deny);
+        let is_of = |name: &str, provider: &str| {
+            names_provider(name, provider) || separate_fabric(provider, name).is_some()
+        };
         names
             .map(String::as_str)
-            .filter(|name| !providers.iter().any(|provider| names_provider(name, provider)))
+            .filter(|name| !providers.iter().any(|provider| is_of(name, provider)))
             .collect()
     }
 }
@@ -242,6 +245,21 @@ const KNOWN: &[(&str, i64, &str)] = &[
 /// has no attribute for it. Worse, `ofi_mrail` takes the flag in `fi_writemsg` and
 /// loses the immediate.
 const WITHOUT_WRITE_DATA: &[&str] = &["cxi", "ucx", "lnx", "lpp", "ofi_mrail"];
+
+/// Fabrics of a provider whose endpoints do not understand those of its other fabrics, though
+/// provider, protocol and addresses are called the same.
+const SEPARATE_FABRICS: &[(&str, &str)] = &[("efa", "efa-direct")];
+
+/// The fabric's name, if it does not understand the provider's other fabrics.
+pub(crate) fn separate_fabric(provider: &str, fabric: &str) -> Option<&'static str> {
+    let is_it = |(of, name): &&(&str, &str)| names_provider(of, provider) && *name == fabric;
+    SEPARATE_FABRICS.iter().find(is_it).map(|(_, name)| *name)
+}
+
+/// Does a policy's name mean this offer: its provider, one of the layers, or its fabric?
+fn names_offer(name: &str, facts: &Capabilities) -> bool {
+    names_provider(name, &facts.provider) || name == facts.wire_name()
+}
 
 /// Is this provider known to lack `fi_writedata`?
 pub(crate) fn lacks_write_data(provider: &str) -> bool {
@@ -387,12 +405,10 @@ fn judge(running: Version, facts: &Capabilities, need: &Need, policy: &Policy) -
 
 /// The first thing that rules an offer out.
 fn refusal(running: Version, facts: &Capabilities, need: &Need, policy: &Policy) -> Option<String> {
-    if let Some(name) = policy.deny.iter().find(|name| names_provider(name, &facts.provider)) {
+    if let Some(name) = policy.deny.iter().find(|name| names_offer(name, facts)) {
         return Some(format!("denied by policy (^{name})"));
     }
-    if !policy.require.is_empty()
-        && !policy.require.iter().any(|name| names_provider(name, &facts.provider))
-    {
+    if !policy.require.is_empty() && !policy.require.iter().any(|name| names_offer(name, facts)) {
         return Some(format!("policy requires {}", policy.require.join(" or ")));
     }
     // A requirement that got here names this provider.
@@ -440,7 +456,7 @@ fn is_loopback(address: &str) -> bool {
 fn merits(facts: &Capabilities, need: &Need, policy: &Policy) -> Vec<(i64, String)> {
     let mut points = Vec::new();
     let mut add = |value: i64, why: String| points.push((value, why));
-    let preferred = policy.prefer.iter().position(|name| names_provider(name, &facts.provider));
+    let preferred = policy.prefer.iter().position(|name| names_offer(name, facts));
     if let Some(place) = preferred {
         let rank = (policy.prefer.len() - place) as i64;
         add(1000 * rank, "preferred by policy".to_owned());

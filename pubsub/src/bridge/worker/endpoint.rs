@@ -58,8 +58,8 @@ pub(super) fn open(policy: &Policy, local: IpAddr, lanes: usize, workers: usize)
     if !add_lanes(&mut port, &lane_domains) {
         lane_domains.clear();
     }
-    let Capabilities { provider: name, protocol, address_format: format, .. } = facts;
-    let provider = Provider { name, protocol, format };
+    let name = facts.wire_name().to_owned();
+    let provider = Provider { name, protocol: facts.protocol, format: facts.address_format };
     Ok(Opened { addresses, port, provider, address, lane_domains })
 }
 
