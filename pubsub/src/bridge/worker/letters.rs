@@ -11,7 +11,7 @@ use crate::bridge::LONGEST_PREFIX;
 use crate::bridge::Side;
 use crate::bridge::bytes::Body;
 use crate::bridge::deck::STRIPED;
-use crate::bridge::terms::{LONGEST_REASON, MOST_LANES, Terms};
+use crate::bridge::terms::{LONGEST_REASON, MOST_LANES, Terms, addresses_that_fit};
 use crate::error::{Error, ErrorKind, Result};
 use crate::text::shortened;
 
@@ -70,7 +70,8 @@ impl Engine {
     /// Where the lanes can be reached, of so many, but for the first.
     fn further_lanes(&self, lanes: usize) -> Vec<Vec<u8>> {
         let addresses = self.deck.port.lane_addresses().into_iter();
-        addresses.take(lanes.saturating_sub(1)).map(|address| address.0).collect()
+        let further = addresses.take(lanes.saturating_sub(1)).map(|address| address.0).collect();
+        addresses_that_fit(&self.address, further)
     }
 
     /// By how many lanes messages of such a topic could go.
@@ -232,6 +233,8 @@ impl Engine {
     fn make_tap(&mut self, place: usize, wish: Wish) -> Result<fabric::ring::RingOffer> {
         let since = self.now.steady;
         let lanes = usize::from(self.lanes_of(&wish.facts)).min(1 + wish.further.len());
+        // No more than can be told.
+        let lanes = 1 + self.further_lanes(lanes).len();
         // Before the writer knows of the ring.
         self.meet(wish.from.clone())?;
         let further: Vec<_> = wish.further.iter().take(lanes - 1).cloned().map(Address).collect();
