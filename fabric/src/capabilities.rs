@@ -139,8 +139,8 @@ pub struct Capabilities {
     /// Receives that may be posted at a time (`rx_attr::size`).
     pub receive_depth: usize,
     /// Does the provider see to it that queues and receives do not overrun
-    /// (`FI_RM_ENABLED`)? Else what finds no place is lost, at the peer, too. False where it is
-    /// known to claim that in vain.
+    /// (`FI_RM_ENABLED`)? Else what finds no place is lost, at the peer, too. False where it
+    /// reports that but does not enforce it.
     pub protects_queues: bool,
     /// Who moves data.
     pub data_progress: Progress,

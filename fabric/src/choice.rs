@@ -273,13 +273,13 @@ pub(crate) fn breaks_atomics(provider: &str, running: Version) -> bool {
 }
 
 /// Does this provider give its fabric another name at each call of `fi_getinfo`?
-pub(crate) fn numbers_fabrics(provider: &str) -> bool {
+pub(crate) fn fabric_name_varies(provider: &str) -> bool {
     names_provider("ofi_mrail", provider)
 }
 
 /// Does this provider let completion queues overrun, though it claims to look after them? efa says
 /// `FI_RM_ENABLED`, and its own documentation that nothing protects the queue.
-pub(crate) fn overruns_queues(provider: &str) -> bool {
+pub(crate) fn queue_may_overrun(provider: &str) -> bool {
     names_provider("efa", provider)
 }
 

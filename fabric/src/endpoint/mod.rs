@@ -47,7 +47,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::event::{EventQueue, EventQueueShared};
 use crate::flags::{Access, Caps};
 use crate::handle::Handle;
-use crate::memory::Bound;
+use crate::memory::BoundRegistrations;
 use crate::offer::Offer;
 use crate::queue::{Completion, CompletionQueue, QueueShared};
 use crate::version::Version;
@@ -90,7 +90,7 @@ pub struct Endpoint {
     attached: Attached,
     limits: Limits,
     /// Regions that are closed before it is.
-    bound: Bound,
+    bound: BoundRegistrations,
     #[allow(dead_code)] // kept alive: bound to the endpoint
     counters: Vec<Counter>,
     #[allow(dead_code)] // kept alive: bound to the endpoint
@@ -301,7 +301,7 @@ impl<'q> EndpointBuilder<'q> {
             is_shut: false,
             attached,
             limits,
-            bound: Bound::new(),
+            bound: BoundRegistrations::new(),
             addresses: self.addresses,
             counters: counters.into_iter().map(|(counter, _)| counter).collect(),
             events: self.events,
@@ -478,7 +478,7 @@ impl Endpoint {
 
     /// The regions that are bound to it.
     #[inline]
-    pub(crate) fn bound(&self) -> &Bound {
+    pub(crate) fn bound(&self) -> &BoundRegistrations {
         &self.bound
     }
 }

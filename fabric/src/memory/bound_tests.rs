@@ -19,7 +19,7 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What became of the objects whose tables were replaced, by their addresses.
 #[derive(Default)]
-struct Ledger {
+struct CallRecord {
     /// The tables that they had.
     tables: HashMap<usize, usize>,
     /// Regions, and the endpoints that they are bound to.
@@ -30,11 +30,11 @@ struct Ledger {
     refused: HashMap<usize, usize>,
 }
 
-static LEDGER: Mutex<Option<Ledger>> = Mutex::new(None);
+static RECORD: Mutex<Option<CallRecord>> = Mutex::new(None);
 
-fn with_ledger<T>(look: impl FnOnce(&mut Ledger) -> T) -> T {
-    let mut ledger: MutexGuard<'_, _> = LEDGER.lock().unwrap_or_else(PoisonError::into_inner);
-    look(ledger.get_or_insert_default())
+fn with_record<T>(look: impl FnOnce(&mut CallRecord) -> T) -> T {
+    let mut record: MutexGuard<'_, _> = RECORD.lock().unwrap_or_else(PoisonError::into_inner);
+    look(record.get_or_insert_default())
 }
 
 /// Changes an object's table.
@@ -46,7 +46,7 @@ unsafe fn replace(object: *mut sys::fid, change: impl FnOnce(&mut sys::fi_ops)) 
     unsafe {
         let mut table = Box::new(*(*object).ops);
         change(&mut table);
-        with_ledger(|ledger| ledger.tables.insert(object as usize, (*object).ops as usize));
+        with_record(|record| record.tables.insert(object as usize, (*object).ops as usize));
         (*object).ops = Box::leak(table);
     }
 }
@@ -56,7 +56,7 @@ unsafe fn replace(object: *mut sys::fid, change: impl FnOnce(&mut sys::fi_ops)) 
 /// # Safety
 /// The object is open, and its table was replaced.
 unsafe fn close_as_before(object: *mut sys::fid) -> c_int {
-    let table = with_ledger(|ledger| ledger.tables.remove(&(object as usize))).unwrap();
+    let table = with_record(|record| record.tables.remove(&(object as usize))).unwrap();
     // SAFETY: the table is the provider's own, by contract.
     unsafe {
         (*object).ops = table as *mut sys::fi_ops;
@@ -65,19 +65,19 @@ unsafe fn close_as_before(object: *mut sys::fid) -> c_int {
 }
 
 unsafe extern "C" fn bind_region(region: *mut sys::fid, to: *mut sys::fid, _: u64) -> c_int {
-    with_ledger(|ledger| ledger.bound.insert(region as usize, to as usize));
+    with_record(|record| record.bound.insert(region as usize, to as usize));
     0
 }
 
 unsafe extern "C" fn enable_region(region: *mut sys::fid, _: c_int, _: *mut c_void) -> c_int {
-    let is_bound = with_ledger(|ledger| ledger.bound.contains_key(&(region as usize)));
+    let is_bound = with_record(|record| record.bound.contains_key(&(region as usize)));
     if is_bound { 0 } else { -sys::FI_EINVAL }
 }
 
 unsafe extern "C" fn close_region(region: *mut sys::fid) -> c_int {
-    with_ledger(|ledger| {
-        if let Some(endpoint) = ledger.bound.remove(&(region as usize)) {
-            *ledger.closed.entry(endpoint).or_default() += 1;
+    with_record(|record| {
+        if let Some(endpoint) = record.bound.remove(&(region as usize)) {
+            *record.closed.entry(endpoint).or_default() += 1;
         }
     });
     // SAFETY: it is being closed, and was replaced when it was registered.
@@ -85,9 +85,9 @@ unsafe extern "C" fn close_region(region: *mut sys::fid) -> c_int {
 }
 
 unsafe extern "C" fn close_endpoint(endpoint: *mut sys::fid) -> c_int {
-    let is_busy = with_ledger(|ledger| {
-        let is_busy = ledger.bound.values().any(|to| *to == endpoint as usize);
-        *ledger.refused.entry(endpoint as usize).or_default() += usize::from(is_busy);
+    let is_busy = with_record(|record| {
+        let is_busy = record.bound.values().any(|to| *to == endpoint as usize);
+        *record.refused.entry(endpoint as usize).or_default() += usize::from(is_busy);
         is_busy
     });
     if is_busy {
@@ -103,7 +103,7 @@ unsafe extern "C" fn register(
     flags: u64,
     region: *mut *mut sys::fid_mr,
 ) -> c_int {
-    let table = with_ledger(|ledger| ledger.tables[&(domain as usize)]) as *const sys::fi_ops_mr;
+    let table = with_record(|record| record.tables[&(domain as usize)]) as *const sys::fi_ops_mr;
     // SAFETY: the table is the provider's own, with an entry of this type; the region is open if
     // that says so.
     unsafe {
@@ -141,7 +141,7 @@ fn domain_of(mut offer: crate::Offer) -> Domain {
         let raw = domain.as_ptr();
         let mut table = Box::new(*(*raw).mr);
         table.regattr = Some(register);
-        with_ledger(|ledger| ledger.tables.insert(raw as usize, (*raw).mr as usize));
+        with_record(|record| record.tables.insert(raw as usize, (*raw).mr as usize));
         (*raw).mr = Box::leak(table);
     }
     domain
@@ -165,9 +165,9 @@ fn region(domain: &Domain, access: Access) -> MemoryRegion {
 /// Regions of an endpoint that were closed before it, which was closed at the first try. Another
 /// endpoint may have its address after that.
 fn closed_with(endpoint: usize) -> usize {
-    with_ledger(|ledger| {
-        assert_eq!(ledger.refused.remove(&endpoint), Some(0), "refused, or not closed");
-        ledger.closed.remove(&endpoint).unwrap_or(0)
+    with_record(|record| {
+        assert_eq!(record.refused.remove(&endpoint), Some(0), "refused, or not closed");
+        record.closed.remove(&endpoint).unwrap_or(0)
     })
 }
 

@@ -479,7 +479,7 @@ impl Drop for RegionInner {
         let mut held = registration.hold();
         let Some(handle) = held.take() else {
             // Closed before its endpoint.
-            if registration.is_stuck() {
+            if registration.close_failed() {
                 std::mem::forget(self.memory.take());
             }
             return;

@@ -13,6 +13,7 @@
 mod board;
 mod capacity;
 mod credit;
+mod credit_memory;
 mod header;
 mod immediate;
 mod memory;
@@ -23,7 +24,6 @@ mod reader;
 mod receiver;
 mod sender;
 mod shape;
-mod slate;
 mod speaker;
 mod stripes;
 mod terms;

@@ -134,9 +134,9 @@ impl World {
     fn reader(shape: Shape, epoch: u32, watermark: u64, path: CreditPath) -> Reader {
         let mut reader = Reader::new(shape, epoch, watermark);
         // Credit comes back under another number than the ring's.
-        reader.tell_as(9);
+        reader.set_writer_name(9);
         if path == CreditPath::Unordered {
-            reader.tell_one_at_a_time();
+            reader.serialize_credits();
         }
         reader
     }
@@ -289,7 +289,7 @@ impl World {
         // That of an earlier epoch has another place, since names take turns.
         if told.epoch == self.epoch {
             self.credit_place = told.bytes;
-            self.reader.credit_arrived();
+            self.reader.credit_completed();
         }
     }
 
@@ -743,7 +743,7 @@ fn without_order_the_next_credit_waits_for_the_last() {
     let shape = Shape::new(4096, 1).unwrap();
     let mut writer = Writer::new(shape, 0, 100);
     let mut reader = Reader::new(shape, 0, 0);
-    reader.tell_one_at_a_time();
+    reader.serialize_credits();
     let mut read_one = |reader: &mut Reader| {
         let mut message = writer.begin(0, 100);
         let chunk = writer.plan(&message).unwrap();
@@ -757,10 +757,10 @@ fn without_order_the_next_credit_waits_for_the_last() {
     read_one(&mut reader);
     assert_eq!(reader.credit(true), None);
     // Lost, it is told again, and still waited for.
-    reader.credit_arrived();
+    reader.credit_completed();
     reader.tell_again();
     assert_eq!((reader.told_credit(), reader.credit(true)), (first, None));
-    reader.credit_arrived();
+    reader.credit_completed();
     let second = reader.credit(true).unwrap();
     assert_eq!((first.head, second.head), (shape.taken(100), 2 * shape.taken(100)));
 }

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use super::capacity::QueueCapacity;
+use super::credit_memory::credit_at;
 use super::immediate::{Immediate, Notice};
 use super::memory::{RingMemory, Site, View};
 use super::notify::{Notify, has_tags};
 use super::reader::Reader;
 use super::shape::Shape;
-use super::slate::credit_at;
 use super::speaker::Speaker;
 use super::terms::{LaneOffer, RingAnswer, RingOffer};
 use crate::{
@@ -109,7 +109,7 @@ impl RingReceiver {
         let most_chunks = share.most_chunks();
         let memory = RingMemory::over(&sites, shape, memory, share)?;
         let mut reader = Reader::new(memory.shape, epoch, options.watermark).after(options.whole);
-        reader.stay_within(most_chunks);
+        reader.limit_chunks(most_chunks);
         Ok(Self {
             reader,
             born: epoch,
@@ -128,17 +128,17 @@ impl RingReceiver {
     }
 
     /// What the writer has to know; with where notices without a chunk go, for each lane.
-    pub(super) fn offer(&self, slates: &[MemoryRegion]) -> Result<RingOffer> {
+    pub(super) fn offer(&self, credit_memories: &[MemoryRegion]) -> Result<RingOffer> {
         let shape = self.reader.shape();
         let memory = &self.memory;
         let first = (&memory.region, memory.headers.as_ref());
         let others = memory.others.iter().map(|(region, headers)| (region, headers.as_ref()));
-        let lanes = std::iter::once(first).chain(others).zip(slates);
-        let lanes = lanes.map(|((ring, headers), slate)| {
+        let lanes = std::iter::once(first).chain(others).zip(credit_memories);
+        let lanes = lanes.map(|((ring, headers), credit_memory)| {
             Ok(LaneOffer {
                 ring: ring.describe()?,
                 headers: headers.map(MemoryRegion::describe).transpose()?,
-                slate: slate.describe()?,
+                credit_memory: credit_memory.describe()?,
             })
         });
         Ok(RingOffer {
@@ -182,12 +182,12 @@ impl RingReceiver {
             return Err(Error::new(ErrorKind::MalformedDescriptor, operation, detail));
         }
         let (site, form) = (Site::of(endpoint), (self.form, answer.tagged));
-        let slate = (&answer.slate, credit_at(answer.name));
-        let speaker = Speaker::new(site, form, peer, slate)?;
-        self.reader.tell_as(answer.name);
-        self.reader.stay_within(answer.most_chunks);
+        let credit_memory = (&answer.credit_memory, credit_at(answer.name));
+        let speaker = Speaker::new(site, form, peer, credit_memory)?;
+        self.reader.set_writer_name(answer.name);
+        self.reader.limit_chunks(answer.most_chunks);
         if speaker.may_overtake(endpoint.domain()) {
-            self.reader.tell_one_at_a_time();
+            self.reader.serialize_credits();
         }
         self.writer = Some(speaker);
         Ok(())
@@ -291,7 +291,7 @@ impl RingReceiver {
         let Some(speaker) = &self.writer else { return Ok(false) };
         let number = self.reader.is_credit_on_its_way().then(|| self.credit_number());
         let credit = (self.reader.credit_notice(), self.reader.told_credit());
-        let is_sent = speaker.tell(endpoint, queue, credit, number)?;
+        let is_sent = speaker.send_credit(endpoint, queue, credit, number)?;
         self.is_credit_unsent = !is_sent;
         self.statistics.credits += u64::from(is_sent);
         Ok(is_sent)
@@ -305,10 +305,10 @@ impl RingReceiver {
 
     /// A credit with this number arrived; or was lost, if there is an error. False for that of
     /// another ring.
-    pub(super) fn credit_arrived(&mut self, number: u32, lost: Option<&Error>) -> bool {
+    pub(super) fn credit_completed(&mut self, number: u32, lost: Option<&Error>) -> bool {
         let is_ours = number == self.credit_number();
         if is_ours {
-            self.reader.credit_arrived();
+            self.reader.credit_completed();
             lost.into_iter().for_each(|error| self.has_lost_credit(error));
         }
         is_ours
@@ -317,7 +317,7 @@ impl RingReceiver {
     /// Something that was injected by somebody is lost: it may have been this ring's credit. Where
     /// credits complete, none is injected.
     pub(super) fn has_lost(&mut self, error: &Error) {
-        if !self.reader.tells_one_at_a_time() {
+        if !self.reader.serializes_credits() {
             self.has_lost_credit(error);
         }
     }
@@ -369,7 +369,7 @@ impl RingReceiver {
         if self.owes_gone
             && let Some(speaker) = &self.writer
         {
-            self.owes_gone = !speaker.say(endpoint, queue, self.reader.gone())?;
+            self.owes_gone = !speaker.send_notice(endpoint, queue, self.reader.gone())?;
         }
         Ok(false)
     }

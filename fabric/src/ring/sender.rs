@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 
 use super::capacity::{QueueCapacity, QueueShare};
 use super::credit::{self, Credit};
+use super::credit_memory::CreditPlace;
 use super::immediate::Immediate;
 use super::memory::Site;
 use super::notify::{Notify, has_tags};
 use super::outlet::{Outlet, Posted, Title};
 use super::shape::Shape;
-use super::slate::CreditPlace;
 use super::stripes::Shares;
 use super::terms::{RingAnswer, RingOffer};
 use super::writer::{Blocked, Chunk, Message, Refused, Writer};
@@ -103,11 +103,11 @@ enum End {
 
 impl RingSender {
     /// A sender into a ring that a peer offered, with this title among the port's, and told of
-    /// credit through the port's slate. Chunks have at most so many bytes of payload. With
+    /// credit through the port's credit memory. Chunks have at most so many bytes of payload. With
     /// what is to be answered.
     pub(super) fn open(
         endpoint: &Endpoint,
-        slate: &MemoryRegion,
+        credit_memory: &MemoryRegion,
         peer: Peer,
         offer: &RingOffer,
         title: Title,
@@ -118,10 +118,10 @@ impl RingSender {
         let share = capacity.take(offer.notify, shape.most_chunks())?;
         let most_chunks = share.most_chunks().min(offer.most_chunks);
         let Connected { outlet, credit, answer } =
-            connect(endpoint, slate, peer, offer, shape, (title, most_chunks))?;
+            connect(endpoint, credit_memory, peer, offer, shape, (title, most_chunks))?;
         let longest = longest_payload.min(longest_write(endpoint)).max(1);
         let writer = Writer::new(shape, offer.epoch, longest).known_as(title.name);
-        let mut writer = writer.within(most_chunks);
+        let mut writer = writer.limit_chunks(most_chunks);
         if share.is_limited() {
             writer = writer.limit_notices(most_chunks);
         }
@@ -377,8 +377,10 @@ impl RingSender {
             let bits = self.writer.done();
             let (speaker, number) = (&self.outlet.speaker, self.outlet.title().number());
             let said = match self.says_surely {
-                true => speaker.say_last(endpoint, queue, bits, number),
-                false => speaker.say(endpoint, queue, bits).map(|said| (!said).then_some(false)),
+                true => speaker.send_last_notice(endpoint, queue, bits, number),
+                false => {
+                    speaker.send_notice(endpoint, queue, bits).map(|said| (!said).then_some(false))
+                }
             };
             self.end = match said {
                 Ok(Some(true)) => End::Saying,
@@ -505,7 +507,7 @@ struct Connected {
 /// An outlet into the first of the lanes, and where to be told of credit.
 fn connect(
     endpoint: &Endpoint,
-    slate: &MemoryRegion,
+    credit_memory: &MemoryRegion,
     peer: Peer,
     offer: &RingOffer,
     shape: Shape,
@@ -519,13 +521,14 @@ fn connect(
     let outlet = Outlet::new(Site::of(endpoint), peer, lane, form, shape, title)?;
     let credit = match offer.notify {
         Notify::Immediate | Notify::Polling => {
-            Some(CreditPlace::new(slate, title.name, offer.epoch)?)
+            Some(CreditPlace::new(credit_memory, title.name, offer.epoch)?)
         }
         Notify::Message => None,
     };
     let tagged = has_tags(endpoint.domain().capabilities());
     let (name, epoch) = (title.name, offer.epoch);
-    let answer = RingAnswer { name, epoch, most_chunks, tagged, slate: slate.describe()? };
+    let answer =
+        RingAnswer { name, epoch, most_chunks, tagged, credit_memory: credit_memory.describe()? };
     Ok(Connected { outlet, credit, answer })
 }
 

@@ -166,7 +166,7 @@ impl Writer {
     }
 
     /// With at most so many chunks that credit has not passed.
-    pub fn within(self, most_chunks: u64) -> Self {
+    pub fn limit_chunks(self, most_chunks: u64) -> Self {
         Self { most_chunks: self.most_chunks.min(most_chunks), ..self }
     }
 

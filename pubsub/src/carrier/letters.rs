@@ -111,7 +111,7 @@ mod tests {
     }
 
     fn offer() -> Letter {
-        let lane = LaneOffer { ring: region(), headers: None, slate: region() };
+        let lane = LaneOffer { ring: region(), headers: None, credit_memory: region() };
         let ring = RingOffer {
             ring: 0,
             epoch: 1,
@@ -132,17 +132,23 @@ mod tests {
         let Letter::Terms { terms: Terms::Offer { mut ring, .. }, .. } = offer() else {
             panic!("it is an offer");
         };
-        ring.lanes = vec![
-            LaneOffer { ring: region(), headers: Some(region()), slate: region() };
-            usize::from(MOST_LANES)
-        ];
+        ring.lanes =
+            vec![
+                LaneOffer { ring: region(), headers: Some(region()), credit_memory: region() };
+                usize::from(MOST_LANES)
+            ];
         let (from, further) = (vec![1; 512], vec![vec![1; 512]; usize::from(MOST_LANES) - 1]);
         terms(Terms::Offer { connection: 7, ring, position: 3, from, further })
     }
 
     fn answer() -> Letter {
-        let answer =
-            RingAnswer { name: 0, epoch: 1, most_chunks: 64, tagged: false, slate: region() };
+        let answer = RingAnswer {
+            name: 0,
+            epoch: 1,
+            most_chunks: 64,
+            tagged: false,
+            credit_memory: region(),
+        };
         terms(Terms::Answer { connection: 7, answer })
     }
 

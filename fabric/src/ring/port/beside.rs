@@ -146,8 +146,8 @@ impl Port {
     ///
     /// # Errors
     /// What the provider says of an address; `ResourceExhausted` if there were too many of them.
-    pub fn meet_lanes(&mut self, writer: &[Address]) -> Result<()> {
-        self.beside.as_mut().map_or(Ok(()), |lanes| lanes.meet(writer))
+    pub fn insert_lane_addresses(&mut self, writer: &[Address]) -> Result<()> {
+        self.beside.as_mut().map_or(Ok(()), |lanes| lanes.insert_addresses(writer))
     }
 
     /// As [`accept`](Self::accept), for a ring that is to be written by several lanes: as many as

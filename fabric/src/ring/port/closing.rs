@@ -20,7 +20,7 @@ const FAREWELL: Duration = Duration::from_secs(1);
 pub(super) struct Graves {
     rings: Vec<Arc<RingMemory>>,
     #[allow(dead_code)] // kept alive
-    slate: Option<MemoryRegion>,
+    credit_memory: Option<MemoryRegion>,
 }
 
 impl Port {
@@ -53,7 +53,7 @@ impl Port {
             graves.rings.extend(receiver.into_grave());
         }
         self.senders.clear();
-        graves.slate = self.slate.take();
+        graves.credit_memory = self.credit_memory.take();
         graves
     }
 
@@ -100,11 +100,12 @@ impl Port {
     /// shares come back when the port is [renewed](Self::renew).
     #[must_use]
     pub fn quarantined_shares(&self) -> usize {
-        let is_kept = |sender: &&Box<RingSender>| {
+        let is_kept = |sender: &RingSender| {
             sender.is_retired() && sender.has_ended() && sender.expects_credit()
         };
-        self.graves.rings.iter().filter(|memory| memory.share.is_limited()).count()
-            + self.senders.iter().flatten().filter(is_kept).count()
+        let senders = self.senders.iter().flatten().filter(|sender| is_kept(sender));
+        let limited = self.graves.rings.iter().filter(|memory| memory.share.is_limited());
+        limited.count() + senders.count()
     }
 
     /// Closes the writing side: the reader is told that there will be nothing more, and gets

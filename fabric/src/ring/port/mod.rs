@@ -22,7 +22,7 @@ use super::notify::Notify;
 use super::outlet::{Title, named};
 use super::receiver::RingReceiver;
 use super::sender::{Pushed, RingSender};
-use super::speaker::{SAID, of_credit};
+use super::speaker::{NOTICE_TOKEN, of_credit};
 use super::stripes::Beside;
 use super::writer::Message;
 use crate::{
@@ -115,7 +115,7 @@ pub struct Port {
     /// or have notices to send, or end. Looked at, and found out anew, when the queue is empty.
     is_restless: bool,
     /// Where notices without a chunk are written, and credit.
-    slate: Option<MemoryRegion>,
+    credit_memory: Option<MemoryRegion>,
     generation: u16,
     graves: Graves,
     /// The number of the next ring, if it is free. All take their turns, as names do: a notice
@@ -151,7 +151,7 @@ impl Port {
             receivers: Vec::new(),
             senders: Vec::new(),
             is_restless: false,
-            slate: None,
+            credit_memory: None,
             generation: 0,
             graves: Graves::default(),
             next_ring: 0,
@@ -230,8 +230,8 @@ impl Port {
         } else if let Some(title) = Title::of_last(completion.token) {
             self.was_said(title);
         } else if let Some(number) = of_credit(completion.token) {
-            self.credit_arrived(number, None);
-        } else if completion.token != SAID {
+            self.credit_completed(number, None);
+        } else if completion.token != NOTICE_TOKEN {
             return Ok(Turn::Other(outcome));
         }
         Ok(Turn::Ring)
@@ -246,12 +246,12 @@ impl Port {
     }
 
     /// A credit that the next one waits for arrived, or was lost.
-    fn credit_arrived(&mut self, number: u32, lost: Option<&Error>) {
-        if let Some(Some(receiver)) = self.receivers.get_mut(usize::from(number as u16)) {
-            if receiver.credit_arrived(number, lost) {
-                // The next one may be told.
-                list_receiver(&mut self.news, number as u16, receiver);
-            }
+    fn credit_completed(&mut self, number: u32, lost: Option<&Error>) {
+        if let Some(Some(receiver)) = self.receivers.get_mut(usize::from(number as u16))
+            && receiver.credit_completed(number, lost)
+        {
+            // The next one may be told.
+            list_receiver(&mut self.news, number as u16, receiver);
         }
     }
 
@@ -307,10 +307,10 @@ impl Port {
             return Ok(Turn::Ring);
         }
         if let Some(number) = of_credit(failure.token) {
-            self.credit_arrived(number, Some(&failure.error));
+            self.credit_completed(number, Some(&failure.error));
             return Ok(Turn::Ring);
         }
-        if failure.token == SAID {
+        if failure.token == NOTICE_TOKEN {
             // Credit to a writer that is gone: which one shows when it is told next.
             return Ok(Turn::Ring);
         }

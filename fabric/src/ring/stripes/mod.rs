@@ -19,7 +19,7 @@ pub(super) use shares::Shares;
 
 use super::board::Board;
 use super::capacity::queue_entries;
-use super::slate;
+use super::credit_memory;
 use crate::{
     AddressVector, Capabilities, CompletionQueue, Domain, Endpoint, EndpointKind, Error, ErrorKind,
     MemoryRegion, QueueOptions, Result, Waiting,
@@ -40,7 +40,7 @@ struct Opened {
     endpoint: Endpoint,
     queue: CompletionQueue,
     addresses: AddressVector,
-    slate: MemoryRegion,
+    credit_memory: MemoryRegion,
 }
 
 impl Stripes {
@@ -67,8 +67,8 @@ impl Stripes {
             let addresses = AddressVector::open(domain)?;
             let builder = Endpoint::builder(domain).addresses(&addresses);
             let endpoint = builder.queue(&mut queue).open()?;
-            let slate = slate::blank(&endpoint)?;
-            lanes.push(Opened { endpoint, queue, addresses, slate });
+            let credit_memory = credit_memory::blank(&endpoint)?;
+            lanes.push(Opened { endpoint, queue, addresses, credit_memory });
         }
         Ok(Self { lanes })
     }

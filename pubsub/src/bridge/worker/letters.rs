@@ -238,7 +238,7 @@ impl Engine {
         // Before the writer knows of the ring.
         self.meet(wish.from.clone())?;
         let further: Vec<_> = wish.further.iter().take(lanes - 1).cloned().map(Address).collect();
-        self.deck.port.meet_lanes(&further).map_err(of_fabric)?;
+        self.deck.port.insert_lane_addresses(&further).map_err(of_fabric)?;
         let capacity = self.options.ring_by(lanes, wish.facts.largest, wish.facts.depth);
         let Some(topic) = self.ins.get(place) else { return Err(unknown()) };
         let options = RingOptions::new(self.deck.port.endpoint(), capacity).map_err(of_fabric)?;
