@@ -139,8 +139,8 @@ pub struct Capabilities {
     /// Receives that may be posted at a time (`rx_attr::size`).
     pub receive_depth: usize,
     /// Does the provider see to it that queues and receives do not overrun
-    /// (`FI_RM_ENABLED`)? Else what finds no place is lost, at the peer, too. False where it is
-    /// known to claim that in vain.
+    /// (`FI_RM_ENABLED`)? Else what finds no place is lost, at the peer, too. False where it
+    /// reports that but does not enforce it.
     pub protects_queues: bool,
     /// Who moves data.
     pub data_progress: Progress,
@@ -175,22 +175,6 @@ impl Capabilities {
         (self.send_order & self.receive_order).contains(needed)
     }
 
-    /// What two endpoints have to have in common to understand each other, besides the protocol's
-    /// number: the provider's name, or that of the fabric, for a provider (efa) whose fabrics have
-    /// protocols of their own.
-    ///
-    /// ```
-    /// use fabric::*;
-    /// let offer = Query::new(EndpointKind::Rdm).provider("tcp;ofi_rxm").source("127.0.0.1").first()?;
-    /// assert_eq!(offer.capabilities().protocol_name(), "tcp;ofi_rxm");
-    /// # Ok::<(), fabric::Error>(())
-    /// ```
-    #[must_use]
-    pub fn protocol_name(&self) -> &str {
-        let is_by_fabric = crate::choice::names_protocols_by_fabric(&self.provider);
-        if is_by_fabric { &self.fabric } else { &self.provider }
-    }
-
     /// Does each arriving immediate use up a posted receive?
     #[must_use]
     pub fn immediates_consume_receives(&self) -> bool {
@@ -201,6 +185,15 @@ impl Capabilities {
     #[must_use]
     pub fn needs_local_registration(&self) -> bool {
         self.mr_mode.modern().contains(MrMode::LOCAL) || self.mode.contains(Mode::LOCAL_MR)
+    }
+
+    /// What both ends have to have in common beside [`protocol`](Self::protocol): the provider's
+    /// name, or that of its fabric where one provider has several that do not understand each
+    /// other, as efa has `efa-direct`. A [`Policy`](crate::Policy) can have either name.
+    #[must_use]
+    pub fn wire_name(&self) -> &str {
+        let separate = crate::choice::separate_fabric(&self.provider, &self.fabric);
+        separate.unwrap_or(&self.provider)
     }
 
     /// How many providers are stacked: 1 for a native one.

@@ -123,9 +123,12 @@ impl Policy {
     pub fn strangers<'a>(&self, providers: impl IntoIterator<Item = &'a str>) -> Vec<&str> {
         let providers: Vec<_> = providers.into_iter().collect();
         let names = self.require.iter().chain(&self.prefer).chain(&self.deny);
+        let is_of = |name: &str, provider: &str| {
+            names_provider(name, provider) || separate_fabric(provider, name).is_some()
+        };
         names
             .map(String::as_str)
-            .filter(|name| !providers.iter().any(|provider| names_provider(name, provider)))
+            .filter(|name| !providers.iter().any(|provider| is_of(name, provider)))
             .collect()
     }
 }
@@ -243,6 +246,21 @@ const KNOWN: &[(&str, i64, &str)] = &[
 /// loses the immediate.
 const WITHOUT_WRITE_DATA: &[&str] = &["cxi", "ucx", "lnx", "lpp", "ofi_mrail"];
 
+/// Fabrics of a provider whose endpoints do not understand those of its other fabrics, though
+/// provider, protocol and addresses are called the same.
+const SEPARATE_FABRICS: &[(&str, &str)] = &[("efa", "efa-direct")];
+
+/// The fabric's name, if it does not understand the provider's other fabrics.
+pub(crate) fn separate_fabric(provider: &str, fabric: &str) -> Option<&'static str> {
+    let is_it = |(of, name): &&(&str, &str)| names_provider(of, provider) && *name == fabric;
+    SEPARATE_FABRICS.iter().find(is_it).map(|(_, name)| *name)
+}
+
+/// Does a policy's name mean this offer: its provider, one of the layers, or its fabric?
+fn names_offer(name: &str, facts: &Capabilities) -> bool {
+    names_provider(name, &facts.provider) || name == facts.wire_name()
+}
+
 /// Is this provider known to lack `fi_writedata`?
 pub(crate) fn lacks_write_data(provider: &str) -> bool {
     WITHOUT_WRITE_DATA.iter().any(|name| names_provider(name, provider))
@@ -255,20 +273,13 @@ pub(crate) fn breaks_atomics(provider: &str, running: Version) -> bool {
 }
 
 /// Does this provider give its fabric another name at each call of `fi_getinfo`?
-pub(crate) fn numbers_fabrics(provider: &str) -> bool {
+pub(crate) fn fabric_name_varies(provider: &str) -> bool {
     names_provider("ofi_mrail", provider)
-}
-
-/// Does this provider have several wire protocols, and tell them apart by the fabric's name alone?
-/// Elsewhere that is a network's address, or a card's, and another one on each machine. efa says the
-/// same of `efa` and `efa-direct` in all else.
-pub(crate) fn names_protocols_by_fabric(provider: &str) -> bool {
-    names_provider("efa", provider)
 }
 
 /// Does this provider let completion queues overrun, though it claims to look after them? efa says
 /// `FI_RM_ENABLED`, and its own documentation that nothing protects the queue.
-pub(crate) fn overruns_queues(provider: &str) -> bool {
+pub(crate) fn queue_may_overrun(provider: &str) -> bool {
     names_provider("efa", provider)
 }
 
@@ -394,12 +405,10 @@ fn judge(running: Version, facts: &Capabilities, need: &Need, policy: &Policy) -
 
 /// The first thing that rules an offer out.
 fn refusal(running: Version, facts: &Capabilities, need: &Need, policy: &Policy) -> Option<String> {
-    if let Some(name) = policy.deny.iter().find(|name| names_provider(name, &facts.provider)) {
+    if let Some(name) = policy.deny.iter().find(|name| names_offer(name, facts)) {
         return Some(format!("denied by policy (^{name})"));
     }
-    if !policy.require.is_empty()
-        && !policy.require.iter().any(|name| names_provider(name, &facts.provider))
-    {
+    if !policy.require.is_empty() && !policy.require.iter().any(|name| names_offer(name, facts)) {
         return Some(format!("policy requires {}", policy.require.join(" or ")));
     }
     // A requirement that got here names this provider.
@@ -447,7 +456,7 @@ fn is_loopback(address: &str) -> bool {
 fn merits(facts: &Capabilities, need: &Need, policy: &Policy) -> Vec<(i64, String)> {
     let mut points = Vec::new();
     let mut add = |value: i64, why: String| points.push((value, why));
-    let preferred = policy.prefer.iter().position(|name| names_provider(name, &facts.provider));
+    let preferred = policy.prefer.iter().position(|name| names_offer(name, facts));
     if let Some(place) = preferred {
         let rank = (policy.prefer.len() - place) as i64;
         add(1000 * rank, "preferred by policy".to_owned());

@@ -230,17 +230,31 @@ fn fabrics_of_one_domain_are_different_places() {
 
 #[test]
 fn queues_are_not_believed_to_be_protected_where_they_are_not() {
-    assert!(overruns_queues("efa"));
-    assert!(!overruns_queues("tcp;ofi_rxm"));
+    assert!(queue_may_overrun("efa"));
+    assert!(!queue_may_overrun("tcp;ofi_rxm"));
     let real = Query::new(EndpointKind::Rdm).source("127.0.0.1").first().unwrap();
     assert!(real.capabilities().protects_queues, "{}", real.capabilities().provider);
 }
 
 #[test]
-fn fabrics_of_efa_are_told_apart_by_their_names() {
-    let on = |fabric: &str, provider| Capabilities { fabric: fabric.to_owned(), ..offer(provider) };
-    assert_eq!(on("efa", "efa").protocol_name(), "efa");
-    assert_eq!(on("efa-direct", "efa").protocol_name(), "efa-direct");
-    // A network's address, which differs between machines that reach each other.
-    assert_eq!(on("10.0.0.0/8", "tcp;ofi_rxm").protocol_name(), "tcp;ofi_rxm");
+fn fabrics_that_do_not_understand_each_other_have_names_of_their_own() {
+    let facts = two_fabrics("efa").map(|offer| offer.capabilities().clone());
+    assert_eq!(facts.each_ref().map(Capabilities::wire_name), ["efa", "efa-direct"]);
+    // That is so for the one provider.
+    assert_eq!(two_fabrics("tcp")[1].capabilities().wire_name(), "tcp");
+    let need = Need::ring(Reach::OtherMachines);
+    let refused = |facts: &Capabilities, policy: &str| {
+        refusal(RECENT, facts, &need, &policy.parse().unwrap()).is_some()
+    };
+    for (policy, are_refused) in [
+        ("=efa", [false, false]),
+        ("=efa-direct", [true, false]),
+        ("^efa-direct", [false, true]),
+        ("^efa", [true, true]),
+    ] {
+        assert_eq!(facts.each_ref().map(|facts| refused(facts, policy)), are_refused, "{policy}");
+    }
+    let policy: Policy = "^efa-direct".parse().unwrap();
+    assert!(policy.strangers(["efa"]).is_empty());
+    assert_eq!(policy.strangers(["tcp"]), ["efa-direct"]);
 }

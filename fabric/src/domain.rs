@@ -107,7 +107,8 @@ impl Domain {
 
     /// Opens a domain on a fabric that is open already. Lanes that should run
     /// in parallel need a domain each on providers with one progress engine per
-    /// domain.
+    /// domain. A connection request's endpoint needs a domain of its listener's fabric:
+    /// [`open`](Self::open) opens the fabric once more.
     ///
     /// # Errors
     /// What the provider says.

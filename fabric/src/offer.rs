@@ -201,7 +201,7 @@ impl Offer {
     /// Is this the same provider at the same place, whatever the terms?
     pub(crate) fn is_same_place(&self, other: &Self) -> bool {
         let (a, b) = (self.capabilities(), other.capabilities());
-        let is_same_fabric = a.fabric == b.fabric || crate::choice::numbers_fabrics(&a.provider);
+        let is_same_fabric = a.fabric == b.fabric || crate::choice::fabric_name_varies(&a.provider);
         a.provider == b.provider
             && is_same_fabric
             && a.domain == b.domain
@@ -264,7 +264,7 @@ fn read_capabilities(info: &Info, threading: Threading) -> Capabilities {
         }
         caps.remove(crate::choice::lost_messages(&provider, Version::running()));
         let protects_queues = domain.resource_mgmt == sys::FI_RM_ENABLED
-            && !crate::choice::overruns_queues(&provider);
+            && !crate::choice::queue_may_overrun(&provider);
         let writes = raw.caps & sys::FI_RMA != 0 && !crate::choice::lacks_write_data(&provider);
         Capabilities {
             provider,

@@ -42,14 +42,17 @@ pub(crate) enum Injected {
     Refused,
 }
 
-/// What a provider says of an operation that it does not have.
-const NOT_SUPPORTED: [isize; 2] = [-(sys::FI_ENOSYS as isize), -(sys::FI_EOPNOTSUPP as isize)];
+/// What is said of an operation that a provider does not have.
+const NO_ENTRY: isize = -(sys::FI_ENOSYS as isize);
+/// What a provider says of one that it does not do so.
+const NOT_SUPPORTED: isize = -(sys::FI_EOPNOTSUPP as isize);
 
 impl Endpoint {
-    /// Bytes that are copied by a call of [`try_inject_write`](Self::try_inject_write), at most.
+    /// Bytes that are copied by a call of [`try_inject_write`](Self::try_inject_write) with an
+    /// immediate, at most.
     #[inline]
     pub(crate) fn inject_limit(&self) -> usize {
-        self.limits.inject_write_size
+        self.limits.inject_write_data_size
     }
 
     /// Gathers several pieces into one remote range, in one operation and without a copy, with an
@@ -98,8 +101,8 @@ impl Endpoint {
     }
 
     /// Writes a few bytes that are copied at once, with an immediate if there is one: nothing stays
-    /// in flight, and no completion is reported. A provider that injects no writes, though it said
-    /// so, is not asked again.
+    /// in flight, and no completion is reported. A provider that injects none of this length,
+    /// though it said so, is not asked again.
     #[inline]
     pub(crate) fn try_inject_write(
         &mut self,
@@ -113,7 +116,11 @@ impl Endpoint {
         if let Some(data) = data {
             self.check_data(operation, data)?;
         }
-        if bytes.len() > self.limits.inject_write_size {
+        let limit = match data {
+            Some(_) => self.limits.inject_write_data_size,
+            None => self.limits.inject_write_size,
+        };
+        if bytes.len() > limit {
             return Ok(Injected::Refused);
         }
         let peer = self.resolve(operation, to)?;
@@ -132,13 +139,32 @@ impl Endpoint {
             }
         };
         self.posted();
-        if code == 0 { Ok(Injected::Taken) } else { self.not_injected(operation, to, code) }
+        if code == 0 {
+            return Ok(Injected::Taken);
+        }
+        self.not_injected((operation, data.is_some()), to, code, bytes.len())
     }
 
     #[cold]
-    fn not_injected(&mut self, operation: &'static str, to: Peer, code: isize) -> Result<Injected> {
-        if NOT_SUPPORTED.contains(&code) {
-            self.limits.inject_write_size = 0;
+    fn not_injected(
+        &mut self,
+        (operation, has_data): (&'static str, bool),
+        to: Peer,
+        code: isize,
+        length: usize,
+    ) -> Result<Injected> {
+        let limit = match has_data {
+            true => &mut self.limits.inject_write_data_size,
+            false => &mut self.limits.inject_write_size,
+        };
+        // The one has no entry for it, the other none for this length.
+        let left = match code {
+            NO_ENTRY => Some(0),
+            NOT_SUPPORTED => Some(length.saturating_sub(1)),
+            _ => None,
+        };
+        if let Some(left) = left {
+            *limit = left.min(*limit);
             return Ok(Injected::Refused);
         }
         self.no_room(operation, to, code).map(|_| Injected::NoRoom)

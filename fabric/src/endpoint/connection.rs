@@ -194,7 +194,10 @@ impl Listener {
             return Err(refuse("the offer is not that of a connection request"));
         }
         if !request.offer.info.is_of(&self.fabric) {
-            return Err(refuse("the connection request came to a listener of another fabric"));
+            return Err(refuse(
+                "the connection request came to a listener on another fabric object. Open the domain \
+                 with Domain::open_on and the listener's fabric",
+            ));
         }
         check_connection_data("fi_reject", self.handle.as_fid(), reason).map_err(blame)?;
         request.offer.info.claim("fi_reject").map_err(blame)?;

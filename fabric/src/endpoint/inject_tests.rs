@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 
 use libfabric_sys as sys;
 
-use super::inject_write_size;
+use super::{Injected, Target, inject_write_size};
 use crate::ring::{Port, RingOptions, Turn};
 use crate::{
     Access, AddressVector, CompletionQueue, Domain, Endpoint, EndpointKind, HostMemory, Query,
     RemoteMemory, TransferFlags,
 };
 
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// An endpoint, and what goes with it.
 struct Opened {
@@ -73,16 +73,16 @@ fn pass_messages(opened: Opened) {
         // Some inject no more than a header.
         let length = [0, 8, 32][number as usize % 3];
         let payload = source.slice(0..length).unwrap();
-        assert_eq!(port.send(writing, 3, &payload, PATIENCE).unwrap(), number);
-        let view = port.receive(reading, PATIENCE).unwrap();
+        assert_eq!(port.send(writing, 3, &payload, TIMEOUT).unwrap(), number);
+        let view = port.receive(reading, TIMEOUT).unwrap();
         let mut bytes = vec![0; length];
         view.read(0, &mut bytes).unwrap();
         assert_eq!((view.header().message, bytes), (number, vec![7; length]));
     }
     // Credit goes the same way.
-    port.flush(writing, PATIENCE).unwrap();
-    port.close_sender(writing, PATIENCE).unwrap();
-    let end = Instant::now() + PATIENCE;
+    port.flush(writing, TIMEOUT).unwrap();
+    port.close_sender(writing, TIMEOUT).unwrap();
+    let end = Instant::now() + TIMEOUT;
     while port.take(reading).is_ok() {
         assert!(Instant::now() < end, "the end was not told");
         let (Turn::Idle | Turn::Ring) = port.turn().unwrap() else { panic!("nobody's") };
@@ -165,4 +165,39 @@ fn the_size_of_injected_writes_is_asked_for() {
     let slice = region.slice(0..33).unwrap();
     let refused = endpoint.write(queue, peer, &slice, &target, options).unwrap_err();
     assert_eq!(refused.kind(), crate::ErrorKind::Truncated);
+}
+
+unsafe extern "C" fn refuse_long(
+    _: *mut sys::fid_ep,
+    _: *const c_void,
+    length: usize,
+    _: u64,
+    _: u64,
+    _: u64,
+) -> isize {
+    if length > 8 { -(sys::FI_EOPNOTSUPP as isize) } else { 0 }
+}
+
+#[test]
+fn what_is_not_injected_bounds_its_own_call_and_length_only() {
+    let mut opened = open();
+    replace(&opened.endpoint, |rma| {
+        rma.injectdata = None;
+        rma.inject = Some(refuse_long);
+    });
+    let region = opened.domain.register(HostMemory::zeroed(64).unwrap(), Access::ALL).unwrap();
+    region.enable_for(&opened.endpoint).unwrap();
+    let memory: RemoteMemory = opened.domain.attach(&region.describe().unwrap()).unwrap();
+    let peer = opened.addresses.insert(&opened.endpoint.address().unwrap()).unwrap();
+    let Opened { endpoint, queue, .. } = &mut opened;
+    let target = Target { memory: &memory, offset: 0 };
+    let mut inject = |length, data| {
+        endpoint.try_inject_write(queue, peer, &[0; 16][..length], target, data).unwrap()
+    };
+    assert_eq!(inject(8, Some(1)), Injected::Refused);
+    // The other call is there, but not for all lengths.
+    assert_eq!([16, 9].map(|length| inject(length, None)), [Injected::Refused; 2]);
+    assert_eq!(inject(8, None), Injected::Taken);
+    let limits = endpoint.limits;
+    assert_eq!((limits.inject_write_size, limits.inject_write_data_size), (8, 0));
 }

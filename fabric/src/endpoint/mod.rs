@@ -50,7 +50,7 @@ use crate::event::{EventQueue, EventQueueShared};
 use crate::flags::{Access, Caps};
 use crate::handle::Handle;
 use crate::hazard::Hazard;
-use crate::memory::Bound;
+use crate::memory::BoundRegistrations;
 use crate::offer::Offer;
 use crate::queue::{Completion, CompletionQueue, QueueShared};
 use crate::version::Version;
@@ -95,7 +95,7 @@ pub struct Endpoint {
     attached: Attached,
     limits: Limits,
     /// Regions that are closed before it is.
-    bound: Bound,
+    bound: BoundRegistrations,
     #[allow(dead_code)] // kept alive: bound to the endpoint
     counters: Vec<Counter>,
     #[allow(dead_code)] // kept alive: bound to the endpoint
@@ -116,8 +116,9 @@ struct Attached {
 struct Limits {
     immediate_mask: u64,
     inject_size: usize,
-    /// The same of one-sided writes.
+    /// The same of one-sided writes, and of those with an immediate.
     inject_write_size: usize,
+    inject_write_data_size: usize,
     max_message: usize,
     iov_limit: usize,
     has_message: bool,
@@ -230,7 +231,10 @@ impl<'q> EndpointBuilder<'q> {
             return Err(refuse("the offer is of another provider than the domain"));
         }
         if !self.offer.info.is_of(domain.fabric()) {
-            return Err(refuse("the connection request came to a listener of another fabric"));
+            return Err(refuse(
+                "the connection request came to a listener on another fabric object. Open the domain \
+                 with Domain::open_on and the listener's fabric",
+            ));
         }
         if self.destination.is_some() && self.offer.info.is_request() {
             return Err(refuse("a connection request leads to its peer already"));
@@ -303,7 +307,7 @@ impl<'q> EndpointBuilder<'q> {
             is_shut: false,
             attached,
             limits,
-            bound: Bound::new(),
+            bound: BoundRegistrations::new(),
             addresses: self.addresses,
             hazard,
             counters: counters.into_iter().map(|(counter, _)| counter).collect(),
@@ -342,13 +346,15 @@ fn limits(domain: &Domain, handle: &Handle<sys::fid_ep>) -> Limits {
     // SAFETY: the endpoint is alive, and nothing changes its tables now.
     let endpoint = unsafe { &*handle.as_ptr() };
     let has = |is_absent: bool, caps| !is_absent && capabilities.caps.contains(caps);
+    let inject_write_size = match Version::tells_inject_sizes() {
+        true => inject_write_size(handle, capabilities.inject_size),
+        false => capabilities.inject_size,
+    };
     Limits {
         immediate_mask: capabilities.immediate_mask(),
         inject_size: capabilities.inject_size,
-        inject_write_size: match Version::tells_inject_sizes() {
-            true => inject_write_size(handle, capabilities.inject_size),
-            false => capabilities.inject_size,
-        },
+        inject_write_size,
+        inject_write_data_size: inject_write_size,
         max_message: capabilities.max_message_size,
         iov_limit: capabilities.iov_limit,
         has_message: has(endpoint.msg.is_null(), Caps::MESSAGE),
@@ -483,7 +489,7 @@ impl Endpoint {
 
     /// The regions that are bound to it.
     #[inline]
-    pub(crate) fn bound(&self) -> &Bound {
+    pub(crate) fn bound(&self) -> &BoundRegistrations {
         &self.bound
     }
 }

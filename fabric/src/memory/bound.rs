@@ -21,12 +21,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub(super) struct Registration {
     handle: Mutex<Option<Handle<sys::fid_mr>>>,
     /// It could not be closed: the provider may use the memory for good.
-    is_stuck: AtomicBool,
+    close_failed: AtomicBool,
 }
 
 impl Registration {
     pub(super) fn new(handle: Handle<sys::fid_mr>) -> Self {
-        Self { handle: Mutex::new(Some(handle)), is_stuck: AtomicBool::new(false) }
+        Self { handle: Mutex::new(Some(handle)), close_failed: AtomicBool::new(false) }
     }
 
     /// It is not closed as long as this is held.
@@ -34,15 +34,15 @@ impl Registration {
         lock(&self.handle)
     }
 
-    pub(super) fn is_stuck(&self) -> bool {
-        self.is_stuck.load(Ordering::Acquire)
+    pub(super) fn close_failed(&self) -> bool {
+        self.close_failed.load(Ordering::Acquire)
     }
 
     /// Before the endpoint is.
     fn close(&self) {
         let mut handle = self.hold();
         if let Some(Err(error)) = handle.take().map(Handle::close) {
-            self.is_stuck.store(true, Ordering::Release);
+            self.close_failed.store(true, Ordering::Release);
             tracing::error!(%error, "a registration could not be closed; its memory is kept");
         }
     }
@@ -50,13 +50,13 @@ impl Registration {
 
 /// The registrations that are bound to one endpoint.
 #[derive(Debug)]
-pub(crate) struct Bound {
+pub(crate) struct BoundRegistrations {
     /// Tells endpoints apart, also those that are closed.
     number: u64,
     registrations: Mutex<Vec<Weak<Registration>>>,
 }
 
-impl Bound {
+impl BoundRegistrations {
     pub(crate) fn new() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);

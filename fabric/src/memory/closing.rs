@@ -58,17 +58,20 @@ impl Closing {
         lock(&self.late)
     }
 
-    /// Closes a registration, now or soon, and then frees its memory.
-    pub(super) fn close(&self, region: Late) {
+    /// Closes a registration, now or soon. What may be freed now.
+    pub(super) fn close(&self, region: Late) -> Option<Keepalive> {
         let turn = match self.turn.try_lock() {
-            Err(TryLockError::WouldBlock) => return lock(&self.late).push(region),
+            Err(TryLockError::WouldBlock) => {
+                lock(&self.late).push(region);
+                return None;
+            }
             Ok(turn) => turn,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
         };
         let nobody_registers = lock(&self.late);
         let memory = region.close();
         drop((nobody_registers, turn));
-        drop(memory);
+        memory
     }
 }
 

@@ -34,7 +34,7 @@ pub use region::{MemoryRegion, RegionSlice};
 pub use registration::{DmaBuf, RegistrationOptions, registrations};
 pub use remote::{RemoteMemory, RemoteSlice};
 
-pub(crate) use bound::Bound;
+pub(crate) use bound::BoundRegistrations;
 pub(crate) use closing::Closing;
 pub(crate) use region::RegionInner;
 pub(crate) use remote::Mapping;

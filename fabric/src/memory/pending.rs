@@ -102,10 +102,10 @@ impl Drop for PendingRegion {
         let (handle, memory) =
             unsafe { (ManuallyDrop::take(&mut self.handle), ManuallyDrop::take(&mut self.memory)) };
         let late = Late { handle, memory: Some(memory), bytes: self.extent.length };
-        match self.domain.closing() {
+        drop(match self.domain.closing() {
             Some(closing) => closing.close(late),
-            None => drop(late.close()),
-        }
+            None => late.close(),
+        });
     }
 }
 

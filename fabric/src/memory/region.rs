@@ -484,20 +484,19 @@ impl Drop for RegionInner {
         let mut held = registration.hold();
         let Some(handle) = held.take() else {
             // Closed before its endpoint.
-            if registration.is_stuck() {
+            if registration.close_failed() {
                 std::mem::forget(self.memory.take());
             }
             return;
         };
         let late = Late { handle, memory: self.memory.take(), bytes: self.length };
-        match self.domain.closing() {
+        let memory = match self.domain.closing() {
             Some(closing) => closing.close(late),
-            None => {
-                let memory = late.close();
-                drop(held);
-                drop(memory);
-            }
-        }
+            None => late.close(),
+        };
+        // It is the caller's own, and may close the endpoint when it ends.
+        drop(held);
+        drop(memory);
     }
 }
 

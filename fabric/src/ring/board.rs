@@ -5,15 +5,15 @@ use super::credit;
 use super::memory::{Site, activate};
 use super::notify::{CREDIT_NOTICE, NOTICE, Notify, TAG, has_tags};
 use crate::{
-    Access, Completion, CompletionKind, CompletionQueue, Domain, Endpoint, HostMemory,
-    MemoryRegion, Result,
+    Access, Capabilities, Completion, CompletionKind, CompletionQueue, Domain, Endpoint,
+    HostMemory, MemoryRegion, Result,
 };
 
 /// Messages that may have arrived and not been looked at: as many as two rings have chunks on
 /// their way. Some providers keep what comes beyond that, some hold the sender up.
 const MESSAGES: u16 = 1024;
 /// Receives for immediates.
-pub(super) const IMMEDIATES: usize = 1024;
+const IMMEDIATES: usize = 1024;
 const STRIDE: usize = 32;
 /// Tokens of receives for messages: this, and the place.
 const TOKEN: u64 = 0x5263_7620 << 32;
@@ -33,6 +33,13 @@ pub(super) struct Board {
     unposted: Vec<u16>,
 }
 
+/// Receives that are posted for immediates, where these use them up. Where queues may overrun, they
+/// bound the number of rings: there all that the provider takes are posted.
+pub(super) fn receives_for_immediates(facts: &Capabilities) -> usize {
+    let most = if facts.protects_queues { IMMEDIATES } else { usize::from(u16::MAX) };
+    facts.receive_depth.clamp(1, most)
+}
+
 /// What came.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Heard {
@@ -44,11 +51,11 @@ pub(super) struct Heard {
 }
 
 impl Board {
-    pub(super) fn new(domain: &Domain, receive_depth: usize) -> Self {
+    pub(super) fn new(domain: &Domain) -> Self {
         let uses_receives = domain.capabilities().immediates_consume_receives();
         let tagged = has_tags(domain.capabilities());
         let apart = uses_receives && tagged;
-        let missing = if apart { IMMEDIATES.min(receive_depth.max(1)) } else { 0 };
+        let missing = if apart { receives_for_immediates(domain.capabilities()) } else { 0 };
         Self { messages: None, tagged, missing, uses_receives, unposted: Vec::new() }
     }
 
@@ -60,8 +67,12 @@ impl Board {
         if self.messages.is_some() || !(is_shared || form == Notify::Message) {
             return Ok(());
         }
-        let depth = endpoint.domain().capabilities().receive_depth;
-        let count = MESSAGES.min(u16::try_from(depth).unwrap_or(u16::MAX)).max(1);
+        let facts = endpoint.domain().capabilities();
+        let most = match is_shared {
+            true => receives_for_immediates(facts),
+            false => facts.receive_depth.min(MESSAGES.into()),
+        };
+        let count = u16::try_from(most).unwrap_or(u16::MAX).max(1);
         let memory = HostMemory::zeroed(usize::from(count) * STRIDE)?;
         let region = endpoint.domain().register(memory, Access::RECEIVE)?;
         activate(&region, Site::of(endpoint))?;

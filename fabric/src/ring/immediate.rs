@@ -6,7 +6,7 @@
 //!
 //! kind 0  a chunk arrived; amount: its sequence number, its lower 16 bits
 //!      1  the reader lets go of the ring; amount: 0
-//!      2  credit; amount: 0
+//!      2  credit; amount: how many chunks the reader released, the lower 16 bits
 //!      3  the writer is done; amount: how many chunks it wrote, the lower 16 bits
 //! ```
 //!
@@ -31,7 +31,10 @@ pub enum Notice {
         sequence: u16,
     },
     /// The reader let go of chunks: how far it is comes with the notice.
-    Credit,
+    Credit {
+        /// The lower bits of the number of chunks that it let go of in this epoch.
+        released: u16,
+    },
     /// There will be nothing more.
     Done {
         /// The lower bits of the number of chunks that there were.
@@ -58,7 +61,7 @@ impl Immediate {
     pub fn encode(&self) -> u32 {
         let (kind, amount) = match self.notice {
             Notice::Chunk { sequence } => (0, sequence),
-            Notice::Credit => (2, 0),
+            Notice::Credit { released } => (2, released),
             Notice::Done { sequence } => (3, sequence),
             Notice::Gone => (1, 0),
         };
@@ -74,7 +77,7 @@ impl Immediate {
         let notice = match bits >> 30 {
             0 => Notice::Chunk { sequence: amount },
             1 => Notice::Gone,
-            2 => Notice::Credit,
+            2 => Notice::Credit { released: amount },
             _ => Notice::Done { sequence: amount },
         };
         Self { ring: (bits >> 16) as u16 % RINGS, epoch: bits >> 26 & (EPOCHS - 1), notice }
@@ -125,7 +128,7 @@ mod tests {
             let immediate = Immediate::decode(bits);
             let again = immediate.encode();
             // But for the amount of those that have none.
-            let has_none = matches!(immediate.notice, Notice::Gone | Notice::Credit);
+            let has_none = immediate.notice == Notice::Gone;
             prop_assert!(again == bits || has_none);
             prop_assert_eq!(Immediate::decode(again), immediate);
         }

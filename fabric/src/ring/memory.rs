@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use super::allowance::Quota;
+use super::capacity::QueueShare;
 use super::header::{HEADER, Header};
 use super::reader::Place;
 use super::shape::{FLAG, Layout, Shape};
@@ -46,8 +46,8 @@ pub(super) struct RingMemory {
     released: Box<[AtomicU64]>,
     /// The reader sleeps, and wants to know of views that are dropped.
     is_asleep: AtomicBool,
-    /// Its place in the queue is another ring's when nothing more can come.
-    pub(super) quota: Quota,
+    /// Its share of the queue is another ring's when nothing more can come.
+    pub(super) share: QueueShare,
     waker: OnceLock<Waker>,
 }
 
@@ -58,7 +58,7 @@ impl RingMemory {
         sites: &[Site<'_>],
         shape: Shape,
         memory: impl Memory,
-        quota: Quota,
+        share: QueueShare,
     ) -> Result<Self> {
         if (memory.len() as u64) < shape.capacity() {
             let detail = format!("{} bytes, for a ring of {}", memory.len(), shape.capacity());
@@ -100,7 +100,7 @@ impl RingMemory {
             region.fill(0..shape.capacity() as usize, 0)?;
         }
         let (is_asleep, waker) = (AtomicBool::new(false), OnceLock::new());
-        Ok(Self { shape, region, headers, others: lanes, released, is_asleep, quota, waker })
+        Ok(Self { shape, region, headers, others: lanes, released, is_asleep, share, waker })
     }
 
     /// A header.

@@ -10,9 +10,10 @@
 //! comparisons: the tail never passes the credit by more than the capacity, the head
 //! never passes the tail, the credit never leads the head.
 
-mod allowance;
 mod board;
+mod capacity;
 mod credit;
+mod credit_memory;
 mod header;
 mod immediate;
 mod memory;
@@ -23,7 +24,6 @@ mod reader;
 mod receiver;
 mod sender;
 mod shape;
-mod slate;
 mod speaker;
 mod stripes;
 mod terms;
@@ -34,6 +34,7 @@ mod model_tests;
 #[cfg(test)]
 mod unordered_tests;
 
+pub use capacity::queue_entries;
 pub use header::{HEADER, Header};
 pub use memory::View;
 pub use notify::Notify;

@@ -66,6 +66,8 @@ struct World {
     /// With what is to be cleaned for each, where the reader looks for flags.
     held: Vec<(Span, std::ops::Range<usize>)>,
     watermark: u64,
+    /// Notices of credit that may wait at the writer.
+    most_notices: u64,
 }
 
 #[derive(Debug, Clone)]
@@ -125,15 +127,16 @@ impl World {
             whole: 0,
             held: Vec::new(),
             watermark,
+            most_notices: u64::MAX,
         }
     }
 
     fn reader(shape: Shape, epoch: u32, watermark: u64, path: CreditPath) -> Reader {
         let mut reader = Reader::new(shape, epoch, watermark);
         // Credit comes back under another number than the ring's.
-        reader.tell_as(9);
+        reader.set_writer_name(9);
         if path == CreditPath::Unordered {
-            reader.tell_one_at_a_time();
+            reader.serialize_credits();
         }
         reader
     }
@@ -142,6 +145,10 @@ impl World {
         self.credit_path = path;
         self.reader = Self::reader(self.shape, self.epoch, self.watermark, path);
         self
+    }
+
+    fn with_notices(self, most_notices: u64) -> Self {
+        Self { most_notices, writer: self.writer.limit_notices(most_notices), ..self }
     }
 
     /// Memory that is looked at for flags has to be clean.
@@ -154,6 +161,12 @@ impl World {
         assert!(tail - credit <= self.shape.capacity(), "production");
         assert!(self.reader.head() <= tail, "consumption");
         assert!(credit <= self.reader.head(), "lag");
+        // Those of an earlier epoch are counted by its own share, and a message may come twice.
+        if self.credit_path != CreditPath::Messages {
+            let told = self.credits.iter().chain(&self.unheard);
+            let waiting = told.filter(|told| told.epoch == self.epoch).count() as u64;
+            assert!(waiting <= self.most_notices, "{waiting} notices of credit");
+        }
     }
 
     /// False if there was no room, or nothing to write.
@@ -276,13 +289,13 @@ impl World {
         // That of an earlier epoch has another place, since names take turns.
         if told.epoch == self.epoch {
             self.credit_place = told.bytes;
-            self.reader.credit_arrived();
+            self.reader.credit_completed();
         }
     }
 
     fn credit_is_heard(&mut self) -> bool {
         let Some(told) = self.unheard.pop_front() else { return false };
-        if !self.writer.is_told_credit(&Immediate::decode(told.notice)) {
+        if !self.writer.take_credit_notice(&Immediate::decode(told.notice)) {
             return true;
         }
         let bytes = match self.credit_path {
@@ -304,7 +317,8 @@ impl World {
         let reader = Self::reader(self.shape, self.epoch, self.watermark, self.credit_path);
         self.reader = reader.after(self.whole);
         let writer = Writer::new(self.shape, self.epoch, self.writer.longest_payload());
-        self.writer = writer.known_as(9).after(self.whole);
+        let writer = writer.known_as(9).after(self.whole);
+        self.writer = writer.limit_notices(self.most_notices);
         self.partial.clear();
         self.held.clear();
         self.memory.fill(Self::fresh(self.shape.layout(), 0xdd));
@@ -423,10 +437,11 @@ proptest! {
         credit_path in prop_oneof![
             Just(CreditPath::Messages), Just(CreditPath::Ordered), Just(CreditPath::Unordered)
         ],
+        most_notices in prop_oneof![1_u64..16, Just(u64::MAX)],
         in_order: bool,
     ) {
         let world = World::new(granules * 128, layout, longest_payload, watermark);
-        let mut world = world.with_credit_by(credit_path);
+        let mut world = world.with_credit_by(credit_path).with_notices(most_notices);
         for step in &steps {
             world.step(step, in_order);
         }
@@ -645,11 +660,48 @@ fn credit_that_cannot_be_is_not_believed() {
     assert_eq!((writer.next_read(), writer.next_read()), (Some(0), None));
     assert!(!writer.credit(&credit(1, 2)), "the past");
     assert_eq!(writer.free(), 4096);
-    let told = |ring, epoch, notice| writer.is_told_credit(&Immediate { ring, epoch, notice });
-    assert!(told(1, 2, Notice::Credit));
-    assert!(!told(0, 2, Notice::Credit), "another ring");
-    assert!(!told(1, 1, Notice::Credit), "another epoch");
+    let mut told =
+        |ring, epoch, notice| writer.take_credit_notice(&Immediate { ring, epoch, notice });
+    let credit = |released| Notice::Credit { released };
+    assert!(!told(0, 2, credit(1)), "another ring");
+    assert!(!told(1, 1, credit(1)), "another epoch");
     assert!(!told(1, 2, Notice::Gone), "another notice");
+    // More chunks than were written are not believed.
+    assert!(told(1, 2, credit(2)));
+    assert_eq!(writer.unnoticed(), 1);
+    let immediate = Immediate { ring: 1, epoch: 2, notice: credit(1) };
+    assert!(writer.take_credit_notice(&immediate));
+    assert_eq!(writer.unnoticed(), 0);
+}
+
+/// A writer that looks at its queue only when it can write nothing, and takes one notice then. The
+/// credit that it finds is the newest one, so each notice that it takes may free the whole ring.
+#[test]
+fn waiting_credit_notices_never_exceed_the_writers_share() {
+    const SHARE: u64 = 7;
+    for path in [CreditPath::Ordered, CreditPath::Unordered, CreditPath::Messages] {
+        let world = World::new(1 << 16, Layout::Together, 1000, 0).with_credit_by(path);
+        let mut world = world.with_notices(SHARE);
+        let mut most = 0;
+        while world.whole < 5000 {
+            world.next_message(64);
+            if !world.write() {
+                assert!(world.credit_is_heard(), "{path:?}: stuck at message {}", world.whole);
+            }
+            world.land(0);
+            while world.take() {
+                world.release(0);
+            }
+            // It is quiet after each chunk, so each has a credit.
+            world.credit(true);
+            while !world.credits.is_empty() {
+                world.credit_lands(world.credits.len() - 1);
+            }
+            world.check();
+            most = most.max(world.unheard.len() as u64);
+        }
+        assert!(most <= SHARE, "{path:?}: {most} notices wait in the queue");
+    }
 }
 
 /// A credit that later ones overtook by many rounds of the ring, and that has the lower bits of
@@ -691,7 +743,7 @@ fn without_order_the_next_credit_waits_for_the_last() {
     let shape = Shape::new(4096, 1).unwrap();
     let mut writer = Writer::new(shape, 0, 100);
     let mut reader = Reader::new(shape, 0, 0);
-    reader.tell_one_at_a_time();
+    reader.serialize_credits();
     let mut read_one = |reader: &mut Reader| {
         let mut message = writer.begin(0, 100);
         let chunk = writer.plan(&message).unwrap();
@@ -705,10 +757,10 @@ fn without_order_the_next_credit_waits_for_the_last() {
     read_one(&mut reader);
     assert_eq!(reader.credit(true), None);
     // Lost, it is told again, and still waited for.
-    reader.credit_arrived();
+    reader.credit_completed();
     reader.tell_again();
     assert_eq!((reader.told_credit(), reader.credit(true)), (first, None));
-    reader.credit_arrived();
+    reader.credit_completed();
     let second = reader.credit(true).unwrap();
     assert_eq!((first.head, second.head), (shape.taken(100), 2 * shape.taken(100)));
 }

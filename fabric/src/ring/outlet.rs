@@ -159,7 +159,7 @@ impl Outlet {
         let domain = site.domain;
         form.check(domain.capabilities())?;
         let ring = domain.attach(&offer.ring)?;
-        let speaker = Speaker::new(site, (form, tagged), peer, (&offer.slate, 0))?;
+        let speaker = Speaker::new(site, (form, tagged), peer, (&offer.credit_memory, 0))?;
         let needed = shape.most_chunks() * HEADER;
         let far_headers =
             offer.headers.as_ref().map(|headers| domain.attach(headers)).transpose()?;
@@ -407,7 +407,7 @@ impl Outlet {
             return Ok(false);
         }
         while let Some(bits) = self.due.front() {
-            if !self.speaker.say(endpoint, queue, *bits)? {
+            if !self.speaker.send_notice(endpoint, queue, *bits)? {
                 return Ok(false);
             }
             self.due.pop_front();

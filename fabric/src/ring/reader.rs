@@ -103,7 +103,7 @@ pub struct Reader {
     /// What the writer was told of it.
     told: u64,
     /// Credits may overtake each other where they are written to: one is told at a time.
-    is_one_credit_at_a_time: bool,
+    serializes_credits: bool,
     is_credit_on_its_way: bool,
     /// Where the next chunk begins, but for what may be left out before it.
     next: u64,
@@ -144,7 +144,7 @@ impl Reader {
             writer_name: shape.ring(),
             head: 0,
             told: 0,
-            is_one_credit_at_a_time: false,
+            serializes_credits: false,
             is_credit_on_its_way: false,
             next: 0,
             sequence: 0,
@@ -170,21 +170,21 @@ impl Reader {
 
     /// There will be at most so many chunks in the ring: the writer is told when a part of
     /// these were released.
-    pub fn stay_within(&mut self, most_chunks: u64) {
+    pub fn limit_chunks(&mut self, most_chunks: u64) {
         self.most_chunks = self.most_chunks.min(most_chunks).max(1);
     }
 
     /// The number that the writer wants to be told of credit under, if it is not the
     /// ring's.
-    pub fn tell_as(&mut self, name: u16) {
+    pub fn set_writer_name(&mut self, name: u16) {
         self.writer_name = name;
     }
 
     /// Credits may overtake each other on their way to the one place that they are written to:
-    /// from now on none is told before the one before it [arrived](Self::credit_arrived), or an
+    /// from now on none is told before the one before it [arrived](Self::credit_completed), or an
     /// old one could hide the last.
-    pub fn tell_one_at_a_time(&mut self) {
-        self.is_one_credit_at_a_time = true;
+    pub fn serialize_credits(&mut self) {
+        self.serializes_credits = true;
         // One that is due already, and could not be told before.
         self.is_credit_on_its_way = self.told > 0;
     }
@@ -205,7 +205,7 @@ impl Reader {
                 self.ends = nearest(self.sequence, sequence).filter(|end| *end >= self.sequence);
                 return Ok(());
             }
-            Notice::Credit | Notice::Gone => return Ok(()),
+            Notice::Credit { .. } | Notice::Gone => return Ok(()),
         };
         match nearest(self.sequence, sequence) {
             Some(sequence) if sequence >= self.sequence => {
@@ -365,7 +365,7 @@ impl Reader {
         }
         self.untold = 0;
         self.told = self.head;
-        self.is_credit_on_its_way = self.is_one_credit_at_a_time;
+        self.is_credit_on_its_way = self.serializes_credits;
         Some(self.told_credit())
     }
 
@@ -376,17 +376,24 @@ impl Reader {
 
     /// The notice that a credit comes with.
     pub fn credit_notice(&self) -> u32 {
-        self.notice_of(Notice::Credit)
+        // Those that were released since the writer was told are told with the next one.
+        let released = self.unreleased().start - self.untold;
+        self.notice_of(Notice::Credit { released: released as u16 })
     }
 
     /// The credit that was told last is to be told again, since it may be lost.
     pub fn tell_again(&mut self) {
-        self.is_credit_on_its_way = self.is_one_credit_at_a_time;
+        self.is_credit_on_its_way = self.serializes_credits;
     }
 
     /// The credit that was told last has arrived, or never will.
-    pub fn credit_arrived(&mut self) {
+    pub fn credit_completed(&mut self) {
         self.is_credit_on_its_way = false;
+    }
+
+    /// Is one credit told at a time?
+    pub fn serializes_credits(&self) -> bool {
+        self.serializes_credits
     }
 
     /// Is the next credit waiting for the last one to arrive?

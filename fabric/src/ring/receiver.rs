@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use super::allowance::Allowance;
+use super::capacity::QueueCapacity;
+use super::credit_memory::credit_at;
 use super::immediate::{Immediate, Notice};
 use super::memory::{RingMemory, Site, View};
 use super::notify::{Notify, has_tags};
 use super::reader::Reader;
 use super::shape::Shape;
-use super::slate::credit_at;
 use super::speaker::Speaker;
 use super::terms::{LaneOffer, RingAnswer, RingOffer};
 use crate::{
@@ -99,17 +99,17 @@ impl RingReceiver {
         endpoint: &Endpoint,
         further: &[Site<'_>],
         (ring, epoch): (u16, u32),
-        (options, allowance): (&RingOptions, &Allowance),
+        (options, capacity): (&RingOptions, &QueueCapacity),
         memory: impl Memory,
     ) -> Result<Self> {
         let shape = shape_of(endpoint, ring, options, memory.kind())?;
         let sites: Vec<_> =
             std::iter::once(Site::of(endpoint)).chain(further.iter().copied()).collect();
-        let quota = allowance.take(options.notify, shape.most_chunks())?;
-        let most_chunks = quota.most_chunks();
-        let memory = RingMemory::over(&sites, shape, memory, quota)?;
+        let share = capacity.take(options.notify, shape.most_chunks())?;
+        let most_chunks = share.most_chunks();
+        let memory = RingMemory::over(&sites, shape, memory, share)?;
         let mut reader = Reader::new(memory.shape, epoch, options.watermark).after(options.whole);
-        reader.stay_within(most_chunks);
+        reader.limit_chunks(most_chunks);
         Ok(Self {
             reader,
             born: epoch,
@@ -128,17 +128,17 @@ impl RingReceiver {
     }
 
     /// What the writer has to know; with where notices without a chunk go, for each lane.
-    pub(super) fn offer(&self, slates: &[MemoryRegion]) -> Result<RingOffer> {
+    pub(super) fn offer(&self, credit_memories: &[MemoryRegion]) -> Result<RingOffer> {
         let shape = self.reader.shape();
         let memory = &self.memory;
         let first = (&memory.region, memory.headers.as_ref());
         let others = memory.others.iter().map(|(region, headers)| (region, headers.as_ref()));
-        let lanes = std::iter::once(first).chain(others).zip(slates);
-        let lanes = lanes.map(|((ring, headers), slate)| {
+        let lanes = std::iter::once(first).chain(others).zip(credit_memories);
+        let lanes = lanes.map(|((ring, headers), credit_memory)| {
             Ok(LaneOffer {
                 ring: ring.describe()?,
                 headers: headers.map(MemoryRegion::describe).transpose()?,
-                slate: slate.describe()?,
+                credit_memory: credit_memory.describe()?,
             })
         });
         Ok(RingOffer {
@@ -148,7 +148,7 @@ impl RingReceiver {
             notify: self.form,
             tagged: has_tags(memory.region.domain().capabilities()),
             layout: shape.layout(),
-            most_chunks: memory.quota.most_chunks(),
+            most_chunks: memory.share.most_chunks(),
             whole: self.reader.whole(),
             lanes: lanes.collect::<Result<_>>()?,
         })
@@ -182,12 +182,12 @@ impl RingReceiver {
             return Err(Error::new(ErrorKind::MalformedDescriptor, operation, detail));
         }
         let (site, form) = (Site::of(endpoint), (self.form, answer.tagged));
-        let slate = (&answer.slate, credit_at(answer.name));
-        let speaker = Speaker::new(site, form, peer, slate)?;
-        self.reader.tell_as(answer.name);
-        self.reader.stay_within(answer.most_chunks);
+        let credit_memory = (&answer.credit_memory, credit_at(answer.name));
+        let speaker = Speaker::new(site, form, peer, credit_memory)?;
+        self.reader.set_writer_name(answer.name);
+        self.reader.limit_chunks(answer.most_chunks);
         if speaker.may_overtake(endpoint.domain()) {
-            self.reader.tell_one_at_a_time();
+            self.reader.serialize_credits();
         }
         self.writer = Some(speaker);
         Ok(())
@@ -291,7 +291,7 @@ impl RingReceiver {
         let Some(speaker) = &self.writer else { return Ok(false) };
         let number = self.reader.is_credit_on_its_way().then(|| self.credit_number());
         let credit = (self.reader.credit_notice(), self.reader.told_credit());
-        let is_sent = speaker.tell(endpoint, queue, credit, number)?;
+        let is_sent = speaker.send_credit(endpoint, queue, credit, number)?;
         self.is_credit_unsent = !is_sent;
         self.statistics.credits += u64::from(is_sent);
         Ok(is_sent)
@@ -303,23 +303,31 @@ impl RingReceiver {
         self.born << 16 | u32::from(self.reader.shape().ring())
     }
 
-    /// A credit with this number arrived; or was lost, if there is an error. That of another ring
-    /// is none of its business.
-    pub(super) fn credit_arrived(&mut self, number: u32, lost: Option<&Error>) {
-        if number == self.credit_number() {
-            self.reader.credit_arrived();
-            lost.into_iter().for_each(|error| self.has_lost(error));
+    /// A credit with this number arrived; or was lost, if there is an error. False for that of
+    /// another ring.
+    pub(super) fn credit_completed(&mut self, number: u32, lost: Option<&Error>) -> bool {
+        let is_ours = number == self.credit_number();
+        if is_ours {
+            self.reader.credit_completed();
+            lost.into_iter().for_each(|error| self.has_lost_credit(error));
+        }
+        is_ours
+    }
+
+    /// Something that was injected by somebody is lost: it may have been this ring's credit. Where
+    /// credits complete, none is injected.
+    pub(super) fn has_lost(&mut self, error: &Error) {
+        if !self.reader.serializes_credits() {
+            self.has_lost_credit(error);
         }
     }
 
-    /// Something that was injected by somebody is lost. It may have been this ring's credit,
-    /// which is told again: twice does no harm. But not for ever to one that is gone.
-    pub(super) fn has_lost(&mut self, error: &Error) {
+    /// Credit that may be lost is told again: twice does no harm. But not for ever to one that is
+    /// gone.
+    fn has_lost_credit(&mut self, error: &Error) {
         const MOST: u32 = 8;
         let has_told = self.statistics.credits > 0 && self.writer.is_some();
-        // What completes is not injected.
-        let is_injected = !self.reader.is_credit_on_its_way();
-        if !has_told || !is_injected || self.is_closing || self.broken().is_some() {
+        if !has_told || self.is_closing || self.broken().is_some() {
             return;
         }
         self.told_again += 1;
@@ -356,14 +364,30 @@ impl RingReceiver {
         }
         while self.take()?.is_some() {}
         if self.is_over() {
-            return Ok(true);
+            return self.tell_last(endpoint, queue);
         }
         if self.owes_gone
             && let Some(speaker) = &self.writer
         {
-            self.owes_gone = !speaker.say(endpoint, queue, self.reader.gone())?;
+            self.owes_gone = !speaker.send_notice(endpoint, queue, self.reader.gone())?;
         }
         Ok(false)
+    }
+
+    /// The writer is done, and all of it was taken. Where its queue may overrun, it keeps its share
+    /// until it is told of the last chunk. True once nothing is left to tell.
+    fn tell_last(&mut self, endpoint: &mut Endpoint, queue: &mut CompletionQueue) -> Result<bool> {
+        if !self.memory.share.is_limited() || self.mute.is_some() {
+            return Ok(true);
+        }
+        // Nothing is written any more, so views that somebody has do not matter.
+        while !self.reader.unreleased().is_empty() {
+            self.reader.release_first();
+        }
+        if self.reader.credit(true).is_some() || self.is_credit_unsent {
+            self.send_credit(endpoint, queue)?;
+        }
+        Ok(!self.has_untold())
     }
 
     /// Nothing more can be read, and why.

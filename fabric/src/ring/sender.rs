@@ -4,14 +4,14 @@ mod lanes;
 
 use std::time::{Duration, Instant};
 
-use super::allowance::{Allowance, Quota};
+use super::capacity::{QueueCapacity, QueueShare};
 use super::credit::{self, Credit};
+use super::credit_memory::CreditPlace;
 use super::immediate::Immediate;
 use super::memory::Site;
 use super::notify::{Notify, has_tags};
 use super::outlet::{Outlet, Posted, Title};
 use super::shape::Shape;
-use super::slate::CreditPlace;
 use super::stripes::Shares;
 use super::terms::{RingAnswer, RingOffer};
 use super::writer::{Blocked, Chunk, Message, Refused, Writer};
@@ -63,8 +63,8 @@ pub struct SenderStatistics {
 pub struct RingSender {
     writer: Writer,
     form: Notify,
-    /// Its part of the queue's room.
-    _quota: Quota,
+    /// Its share of the queue.
+    share: QueueShare,
     outlet: Outlet,
     /// What goes by which lane, if there are several.
     shares: Option<Box<Shares>>,
@@ -78,6 +78,8 @@ pub struct RingSender {
     injected_to: u64,
     /// Why nothing more can be written.
     broken: Option<Error>,
+    /// The reader said that nobody reads any more: it tells no more credit.
+    is_reader_gone: bool,
     end: End,
     /// Its user let go of it: it is there until the end is said.
     is_retired: bool,
@@ -101,29 +103,32 @@ enum End {
 
 impl RingSender {
     /// A sender into a ring that a peer offered, with this title among the port's, and told of
-    /// credit through the port's slate. Chunks have at most so many bytes of payload. With
+    /// credit through the port's credit memory. Chunks have at most so many bytes of payload. With
     /// what is to be answered.
     pub(super) fn open(
         endpoint: &Endpoint,
-        slate: &MemoryRegion,
+        credit_memory: &MemoryRegion,
         peer: Peer,
         offer: &RingOffer,
         title: Title,
-        (longest_payload, allowance): (u64, &Allowance),
+        (longest_payload, capacity): (u64, &QueueCapacity),
     ) -> Result<(Self, RingAnswer)> {
         let shape = offer.shape()?;
         // Credit takes place in the queue here, too.
-        let quota = allowance.take(offer.notify, shape.most_chunks())?;
-        let most_chunks = quota.most_chunks().min(offer.most_chunks);
+        let share = capacity.take(offer.notify, shape.most_chunks())?;
+        let most_chunks = share.most_chunks().min(offer.most_chunks);
         let Connected { outlet, credit, answer } =
-            connect(endpoint, slate, peer, offer, shape, (title, most_chunks))?;
+            connect(endpoint, credit_memory, peer, offer, shape, (title, most_chunks))?;
         let longest = longest_payload.min(longest_write(endpoint, offer.notify)).max(1);
         let writer = Writer::new(shape, offer.epoch, longest).known_as(title.name);
-        let writer = writer.within(most_chunks);
+        let mut writer = writer.limit_chunks(most_chunks);
+        if share.is_limited() {
+            writer = writer.limit_notices(most_chunks);
+        }
         let sender = Self {
             writer: writer.after(offer.whole),
             form: offer.notify,
-            _quota: quota,
+            share,
             outlet,
             shares: None,
             is_stopped: false,
@@ -133,6 +138,7 @@ impl RingSender {
             blocked_since: None,
             injected_to: 0,
             broken: None,
+            is_reader_gone: false,
             end: End::Open,
             is_retired: false,
             says_surely: false,
@@ -278,7 +284,7 @@ impl RingSender {
         immediate: &Immediate,
         credit: Option<[u8; credit::LENGTH]>,
     ) -> bool {
-        if self.writer.is_told_credit(immediate) {
+        if self.writer.take_credit_notice(immediate) {
             let credit = match &self.credit {
                 Some(place) => place.read(),
                 None => credit.and_then(|bytes| Credit::decode(bytes, self.writer.epoch())),
@@ -286,6 +292,7 @@ impl RingSender {
             return self.take_credit(credit);
         }
         if self.writer.is_told_gone(immediate) {
+            self.is_reader_gone = true;
             let detail = "the reader let go of it";
             self.fail(Error::new(ErrorKind::Closed, "writing to a ring", detail));
             if self.end == End::Open {
@@ -370,8 +377,10 @@ impl RingSender {
             let bits = self.writer.done();
             let (speaker, number) = (&self.outlet.speaker, self.outlet.title().number());
             let said = match self.says_surely {
-                true => speaker.say_last(endpoint, queue, bits, number),
-                false => speaker.say(endpoint, queue, bits).map(|said| (!said).then_some(false)),
+                true => speaker.send_last_notice(endpoint, queue, bits, number),
+                false => {
+                    speaker.send_notice(endpoint, queue, bits).map(|said| (!said).then_some(false))
+                }
             };
             self.end = match said {
                 Ok(Some(true)) => End::Saying,
@@ -381,6 +390,16 @@ impl RingSender {
             };
         }
         matches!(self.end, End::Open | End::Said)
+    }
+
+    /// May the reader still tell credit, for which the ring keeps its share of the queue?
+    pub(super) fn expects_credit(&self) -> bool {
+        self.share.is_limited() && !self.is_reader_gone && self.writer.unnoticed() > 0
+    }
+
+    /// Was the reader told of the end, if it is to be?
+    pub(super) fn has_ended(&self) -> bool {
+        self.end == End::Said
     }
 
     /// What was said last came, or never will.
@@ -493,7 +512,7 @@ struct Connected {
 /// An outlet into the first of the lanes, and where to be told of credit.
 fn connect(
     endpoint: &Endpoint,
-    slate: &MemoryRegion,
+    credit_memory: &MemoryRegion,
     peer: Peer,
     offer: &RingOffer,
     shape: Shape,
@@ -507,13 +526,14 @@ fn connect(
     let outlet = Outlet::new(Site::of(endpoint), peer, lane, form, shape, title)?;
     let credit = match offer.notify {
         Notify::Immediate | Notify::Polling => {
-            Some(CreditPlace::new(slate, title.name, offer.epoch)?)
+            Some(CreditPlace::new(credit_memory, title.name, offer.epoch)?)
         }
         Notify::Message => None,
     };
     let tagged = has_tags(endpoint.domain().capabilities());
     let (name, epoch) = (title.name, offer.epoch);
-    let answer = RingAnswer { name, epoch, most_chunks, tagged, slate: slate.describe()? };
+    let answer =
+        RingAnswer { name, epoch, most_chunks, tagged, credit_memory: credit_memory.describe()? };
     Ok(Connected { outlet, credit, answer })
 }
 

@@ -10,7 +10,7 @@ use crate::{
 };
 
 /// The token of what is written, where it cannot be injected.
-pub(super) const SAID: u64 = 0x5361_6964 << 32;
+pub(super) const NOTICE_TOKEN: u64 = 0x5361_6964 << 32;
 /// The token of what is said last, and is known to have come once it completes: this, and
 /// a number that the caller chooses.
 pub(super) const LAST: u64 = 0x4c61_7374 << 32;
@@ -33,7 +33,7 @@ pub(super) struct Speaker {
     tagged: bool,
     peer: Peer,
     /// Where a write goes that brings them.
-    slate: RemoteMemory,
+    credit_memory: RemoteMemory,
     /// Where in it credit goes.
     credit_at: u64,
     /// What it is written from, where it is not injected.
@@ -45,7 +45,7 @@ impl Speaker {
         site: Site<'_>,
         (form, tagged): (Notify, bool),
         peer: Peer,
-        (slate, credit_at): (&RemoteRegion, usize),
+        (credit_memory, credit_at): (&RemoteRegion, usize),
     ) -> Result<Self> {
         let domain = site.domain;
         if form == Notify::Message {
@@ -57,20 +57,20 @@ impl Speaker {
                 return Err(Error::new(ErrorKind::NotSupported, "opening a ring", detail));
             }
         }
-        let slate = domain.attach(slate)?;
+        let credit_memory = domain.attach(credit_memory)?;
         let credit_at = credit_at as u64;
-        if slate.len() < credit_at + credit::LENGTH as u64 {
-            let detail = format!("{} bytes to write notices to", slate.len());
+        if credit_memory.len() < credit_at + credit::LENGTH as u64 {
+            let detail = format!("{} bytes to write notices to", credit_memory.len());
             return Err(Error::new(ErrorKind::MalformedDescriptor, "opening a ring", detail));
         }
         let words = domain.register(HostMemory::zeroed(credit::LENGTH)?, Access::WRITE)?;
         activate(&words, site)?;
-        Ok(Self { form, tagged, peer, slate, credit_at, words })
+        Ok(Self { form, tagged, peer, credit_memory, credit_at, words })
     }
 
     /// Says bits. Nobody is told of a ring that is polled. False if there is no room now.
     #[inline]
-    pub(super) fn say(
+    pub(super) fn send_notice(
         &self,
         endpoint: &mut Endpoint,
         queue: &mut CompletionQueue,
@@ -86,10 +86,10 @@ impl Speaker {
         }
     }
 
-    /// As [`say`](Self::say), for the last time before the endpoint is closed: a completion with
+    /// As [`send_notice`](Self::send_notice), for the last time before the endpoint is closed: a completion with
     /// the token [`LAST`] and this number tells that it came. None if there is no telling: then it
     /// was said. False if there is no room now.
-    pub(super) fn say_last(
+    pub(super) fn send_last_notice(
         &self,
         endpoint: &mut Endpoint,
         queue: &mut CompletionQueue,
@@ -97,7 +97,7 @@ impl Speaker {
         number: u32,
     ) -> Result<Option<bool>> {
         if self.form != Notify::Immediate {
-            return Ok((!self.say(endpoint, queue, bits)?).then_some(false));
+            return Ok((!self.send_notice(endpoint, queue, bits)?).then_some(false));
         }
         let options =
             Options::token(LAST | u64::from(number)).flags(TransferFlags::DELIVERY_COMPLETE);
@@ -107,12 +107,14 @@ impl Speaker {
     /// May a credit overtake an earlier one, and hide it in the one place that both are written
     /// to? Messages have a place each.
     pub(super) fn may_overtake(&self, domain: &Domain) -> bool {
-        self.form == Notify::Immediate && !orders_writes(domain.capabilities())
+        let facts = domain.capabilities();
+        let is_ordered = orders_writes(facts) && facts.max_ordered_write >= credit::LENGTH;
+        self.form == Notify::Immediate && !is_ordered
     }
 
     /// Tells a writer how far its reader is. With a number, a completion says that the credit
     /// arrived, and [names](of_credit) it. False if there is no room now.
-    pub(super) fn tell(
+    pub(super) fn send_credit(
         &self,
         endpoint: &mut Endpoint,
         queue: &mut CompletionQueue,
@@ -147,7 +149,7 @@ impl Speaker {
         offset: u64,
         data: Option<u64>,
     ) -> Result<bool> {
-        let target = Target { memory: &self.slate, offset };
+        let target = Target { memory: &self.credit_memory, offset };
         match endpoint.try_inject_write(queue, self.peer, bytes, target, data)? {
             Injected::Taken => return Ok(true),
             Injected::NoRoom => return Ok(false),
@@ -155,7 +157,7 @@ impl Speaker {
         }
         // What an earlier one is written from may change under it: it then tells more.
         self.words.write(0, bytes)?;
-        let options = Options::token(SAID);
+        let options = Options::token(NOTICE_TOKEN);
         self.write_words(endpoint, queue, (bytes.len(), offset), data, &options)
     }
 
@@ -167,7 +169,7 @@ impl Speaker {
         data: Option<u64>,
         options: &Options,
     ) -> Result<bool> {
-        let target = Target { memory: &self.slate, offset };
+        let target = Target { memory: &self.credit_memory, offset };
         let words = [Piece { region: &self.words, offset: 0, length }];
         endpoint.try_write_pieces(queue, self.peer, &words, target, data, options)
     }

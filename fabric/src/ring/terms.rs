@@ -44,7 +44,7 @@ pub struct LaneOffer {
     /// The headers, if they lie apart.
     pub headers: Option<RemoteRegion>,
     /// Where notices without a chunk are written: its bytes mean nothing.
-    pub slate: RemoteRegion,
+    pub credit_memory: RemoteRegion,
 }
 
 /// What a writer answers.
@@ -60,7 +60,7 @@ pub struct RingAnswer {
     /// Do messages to the writer have a tag?
     pub tagged: bool,
     /// Where notices to the writer are written, and credit to the place of its name there.
-    pub slate: RemoteRegion,
+    pub credit_memory: RemoteRegion,
 }
 
 impl RingOffer {

@@ -4,47 +4,151 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::header::HEADER;
-use super::port::News;
 use super::shape::{Layout, Shape};
 use super::writer::Writer;
-use super::{Port, RingOptions, Turn};
+use super::{News, Port, ReceiverId, RingOptions, SenderId, Turn};
 use crate::{
-    Access, AddressVector, Capabilities, CompletionQueue, Domain, Endpoint, EndpointKind,
-    HostMemory, Options, Order, Query,
+    Access, AddressVector, Capabilities, CompletionQueue, Domain, Endpoint, EndpointKind, Error,
+    ErrorKind, HostMemory, MemoryRegion, Options, Order, Query,
 };
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
-#[test]
-fn one_credit_at_a_time_is_told_without_order() {
+/// Two ports and a ring from the first to the second, with credit for each chunk.
+struct Pair {
+    writer: Port,
+    reader: Port,
+    writing: SenderId,
+    reading: ReceiverId,
+    source: MemoryRegion,
+    _addresses: [AddressVector; 2],
+}
+
+fn pair(change: impl FnOnce(Capabilities) -> Capabilities) -> Pair {
     let mut offer = Query::new(EndpointKind::Rdm).source("127.0.0.1").first().unwrap();
-    let facts = offer.capabilities().clone();
-    let (send_order, receive_order) = (Order::empty(), Order::empty());
-    offer.capabilities = Arc::new(Capabilities { send_order, receive_order, ..facts });
+    offer.capabilities = Arc::new(change(offer.capabilities().clone()));
     let domain = Domain::open(&offer).unwrap();
-    let mut sides = Vec::new();
-    for _ in 0..2 {
+    let open = || {
         let addresses = AddressVector::open(&domain).unwrap();
         let mut queue = CompletionQueue::open(&domain).unwrap();
         let builder = Endpoint::builder(&domain).addresses(&addresses);
         let endpoint = builder.queue(&mut queue).open().unwrap();
-        sides.push((Port::new(endpoint, queue), addresses));
-    }
-    let at = [0, 1].map(|side: usize| sides[side].0.endpoint().address().unwrap());
-    let peers = [0, 1].map(|side: usize| sides[side].1.insert(&at[1 - side]).unwrap());
-    let [(writer, _), (reader, _)] = &mut sides[..] else { panic!("two sides") };
+        (Port::new(endpoint, queue), addresses)
+    };
+    let ((mut writer, near), (mut reader, far)) = (open(), open());
+    let to_reader = near.insert(&reader.endpoint().address().unwrap()).unwrap();
+    let to_writer = far.insert(&writer.endpoint().address().unwrap()).unwrap();
     let options = RingOptions::new(reader.endpoint(), 8 << 10).unwrap();
     let options = RingOptions { watermark: 0, ..options };
     let reading = reader.offer(&options).unwrap();
-    let (writing, answer) = writer.accept(peers[0], &reader.terms(reading).unwrap(), 1000).unwrap();
-    reader.connect(reading, peers[1], &answer).unwrap();
+    let (writing, answer) =
+        writer.accept(to_reader, &reader.terms(reading).unwrap(), 1000).unwrap();
+    reader.connect(reading, to_writer, &answer).unwrap();
     let source = domain.register(HostMemory::zeroed(1000).unwrap(), Access::WRITE).unwrap();
     source.enable_for(writer.endpoint()).unwrap();
+    Pair { writer, reader, writing, reading, source, _addresses: [near, far] }
+}
 
+fn unordered(facts: Capabilities) -> Capabilities {
+    let (send_order, receive_order) = (Order::empty(), Order::empty());
+    Capabilities { send_order, receive_order, ..facts }
+}
+
+impl Pair {
+    /// Writes and reads so many messages, without a word to the writer.
+    fn pass(&mut self, count: u64) {
+        let end = Instant::now() + TIMEOUT;
+        for _ in 0..count {
+            let mut message = self.writer.begin(self.writing, 0, 1000).unwrap();
+            while self.reader.take(self.reading).unwrap().is_none() {
+                assert!(Instant::now() < end, "a message did not come");
+                self.writer.push(self.writing, &mut message, &self.source.all()).unwrap();
+                self.turn();
+            }
+        }
+    }
+
+    fn turn(&mut self) {
+        for port in [&mut self.writer, &mut self.reader] {
+            let (Turn::Idle | Turn::Ring) = port.turn().unwrap() else { panic!("nobody's") };
+        }
+    }
+
+    /// Has a credit left, or been lost, that completes?
+    fn is_on_its_way(&mut self) -> bool {
+        self.reader.parts().1.in_flight() > 0
+    }
+}
+
+#[test]
+fn a_credit_that_waits_for_the_one_before_it_is_news_when_that_arrives() {
+    let mut pair = pair(unordered);
+    pair.reader.keep_news();
+    pair.pass(1);
+    assert!(pair.reader.tell(pair.reading, true).unwrap());
+    pair.pass(1);
+    // Some turns may have brought the first one there already.
+    while !pair.is_on_its_way() {
+        pair.reader.tell(pair.reading, true).unwrap();
+        pair.pass(1);
+    }
+    while pair.reader.next_news().is_some() {}
+    assert!(!pair.reader.tell(pair.reading, true).unwrap());
+    assert!(pair.reader.receiver(pair.reading).unwrap().has_untold());
+    let end = Instant::now() + TIMEOUT;
+    while pair.is_on_its_way() {
+        assert!(Instant::now() < end, "the credit did not arrive");
+        pair.turn();
+    }
+    assert_eq!(pair.reader.next_news(), Some(News::Read(pair.reading)));
+    assert!(pair.reader.tell(pair.reading, true).unwrap());
+}
+
+#[test]
+fn credit_that_completes_is_not_taken_for_what_others_lost() {
+    let mut pair = pair(unordered);
+    pair.pass(1);
+    assert!(pair.reader.tell(pair.reading, true).unwrap());
+    let end = Instant::now() + TIMEOUT;
+    while pair.is_on_its_way() {
+        assert!(Instant::now() < end, "the credit did not arrive");
+        pair.turn();
+    }
+    let error = Error::new(ErrorKind::ConnectionLost, "test", "a peer is gone");
+    for _ in 0..20 {
+        let _ = pair.reader.lost_somewhere(&error);
+        pair.reader.tell(pair.reading, true).unwrap();
+    }
+    let receiver = pair.reader.receiver(pair.reading).unwrap();
+    assert!(receiver.broken().is_none(), "{:?}", receiver.broken());
+    assert_eq!(receiver.statistics().credits, 1);
+}
+
+#[test]
+fn order_that_does_not_cover_a_credit_is_none() {
+    for (most, at_a_time) in [(usize::MAX, false), (16, false), (15, true), (0, true)] {
+        let order = Order::WRITE_AFTER_WRITE;
+        let mut pair = pair(|facts| Capabilities {
+            send_order: facts.send_order | order,
+            receive_order: facts.receive_order | order,
+            max_ordered_write: most,
+            ..facts
+        });
+        pair.pass(1);
+        assert!(pair.reader.tell(pair.reading, true).unwrap());
+        assert_eq!(pair.is_on_its_way(), at_a_time, "{most} bytes");
+    }
+}
+
+#[test]
+fn one_credit_at_a_time_is_told_without_order() {
+    let mut pair = pair(unordered);
+    let Pair { writer, reader, writing, reading, source, .. } = &mut pair;
+    let (writing, reading) = (*writing, *reading);
     // Many times the ring: without credit it would not come to an end.
     let (mut received, mut most) = (0, 0);
     let mut message = writer.begin(writing, 0, 1000).unwrap();
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TIMEOUT;
     while received < 500 {
         assert!(Instant::now() < end, "{received} messages");
         writer.push(writing, &mut message, &source.all()).unwrap();
@@ -106,7 +210,7 @@ fn a_header_that_its_notice_overtook_is_found_later() {
         let there = far.slice(chunk.payload_at..chunk.payload_at + 1000).unwrap();
         let data = chunk.immediate.into();
         let (payload, at_once) = (payload.unwrap(), Options::token(1).patience(Duration::ZERO));
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + TIMEOUT;
         while writing.write_data(&mut posted, peer, &payload, &there, data, at_once).is_err() {
             // Both sides have a part in the connection that comes up.
             let (Turn::Idle | Turn::Ring) = port.turn().unwrap() else { panic!("nobody's") };
@@ -128,7 +232,7 @@ fn a_header_that_its_notice_overtook_is_found_later() {
         writing.write(&mut posted, peer, &header.unwrap(), &there, 2).unwrap();
         let mut longest = Duration::ZERO;
         let view = loop {
-            let (is_told, slept) = look(&mut port, &mut posted, PATIENCE);
+            let (is_told, slept) = look(&mut port, &mut posted, TIMEOUT);
             longest = longest.max(slept);
             if is_told && let Some(view) = port.take(ring).unwrap() {
                 break view;

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use super::credit::Credit;
 use super::header::{HEADER, Header};
-use super::immediate::{Immediate, Notice};
+use super::immediate::{Immediate, Notice, nearest};
 use super::shape::{Layout, Shape};
 
 /// Would writing so many bytes at the tail pass what the reader is known to have let go
@@ -119,6 +119,11 @@ pub struct Writer {
     longest_payload: u64,
     /// Chunks that may be unread.
     most_chunks: u64,
+    /// Notices of credit that may wait in the writer's queue.
+    most_notices: u64,
+    /// Chunks that the reader let go of, as the notices tell that were taken from the queue. The
+    /// credit that comes with them may be newer.
+    noticed: u64,
     /// Chunks that credit has not passed: their ends, and the message that ends with them.
     unread: VecDeque<(u64, Option<u64>)>,
     /// Messages that it has passed, until somebody asks.
@@ -142,6 +147,8 @@ impl Writer {
             is_partial: false,
             longest_payload: longest_payload.clamp(1, most),
             most_chunks: shape.most_chunks(),
+            most_notices: u64::MAX,
+            noticed: 0,
             unread: VecDeque::new(),
             read: VecDeque::new(),
         }
@@ -159,8 +166,14 @@ impl Writer {
     }
 
     /// With at most so many chunks that credit has not passed.
-    pub fn within(self, most_chunks: u64) -> Self {
+    pub fn limit_chunks(self, most_chunks: u64) -> Self {
         Self { most_chunks: self.most_chunks.min(most_chunks), ..self }
+    }
+
+    /// With at most so many notices of credit in its queue. The reader tells at most one for each
+    /// chunk, so no chunk is planned while the notices of so many chunks may still be there.
+    pub fn limit_notices(self, most_notices: u64) -> Self {
+        Self { most_notices, ..self }
     }
 
     /// Begins a message. It has its number once the first chunk is written; until then it can be
@@ -207,7 +220,8 @@ impl Writer {
             }
         }
         let wanted = skipped + self.shape.taken(payload);
-        let is_full = self.unread.len() as u64 >= self.most_chunks;
+        let is_full =
+            self.unread.len() as u64 >= self.most_chunks || self.unnoticed() >= self.most_notices;
         if is_full || exceeds(self.tail, wanted, self.credit, self.shape.capacity()) {
             return Err(Refused::Blocked(Blocked { wanted, free: self.free() }));
         }
@@ -253,9 +267,24 @@ impl Writer {
         debug_assert!(self.tail - self.credit <= self.shape.capacity(), "beyond the credit");
     }
 
-    /// Is this a notice that the reader let go of something? How far it is comes with it.
-    pub fn is_told_credit(&self, immediate: &Immediate) -> bool {
-        self.is_told(Notice::Credit, immediate)
+    /// Is this a notice that the reader let go of something? How far it is comes with it. The
+    /// notice itself leaves room in the queue for others.
+    pub fn take_credit_notice(&mut self, immediate: &Immediate) -> bool {
+        let Notice::Credit { released } = immediate.notice else { return false };
+        let is_ours = self.is_told(immediate);
+        if is_ours
+            && let Some(released) = nearest(self.noticed, released)
+            && released <= self.sequence
+        {
+            self.noticed = self.noticed.max(released);
+        }
+        is_ours
+    }
+
+    /// Chunks of which no notice said that the reader let go of them: notices that may come, or
+    /// wait in the queue.
+    pub fn unnoticed(&self) -> u64 {
+        self.sequence - self.noticed
     }
 
     /// The reader told how far it is. Gives whether that was news; what is behind what is
@@ -285,11 +314,11 @@ impl Writer {
 
     /// Did the reader say that nobody reads any more?
     pub fn is_told_gone(&self, immediate: &Immediate) -> bool {
-        self.is_told(Notice::Gone, immediate)
+        immediate.notice == Notice::Gone && self.is_told(immediate)
     }
 
-    fn is_told(&self, notice: Notice, immediate: &Immediate) -> bool {
-        immediate.notice == notice && immediate.is_of(self.epoch) && immediate.ring == self.name
+    fn is_told(&self, immediate: &Immediate) -> bool {
+        immediate.is_of(self.epoch) && immediate.ring == self.name
     }
 
     /// The next message that the reader is known to be done with: its memory is free.

@@ -35,6 +35,8 @@ pub use outbound::DestinationCounters;
 #[cfg(test)]
 pub(crate) use terms::LONGEST_REASON;
 pub(crate) use terms::MOST_LANES;
+#[cfg(test)]
+pub(crate) use terms::addresses_that_fit;
 pub use terms::{Provider, Side, Terms, TopicFacts};
 pub(crate) use worker::check_provider;
 pub use worker::{

@@ -22,6 +22,8 @@ use crate::settings::TopicSettings;
 
 /// The longest address of a fabric.
 const LONGEST_ADDRESS: usize = 1 << 10;
+/// Bytes of all addresses of a letter together, which leaves room for as many descriptors.
+const LONGEST_ADDRESSES: usize = 8 << 10;
 /// The longest reason.
 pub(crate) const LONGEST_REASON: usize = 400;
 /// The longest name of a provider.
@@ -52,8 +54,7 @@ pub struct TopicFacts {
 /// What carries messages at a node: the same at both, or they do not understand each other.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Provider {
-    /// The provider, as text; or the fabric, where a provider has several that do not understand
-    /// each other ([`Capabilities::protocol_name`](fabric::Capabilities::protocol_name)).
+    /// The provider, or its fabric where that does not understand the provider's others, as text.
     pub name: String,
     /// Its protocol's number.
     pub protocol: u32,
@@ -66,6 +67,19 @@ impl Provider {
     pub(crate) fn fault(&self) -> Option<&'static str> {
         (self.name.len() > LONGEST_PROVIDER).then_some("a name without end")
     }
+}
+
+/// Of further lanes' addresses as many as a letter has room for, beside this one.
+pub(crate) fn addresses_that_fit(from: &[u8], further: Vec<Vec<u8>>) -> Vec<Vec<u8>> {
+    let mut left = LONGEST_ADDRESSES.saturating_sub(from.len());
+    let fits = |address: &Vec<u8>| match left.checked_sub(address.len()) {
+        Some(less) => {
+            left = less;
+            true
+        }
+        None => false,
+    };
+    further.into_iter().take_while(fits).collect()
 }
 
 impl fmt::Display for Provider {
@@ -114,7 +128,11 @@ impl Terms {
 
     /// What it says that cannot be.
     pub(crate) fn fault(&self) -> Option<&'static str> {
-        let is_address = |it: &Vec<u8>| !it.is_empty() && it.len() <= LONGEST_ADDRESS;
+        let are_addresses = |from: &Vec<u8>, further: &[Vec<u8>]| {
+            let is_address = |it: &Vec<u8>| !it.is_empty() && it.len() <= LONGEST_ADDRESS;
+            let all = || std::iter::once(from).chain(further);
+            all().all(is_address) && all().map(Vec::len).sum::<usize>() <= LONGEST_ADDRESSES
+        };
         match self {
             Self::Wish { facts, from, further, .. } => {
                 if facts.largest > LONGEST || facts.depth > TopicSettings::MOST_DEPTH {
@@ -123,8 +141,7 @@ impl Terms {
                 if further.len() >= usize::from(MOST_LANES) {
                     return Some("more lanes than there can be");
                 }
-                let are_addresses = is_address(from) && further.iter().all(is_address);
-                (!are_addresses).then_some("an address that is none")
+                (!are_addresses(from, further)).then_some("addresses that cannot be")
             }
             Self::Offer { ring, position, from, further, .. } => {
                 let lanes = further.len() + 1;
@@ -132,8 +149,7 @@ impl Terms {
                 if *position >= MOST_POSITIONS || !fits || ring.shape().is_err() {
                     return Some("a ring that cannot be");
                 }
-                let are_addresses = is_address(from) && further.iter().all(is_address);
-                (!are_addresses).then_some("an address that is none")
+                (!are_addresses(from, further)).then_some("addresses that cannot be")
             }
             Self::Answer { .. } => None,
             Self::Refused { reason, .. } | Self::Again { reason, .. } => {

@@ -8,7 +8,8 @@ use super::obituaries;
 use crate::bridge::{Provider, Terms};
 use crate::error::{Error, ErrorKind, Result};
 
-/// The longest letter, in bytes: as many lanes as there can be, each with a descriptor and an address.
+/// The longest letter, in bytes: as many lanes as there can be, each with its descriptors, and
+/// their addresses.
 const LONGEST: usize = 16 << 10;
 /// How each letter begins.
 const TAG: u8 = 1;
@@ -75,7 +76,10 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::bridge::{LONGEST as LONGEST_PAYLOAD, LONGEST_REASON, MOST_LANES, TopicFacts};
+    use crate::bridge::{
+        LONGEST as LONGEST_PAYLOAD, LONGEST_REASON, MOST_LANES, TopicFacts, addresses_that_fit,
+    };
+    use crate::peers::VERSION;
     use crate::settings::TopicSettings;
     use crate::text::shortened;
 
@@ -107,7 +111,7 @@ mod tests {
     }
 
     fn offer() -> Letter {
-        let lane = LaneOffer { ring: region(), headers: None, slate: region() };
+        let lane = LaneOffer { ring: region(), headers: None, credit_memory: region() };
         let ring = RingOffer {
             ring: 0,
             epoch: 1,
@@ -123,9 +127,28 @@ mod tests {
         terms(Terms::Offer { connection: 7, ring, position: 3, from, further })
     }
 
+    /// As long as an offer can be: of all lanes, with headers that lie apart.
+    fn long_offer() -> Letter {
+        let Letter::Terms { terms: Terms::Offer { mut ring, .. }, .. } = offer() else {
+            panic!("it is an offer");
+        };
+        ring.lanes =
+            vec![
+                LaneOffer { ring: region(), headers: Some(region()), credit_memory: region() };
+                usize::from(MOST_LANES)
+            ];
+        let (from, further) = (vec![1; 512], vec![vec![1; 512]; usize::from(MOST_LANES) - 1]);
+        terms(Terms::Offer { connection: 7, ring, position: 3, from, further })
+    }
+
     fn answer() -> Letter {
-        let answer =
-            RingAnswer { name: 0, epoch: 1, most_chunks: 64, tagged: false, slate: region() };
+        let answer = RingAnswer {
+            name: 0,
+            epoch: 1,
+            most_chunks: 64,
+            tagged: false,
+            credit_memory: region(),
+        };
         terms(Terms::Answer { connection: 7, answer })
     }
 
@@ -143,7 +166,7 @@ mod tests {
             provider("tcp;ofi_rxm"),
             wish(FACTS, 16, 1),
             wish(FACTS, 1024, 1),
-            wish(FACTS, 64, MOST_LANES),
+            wish(FACTS, 512, MOST_LANES),
             again(shortened(&"ä".repeat(1000), LONGEST_REASON).to_owned()),
             terms(Terms::Refused { connection: 9, reason: String::new() }),
             beginning(0),
@@ -152,6 +175,7 @@ mod tests {
             obituary(obituaries::MOST),
             offer(),
             answer(),
+            long_offer(),
         ]
     }
 
@@ -186,6 +210,7 @@ mod tests {
             wish(deep, 16, 1),
             wish(long, 16, 1),
             wish(FACTS, 16, MOST_LANES + 1),
+            wish(FACTS, 513, MOST_LANES),
             beginning(beginnings::MOST + 1),
             obituary(0),
             obituary(obituaries::MOST + 1),
@@ -196,6 +221,30 @@ mod tests {
         ] {
             is_refused(&letter.encode());
         }
+    }
+
+    #[test]
+    fn lanes_are_cut_to_what_a_letter_has_room_for() {
+        let lanes = usize::from(MOST_LANES) - 1;
+        let fit = |address: usize| {
+            let further = vec![vec![1; address]; lanes];
+            addresses_that_fit(&vec![1; address], further).len()
+        };
+        assert_eq!([16, 512, 513, 1024].map(fit), [lanes, lanes, lanes - 1, 7]);
+    }
+
+    /// FNV-1a.
+    fn digest(bytes: &[u8]) -> u64 {
+        let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
+        bytes.iter().fold(0xcbf2_9ce4_8422_2325, step)
+    }
+
+    /// If this fails the layout of a letter is another one: then nodes of the version before do not
+    /// understand it, and `VERSION` has to be another one, too.
+    #[test]
+    fn letters_of_a_version_have_one_layout() {
+        let bytes: Vec<u8> = good().iter().flat_map(Letter::encode).collect();
+        assert_eq!((VERSION, digest(&bytes)), (2, 0x7265_2467_0f13_8f03));
     }
 
     proptest! {

@@ -44,4 +44,6 @@ pub(crate) use event::Event;
 pub(crate) use handle::{Peers, beyond_loopback, check};
 pub use identity::NodeIdentity;
 pub(crate) use identity::SessionNumber;
+#[cfg(test)]
+pub(crate) use protocol::VERSION;
 pub(crate) use report::{PeerReport, PeerState};

@@ -80,3 +80,40 @@ fn who_wishes_for_ring_after_ring_takes_little_memory_and_others_go_on() {
         assert!(nodes.failed.iter().all(is_of_nobody), "{:?}", nodes.failed);
     }
 }
+
+/// Topics that go from nodes 0 and 2 to node 1, which has no room for the last one.
+fn one_topic_too_many(writer_of: impl Fn(TopicKey) -> u8) {
+    /// Of a port, each way.
+    const RINGS: u64 = 1024;
+    let mut nodes = Nodes::start(3, &options("=tcp;ofi_rxm"));
+    let log = Log::default();
+    for key in (0..=RINGS).map(TopicKey) {
+        let writer = writer_of(key);
+        let source = Published::new(&lengths(&[64]), Where::Host, 0, 1);
+        let announcer = nodes.of(writer).send_topic(key, facts(64), Box::new(source)).unwrap();
+        let sink = Box::new(log.sink(Where::Host));
+        nodes.of(1).receive_topic(key, node(writer), 0, None, sink).unwrap();
+        nodes.of(writer).tell(Command::Add(key, node(1))).unwrap();
+        announcer.announce();
+        // Not more letters at a time than a worker takes.
+        if key.0 % 64 == 63 {
+            nodes.until("some are there", |_| log.len() as u64 > key.0);
+        }
+    }
+    nodes.until("no ring is left", |nodes| log.len() as u64 == RINGS && !nodes.lost.is_empty());
+    assert_eq!(nodes.failed, Vec::<String>::new());
+    let waits = nodes.lost[0].0;
+    let ends = (0..).map(TopicKey).find(|key| *key != waits).unwrap();
+    nodes.of(1).tell(Command::StopReceiving(ends, node(writer_of(ends)))).unwrap();
+    nodes.until("the last is there", |_| log.len() as u64 == RINGS + 1);
+}
+
+#[test]
+fn topic_without_a_number_at_its_writer_is_connected_once_there_is_one() {
+    one_topic_too_many(|_| 0);
+}
+
+#[test]
+fn topic_without_a_number_at_its_reader_is_connected_once_there_is_one() {
+    one_topic_too_many(|key| if key.0.is_multiple_of(2) { 0 } else { 2 });
+}

@@ -28,7 +28,7 @@ const MOST_FABRICS: usize = 8;
 /// Where an agent can be reached by a fabric.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FabricAddress {
-    /// The provider's name.
+    /// The provider's name, or that of its fabric where that does not understand its others.
     pub provider: String,
     /// What that provider calls the agent's endpoint.
     pub address: Vec<u8>,

@@ -311,8 +311,9 @@ impl Rail {
         &self.line.domain
     }
 
+    /// What the other end has to have, too.
     pub(crate) fn provider(&self) -> &str {
-        &self.domain().capabilities().provider
+        self.domain().capabilities().wire_name()
     }
 
     pub(crate) fn has(&self, caps: Caps) -> bool {

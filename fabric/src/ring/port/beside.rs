@@ -66,6 +66,9 @@ impl Port {
             let detail = "the port has further lanes already";
             return Err(Error::new(ErrorKind::InvalidArgument, "opening a port's lanes", detail));
         }
+        for (facts, entries) in lanes.queues() {
+            self.capacity.limit(facts, entries);
+        }
         self.beside = Some(Box::new(Beside::start(lanes, self.queue.waker())?));
         Ok(())
     }
@@ -126,7 +129,7 @@ impl Port {
             Notify::Message | Notify::Polling => 0,
         };
         let name = (free_place(&self.receivers, self.next_ring)?, self.next_epoch());
-        let limits = (options, &self.allowance);
+        let limits = (options, &self.capacity);
         let sites = self.beside.as_ref().map(|lanes| lanes.sites(further)).unwrap_or_default();
         let receiver = RingReceiver::open(&self.endpoint, &sites, name, limits, memory)?;
         if let Some(lanes) = self.beside.as_ref().filter(|_| further > 0) {
@@ -143,8 +146,8 @@ impl Port {
     ///
     /// # Errors
     /// What the provider says of an address; `ResourceExhausted` if there were too many of them.
-    pub fn meet_lanes(&mut self, writer: &[Address]) -> Result<()> {
-        self.beside.as_mut().map_or(Ok(()), |lanes| lanes.meet(writer))
+    pub fn insert_lane_addresses(&mut self, writer: &[Address]) -> Result<()> {
+        self.beside.as_mut().map_or(Ok(()), |lanes| lanes.insert_addresses(writer))
     }
 
     /// As [`accept`](Self::accept), for a ring that is to be written by several lanes: as many as

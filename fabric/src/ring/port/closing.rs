@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::super::allowance::Allowance;
 use super::super::board::Board;
+use super::super::capacity::QueueCapacity;
 use super::super::memory::RingMemory;
 use super::super::receiver::ReceiverStatistics;
-use super::super::sender::SenderStatistics;
+use super::super::sender::{RingSender, SenderStatistics};
 use super::waiting::{Wait, late};
 use super::{Port, ReceiverId, SenderId, find, open};
 use crate::{CompletionQueue, Endpoint, MemoryRegion, Result};
@@ -20,7 +20,7 @@ const FAREWELL: Duration = Duration::from_secs(1);
 pub(super) struct Graves {
     rings: Vec<Arc<RingMemory>>,
     #[allow(dead_code)] // kept alive
-    slate: Option<MemoryRegion>,
+    credit_memory: Option<MemoryRegion>,
 }
 
 impl Port {
@@ -31,7 +31,8 @@ impl Port {
     /// What the provider says; the memory is kept for good then.
     pub fn close(mut self) -> Result<()> {
         let mut wait = Wait::new(FAREWELL);
-        while self.senders.iter().flatten().any(|sender| sender.is_retired()) {
+        let is_ending = |sender: &RingSender| sender.is_retired() && !sender.has_ended();
+        while self.senders.iter().flatten().any(|sender| is_ending(sender)) {
             if !matches!(wait.turn(&mut self), Ok(true)) {
                 break;
             }
@@ -52,7 +53,7 @@ impl Port {
             graves.rings.extend(receiver.into_grave());
         }
         self.senders.clear();
-        graves.slate = self.slate.take();
+        graves.credit_memory = self.credit_memory.take();
         graves
     }
 
@@ -67,7 +68,6 @@ impl Port {
         let old = std::mem::replace(&mut self.endpoint, endpoint);
         // Not used again: ofi_rxm of libfabric 1.17 goes on asking an endpoint that is gone.
         let mut old_queue = std::mem::replace(&mut self.queue, queue);
-        let depth = self.endpoint.domain().capabilities().receive_depth;
         let lanes = self.close_lanes();
         let graves = self.bury_rings();
         let closed = old.close().and(lanes);
@@ -76,9 +76,9 @@ impl Port {
         if let Some(news) = &mut self.news {
             news.clear();
         }
-        self.board = Board::new(self.endpoint.domain(), depth);
+        self.board = Board::new(self.endpoint.domain());
         let facts = self.endpoint.domain().capabilities();
-        self.allowance = Allowance::of(facts, self.queue.size());
+        self.capacity = QueueCapacity::of(facts, self.queue.size());
         self.is_restless = false;
         if closed.is_err() {
             std::mem::forget(graves);
@@ -92,6 +92,20 @@ impl Port {
     #[must_use]
     pub fn quarantined(&self) -> u64 {
         self.graves.rings.iter().map(|memory| memory.shape.capacity()).sum()
+    }
+
+    /// Rings that are gone, and whose share of the queue is kept all the same, since notices may
+    /// still come: of writers that do not say that they are done, and of readers that do not say
+    /// what they read last. None where the provider sees to it that queues do not overrun. The
+    /// shares come back when the port is [renewed](Self::renew).
+    #[must_use]
+    pub fn quarantined_shares(&self) -> usize {
+        let is_kept = |sender: &RingSender| {
+            sender.is_retired() && sender.has_ended() && sender.expects_credit()
+        };
+        let senders = self.senders.iter().flatten().filter(|sender| is_kept(sender));
+        let limited = self.graves.rings.iter().filter(|memory| memory.share.is_limited());
+        limited.count() + senders.count()
     }
 
     /// Closes the writing side: the reader is told that there will be nothing more, and gets
@@ -173,7 +187,8 @@ impl Port {
         let (endpoint, queue) = (&mut self.endpoint, &mut self.queue);
         for place in &mut self.senders {
             let Some(sender) = place else { continue };
-            if sender.go_on_ending(endpoint, queue) && sender.is_retired() {
+            let is_over = sender.go_on_ending(endpoint, queue) && sender.is_retired();
+            if is_over && !sender.expects_credit() {
                 if let (Some(lanes), true) = (&mut self.beside, sender.lanes() > 1) {
                     lanes.close(sender.title());
                 }

@@ -14,15 +14,15 @@ pub use news::News;
 
 use std::collections::VecDeque;
 
-use super::allowance::Allowance;
 use super::board::{Board, Heard};
+use super::capacity::QueueCapacity;
 use super::immediate::{Immediate, Notice};
 use super::memory::View;
 use super::notify::Notify;
 use super::outlet::{Title, named};
 use super::receiver::RingReceiver;
 use super::sender::{Pushed, RingSender};
-use super::speaker::{SAID, of_credit};
+use super::speaker::{NOTICE_TOKEN, of_credit};
 use super::stripes::Beside;
 use super::writer::Message;
 use crate::{
@@ -115,7 +115,7 @@ pub struct Port {
     /// or have notices to send, or end. Looked at, and found out anew, when the queue is empty.
     is_restless: bool,
     /// Where notices without a chunk are written, and credit.
-    slate: Option<MemoryRegion>,
+    credit_memory: Option<MemoryRegion>,
     generation: u16,
     graves: Graves,
     /// The number of the next ring, if it is free. All take their turns, as names do: a notice
@@ -133,16 +133,15 @@ pub struct Port {
     /// Rings that something happened for, each once, if somebody wants to know.
     news: Option<VecDeque<News>>,
     /// Room for notices in the queue.
-    allowance: Allowance,
+    capacity: QueueCapacity,
 }
 
 impl Port {
     /// A port on an endpoint that reports to this queue, and has no other.
     #[must_use]
     pub fn new(endpoint: Endpoint, queue: CompletionQueue) -> Self {
-        let depth = endpoint.domain().capabilities().receive_depth;
-        let board = Board::new(endpoint.domain(), depth);
-        let allowance = Allowance::of(endpoint.domain().capabilities(), queue.size());
+        let board = Board::new(endpoint.domain());
+        let capacity = QueueCapacity::of(endpoint.domain().capabilities(), queue.size());
         Self {
             endpoint,
             queue,
@@ -152,7 +151,7 @@ impl Port {
             receivers: Vec::new(),
             senders: Vec::new(),
             is_restless: false,
-            slate: None,
+            credit_memory: None,
             generation: 0,
             graves: Graves::default(),
             next_ring: 0,
@@ -161,7 +160,7 @@ impl Port {
             strangers: 0,
             others: VecDeque::new(),
             news: None,
-            allowance,
+            capacity,
         }
     }
 
@@ -231,8 +230,8 @@ impl Port {
         } else if let Some(title) = Title::of_last(completion.token) {
             self.was_said(title);
         } else if let Some(number) = of_credit(completion.token) {
-            self.credit_arrived(number, None);
-        } else if completion.token != SAID {
+            self.credit_completed(number, None);
+        } else if completion.token != NOTICE_TOKEN {
             return Ok(Turn::Other(outcome));
         }
         Ok(Turn::Ring)
@@ -247,9 +246,12 @@ impl Port {
     }
 
     /// A credit that the next one waits for arrived, or was lost.
-    fn credit_arrived(&mut self, number: u32, lost: Option<&Error>) {
-        if let Some(Some(receiver)) = self.receivers.get_mut(usize::from(number as u16)) {
-            receiver.credit_arrived(number, lost);
+    fn credit_completed(&mut self, number: u32, lost: Option<&Error>) {
+        if let Some(Some(receiver)) = self.receivers.get_mut(usize::from(number as u16))
+            && receiver.credit_completed(number, lost)
+        {
+            // The next one may be told.
+            list_receiver(&mut self.news, number as u16, receiver);
         }
     }
 
@@ -268,11 +270,12 @@ impl Port {
                 }
                 _ => self.strangers += 1,
             },
-            Notice::Credit | Notice::Gone => match self.senders.get_mut(place) {
+            Notice::Credit { .. } | Notice::Gone => match self.senders.get_mut(place) {
                 Some(Some(sender)) => {
                     sender.hear(&immediate, heard.credit);
                     list_sender(&mut self.news, immediate.ring, sender);
-                    self.is_restless |= immediate.notice == Notice::Gone;
+                    // One that is gone may have waited for its last credit.
+                    self.is_restless |= immediate.notice == Notice::Gone || sender.is_retired();
                 }
                 _ => self.strangers += 1,
             },
@@ -304,10 +307,10 @@ impl Port {
             return Ok(Turn::Ring);
         }
         if let Some(number) = of_credit(failure.token) {
-            self.credit_arrived(number, Some(&failure.error));
+            self.credit_completed(number, Some(&failure.error));
             return Ok(Turn::Ring);
         }
-        if failure.token == SAID {
+        if failure.token == NOTICE_TOKEN {
             // Credit to a writer that is gone: which one shows when it is told next.
             return Ok(Turn::Ring);
         }
@@ -327,7 +330,7 @@ impl Port {
 
     /// Something that was injected did not leave; whose it was is not said. It may have been
     /// for a peer that is gone, and the rings of all others go on.
-    fn lost_somewhere(&mut self, error: &Error) -> Turn {
+    pub(super) fn lost_somewhere(&mut self, error: &Error) -> Turn {
         for (name, sender) in (0..).zip(&mut self.senders) {
             let Some(sender) = sender else { continue };
             if sender.has_lost(error) {

@@ -1,11 +1,11 @@
 //! Making rings.
 
+use super::super::credit_memory;
 use super::super::immediate::RINGS;
 use super::super::notify::Notify;
 use super::super::outlet::Title;
 use super::super::receiver::{RingOptions, RingReceiver, shape_of};
 use super::super::sender::RingSender;
-use super::super::slate;
 use super::super::terms::{RingAnswer, RingOffer};
 use super::{Port, ReceiverId, SenderId, no_ring, open};
 use crate::{Error, ErrorKind, HostMemory, MemoryKind, MemoryRegion, Peer, Result};
@@ -22,7 +22,8 @@ impl Port {
     ///
     /// # Errors
     /// `InvalidArgument` for a capacity that no ring has; `NotSupported` where the provider
-    /// cannot do what is asked for; `ResourceExhausted` if there are 1024 rings.
+    /// cannot do what is asked for; `ResourceExhausted` if there are 1024 rings, or no room for
+    /// another one's notices in a queue that may overrun.
     pub fn offer(&mut self, options: &RingOptions) -> Result<ReceiverId> {
         // What is no ring is refused before there is memory for it.
         shape_of(&self.endpoint, 0, options, MemoryKind::Host)?;
@@ -36,7 +37,7 @@ impl Port {
     ) -> Result<ReceiverId> {
         self.prepare(receiver.notify())?;
         receiver.wakes(self.queue.waker());
-        self.slate()?;
+        self.credit_memory()?;
         let born = receiver.born();
         put(&mut self.receivers, ring, receiver);
         self.next_ring = (ring + 1) % RINGS;
@@ -50,10 +51,12 @@ impl Port {
         self.board.refill(&mut self.endpoint, &mut self.queue)
     }
 
-    fn slate(&mut self) -> Result<MemoryRegion> {
-        match &self.slate {
-            Some(slate) => Ok(slate.clone()),
-            None => Ok(self.slate.insert(slate::with_credits(&self.endpoint)?).clone()),
+    fn credit_memory(&mut self) -> Result<MemoryRegion> {
+        match &self.credit_memory {
+            Some(credit_memory) => Ok(credit_memory.clone()),
+            None => {
+                Ok(self.credit_memory.insert(credit_memory::with_credits(&self.endpoint)?).clone())
+            }
         }
     }
 
@@ -67,10 +70,18 @@ impl Port {
     /// # Errors
     /// `Closed` if there is no such ring; if the memory's keys cannot be had.
     pub fn terms(&self, id: ReceiverId) -> Result<RingOffer> {
-        let Some(slate) = &self.slate else { return Err(no_ring()) };
-        let further = self.beside.iter().flat_map(|lanes| lanes.slates().cloned());
-        let slates: Vec<_> = std::iter::once(slate.clone()).chain(further).collect();
-        self.receiver(id)?.offer(&slates)
+        let Some(credit_memory) = &self.credit_memory else { return Err(no_ring()) };
+        let further = self.beside.iter().flat_map(|lanes| lanes.credit_memories().cloned());
+        let credit_memories: Vec<_> =
+            std::iter::once(credit_memory.clone()).chain(further).collect();
+        self.receiver(id)?.offer(&credit_memories)
+    }
+
+    /// Could the writing side of another ring be [opened](Self::accept)? To be asked before a peer
+    /// makes one.
+    #[must_use]
+    pub fn has_room(&self) -> bool {
+        self.capacity.has_share() && free_place(&self.senders, self.next_name).is_ok()
     }
 
     /// Opens the writing side of a ring that a peer offered, with chunks of at most so many
@@ -78,20 +89,21 @@ impl Port {
     ///
     /// # Errors
     /// `NotSupported` where the provider cannot do what the offer wants; what is wrong with
-    /// the offer; `ResourceExhausted` if there are 1024 rings.
+    /// the offer; `ResourceExhausted` as for [`offer`](Self::offer).
     pub fn accept(
         &mut self,
         peer: Peer,
         offer: &RingOffer,
         longest_payload: u64,
     ) -> Result<(SenderId, RingAnswer)> {
-        let (name, slate) = (free_place(&self.senders, self.next_name)?, self.slate()?);
+        let (name, credit_memory) =
+            (free_place(&self.senders, self.next_name)?, self.credit_memory()?);
         // Sixty-five thousand outlets later nothing of an earlier one is on its way.
         self.generation = self.generation.wrapping_add(1);
         let title = Title { name, generation: self.generation };
-        let limits = (longest_payload, &self.allowance);
+        let limits = (longest_payload, &self.capacity);
         let (sender, answer) =
-            RingSender::open(&self.endpoint, &slate, peer, offer, title, limits)?;
+            RingSender::open(&self.endpoint, &credit_memory, peer, offer, title, limits)?;
         self.prepare(offer.notify)?;
         put(&mut self.senders, name, sender);
         self.next_name = (name + 1) % RINGS;

@@ -40,7 +40,7 @@ struct One {
     domain: Domain,
     addresses: AddressVector,
     address: Address,
-    slate: MemoryRegion,
+    credit_memory: MemoryRegion,
     peers: Peers,
 }
 
@@ -92,16 +92,16 @@ impl Beside {
         let mut lanes = Vec::with_capacity(all.len());
         for (number, opened) in (1..).zip(stripes.lanes) {
             let (mut board, address) = (opened.board(), opened.endpoint.address()?);
-            let Opened { mut endpoint, mut queue, addresses, slate } = opened;
+            let Opened { mut endpoint, mut queue, addresses, credit_memory } = opened;
             let domain = endpoint.domain().clone();
             board.expect(&endpoint, Notify::Immediate)?;
             board.refill(&mut endpoint, &mut queue)?;
-            let (held, kept) = (slate.clone(), Kept::clone(&kept));
-            let parts = Parts { endpoint, queue, board, slate: held, kept };
+            let (held, kept) = (credit_memory.clone(), Kept::clone(&kept));
+            let parts = Parts { endpoint, queue, board, credit_memory: held, kept };
             let ear = Ear { events: sender.clone(), owner: Arc::clone(&owner) };
             let lane = Lane::start(number, parts, ear)?;
             let peers = Peers::default();
-            lanes.push(One { lane, domain, addresses, address, slate, peers });
+            lanes.push(One { lane, domain, addresses, address, credit_memory, peers });
         }
         Ok(Self { lanes, events, owner, kept, owed: VecDeque::new(), broken: None })
     }
@@ -125,8 +125,8 @@ impl Beside {
     }
 
     /// Where notices without a chunk are written.
-    pub(in super::super) fn slates(&self) -> impl Iterator<Item = &MemoryRegion> {
-        self.lanes.iter().map(|one| &one.slate)
+    pub(in super::super) fn credit_memories(&self) -> impl Iterator<Item = &MemoryRegion> {
+        self.lanes.iter().map(|one| &one.credit_memory)
     }
 
     fn kept(&self) -> MutexGuard<'_, Vec<Arc<RingMemory>>> {
@@ -150,7 +150,7 @@ impl Beside {
     }
 
     /// Takes note of who will write by the first of them, from these addresses.
-    pub(in super::super) fn meet(&mut self, writer: &[Address]) -> Result<()> {
+    pub(in super::super) fn insert_addresses(&mut self, writer: &[Address]) -> Result<()> {
         for (one, address) in self.lanes.iter_mut().zip(writer) {
             one.peers.find(address, |address| one.addresses.insert(address))?;
         }

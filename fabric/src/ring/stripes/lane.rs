@@ -75,7 +75,7 @@ pub(super) struct Parts {
     pub(super) queue: CompletionQueue,
     pub(super) board: Board,
     #[allow(dead_code)] // held, never read
-    pub(super) slate: MemoryRegion,
+    pub(super) credit_memory: MemoryRegion,
     #[allow(dead_code)] // held, never read
     pub(super) kept: Kept,
 }

@@ -18,7 +18,8 @@ pub(super) use lane::Event;
 pub(super) use shares::Shares;
 
 use super::board::Board;
-use super::slate;
+use super::capacity::queue_entries;
+use super::credit_memory;
 use crate::{
     AddressVector, Capabilities, CompletionQueue, Domain, Endpoint, EndpointKind, Error, ErrorKind,
     MemoryRegion, QueueOptions, Result, Waiting,
@@ -39,7 +40,7 @@ struct Opened {
     endpoint: Endpoint,
     queue: CompletionQueue,
     addresses: AddressVector,
-    slate: MemoryRegion,
+    credit_memory: MemoryRegion,
 }
 
 impl Stripes {
@@ -60,22 +61,27 @@ impl Stripes {
         }
         let mut lanes = Vec::with_capacity(domains.len());
         for domain in domains {
-            let queue_options = QueueOptions { size: 4096, waiting: Waiting::Block };
+            let size = queue_entries(domain.capabilities());
+            let queue_options = QueueOptions { size, waiting: Waiting::Block };
             let mut queue = CompletionQueue::open_with(domain, queue_options)?;
             let addresses = AddressVector::open(domain)?;
             let builder = Endpoint::builder(domain).addresses(&addresses);
             let endpoint = builder.queue(&mut queue).open()?;
-            let slate = slate::blank(&endpoint)?;
-            lanes.push(Opened { endpoint, queue, addresses, slate });
+            let credit_memory = credit_memory::blank(&endpoint)?;
+            lanes.push(Opened { endpoint, queue, addresses, credit_memory });
         }
         Ok(Self { lanes })
+    }
+
+    /// What is known of each lane's provider, and the entries of its queue.
+    pub(super) fn queues(&self) -> impl Iterator<Item = (&Capabilities, usize)> {
+        self.lanes.iter().map(|lane| (lane.endpoint.domain().capabilities(), lane.queue.size()))
     }
 }
 
 impl Opened {
     fn board(&self) -> Board {
-        let domain = self.endpoint.domain();
-        Board::new(domain, domain.capabilities().receive_depth)
+        Board::new(self.endpoint.domain())
     }
 }
 

@@ -162,7 +162,8 @@ mod tests {
         let memory = HostMemory::zeroed(RING as usize).unwrap();
         let region = domain.register(memory, Access::REMOTE_WRITE).unwrap();
         let place = region.describe().unwrap();
-        let terms = LaneOffer { ring: place.clone(), headers: Some(place.clone()), slate: place };
+        let terms =
+            LaneOffer { ring: place.clone(), headers: Some(place.clone()), credit_memory: place };
         let shape = Shape::new(RING, 0).unwrap().laid_out(Layout::Apart);
         let (title, form) = (Title { name: 0, generation: 1 }, (Notify::Immediate, false));
         let site = Site::of(&endpoint);

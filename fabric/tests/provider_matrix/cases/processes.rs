@@ -133,7 +133,7 @@ fn ring_to(side: Side, region: RemoteRegion, capacity: u64) -> Checked<(Port, Se
     if let Err(error) = Notify::Immediate.check(side.domain.capabilities()) {
         return Err(format!("lacking: {error}").into());
     }
-    let lane = LaneOffer { ring: region.clone(), headers: None, slate: region };
+    let lane = LaneOffer { ring: region.clone(), headers: None, credit_memory: region };
     let terms = RingOffer {
         ring: 0,
         epoch: 1,

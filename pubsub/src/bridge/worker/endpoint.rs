@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use fabric::ring::{Port, Stripes, default_stripes};
+use fabric::ring::{Port, Stripes, default_stripes, queue_entries};
 use fabric::{
     AddressVector, Candidate, Capabilities, Choice, CompletionQueue, Domain, Endpoint,
     EndpointKind, ErrorKind as FabricKind, Need, Offer, Policy, Query, QueueOptions, Reach,
@@ -14,8 +14,6 @@ use super::super::terms::{MOST_LANES, Provider};
 use crate::error::{Error, ErrorKind, Result};
 
 const START: &str = "start a bridge";
-/// Completions that may wait to be looked at.
-const QUEUE: usize = 4096;
 
 pub(super) struct Opened {
     pub(super) addresses: AddressVector,
@@ -60,9 +58,8 @@ pub(super) fn open(policy: &Policy, local: IpAddr, lanes: usize, workers: usize)
     if !add_lanes(&mut port, &lane_domains) {
         lane_domains.clear();
     }
-    let name = facts.protocol_name().to_owned();
-    let Capabilities { protocol, address_format: format, .. } = facts;
-    let provider = Provider { name, protocol, format };
+    let name = facts.wire_name().to_owned();
+    let provider = Provider { name, protocol: facts.protocol, format: facts.address_format };
     Ok(Opened { addresses, port, provider, address, lane_domains })
 }
 
@@ -83,7 +80,8 @@ fn begin(
     domain: &Domain,
     addresses: &AddressVector,
 ) -> fabric::Result<(Endpoint, CompletionQueue)> {
-    let options = QueueOptions { size: QUEUE, waiting: Waiting::Block };
+    let size = queue_entries(domain.capabilities());
+    let options = QueueOptions { size, waiting: Waiting::Block };
     let mut queue = CompletionQueue::open_with(domain, options)?;
     let endpoint = Endpoint::builder(domain).addresses(addresses).queue(&mut queue).open()?;
     Ok((endpoint, queue))

@@ -396,7 +396,12 @@ impl Engine {
             return;
         };
         match self.deck.port.tell(tap.ring, is_quiet) {
-            Ok(_) => topic.is_untold &= !is_quiet,
+            // What waits for the credit before it is not told yet.
+            Ok(_) if is_quiet => {
+                let receiver = self.deck.port.receiver(tap.ring);
+                topic.is_untold = receiver.is_ok_and(|receiver| receiver.has_untold());
+            }
+            Ok(_) => {}
             Err(error) => {
                 topic.is_untold = false;
                 tracing::debug!(%error, "a writer cannot be told");

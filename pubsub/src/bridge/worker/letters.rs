@@ -11,7 +11,7 @@ use crate::bridge::LONGEST_PREFIX;
 use crate::bridge::Side;
 use crate::bridge::bytes::Body;
 use crate::bridge::deck::STRIPED;
-use crate::bridge::terms::{LONGEST_REASON, MOST_LANES, Terms};
+use crate::bridge::terms::{LONGEST_REASON, MOST_LANES, Terms, addresses_that_fit};
 use crate::error::{Error, ErrorKind, Result};
 use crate::text::shortened;
 
@@ -33,7 +33,7 @@ impl Engine {
         }
         self.renewal.has_place(self.peers.len())?;
         let address = Address(address);
-        let peer = self.addresses.insert(&address).map_err(|error| Error::of(CONNECT, error))?;
+        let peer = self.addresses.insert(&address).map_err(of_fabric)?;
         self.peers.insert(address.0, peer);
         Ok(peer)
     }
@@ -52,6 +52,14 @@ impl Engine {
         if topic.links.get(&node).is_some_and(|link| link.wished.is_none()) {
             return;
         }
+        if !self.deck.port.has_room() {
+            // A ring that is made and not taken would have to be kept at the reader.
+            let detail = "no more rings can be written through the endpoint";
+            let reason = Error::new(CONNECT, ErrorKind::TooMany, detail).on(node);
+            self.note_room(Some(&reason));
+            self.reports.tell(Report::Lost { key, node, side: Side::Writer, reason });
+            return;
+        }
         topic.links.insert(node, Link { connection, wished: Some(since) });
         let facts = topic.facts;
         self.connections = connection;
@@ -62,7 +70,8 @@ impl Engine {
     /// Where the lanes can be reached, of so many, but for the first.
     fn further_lanes(&self, lanes: usize) -> Vec<Vec<u8>> {
         let addresses = self.deck.port.lane_addresses().into_iter();
-        addresses.take(lanes.saturating_sub(1)).map(|address| address.0).collect()
+        let further = addresses.take(lanes.saturating_sub(1)).map(|address| address.0).collect();
+        addresses_that_fit(&self.address, further)
     }
 
     /// By how many lanes messages of such a topic could go.
@@ -173,8 +182,9 @@ impl Engine {
         let peer = self.meet(from)?;
         let longest = self.options.chunk.min(offer.capacity / 4).max(4 * LONGEST_PREFIX as u64);
         let further: Vec<_> = further.into_iter().map(Address).collect();
-        let accepted = self.deck.port.accept_by(peer, &further, offer, longest);
-        let (ring, answer) = accepted.map_err(|error| Error::of(CONNECT, error))?;
+        let accepted = self.deck.port.accept_by(peer, &further, offer, longest).map_err(of_fabric);
+        self.note_room(accepted.as_ref().err());
+        let (ring, answer) = accepted?;
         let Some(topic) = self.outs.get(place) else { return Ok(()) };
         topic.links.insert(node, Link { connection, wished: None });
         topic.outbound.connect(node, ring, position, &mut self.deck);
@@ -199,10 +209,18 @@ impl Engine {
         let connection = wish.connection;
         topic.inbound.set_largest(wish.facts.largest);
         let position = topic.inbound.expected();
-        match self.make_tap(place, wish) {
+        let made = self.make_tap(place, wish);
+        self.note_room(made.as_ref().err());
+        match made {
             Ok(ring) => {
                 let further = self.further_lanes(ring.lanes.len());
                 self.say(key, node, Terms::Offer { connection, ring, position, from, further });
+            }
+            Err(reason) if reason.kind() == ErrorKind::TooMany => {
+                // There may be room later: its writer wishes again, ever less often.
+                let detail = shortened(&reason.to_string(), LONGEST_REASON).to_owned();
+                self.say(key, node, Terms::Again { connection, reason: detail });
+                self.reports.tell(Report::Lost { key, node, side: Side::Reader, reason });
             }
             Err(error) => {
                 let reason = shortened(&error.to_string(), LONGEST_REASON).to_owned();
@@ -213,13 +231,14 @@ impl Engine {
     }
 
     fn make_tap(&mut self, place: usize, wish: Wish) -> Result<fabric::ring::RingOffer> {
-        let of_fabric = |error| Error::of(CONNECT, error);
         let since = self.now.steady;
         let lanes = usize::from(self.lanes_of(&wish.facts)).min(1 + wish.further.len());
+        // No more than can be told.
+        let lanes = 1 + self.further_lanes(lanes).len();
         // Before the writer knows of the ring.
         self.meet(wish.from.clone())?;
         let further: Vec<_> = wish.further.iter().take(lanes - 1).cloned().map(Address).collect();
-        self.deck.port.meet_lanes(&further).map_err(of_fabric)?;
+        self.deck.port.insert_lane_addresses(&further).map_err(of_fabric)?;
         let capacity = self.options.ring_by(lanes, wish.facts.largest, wish.facts.depth);
         let Some(topic) = self.ins.get(place) else { return Err(unknown()) };
         let options = RingOptions::new(self.deck.port.endpoint(), capacity).map_err(of_fabric)?;
@@ -337,6 +356,16 @@ impl Engine {
             }
         }
     }
+}
+
+/// There may be room later: that is told from all else.
+#[cold]
+fn of_fabric(error: fabric::Error) -> Error {
+    let kind = match error.kind() {
+        fabric::ErrorKind::ResourceExhausted => ErrorKind::TooMany,
+        _ => ErrorKind::Failed,
+    };
+    Error::because(CONNECT, kind, error)
 }
 
 #[cold]

@@ -6,6 +6,7 @@
 //!
 //! - if a provider does not say what became of a write: what it was made from is released only then;
 //! - if rings whose writers are gone take too much memory, in all or of one node;
+//! - if there is no room for another ring's notices, and rings that are gone keep theirs;
 //! - if there are too many addresses of those that are gone;
 //! - if a thread of a further lane ended, which has what it was given.
 //!
@@ -27,6 +28,8 @@ use crate::bridge::Side;
 use crate::error::{Error, ErrorKind, Result};
 
 const RENEW: &str = "begin a bridge's endpoint anew";
+const MUCH_MEMORY: &str = "rings whose writers are gone take much memory";
+const NO_SHARES: &str = "rings that are gone keep their shares of the completion queue";
 /// Rings of the greatest size that are kept for one node, and in all.
 const MOST_RINGS: (u64, u64) = (8, 32);
 /// Addresses after which there should be a new endpoint, and how many there may be until then.
@@ -39,8 +42,10 @@ const REST: u64 = 5_000_000_000;
 pub(super) struct Renewal {
     /// Bytes of memory of rings that are gone, of each node, that this endpoint keeps.
     kept: HashMap<NodeIdentity, u64>,
-    /// Some node waits for that.
-    is_awaited: bool,
+    /// Why some node waits for that, if one does.
+    awaited: Option<&'static str>,
+    /// The last ring that was wished for could not be made for lack of room.
+    is_short: bool,
     /// When it was done last.
     last: u64,
     count: u64,
@@ -55,8 +60,19 @@ impl Renewal {
     pub(super) fn allows(&mut self, node: NodeIdentity, ring: u64) -> bool {
         let kept = self.kept.get(&node).copied().unwrap_or(0);
         let is_allowed = kept < MOST_RINGS.0.saturating_mul(ring);
-        self.is_awaited |= !is_allowed;
+        if !is_allowed {
+            self.awaited.get_or_insert(MUCH_MEMORY);
+        }
         is_allowed
+    }
+
+    /// A ring was made, or not for lack of room. What rings that are gone keep of the completion
+    /// queue comes back with a new endpoint only.
+    fn had_room(&mut self, had_room: bool, quarantined_shares: usize) {
+        if !had_room && quarantined_shares > 0 {
+            self.awaited.get_or_insert(NO_SHARES);
+        }
+        self.is_short = !had_room;
     }
 
     /// Is there a place for one more address?
@@ -81,6 +97,17 @@ impl Engine {
         done
     }
 
+    /// Takes note of whether there was room for a ring: it is wished for again later if not.
+    pub(super) fn note_room(&mut self, refused: Option<&Error>) {
+        let Some(error) = refused else { return self.renewal.had_room(true, 0) };
+        if error.kind() == ErrorKind::TooMany {
+            if !self.renewal.is_short {
+                tracing::warn!(%error, "topics wait until there is room for their rings");
+            }
+            self.renewal.had_room(false, self.deck.port.quarantined_shares());
+        }
+    }
+
     /// The most bytes of a ring.
     pub(super) fn largest_ring(&self) -> u64 {
         self.options.ring.saturating_mul(1 + self.lane_domains.len() as u64)
@@ -98,8 +125,11 @@ impl Engine {
             return Some("a thread of a lane has ended");
         }
         let most = MOST_RINGS.1.saturating_mul(self.largest_ring());
-        if self.renewal.is_awaited || self.deck.port.quarantined() > most {
-            return Some("rings whose writers are gone take much memory");
+        if let Some(why) = self.renewal.awaited {
+            return Some(why);
+        }
+        if self.deck.port.quarantined() > most {
+            return Some(MUCH_MEMORY);
         }
         let addresses = self.peers.len().max(self.deck.port.lane_peers());
         (addresses > MOST_ADDRESSES.0).then_some("there are many addresses")
@@ -168,5 +198,23 @@ impl Engine {
                 self.reports.tell(Report::Lost { key, node, side, reason: reason().on(node) });
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_of_rings_that_are_gone_are_a_reason_once_none_is_left() {
+        let mut renewal = Renewal::default();
+        renewal.had_room(true, 9);
+        assert_eq!(renewal.awaited, None);
+        // All of them are in use: there is nothing to be had by another endpoint.
+        renewal.had_room(false, 0);
+        assert_eq!((renewal.awaited, renewal.is_short), (None, true));
+        renewal.had_room(false, 1);
+        renewal.had_room(true, 0);
+        assert_eq!((renewal.awaited, renewal.is_short), (Some(NO_SHARES), false));
     }
 }

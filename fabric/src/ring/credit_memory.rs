@@ -38,16 +38,16 @@ fn remote_memory(endpoint: &Endpoint, length: usize) -> Result<MemoryRegion> {
 /// Where one writer's credit is written.
 #[derive(Debug)]
 pub(super) struct CreditPlace {
-    slate: MemoryRegion,
+    credit_memory: MemoryRegion,
     at: usize,
     epoch: u32,
 }
 
 impl CreditPlace {
     /// The place of the writer with this name, cleaned of what an earlier one left.
-    pub(super) fn new(slate: &MemoryRegion, name: u16, epoch: u32) -> Result<Self> {
-        let place = Self { slate: slate.clone(), at: credit_at(name), epoch };
-        place.slate.write(place.at, &[0; credit::LENGTH])?;
+    pub(super) fn new(credit_memory: &MemoryRegion, name: u16, epoch: u32) -> Result<Self> {
+        let place = Self { credit_memory: credit_memory.clone(), at: credit_at(name), epoch };
+        place.credit_memory.write(place.at, &[0; credit::LENGTH])?;
         Ok(place)
     }
 
@@ -56,7 +56,7 @@ impl CreditPlace {
     pub(super) fn read(&self) -> Option<Credit> {
         let mut bytes = [0; credit::LENGTH];
         for (word, at) in bytes.chunks_exact_mut(8).zip([self.at, self.at + 8]) {
-            word.copy_from_slice(&self.slate.load_u64(at).ok()?.to_ne_bytes());
+            word.copy_from_slice(&self.credit_memory.load_u64(at).ok()?.to_ne_bytes());
         }
         Credit::decode(bytes, self.epoch)
     }
