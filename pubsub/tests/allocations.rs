@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use pubsub::{
     MemoryPlace, NetworkOptions, Node, NodeOptions, Publisher, Row, Subscriber, TopicSettings,
 };
+use testkit::addresses::to_listen;
 use testkit::allocations::{Counting, MOST_NAMES, by_thread_name, thread_names};
 
 #[path = "node/ground.rs"]
@@ -96,14 +97,10 @@ fn network(directory: &Path, listen: SocketAddr, peer: SocketAddr) -> Node {
     Node::join(NodeOptions { network: Some(network), ..options(directory) }).unwrap()
 }
 
-fn address() -> SocketAddr {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
-}
-
 /// One test: what others do at the same time would be counted, too.
 #[test]
 fn nothing_is_allocated_per_message() {
-    let (grounds, addresses) = ([Ground::new(), Ground::new()], [address(), address()]);
+    let (grounds, addresses) = ([Ground::new(), Ground::new()], [to_listen(), to_listen()]);
     let here = network(grounds[0].path(), addresses[0], addresses[1]);
     let there = network(grounds[1].path(), addresses[1], addresses[0]);
     for memory in ["host", "stand-in:0"] {

@@ -1,6 +1,7 @@
 //! What the tests and benchmarks of all crates share. No part of the product, and it knows none of
 //! the product's crates, so each of them can use it.
 
+pub mod addresses;
 pub mod allocations;
 pub mod children;
 pub mod directory;

@@ -1,6 +1,6 @@
 //! Messages between nodes whose processes live.
 
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
@@ -8,10 +8,7 @@ use pubsub::{ErrorKind, MemoryPlace, NetworkOptions, Node, NodeOptions, Row, Top
 
 use crate::ground::{Ground, PATIENCE, message, number_of, options, publish, settings, until};
 
-/// An address of this machine that nobody uses now.
-pub fn address() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
-}
+pub use testkit::addresses::to_listen as address;
 
 /// A node that listens, and knows of others.
 pub fn network(listen: SocketAddr, peers: &[SocketAddr]) -> NetworkOptions {

@@ -1,0 +1,20 @@
+//! Addresses for tests to listen at.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::atomic::{AtomicU16, Ordering};
+
+/// An address to listen at later, which nothing else takes meanwhile: of a loopback address that
+/// only this process uses, with a port that the system gives to nobody who does not ask for it.
+///
+/// ```
+/// let (one, other) = (testkit::addresses::to_listen(), testkit::addresses::to_listen());
+/// assert!(one.ip().is_loopback() && one != other);
+/// std::net::TcpListener::bind(one).unwrap();
+/// ```
+#[must_use]
+pub fn to_listen() -> SocketAddr {
+    static TAKEN: AtomicU16 = AtomicU16::new(0);
+    let [_, high, middle, low] = std::process::id().to_be_bytes();
+    let port = 20_000 + TAKEN.fetch_add(1, Ordering::Relaxed) % 10_000;
+    SocketAddr::from((Ipv4Addr::new(127, 0x40 | high, middle, low), port))
+}
