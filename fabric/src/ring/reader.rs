@@ -117,6 +117,8 @@ pub struct Reader {
     /// Chunks that were taken, from the first that is not released on: where each ends,
     /// and whether it was released.
     taken: VecDeque<(u64, bool)>,
+    /// The header of a chunk whose notice came was not there.
+    misses_header: bool,
     /// Chunks that were released since the writer was told.
     untold: u64,
     /// Bytes to be released before the writer is told.
@@ -146,6 +148,7 @@ impl Reader {
             told: 0,
             serializes_credits: false,
             is_credit_on_its_way: false,
+            misses_header: false,
             next: 0,
             sequence: 0,
             arrived: vec![0; (shape.most_chunks() / 64) as usize].into(),
@@ -284,7 +287,10 @@ impl Reader {
         let Some(header) = self.find(look) else {
             return match self.shape.layout() {
                 // Another write than the one whose notice came, and not bound to be first.
-                Layout::Apart => Ok(None),
+                Layout::Apart => {
+                    self.misses_header = true;
+                    Ok(None)
+                }
                 _ => Err(ProtocolError::NoChunk { position: self.next }),
             };
         };
@@ -308,6 +314,7 @@ impl Reader {
             return Err(ProtocolError::WrongLength { sequence, came, announced });
         }
         self.arrived[word] &= !bit;
+        self.misses_header = false;
         self.taken.push_back((end, false));
         let span = Span { sequence: self.sequence };
         self.next = end;
@@ -411,12 +418,11 @@ impl Reader {
         self.told
     }
 
-    /// Did the notice of the next chunk come? If the chunk was not [taken](Self::take) all the same,
-    /// its header is still on its way: nobody tells when that is there.
+    /// Was the next chunk looked for after its notice came, and its header not there? It is still on
+    /// its way then, and nobody tells when it is there.
     #[inline]
-    pub fn awaits_header(&self) -> bool {
-        let (_, word, bit) = self.place(self.sequence);
-        self.arrived[word] & bit != 0
+    pub fn misses_header(&self) -> bool {
+        self.misses_header
     }
 
     /// Is the writer done, and everything taken?

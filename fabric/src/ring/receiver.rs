@@ -418,14 +418,14 @@ impl RingReceiver {
     /// Does it want to be looked after, though the queue has nothing for it?
     #[inline]
     pub(super) fn is_restless(&self) -> bool {
-        self.form != Notify::Immediate || self.is_closing || self.awaits_header()
+        self.form != Notify::Immediate || self.is_closing || self.misses_header()
     }
 
     /// Was its next chunk told of, and not its header there when it was looked for? Where headers
     /// lie apart they are writes of their own, which a notice may overtake.
     #[inline]
-    pub(super) fn awaits_header(&self) -> bool {
-        self.broken.is_none() && self.reader.awaits_header()
+    pub(super) fn misses_header(&self) -> bool {
+        self.broken.is_none() && self.reader.misses_header()
     }
 
     /// While it is said to sleep, whoever drops a view wakes the sleeper in the queue: said only

@@ -405,8 +405,8 @@ impl Agent {
     ///
     /// # Errors
     /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded): the agent has ended all the same. With the
-    /// peer that may still copy, if there is one: drop the regions then, and their memory is kept
-    /// until that is over, but do not use it for something else.
+    /// peer, or the fabrics, that may still copy, if there are such: drop the regions then, and their
+    /// memory is kept until that is over, but do not use it for something else.
     pub fn close(mut self, timeout: Duration) -> Result<()> {
         check_fork(self.born, CLOSE)?;
         let end = ipc::deadline(timeout);
@@ -416,7 +416,12 @@ impl Agent {
             }
         }
         let unfinished = self.operations.under_way;
-        self.shut_down(end);
+        let fabrics = self.shut_down(end);
+        if !fabrics.is_empty() {
+            let names = fabrics.join(", ");
+            let detail = format!("these fabrics may still be at memory of its regions: {names}");
+            return Err(Error::new(CLOSE, ErrorKind::DeadlineExceeded, detail));
+        }
         wait_for_copies(OutstandingCopies::of_all(&self.home, None), end)?;
         if unfinished > 0 {
             let detail = format!("{unfinished} of its operations were not over after {timeout:?}");
@@ -425,13 +430,14 @@ impl Agent {
         Ok(())
     }
 
-    /// Ends what it does, and what its peers can do with it.
-    fn shut_down(&mut self, end: Instant) {
+    /// Ends what it does, and what its peers can do with it. Gives the fabrics that do not let go of
+    /// memory in time.
+    fn shut_down(&mut self, end: Instant) -> Vec<String> {
         self.doorplate = None;
         // No peer begins anything with its regions from now on.
         self.home.end();
         let unsettled = self.close_lanes(end);
-        Rail::close_all(&mut self.far.rails, end);
+        let fabrics = Rail::close_all(&mut self.far.rails, end);
         for (number, peer) in &mut self.peers {
             if let Some(visit) = peer.visit.as_mut().filter(|_| !unsettled.contains(number)) {
                 visit.guest.settle();
@@ -441,6 +447,7 @@ impl Agent {
         if let Some(reception) = self.reception.take() {
             let _ = reception.join();
         }
+        fabrics
     }
 }
 

@@ -415,7 +415,8 @@ impl Driver {
         }
         lock(&self.shared.own).end();
         // All devices together, before what they copy to and from is let go of.
-        self.copies.close(Instant::now() + PATIENCE);
+        let are_done = self.copies.close(Instant::now() + PATIENCE);
+        self.shared.may_copy.store(!are_done, Ordering::Release);
         // What the fabric has yet ends with the endpoint.
         drop(self);
     }

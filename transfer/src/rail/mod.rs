@@ -209,6 +209,8 @@ pub(crate) struct Shared {
     is_over: AtomicBool,
     /// The thread is gone: nothing more comes of it.
     has_ended: AtomicBool,
+    /// It ended while a device was at a copy.
+    may_copy: AtomicBool,
 }
 
 impl Shared {
@@ -220,6 +222,7 @@ impl Shared {
             registering: Mutex::default(),
             is_over: AtomicBool::new(false),
             has_ended: AtomicBool::new(false),
+            may_copy: AtomicBool::new(false),
         }
     }
 
@@ -345,10 +348,15 @@ impl Rail {
     }
 
     /// Ends the threads of all, and waits for them, at most until `end`. A thread that its provider
-    /// does not let go of is left to itself.
-    pub(crate) fn close_all(rails: &mut Vec<Self>, end: Instant) {
+    /// does not let go of is left to itself. Gives the providers of those that may still be at
+    /// memory of the agent.
+    pub(crate) fn close_all(rails: &mut Vec<Self>, end: Instant) -> Vec<String> {
         rails.iter().for_each(Self::end);
-        rails.drain(..).for_each(|mut rail| rail.join(end));
+        let may_copy = |mut rail: Self| {
+            let has_ended = rail.join(end) && !rail.line.shared.may_copy.load(Ordering::Acquire);
+            (!has_ended).then(|| rail.provider().to_owned())
+        };
+        rails.drain(..).filter_map(may_copy).collect()
     }
 
     fn end(&self) {
@@ -356,18 +364,21 @@ impl Rail {
         let _ = self.line.waker.wake();
     }
 
-    fn join(&mut self, end: Instant) {
-        let Some(thread) = self.thread.take() else { return };
+    /// False if its thread goes on.
+    fn join(&mut self, end: Instant) -> bool {
+        let Some(thread) = self.thread.take() else { return true };
         while !thread.is_finished() && Instant::now() < end {
             std::thread::sleep(Duration::from_millis(1));
         }
-        match thread.is_finished() {
+        let has_ended = thread.is_finished();
+        match has_ended {
             true => drop(thread.join()),
             false => tracing::warn!(provider = self.provider(), "a rail's thread does not end"),
         }
         // What was told before it was over.
         let unread = std::mem::take(&mut *lock(&self.line.shared.reports));
         drop(unread);
+        has_ended
     }
 
     /// The thread is another process's.

@@ -102,13 +102,17 @@ impl DeviceCopies {
         Ok(())
     }
 
-    /// Waits until the devices have done all copies, for none of them longer than until `end`.
-    pub(super) fn close(&mut self, end: Instant) {
+    /// Waits until the devices have done all copies, for none of them longer than until `end`. False
+    /// if one may still be at some.
+    pub(super) fn close(&mut self, end: Instant) -> bool {
+        let mut are_done = true;
         for (device, copies) in self.0.drain() {
             if !copies.close(end) {
                 tracing::warn!(%device, "copies of a rail do not end: their memory is not freed");
+                are_done = false;
             }
         }
+        are_done
     }
 
     /// The next one that is done.

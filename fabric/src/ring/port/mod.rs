@@ -357,7 +357,7 @@ impl Port {
             // Nobody tells of these.
             for (ring, receiver) in (0..).zip(&mut self.receivers) {
                 let Some(receiver) = receiver else { continue };
-                if receiver.notify() == Notify::Polling || receiver.awaits_header() {
+                if receiver.notify() == Notify::Polling || receiver.misses_header() {
                     list_receiver(&mut self.news, ring, receiver);
                 }
             }
@@ -448,7 +448,7 @@ impl Port {
             None if receiver.is_over() => Err(over()),
             None if receiver.mute().is_some() => self.take_the_rest(id),
             None => {
-                self.is_restless |= receiver.awaits_header();
+                self.is_restless |= receiver.misses_header();
                 Ok(None)
             }
             view => Ok(view),
