@@ -564,6 +564,25 @@ fn many_small_chunks_need_no_quiet() {
     }
 }
 
+/// A chunk that nobody looked for yet is a backlog: the port has nothing to look after.
+#[test]
+fn only_headers_that_were_looked_for_are_missed() {
+    let shape = Shape::new(4096, 0).unwrap().laid_out(Layout::Apart);
+    let mut writer = Writer::new(shape, 0, u64::MAX);
+    let mut reader = Reader::new(shape, 0, 0);
+    let mut message = writer.begin(0, 100);
+    let chunk = writer.plan(&message).unwrap();
+    writer.commit(&mut message, &chunk);
+    assert_eq!(reader.take(|_| [0; HEADER as usize]), Ok(None));
+    assert!(!reader.misses_header(), "no notice came");
+    reader.notice(&Immediate::decode(chunk.immediate), 100).unwrap();
+    assert!(!reader.misses_header(), "it was not looked for");
+    assert_eq!(reader.take(|_| [0; HEADER as usize]), Ok(None));
+    assert!(reader.misses_header());
+    assert!(reader.take(|_| chunk.header.encode()).unwrap().is_some());
+    assert!(!reader.misses_header());
+}
+
 #[test]
 fn a_peer_that_lies_is_found_out() {
     let shape = Shape::new(4096, 1).unwrap();
