@@ -89,8 +89,11 @@ struct Changes {
 
 #[derive(Debug)]
 struct Leaving {
-    index: u32,
+    /// The peers that had this number, one after the other.
+    peers: Vec<u32>,
     raw: u64,
+    /// The provider gave the number to a peer again.
+    is_back: bool,
 }
 
 const REMOVED: u64 = u64::MAX;
@@ -220,8 +223,9 @@ impl AddressVector {
                 "the provider does not accept this address",
             )));
         }
-        // The provider gave out a number again whose removal is still to come.
-        changes.leaving.retain(|leaving| leaving.raw != raw);
+        for leaving in changes.leaving.iter_mut().filter(|leaving| leaving.raw == raw) {
+            leaving.is_back = true;
+        }
         let index = self.0.peers.push(raw).ok_or_else(|| {
             Error::new(ErrorKind::ResourceExhausted, operation, "more than 67 million peers")
         })?;
@@ -246,7 +250,15 @@ impl AddressVector {
             entry.store(REMOVED, Ordering::Release);
         }
         self.settle(&mut changes);
-        changes.leaving.push(Leaving { index: peer.index, raw });
+        match changes.leaving.iter_mut().find(|leaving| leaving.raw == raw) {
+            Some(leaving) => {
+                leaving.peers.push(peer.index);
+                leaving.is_back = false;
+            }
+            None => {
+                changes.leaving.push(Leaving { peers: vec![peer.index], raw, is_back: false });
+            }
+        }
         let code = self.settle(&mut changes);
         Error::check("fi_av_remove", i64::from(code)).map(drop).map_err(|e| self.0.domain.blame(e))
     }
@@ -265,10 +277,14 @@ impl AddressVector {
             return 0;
         }
         let mut last = 0;
-        leaving.retain(|&Leaving { index, mut raw }| {
-            if hazards.iter().any(|hazard| hazard.is(index)) {
+        leaving.retain(|Leaving { peers, raw, is_back }| {
+            if hazards.iter().any(|hazard| peers.iter().any(|peer| hazard.is(*peer))) {
                 return true;
             }
+            if *is_back {
+                return false;
+            }
+            let mut raw = *raw;
             // SAFETY: the address was inserted and not removed since. No post has it: one that
             // published it before it was refused is over, and later ones were refused.
             last = unsafe { sys::fi_av_remove(self.0.handle.as_ptr(), &mut raw, 1, 0) };

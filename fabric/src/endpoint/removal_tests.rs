@@ -107,6 +107,10 @@ fn a_peer_is_not_removed_under_a_post() {
         assert_eq!(addresses.remove(peer).unwrap_err().kind(), ErrorKind::Closed);
         assert_eq!(addresses.lookup(peer).unwrap_err().kind(), ErrorKind::Closed);
         assert_eq!(REMOVALS.load(Ordering::SeqCst), 0, "while a post has it");
+        // Nor when the same address comes back as another peer, which goes again.
+        let again = addresses.insert(&known[0]).unwrap();
+        addresses.remove(again).unwrap();
+        assert_eq!(REMOVALS.load(Ordering::SeqCst), 0, "while a post has it");
         // Nor is it another peer's meanwhile.
         addresses.insert(&known[1]).unwrap();
         assert_eq!(REMOVALS.load(Ordering::SeqCst), 0, "while a post has it");

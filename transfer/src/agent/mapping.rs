@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use gpu::{Device, LegacyHandle, Memory};
-use ipc::Channel;
+use ipc::{Channel, ChannelError};
 
 use super::peer::{ProgressCallback, left, of_channel, receive};
 use super::protocol::{Reply, Request};
@@ -157,7 +157,13 @@ fn exchange(
     meanwhile: ProgressCallback<'_>,
 ) -> Result<Result<()>> {
     let request = Request::Open(region.number, region.ticket).encode();
-    channel.send(&request, &[], left(end)).map_err(of_channel(OPEN))?;
+    match channel.send(&request, &[], left(end)) {
+        // Nothing was sent: so no answer is on its way.
+        Err(error @ ChannelError::DeadlineExceeded { .. }) => {
+            return Ok(Err(of_channel(OPEN)(error)));
+        }
+        sent => sent.map_err(of_channel(OPEN))?,
+    }
     let mut next = 0;
     let mut failure = None;
     loop {
