@@ -4,12 +4,16 @@
 use std::ffi::{CStr, c_int};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use cudarc::driver::sys;
 use sys::CUdevice_attribute_enum as Attribute;
 
 use super::kernels::Kernels;
-use super::library::{self, Address, Code, Functions, NOT_READY, PEER_ACCESS_ALREADY_ENABLED};
+use super::library::{
+    self, Address, CONTEXT_IS_DESTROYED, Code, DEINITIALIZED, Functions, INVALID_CONTEXT,
+    NOT_READY, PEER_ACCESS_ALREADY_ENABLED,
+};
 use super::memory::{self, Block, Physical, Space, SpareBlocks, SpareSums};
 use super::stream::{Event, Stream};
 use crate::driver::{self, DeviceDriver, HostBlock, SpaceDriver, StreamDriver};
@@ -52,6 +56,8 @@ pub(super) struct Context {
     pub(super) kernels: Kernels,
     pub(super) spare_blocks: SpareBlocks,
     pub(super) spare_sums: SpareSums,
+    /// It was destroyed by others, or the driver shut down: nothing of it is used or freed any more.
+    has_ended: AtomicBool,
 }
 
 // SAFETY: the driver's objects may be used from any thread; a context is made current in
@@ -80,11 +86,25 @@ impl Context {
         }
         let kernels = Kernels::default();
         let (spare_blocks, spare_sums) = (SpareBlocks::default(), SpareSums::default());
-        Ok(Arc::new(Self { functions, number, device, raw, kernels, spare_blocks, spare_sums }))
+        let has_ended = AtomicBool::new(false);
+        Ok(Arc::new(Self {
+            functions,
+            number,
+            device,
+            raw,
+            kernels,
+            spare_blocks,
+            spare_sums,
+            has_ended,
+        }))
     }
 
     /// An error unless the code is 0.
     pub(super) fn check(&self, operation: &'static str, code: Code) -> Result<()> {
+        if matches!(code, DEINITIALIZED | CONTEXT_IS_DESTROYED) {
+            // Handles of it mean nothing to the driver any more.
+            self.has_ended.store(true, Ordering::Relaxed);
+        }
         library::check(self.functions, operation, code)
             .map_err(|error| error.on(DeviceName::cuda(self.number)))
     }
@@ -98,8 +118,17 @@ impl Context {
     /// that is begun here is on a stream that is captured.
     pub(super) fn enter(&self, operation: &'static str) -> Result<Entered<'_>> {
         const RELAXED: u32 = 2;
+        if self.has_ended.load(Ordering::Relaxed) {
+            let detail = "its context was destroyed, or the driver shut down";
+            let error = Error::new(operation, ErrorKind::DeviceFailed, detail);
+            return Err(error.on(DeviceName::cuda(self.number)));
+        }
         // SAFETY: retained as long as `self` lives.
-        self.check(operation, unsafe { (self.functions.context_push)(self.raw) })?;
+        let code = unsafe { (self.functions.context_push)(self.raw) };
+        self.check(operation, code).map_err(|error| match code {
+            INVALID_CONTEXT => error.with_kind(ErrorKind::DeviceFailed),
+            _ => error,
+        })?;
         let mut mode = RELAXED;
         // SAFETY: a valid mode, which becomes the one before.
         let code = unsafe { (self.functions.exchange_capture_mode)(&raw mut mode) };
@@ -166,7 +195,7 @@ impl Drop for Context {
     fn drop(&mut self) {
         // What follows would wait for a stream of another device that waits. It ends with the
         // process, then.
-        if somebody_waits(Implementation::Cuda) {
+        if self.has_ended.load(Ordering::Relaxed) || somebody_waits(Implementation::Cuda) {
             return;
         }
         std::mem::take(&mut self.kernels).unload(self);

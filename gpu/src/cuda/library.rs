@@ -177,6 +177,12 @@ pub(super) fn version_text(version: i32) -> String {
 /// What the driver answers while something is not done.
 pub(super) const NOT_READY: Code = 600;
 pub(super) const PEER_ACCESS_ALREADY_ENABLED: Code = 704;
+/// The driver was shut down, at the end of the process.
+pub(super) const DEINITIALIZED: Code = 4;
+/// That of a context which somebody destroyed, or of something else: only where it is made current
+/// is it certain which.
+pub(super) const INVALID_CONTEXT: Code = 201;
+pub(super) const CONTEXT_IS_DESTROYED: Code = 709;
 
 fn kind_of(code: Code) -> ErrorKind {
     match code {
@@ -192,8 +198,8 @@ fn kind_of(code: Code) -> ErrorKind {
         209 | 222 | 801 => ErrorKind::NotSupported,
         // Addresses, instructions and assertions that went wrong, errors of the hardware: the
         // context is gone. It also is when the driver was shut down at the end of the process
-        // (4), and when somebody reset the device (201 or 709).
-        4 | 201 | 214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 => ErrorKind::DeviceFailed,
+        // (4), and when somebody reset the device (709).
+        4 | 214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 => ErrorKind::DeviceFailed,
         _ => ErrorKind::Other,
     }
 }
@@ -227,11 +233,11 @@ mod tests {
     #[test]
     fn driver_or_context_that_ended_has_nothing_under_way() {
         let is_over = |code| is_over(&Error::new("look at a stream", kind_of(code), ""));
-        for ended in [4, 201, 700, 709] {
+        for ended in [4, 700, 709] {
             assert!(is_over(ended), "{ended}");
         }
-        // Not initialized, out of memory, not permitted during a capture, not ready.
-        for other in [1, 2, 3, 400, 600, 800, 900, 906] {
+        // Not initialized, another context, not permitted during a capture, not ready.
+        for other in [1, 2, 3, 201, 400, 600, 800, 900, 906] {
             assert!(!is_over(other), "{other}");
         }
     }
