@@ -1,0 +1,19 @@
+//! A device that fails. A program of its own: no other test uses the device meanwhile.
+
+use std::time::{Duration, Instant};
+
+use gpu::{Device, ErrorKind, leaked_streams};
+
+const TIMEOUT: Duration = Duration::from_secs(10);
+
+#[test]
+fn close_of_a_stream_whose_device_failed_says_so_at_once() {
+    let device = Device::open("stand-in:1".parse().unwrap()).unwrap();
+    let memory = device.allocate(4096).unwrap();
+    let stream = device.stream().unwrap();
+    gpu::stand_in::fail_after(1, 0);
+    stream.fill(&memory.whole(), 1).unwrap();
+    let (start, leaked) = (Instant::now(), leaked_streams());
+    assert_eq!(stream.close(TIMEOUT).unwrap_err().kind(), ErrorKind::DeviceFailed);
+    assert!(start.elapsed() < TIMEOUT / 2 && leaked_streams() == leaked);
+}
