@@ -201,7 +201,7 @@ impl AddressVector {
         // Some formats are unions of several lengths: never let a provider read past the end.
         bytes.resize(bytes.len().max(256), 0);
         let mut changes = self.0.changes.lock().unwrap_or_else(PoisonError::into_inner);
-        self.settle(&mut changes);
+        self.settle(&mut changes, None);
         let mut raw = sys::FI_ADDR_UNSPEC;
         // SAFETY: the bytes are at least as long as any address format.
         let inserted = unsafe {
@@ -249,7 +249,7 @@ impl AddressVector {
         if let Some(entry) = self.0.peers.entry(peer.index) {
             entry.store(REMOVED, Ordering::Release);
         }
-        self.settle(&mut changes);
+        self.settle(&mut changes, None);
         match changes.leaving.iter_mut().find(|leaving| leaving.raw == raw) {
             Some(leaving) => {
                 leaving.peers.push(peer.index);
@@ -259,13 +259,13 @@ impl AddressVector {
                 changes.leaving.push(Leaving { peers: vec![peer.index], raw, is_back: false });
             }
         }
-        let code = self.settle(&mut changes);
+        let code = self.settle(&mut changes, Some(raw));
         Error::check("fi_av_remove", i64::from(code)).map(drop).map_err(|e| self.0.domain.blame(e))
     }
 
     /// Gives the numbers of removed peers back to the provider that no endpoint is posting
-    /// to. Returns what the provider said of the last one.
-    fn settle(&self, changes: &mut Changes) -> i32 {
+    /// to. Returns what the provider said of this one, if it was among them.
+    fn settle(&self, changes: &mut Changes, wanted: Option<u64>) -> i32 {
         let Changes { hazards, leaving } = changes;
         if leaving.is_empty() {
             return 0;
@@ -276,7 +276,7 @@ impl AddressVector {
         if !barrier_on_all_threads() && !hazards.is_empty() {
             return 0;
         }
-        let mut last = 0;
+        let mut answer = 0;
         leaving.retain(|Leaving { peers, raw, is_back }| {
             if hazards.iter().any(|hazard| peers.iter().any(|peer| hazard.is(*peer))) {
                 return true;
@@ -287,13 +287,15 @@ impl AddressVector {
             let mut raw = *raw;
             // SAFETY: the address was inserted and not removed since. No post has it: one that
             // published it before it was refused is over, and later ones were refused.
-            last = unsafe { sys::fi_av_remove(self.0.handle.as_ptr(), &mut raw, 1, 0) };
-            if last < 0 {
-                tracing::warn!(code = last, "a peer could not be removed from an address vector");
+            let code = unsafe { sys::fi_av_remove(self.0.handle.as_ptr(), &mut raw, 1, 0) };
+            if wanted == Some(raw) {
+                answer = code;
+            } else if code < 0 {
+                tracing::warn!(code, "a peer could not be removed from an address vector");
             }
             false
         });
-        last
+        answer
     }
 
     /// What an endpoint publishes the peers by that it posts to.

@@ -60,7 +60,14 @@ impl OpenPublisher {
                 let before =
                     self.source.lock().unwrap_or_else(PoisonError::into_inner).replace(device);
                 drop(before);
-                return self.push(&brought(slice, timeout)?, timeout);
+                // Bringing them counts against the time, too.
+                let end = timeout.end();
+                let bytes = brought(slice, timeout)?;
+                let left = match timeout {
+                    Timeout::For(_) => Timeout::For(end.saturating_duration_since(Instant::now())),
+                    _ => timeout,
+                };
+                return self.push(&bytes, left);
             }
             (Found::Device(slice), Timeout::Now) => {
                 self.publisher.try_push_slice(slice)?.ok_or(NO_ROOM)?

@@ -123,9 +123,9 @@ impl Endpoint {
         if bytes.len() > limit {
             return Ok(Injected::Refused);
         }
-        let peer = self.resolve(operation, to)?;
         self.check_target(operation, target, bytes.len())?;
         self.check_queue(operation, queue)?;
+        let peer = self.resolve(operation, to)?;
         let (address, key) = target.memory.address(target.offset);
         let (pointer, length, endpoint) =
             (bytes.as_ptr().cast(), bytes.len(), self.handle.as_ptr());
@@ -182,8 +182,8 @@ impl Endpoint {
         let operation = if tag.is_some() { "fi_tinject" } else { "fi_inject" };
         self.check_messages(operation, tag.is_some())?;
         self.check_injected(operation, bytes.len(), self.limits.inject_size)?;
-        let peer = self.resolve(operation, to)?;
         self.check_queue(operation, queue)?;
+        let peer = self.resolve(operation, to)?;
         let (pointer, length, endpoint) =
             (bytes.as_ptr().cast(), bytes.len(), self.handle.as_ptr());
         // SAFETY: the bytes are copied before the call returns.

@@ -377,7 +377,7 @@ impl RingReceiver {
     /// The writer is done, and all of it was taken. Where its queue may overrun, it keeps its share
     /// until it is told of the last chunk. True once nothing is left to tell.
     fn tell_last(&mut self, endpoint: &mut Endpoint, queue: &mut CompletionQueue) -> Result<bool> {
-        if !self.memory.share.is_limited() || self.mute.is_some() {
+        if !self.memory.share.is_limited() || self.mute.is_some() || self.writer.is_none() {
             return Ok(true);
         }
         // Nothing is written any more, so views that somebody has do not matter.

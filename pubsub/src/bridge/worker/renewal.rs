@@ -72,6 +72,10 @@ impl Renewal {
         if !had_room && quarantined_shares > 0 {
             self.awaited.get_or_insert(NO_SHARES);
         }
+        if had_room && self.awaited == Some(NO_SHARES) {
+            // Shares came back by themselves.
+            self.awaited = None;
+        }
         self.is_short = !had_room;
     }
 
@@ -214,7 +218,9 @@ mod tests {
         renewal.had_room(false, 0);
         assert_eq!((renewal.awaited, renewal.is_short), (None, true));
         renewal.had_room(false, 1);
+        assert_eq!((renewal.awaited, renewal.is_short), (Some(NO_SHARES), true));
+        // They came back by themselves.
         renewal.had_room(true, 0);
-        assert_eq!((renewal.awaited, renewal.is_short), (Some(NO_SHARES), false));
+        assert_eq!((renewal.awaited, renewal.is_short), (None, false));
     }
 }
