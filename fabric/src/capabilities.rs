@@ -127,7 +127,7 @@ pub struct Capabilities {
     #[serde(serialize_with = "serialize_names")]
     pub receive_order: Order,
     /// Largest transfer in bytes for which write-after-write order covers every byte
-    /// (`max_order_waw_size`); 0: order holds between operations, not inside the data.
+    /// (`max_order_waw_size`); 0: none is promised.
     pub max_ordered_write: usize,
     /// Local buffers that one operation gathers or scatters (`tx_attr::iov_limit`).
     pub iov_limit: usize,

@@ -147,6 +147,7 @@ mod tests {
         refuse_points(1, false);
         behave(1, Behaviour::default());
     }
+
     /// What it touches is not free before, although the driver refused to mark its end.
     #[test]
     fn copy_whose_end_was_not_marked_is_done_with_the_next_one() {

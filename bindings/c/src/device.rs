@@ -20,7 +20,7 @@ pub(crate) enum Found<'a> {
 
 /// Where a caller's memory lies.
 enum Place {
-    /// On the host, as far as anybody knows.
+    /// Unknown to all drivers: on the host, or not mapped.
     Unknown,
     /// On the host, registered with or allocated by a driver.
     Registered,
@@ -176,9 +176,9 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_knows_is_refused_where_a_device_would_read_it() {
-        let nobody = range(std::ptr::without_provenance(4096), 8);
-        let refused = find("cuda:0".parse().unwrap(), c"test", nobody).unwrap_err();
+    fn unknown_addresses_are_refused_where_a_device_would_read_them() {
+        let unmapped = range(std::ptr::without_provenance(4096), 8);
+        let refused = find("cuda:0".parse().unwrap(), c"test", unmapped).unwrap_err();
         assert_eq!(refused.status, crate::status::Status::InvalidArgument);
         let bytes = [0_u8; 8];
         let plain = range(bytes.as_ptr(), bytes.len());

@@ -87,12 +87,12 @@ impl OpenPublisher {
 /// A device's bytes on the host, for a topic whose messages lie there.
 fn brought(slice: &Slice, timeout: Timeout) -> Result<Vec<u8>> {
     let mut bytes = vec![0; slice.length() as usize];
-    let patience = match timeout {
+    let longest = match timeout {
         Timeout::Now => gpu::PATIENCE,
         _ => timeout.as_duration(),
     };
     let stream = slice.memory().mapped_for().default_stream()?;
-    stream.download(slice, &mut bytes, patience)?;
+    stream.download(slice, &mut bytes, longest)?;
     Ok(bytes)
 }
 

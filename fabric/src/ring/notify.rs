@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::credit;
+use super::header::HEADER;
 use super::shape::Layout;
 use crate::{Capabilities, Caps, Error, ErrorKind, MemoryKind, Order, Result};
 
@@ -45,9 +46,14 @@ pub(super) fn has_tags(capabilities: &Capabilities) -> bool {
     capabilities.caps.contains(Caps::TAGGED)
 }
 
-/// Does a write not overtake an earlier one?
-pub(super) fn orders_writes(capabilities: &Capabilities) -> bool {
-    (capabilities.send_order & capabilities.receive_order).contains(Order::WRITE_AFTER_WRITE)
+/// How long two writes may be of which the second does not overtake the first; 0 where no order is
+/// promised.
+pub(super) fn longest_ordered_write(capabilities: &Capabilities) -> u64 {
+    let order = capabilities.send_order & capabilities.receive_order;
+    match order.contains(Order::WRITE_AFTER_WRITE) {
+        true => capabilities.max_ordered_write.min(capabilities.max_message_size) as u64,
+        false => 0,
+    }
 }
 
 impl Notify {
@@ -83,7 +89,9 @@ impl Notify {
             Self::Message if capabilities.inject_size < CREDIT_NOTICE => {
                 Some("no messages that are sent without memory of their own")
             }
-            Self::Polling if !orders_writes(capabilities) => Some("no order between writes"),
+            Self::Polling if longest_ordered_write(capabilities) <= HEADER => {
+                Some("no order between writes")
+            }
             Self::Polling if capabilities.iov_limit < 2 => {
                 Some("no writes of two pieces, which header and payload are")
             }

@@ -9,7 +9,7 @@ use super::credit::{self, Credit};
 use super::credit_memory::CreditPlace;
 use super::immediate::Immediate;
 use super::memory::Site;
-use super::notify::{Notify, has_tags};
+use super::notify::{Notify, has_tags, longest_ordered_write};
 use super::outlet::{Outlet, Posted, Title};
 use super::shape::Shape;
 use super::stripes::Shares;
@@ -496,11 +496,11 @@ impl RingSender {
 /// providers may let overtake a long write.
 fn longest_write(endpoint: &Endpoint, form: Notify) -> u64 {
     let facts = endpoint.domain().capabilities();
-    let most = match (form, facts.max_ordered_write) {
-        (Notify::Polling, ordered @ 1..) => facts.max_message_size.min(ordered),
-        _ => facts.max_message_size,
+    let most = match form {
+        Notify::Polling => longest_ordered_write(facts),
+        Notify::Immediate | Notify::Message => facts.max_message_size as u64,
     };
-    (most as u64).saturating_sub(super::header::HEADER)
+    most.saturating_sub(super::header::HEADER)
 }
 
 struct Connected {

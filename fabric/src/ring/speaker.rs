@@ -2,7 +2,7 @@
 
 use super::credit::{self, Credit};
 use super::memory::{Site, activate};
-use super::notify::{CREDIT_NOTICE, NOTICE, Notify, TAG, orders_writes};
+use super::notify::{CREDIT_NOTICE, NOTICE, Notify, TAG, longest_ordered_write};
 use crate::endpoint::{Injected, Piece, Target};
 use crate::{
     Access, Caps, CompletionQueue, Domain, Endpoint, Error, ErrorKind, HostMemory, MemoryRegion,
@@ -107,9 +107,8 @@ impl Speaker {
     /// May a credit overtake an earlier one, and hide it in the one place that both are written
     /// to? Messages have a place each.
     pub(super) fn may_overtake(&self, domain: &Domain) -> bool {
-        let facts = domain.capabilities();
-        let is_ordered = orders_writes(facts) && facts.max_ordered_write >= credit::LENGTH;
-        self.form == Notify::Immediate && !is_ordered
+        let ordered = longest_ordered_write(domain.capabilities());
+        self.form == Notify::Immediate && ordered < credit::LENGTH as u64
     }
 
     /// Tells a writer how far its reader is. With a number, a completion says that the credit

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::header::HEADER;
 use super::shape::{Layout, Shape};
 use super::writer::Writer;
-use super::{News, Port, ReceiverId, RingOptions, SenderId, Turn};
+use super::{News, Notify, Port, ReceiverId, RingOptions, SenderId, Turn};
 use crate::{
     Access, AddressVector, Capabilities, CompletionQueue, Domain, Endpoint, EndpointKind, Error,
     ErrorKind, HostMemory, MemoryRegion, Options, Order, Query,
@@ -137,6 +137,28 @@ fn order_that_does_not_cover_a_credit_is_none() {
         pair.pass(1);
         assert!(pair.reader.tell(pair.reading, true).unwrap());
         assert_eq!(pair.is_on_its_way(), at_a_time, "{most} bytes");
+    }
+}
+
+#[test]
+fn rings_are_polled_only_where_order_covers_a_chunk() {
+    let offer = Query::new(EndpointKind::Rdm).source("127.0.0.1").first().unwrap();
+    let facts = offer.capabilities().clone();
+    let order = Order::WRITE_AFTER_WRITE;
+    for (most, order, is_possible) in [
+        (usize::MAX, order, true),
+        (4096, order, true),
+        (HEADER as usize, order, false),
+        (0, order, false),
+        (usize::MAX, Order::empty(), false),
+    ] {
+        let facts = Capabilities {
+            send_order: order,
+            receive_order: order,
+            max_ordered_write: most,
+            ..facts.clone()
+        };
+        assert_eq!(Notify::Polling.check(&facts).is_ok(), is_possible, "{most} bytes, {order:?}");
     }
 }
 

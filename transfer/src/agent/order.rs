@@ -44,7 +44,7 @@ impl Order {
     /// One of this epoch failed, as the text says, and is over.
     pub(super) fn fail(&mut self, epoch: u64, what: impl FnOnce() -> String) {
         self.finish(epoch);
-        // What is later cannot be waited for by anything that this is not waited for by.
+        // All that waits for a later epoch waits for this one, too: the earliest failure is kept.
         if self.failure.as_ref().is_none_or(|(of, _)| *of > epoch) {
             self.failure = Some((epoch, what()));
         }
@@ -130,6 +130,7 @@ mod tests {
         let mark = order.next();
         assert!(order.is_over_before(mark));
     }
+
     #[test]
     fn failure_reaches_what_waits_for_it_until_a_flush() {
         let mut order = Order::default();

@@ -226,8 +226,8 @@ impl Shared {
         }
     }
 
-    /// Tells the agent something, unless that has ended. What nobody reads would keep its regions for
-    /// ever: they keep the agent's lines, which keep this.
+    /// Tells the agent something, unless that has ended. A report that is never read would keep its
+    /// regions for ever: they keep the agent's lines, which keep this.
     fn report(&self, report: Report) {
         let mut reports = lock(&self.reports);
         if !self.is_over.load(Ordering::Acquire) {
