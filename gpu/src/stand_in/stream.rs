@@ -32,10 +32,12 @@ pub(crate) struct Event(Arc<Points>);
 impl Event {
     pub(crate) fn is_done(&self) -> Result<bool> {
         let points = &self.0;
+        // Before the failure is looked for: a point that a failed stream reaches is told after it.
+        let is_reached = self.has_reached(points.recorded.load(Ordering::Acquire));
         if points.has_failed.load(Ordering::Acquire) != 0 {
             return Err(failed("look at an event"));
         }
-        Ok(self.has_reached(points.recorded.load(Ordering::Acquire)))
+        Ok(is_reached)
     }
 
     fn has_reached(&self, point: u64) -> bool {
@@ -314,4 +316,42 @@ fn until(line: &Line, is_over: impl Fn() -> bool) -> bool {
         rest = (rest * 2).min(Duration::from_millis(1));
     }
     true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A thread that asks at the moment in which a failed stream reaches a point is told of the failure.
+    #[test]
+    fn points_reached_by_a_failed_stream_are_failures() {
+        let events: Vec<_> = (0..50_000).map(|_| Event::default()).collect();
+        let queue = Mutex::default();
+        let line = Line { queue, changed: Condvar::new(), state: super::super::state(0) };
+        events.iter().for_each(|event| event.0.recorded.store(1, Ordering::Release));
+        // How many are asked after.
+        let asked = AtomicU64::new(0);
+        let mut successes = 0;
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for (number, event) in (1..).zip(&events) {
+                    while asked.load(Ordering::Relaxed) < number {
+                        std::thread::yield_now();
+                    }
+                    perform(&line, Operation::Reach { event: event.clone(), point: 1 }, true);
+                }
+            });
+            for event in &events {
+                asked.fetch_add(1, Ordering::Relaxed);
+                let answer = loop {
+                    match event.is_done() {
+                        Ok(false) => std::thread::yield_now(),
+                        answer => break answer,
+                    }
+                };
+                successes += u32::from(answer.is_ok());
+            }
+        });
+        assert_eq!(successes, 0);
+    }
 }

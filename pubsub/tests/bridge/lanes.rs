@@ -173,7 +173,7 @@ fn a_reader_that_is_gone_holds_up_nobody_and_another_comes() {
         nodes.until("what is new is delivered", |_| is_done());
         fresh.check(6);
         let is_lost = nodes.lost.contains(&(KEY, node(0), node(1), Side::Writer));
-        assert!(!is_lost || counted(&nodes, 0).renewals > 0, "{provider}: {:?}", nodes.lost);
+        assert!(!is_lost || counted(&nodes, 0).renewals > 0, "{provider}: {:?}", nodes.reasons);
     }
 }
 

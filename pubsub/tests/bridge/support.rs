@@ -239,6 +239,8 @@ pub(crate) struct Nodes {
     pub(crate) workers: HashMap<NodeIdentity, Worker>,
     /// Letters that are not carried: to or from these.
     pub(crate) lost: Vec<(TopicKey, NodeIdentity, NodeIdentity, Side)>,
+    /// Why these were lost.
+    pub(crate) reasons: Vec<String>,
     /// What failed for good.
     pub(crate) failed: Vec<String>,
     /// Connections that were made.
@@ -255,6 +257,7 @@ impl Nodes {
         Self {
             workers: (0..count).map(start).collect(),
             lost: Vec::new(),
+            reasons: Vec::new(),
             failed: Vec::new(),
             connected: 0,
             behind: Vec::new(),
@@ -287,8 +290,9 @@ impl Nodes {
                     }
                     Report::Connected { .. } => self.connected += 1,
                     Report::Behind { node, .. } => self.behind.push(node),
-                    Report::Lost { key, node: of, side, .. } => {
+                    Report::Lost { key, node: of, side, reason } => {
                         self.lost.push((key, *from, of, side));
+                        self.reasons.push(reason.to_string());
                         if side == Side::Writer && !self.gone.contains(&of) {
                             worker.tell(Command::Add(key, of)).unwrap();
                         }
