@@ -29,7 +29,7 @@ const AFTER_A_LOSS: Duration = Duration::from_secs(60);
 /// other, do not keep the next from being served. Regions have no such limit: they are as many as the
 /// agent makes.
 const MOST_LEFT_BEHIND: usize = 128;
-const MOST_GUESTS: usize = 1024;
+pub(super) const MOST_GUESTS: usize = if cfg!(test) { 64 } else { 1024 };
 /// Guests of one identity that are given staging memory: an agent connects once, or a few times.
 const MOST_STAGING: usize = 8;
 /// Refusals of hellos that wait to be sent.

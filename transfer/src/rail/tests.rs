@@ -9,6 +9,7 @@ use gpu::Device;
 use gpu::stand_in::{Behaviour, behave, refuse_records};
 
 use super::driver::{Driver, Party};
+use super::host::MOST_GUESTS;
 use super::message::{Chunk, Frame, Message};
 use super::staging::{SLOT, SLOTS};
 use super::{PATIENCE, Report, Settings, Shared, Target};
@@ -249,7 +250,7 @@ fn guests_without_a_region_make_room_for_others() {
     world.opens(SESSION, &region);
     world.driver.take(frame(0, 0, Message::Pong));
     let mut address = world.driver.address().to_vec();
-    for number in 0..1100_u16 {
+    for number in 0..MOST_GUESTS as u16 + 20 {
         // Where nobody is. The address of a socket begins with its family and its port.
         address[4..8].copy_from_slice(&[127, 1, (number >> 8) as u8, number as u8]);
         let mut from = [3; 16];
@@ -258,7 +259,7 @@ fn guests_without_a_region_make_room_for_others() {
         let hello = Message::Hello { to, from, visit, label, address: address.clone() };
         world.driver.host_hears(1000 + u64::from(number), hello);
     }
-    assert_eq!(world.driver.guests.len(), 1024);
+    assert_eq!(world.driver.guests.len(), MOST_GUESTS);
     assert!(world.has_guest(), "it has opened a region");
     // A partner comes, and is served.
     world.hello(9000, world.home.identity);
@@ -266,7 +267,7 @@ fn guests_without_a_region_make_room_for_others() {
     world.driver.host_hears(9000, Message::Stage { request: 2 });
     assert!(world.driver.guests[&9000].staging.is_some());
     // One identity is given memory for a few sessions.
-    for session in 9001..9100 {
+    for session in 9001..9030 {
         world.hello(session, world.home.identity);
         world.opens(session, &region);
         world.driver.host_hears(session, Message::Stage { request: 2 });
