@@ -80,13 +80,21 @@ fn a_forked_child_leaves_listeners_and_locks_to_its_parent() {
     assert_eq!(server.receive(PATIENCE).unwrap().bytes, b"still here");
     let again = Channel::connect(&connected, PATIENCE).expect("the socket has its name");
     drop((listener.accept(PATIENCE).unwrap(), again));
+    // A child that keeps the socket does not listen for its parent.
+    let child = testkit::children::ForkedChild::new(|| std::thread::sleep(PATIENCE));
+    let kept = connected.with_extension("kept");
+    std::fs::hard_link(&connected, &kept).unwrap();
+    drop(listener);
+    assert!(!connected.exists(), "the parent removes its own");
+    Channel::connect(&kept, PATIENCE).unwrap_err();
+    std::fs::remove_file(&kept).unwrap();
+    child.kill();
+    assert!(child.was_killed());
     let file = std::fs::File::open(&directory).unwrap();
     // SAFETY: a file of ours.
     let taken = unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) };
     assert_eq!(taken, -1, "the directory is locked");
     drop(lock);
-    drop(listener);
-    assert!(!connected.exists(), "the parent removes its own");
     std::fs::remove_dir(directory).unwrap();
 }
 

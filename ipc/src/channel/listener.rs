@@ -133,6 +133,9 @@ impl Drop for ChannelListener {
             // A forked child: the parent goes on listening there.
             return;
         }
+        // Also where a forked child has a copy, which would keep the socket open.
+        // SAFETY: a socket of ours.
+        unsafe { libc::shutdown(self.socket.as_raw_fd(), libc::SHUT_RDWR) };
         // Not that of a successor.
         let is_ours = std::fs::symlink_metadata(&self.path)
             .is_ok_and(|found| (found.dev(), found.ino()) == self.file);
