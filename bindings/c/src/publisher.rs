@@ -60,7 +60,7 @@ impl OpenPublisher {
                 let before =
                     self.source.lock().unwrap_or_else(PoisonError::into_inner).replace(device);
                 drop(before);
-                // Bringing them counts against the time, too.
+                // The copy from the device counts against the deadline, too.
                 let end = timeout.end();
                 let bytes = brought(slice, timeout)?;
                 let left = match timeout {

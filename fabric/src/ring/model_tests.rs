@@ -564,7 +564,7 @@ fn many_small_chunks_need_no_quiet() {
     }
 }
 
-/// A chunk that nobody looked for yet is a backlog: the port has nothing to look after.
+/// A chunk that was not looked for yet is a backlog: the port has nothing to look after.
 #[test]
 fn only_headers_that_were_looked_for_are_missed() {
     let shape = Shape::new(4096, 0).unwrap().laid_out(Layout::Apart);

@@ -419,7 +419,7 @@ impl Reader {
     }
 
     /// Was the next chunk looked for after its notice came, and its header not there? It is still on
-    /// its way then, and nobody tells when it is there.
+    /// its way then, and no notice tells when it is there.
     #[inline]
     pub fn misses_header(&self) -> bool {
         self.misses_header

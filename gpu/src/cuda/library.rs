@@ -179,7 +179,7 @@ pub(super) const NOT_READY: Code = 600;
 pub(super) const PEER_ACCESS_ALREADY_ENABLED: Code = 704;
 /// The driver was shut down, at the end of the process.
 pub(super) const DEINITIALIZED: Code = 4;
-/// That of a context which somebody destroyed, or of something else: only where it is made current
+/// That of a context which was destroyed, or of something else: only where it is made current
 /// is it certain which.
 pub(super) const INVALID_CONTEXT: Code = 201;
 pub(super) const CONTEXT_IS_DESTROYED: Code = 709;
@@ -198,7 +198,7 @@ fn kind_of(code: Code) -> ErrorKind {
         209 | 222 | 801 => ErrorKind::NotSupported,
         // Addresses, instructions and assertions that went wrong, errors of the hardware: the
         // context is gone. It also is when the driver was shut down at the end of the process
-        // (4), and when somebody reset the device (709).
+        // (4), and when the device was reset (709).
         4 | 214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 => ErrorKind::DeviceFailed,
         _ => ErrorKind::Other,
     }

@@ -32,7 +32,7 @@ pub(crate) struct Event(Arc<Points>);
 impl Event {
     pub(crate) fn is_done(&self) -> Result<bool> {
         let points = &self.0;
-        // Before the failure is looked for: a point that a failed stream reaches is told after it.
+        // First the point, then the failure: a failed stream stores its failure before it reaches a point.
         let is_reached = self.has_reached(points.recorded.load(Ordering::Acquire));
         if points.has_failed.load(Ordering::Acquire) != 0 {
             return Err(failed("look at an event"));

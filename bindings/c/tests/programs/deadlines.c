@@ -100,7 +100,7 @@ int main(void)
            fabricast_subscriber_pull(subscriber, FABRICAST_NOW, &sample));
     WITHIN(2, FABRICAST_E_DEADLINE_EXCEEDED, fabricast_subscriber_pull(subscriber, soon, &sample));
 
-    /* Calls that ask the service, which they give one second. */
+    /* Calls that ask the service: each waits for it for one second. */
     WITHIN(4, FABRICAST_E_DEADLINE_EXCEEDED, fabricast_node_join(&options, &other));
     begin = now();
     CHECK(fabricast_topic_open(node, "another", NULL, &second) != FABRICAST_OK);
