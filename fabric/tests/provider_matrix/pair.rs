@@ -413,16 +413,28 @@ fn connectionless(cell: &Cell, setup: &Setup, offer: &Offer) -> Checked<Pair> {
     Ok(Pair { sides: [a, b], counter, listener: None, kind: cell.kind })
 }
 
-/// Waits for a peer's wish to connect. Who connects in the same thread has to be
-/// moved, too: some providers do so only when its event queue is read.
+/// Waits for a peer's wish to connect, which comes with `hello`. Who connects in the same
+/// thread has to be moved, too: some providers do so only when its event queue is read.
+///
+/// Others are refused: the port may have been that of a process that was killed, whose
+/// peers, in cells that run at the same time, still try to reach it.
 pub fn connection_request(
+    listener: &Listener,
     listening: &mut EventQueue,
     connecting: &mut EventQueue,
+    hello: &[u8],
 ) -> Checked<ConnectionRequest> {
     let deadline = Instant::now() + patience();
     while Instant::now() < deadline {
         match listening.poll()? {
-            Some(Event::ConnectionRequest(request)) => return Ok(request),
+            // Some providers pad the data with zeros.
+            Some(Event::ConnectionRequest(request)) if request.data.starts_with(hello) => {
+                return Ok(request);
+            }
+            Some(Event::ConnectionRequest(other)) => {
+                eprintln!("a request of another process: {:?}", other.data);
+                listener.reject(&other, b"")?;
+            }
             Some(other) => return Err(format!("expected a request, got {other:?}").into()),
             None => {}
         }
@@ -452,9 +464,11 @@ fn connected(cell: &Cell, setup: &Setup, offer: &Offer) -> Checked<Pair> {
         counter = Some(opened);
     }
     let mut endpoint_a = builder.open()?;
-    endpoint_a.start_connecting(&to, b"hello")?;
+    let hello = format!("hello from {}", std::process::id());
+    endpoint_a.start_connecting(&to, hello.as_bytes())?;
 
-    let request = connection_request(&mut listen_events, &mut events_a)?;
+    let request =
+        connection_request(&listener, &mut listen_events, &mut events_a, hello.as_bytes())?;
     let mut queue_b = CompletionQueue::open_with(&domain_b, setup.queue)?;
     let events_b = EventQueue::open(domain_b.fabric())?;
     let mut endpoint_b = Endpoint::builder(&domain_b)
@@ -465,17 +479,27 @@ fn connected(cell: &Cell, setup: &Setup, offer: &Offer) -> Checked<Pair> {
     endpoint_b.start_accepting(b"welcome")?;
     let mut events_b = events_b;
     let (mut up_a, mut up_b) = (false, false);
+    let mut others = Vec::new();
     let deadline = Instant::now() + patience();
     while !(up_a && up_b) {
-        if let Some(event) = events_a.poll()? {
-            up_a |= matches!(&event, Event::Connected { endpoint, .. } if endpoint_a.is(*endpoint));
-        }
-        if let Some(event) = events_b.poll()? {
-            up_b |= matches!(&event, Event::Connected { endpoint, .. } if endpoint_b.is(*endpoint));
+        for (events, endpoint, up) in
+            [(&mut events_a, &endpoint_a, &mut up_a), (&mut events_b, &endpoint_b, &mut up_b)]
+        {
+            match events.poll()? {
+                Some(Event::Connected { endpoint: of, .. }) if endpoint.is(of) => *up = true,
+                Some(other) => others.push(format!("{other:?}")),
+                None => {}
+            }
         }
         // Connection management of some providers moves with the queues.
         let _ = (queue_a.poll(), queue_b.poll());
-        ensure!(Instant::now() < deadline, "not connected within {:?}: {up_a} {up_b}", patience());
+        ensure!(
+            Instant::now() < deadline,
+            "not connected within {:?}: {up_a} {up_b}, other events: {others:?}, queues: {:?} {:?}",
+            patience(),
+            queue_a.poll(),
+            queue_b.poll()
+        );
         std::thread::sleep(Duration::from_micros(100));
     }
     let a = side(cell, domain_a, queue_a, endpoint_a, None, Some(events_a));
