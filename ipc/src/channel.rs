@@ -501,6 +501,6 @@ impl AsFd for Channel {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 #[path = "channel_tests.rs"]
 mod tests;

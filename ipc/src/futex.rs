@@ -119,7 +119,7 @@ pub(crate) fn sleep_on_any<'a>(
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use std::sync::Arc;
     use std::sync::atomic::Ordering;

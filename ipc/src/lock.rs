@@ -29,7 +29,7 @@ use std::time::{Duration, Instant};
 use crate::participant::{Caller, Participant};
 use crate::words::Words;
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests;
 
 /// How a lock was come by.

@@ -125,7 +125,7 @@ impl<'a> Caller<'a> {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 

@@ -491,7 +491,7 @@ impl KernelWords for MappedWords {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 

@@ -32,7 +32,7 @@ mod change;
 mod classes;
 mod layout;
 mod repair;
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests;
 
 use std::fmt;

@@ -34,7 +34,7 @@ mod layout;
 mod members;
 mod publish;
 mod subscribe;
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests;
 #[cfg(test)]
 mod turns_tests;
