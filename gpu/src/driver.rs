@@ -52,6 +52,8 @@ pub(crate) fn mixed(operation: &'static str) -> Error {
 
 pub(crate) trait DeviceDriver: Debug + Send + Sync {
     fn properties(&self) -> &Properties;
+    /// An error if what was allocated with it is gone: its context was destroyed by others.
+    fn check_context(&self, operation: &'static str) -> Result<()>;
     /// Free now, on the whole device.
     fn free_memory(&self) -> Result<u64>;
     fn peer_access(&self, peer: u32) -> Result<PeerAccess>;

@@ -483,6 +483,7 @@ impl Stream {
         self.check_reach(operation, part)?;
         let mut guard = self.lock_bounce(operation, left)?;
         let block = self.bounce_block(&mut guard)?;
+        self.device.driver(operation)?.check_context(operation)?;
         let (to, from) = ends(block.address());
         self.begin_with(operation, &[part], Some(&block), |raw| {
             // SAFETY: range and block are kept alive until an event behind it is done; the

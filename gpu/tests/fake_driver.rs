@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use gpu::{Device, ErrorKind, HostMapping, PATIENCE};
+use gpu::{Block, BlocksBy, Device, ErrorKind, HostMapping, PATIENCE};
 use libloading::Library;
 use testkit::children::{self, Child};
 use testkit::directory::Directory;
@@ -42,6 +42,7 @@ fn enter(words: &[&str]) {
     let driver = Driver::find();
     match *words {
         ["over", code] => over(&driver, &device, code.parse().unwrap()),
+        ["gone", code] => gone(&driver, device, code.parse().unwrap()),
         ["unknown", code] => unknown(&driver, &device, code.parse().unwrap()),
         ["capture"] => capture(&driver, &device),
         ["read-only"] => read_only(&driver, &device),
@@ -67,6 +68,32 @@ fn over(driver: &Driver, device: &Device, code: i32) {
     drop((second, memory, point));
     assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
     assert_eq!(gpu::leaked_streams(), 0);
+}
+
+/// The context was destroyed, and its memory with it: nothing of it is used, also when the driver
+/// works again, as it does when another library retains the context anew.
+fn gone(driver: &Driver, device: Device, code: i32) {
+    let memory = device.allocate(LENGTH).unwrap();
+    let stream = device.stream().unwrap();
+    let bytes = [7; LENGTH as usize];
+    stream.upload(&memory.whole(), &bytes, PATIENCE).unwrap();
+    let blocks = [Block { to: 0, from: 64, length: 64 }, Block { to: 128, from: 256, length: 64 }];
+    let copy = || {
+        let (to, from) = (memory.whole(), memory.whole());
+        stream.copy_blocks(&to, &from, &blocks, BlocksBy::Kernel)
+    };
+    copy().unwrap();
+    stream.synchronize(PATIENCE).unwrap();
+    // The pages that host memory lies on are taken away.
+    driver.tell("fake_destroy", code);
+    let is_gone = |error: gpu::Error| error.kind() == ErrorKind::DeviceFailed;
+    assert!(is_gone(stream.upload(&memory.whole(), &bytes, PATIENCE).unwrap_err()));
+    driver.tell("fake_fail", 0);
+    assert!(is_gone(stream.upload(&memory.whole(), &bytes, PATIENCE).unwrap_err()));
+    assert!(is_gone(copy().unwrap_err()));
+    assert!(is_gone(device.allocate(LENGTH).unwrap_err()));
+    drop((stream, memory, device));
+    assert_eq!(driver.ask("fake_late_calls"), 0, "handles of the destroyed context were used");
 }
 
 /// The same with a code that says nothing of what is under way.
@@ -159,6 +186,13 @@ fn nothing_is_under_way_when_the_driver_was_shut_down() {
 fn nothing_is_under_way_in_a_context_that_was_reset_or_destroyed() {
     run(&["over", "201"]);
     run(&["over", "709"]);
+}
+
+#[test]
+fn nothing_of_a_destroyed_context_is_used() {
+    run(&["gone", "4"]);
+    run(&["gone", "201"]);
+    run(&["gone", "709"]);
 }
 
 #[test]

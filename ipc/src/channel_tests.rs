@@ -84,9 +84,17 @@ fn a_forked_child_leaves_listeners_and_locks_to_its_parent() {
     let child = testkit::children::ForkedChild::new(|| std::thread::sleep(PATIENCE));
     let kept = connected.with_extension("kept");
     std::fs::hard_link(&connected, &kept).unwrap();
+    let waiting = Channel::connect(&connected, PATIENCE).unwrap();
     drop(listener);
     assert!(!connected.exists(), "the parent removes its own");
-    Channel::connect(&kept, PATIENCE).unwrap_err();
+    match Channel::connect(&kept, PATIENCE) {
+        Err(ChannelError::System { cause, .. }) => {
+            assert_eq!(cause.kind(), io::ErrorKind::ConnectionRefused);
+        }
+        other => panic!("{other:?}"),
+    }
+    let error = waiting.receive(PATIENCE).unwrap_err();
+    assert!(matches!(error, ChannelError::Closed), "{error:?}");
     std::fs::remove_file(&kept).unwrap();
     child.kill();
     assert!(child.was_killed());

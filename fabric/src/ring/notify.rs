@@ -46,8 +46,7 @@ pub(super) fn has_tags(capabilities: &Capabilities) -> bool {
     capabilities.caps.contains(Caps::TAGGED)
 }
 
-/// How long two writes may be of which the second does not overtake the first; 0 where no order is
-/// promised.
+/// The longest write that a later one does not overtake; 0 where no order is promised.
 pub(super) fn longest_ordered_write(capabilities: &Capabilities) -> u64 {
     let order = capabilities.send_order & capabilities.receive_order;
     match order.contains(Order::WRITE_AFTER_WRITE) {

@@ -126,7 +126,10 @@ impl Context {
         // SAFETY: retained as long as `self` lives.
         let code = unsafe { (self.functions.context_push)(self.raw) };
         self.check(operation, code).map_err(|error| match code {
-            INVALID_CONTEXT => error.with_kind(ErrorKind::DeviceFailed),
+            INVALID_CONTEXT => {
+                self.has_ended.store(true, Ordering::Relaxed);
+                error.with_kind(ErrorKind::DeviceFailed)
+            }
             _ => error,
         })?;
         let mut mode = RELAXED;
@@ -201,6 +204,9 @@ impl Drop for Context {
         std::mem::take(&mut self.kernels).unload(self);
         std::mem::take(&mut self.spare_blocks).free(self);
         std::mem::take(&mut self.spare_sums).free(self);
+        if self.has_ended.load(Ordering::Relaxed) {
+            return;
+        }
         // SAFETY: retained once, by `retain`. Nobody is left to tell if it fails.
         let _ = unsafe { (self.functions.context_release)(self.device) };
     }
@@ -425,6 +431,10 @@ impl DeviceDriver for Device {
         let functions = self.context.enter(operation)?;
         // SAFETY: the caller's promise.
         self.context.check(operation, unsafe { (functions.host_unregister)(address as *mut _) })
+    }
+
+    fn check_context(&self, operation: &'static str) -> Result<()> {
+        self.context.enter(operation).map(drop)
     }
 
     fn host_block(&self, length: usize) -> Result<Box<dyn HostBlock>> {

@@ -477,10 +477,10 @@ impl Block {
     pub(super) fn new(context: &Arc<Context>, length: usize) -> Result<Self> {
         const PORTABLE: u32 = 1;
         let operation = "allocate host memory";
+        let functions = context.enter(operation)?;
         if let Some(address) = context.spare_blocks.take(length) {
             return Ok(Self { context: Arc::clone(context), address, length });
         }
-        let functions = context.enter(operation)?;
         let mut place = ptr::null_mut();
         // SAFETY: room for an address.
         let code = unsafe { (functions.host_allocate)(&raw mut place, length, PORTABLE) };

@@ -231,6 +231,10 @@ impl DeviceDriver for Device {
         memory::unregister(address)
     }
 
+    fn check_context(&self, _: &'static str) -> Result<()> {
+        Ok(())
+    }
+
     fn host_block(&self, length: usize) -> Result<Box<dyn HostBlock>> {
         Ok(Box::new(memory::Block::new(length)?))
     }

@@ -329,7 +329,7 @@ mod tests {
         let queue = Mutex::default();
         let line = Line { queue, changed: Condvar::new(), state: super::super::state(0) };
         events.iter().for_each(|event| event.0.recorded.store(1, Ordering::Release));
-        // How many are asked after.
+        // Events that were asked for so far.
         let asked = AtomicU64::new(0);
         let mut successes = 0;
         std::thread::scope(|scope| {

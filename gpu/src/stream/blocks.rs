@@ -216,6 +216,8 @@ impl Stream {
     /// Room for a list, which is the caller's until what uses it is done: as many are made as
     /// are ever in use at once.
     fn list(&self) -> Result<Arc<dyn HostBlock>> {
+        let driver = self.device.driver("copy blocks")?;
+        driver.check_context("copy blocks")?;
         let free = || self.lists.lock().unwrap_or_else(PoisonError::into_inner).take(|_| true);
         if let Some(list) = free() {
             return Ok(list);
@@ -229,7 +231,6 @@ impl Stream {
         if let Some(list) = free() {
             return Ok(list);
         }
-        let driver = self.device.driver("allocate host memory")?;
         let made = driver.host_block(ENTRIES * size_of::<Entry>());
         let made = Arc::from(made.map_err(|error: Error| error.on(self.device.name()))?);
         self.lists.lock().unwrap_or_else(PoisonError::into_inner).keep(&made);

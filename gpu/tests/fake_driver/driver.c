@@ -3,12 +3,16 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 typedef uint32_t code;
 typedef uint64_t address;
 enum { NOT_READY = 600, CAPTURE_INVALIDATED = 901, RELAXED = 2, READ_ONLY_ATTRIBUTE = 113 };
 
 static code failing;
+static int destroyed, late_calls;
+static struct { void *place; size_t length; } host_memory[64];
+static size_t host_pieces;
 static int busy, capturing, invalidated, without_read_only, registered_flags = -1;
 static _Thread_local unsigned capture_mode;
 
@@ -20,9 +24,23 @@ int fake_was_invalidated(void) { return invalidated; }
 void fake_lack_read_only(int does) { without_read_only = does; }
 int fake_registered_flags(void) { return registered_flags; }
 
+/* From here on the context is another one, with nothing in it: what uses handles of the old is counted,
+ * and who touches its memory of the host crashes. */
+void fake_destroy(int with) {
+    failing = (code)with;
+    destroyed = 1;
+    for (size_t number = 0; number < host_pieces; number++)
+        mprotect(host_memory[number].place, host_memory[number].length, PROT_NONE);
+}
+int fake_late_calls(void) { return late_calls; }
+static code late(void) {
+    if (destroyed && !failing) late_calls++;
+    return failing;
+}
+
 /* What may not be called while a graph is captured in global mode, unless the thread is relaxed. */
 static code unsafe_call(void) {
-    if (failing) return failing;
+    if (late()) return failing;
     if (capturing && capture_mode != RELAXED) {
         invalidated = 1;
         return CAPTURE_INVALIDATED;
@@ -34,15 +52,17 @@ static code unsafe_call(void) {
     code name(void) { return failing; }
 #define WORKS_UNCAPTURED(name) \
     code name(void) { return unsafe_call(); }
+#define WORKS_IN_CONTEXT(name) \
+    code name(void) { return late(); }
 
-WORKS(cuInit) WORKS(cuDevicePrimaryCtxRelease_v2) WORKS(cuCtxPushCurrent_v2)
+WORKS_IN_CONTEXT(cuDevicePrimaryCtxRelease_v2) WORKS_IN_CONTEXT(cuModuleUnload) WORKS_IN_CONTEXT(cuLaunchKernel)
+WORKS(cuInit) WORKS(cuCtxPushCurrent_v2)
 WORKS(cuCtxEnablePeerAccess) WORKS(cuMemGetAddressRange_v2) WORKS(cuMemRelease) WORKS(cuMemExportToShareableHandle)
 WORKS(cuMemImportFromShareableHandle) WORKS(cuMemGetAllocationPropertiesFromHandle) WORKS(cuMemRetainAllocationHandle)
 WORKS(cuMemAddressFree) WORKS(cuMemMap) WORKS(cuMemUnmap) WORKS(cuMemSetAccess) WORKS(cuMemGetHandleForAddressRange)
 WORKS(cuMemAddressReserve) WORKS(cuMemCreate) WORKS(cuIpcGetMemHandle) WORKS(cuIpcOpenMemHandle_v2)
 WORKS(cuIpcCloseMemHandle) WORKS(cuPointerGetAttributes) WORKS(cuStreamWaitEvent) WORKS(cuStreamWriteValue32_v2)
-WORKS(cuStreamWaitValue32_v2) WORKS(cuEventRecord) WORKS(cuModuleUnload) WORKS(cuLaunchKernel)
-WORKS(cuDeviceCanAccessPeer) WORKS(cuDeviceGetP2PAttribute)
+WORKS(cuStreamWaitValue32_v2) WORKS(cuEventRecord) WORKS(cuDeviceCanAccessPeer) WORKS(cuDeviceGetP2PAttribute)
 WORKS_UNCAPTURED(cuMemHostUnregister) WORKS_UNCAPTURED(cuEventDestroy_v2) WORKS_UNCAPTURED(cuStreamDestroy_v2)
 
 static code text(const char **place) {
@@ -104,13 +124,15 @@ code cuMemGetAllocationGranularity(size_t *bytes, const void *wanted, unsigned w
 }
 code cuMemHostAlloc(void **place, size_t length, unsigned flags) {
     (void)flags;
-    *place = calloc(1, length);
+    *place = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (*place == MAP_FAILED || host_pieces == 64) abort();
+    host_memory[host_pieces].place = *place;
+    host_memory[host_pieces++].length = length;
     return unsafe_call();
 }
 code cuMemFreeHost(void *place) {
-    code answer = unsafe_call();
-    if (!answer) free(place);
-    return answer;
+    (void)place;
+    return unsafe_call();
 }
 code cuMemHostRegister_v2(void *place, size_t length, unsigned flags) {
     (void)place, (void)length;

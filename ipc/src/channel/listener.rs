@@ -133,14 +133,30 @@ impl Drop for ChannelListener {
             // A forked child: the parent goes on listening there.
             return;
         }
-        // Also where a forked child has a copy, which would keep the socket open.
-        // SAFETY: a socket of ours.
-        unsafe { libc::shutdown(self.socket.as_raw_fd(), libc::SHUT_RDWR) };
-        // Not that of a successor.
+        // Not that of a successor; none comes while this one listens.
         let is_ours = std::fs::symlink_metadata(&self.path)
             .is_ok_and(|found| (found.dev(), found.ino()) == self.file);
         if is_ours {
             let _ = std::fs::remove_file(&self.path);
+        }
+        // Also where a forked child has a copy, which would keep the socket open.
+        // SAFETY: a socket of ours.
+        unsafe { libc::shutdown(self.socket.as_raw_fd(), libc::SHUT_RDWR) };
+        // Connections that were not accepted end with an error, not with their deadline.
+        // SAFETY: the same socket, which does not wait any more; each descriptor is closed once.
+        unsafe {
+            loop {
+                let waiting = libc::accept4(
+                    self.socket.as_raw_fd(),
+                    std::ptr::null_mut(),
+                    std::ptr::null_mut(),
+                    libc::SOCK_CLOEXEC,
+                );
+                if waiting < 0 {
+                    break;
+                }
+                libc::close(waiting);
+            }
         }
     }
 }

@@ -149,8 +149,8 @@ fn nothing_is_lost_with_a_ring_of_two_lanes() {
 #[test]
 fn a_reader_that_is_gone_holds_up_nobody_and_another_comes() {
     for provider in PROVIDERS {
-        // None is injected: of an injected write that is lost, net and tcp do not say whose it was, so
-        // rings to other nodes are opened again, too.
+        // None is injected: net and tcp report a lost injected write without its peer, so rings to
+        // other nodes are opened again, too.
         let lengths = lengths(&[5 * MIB, 300, MIB]);
         let mut nodes = Nodes::start(3, &by(2, provider));
         let (log, other) = (Log::default(), Log::default());
