@@ -99,19 +99,23 @@ impl Subscription {
 
 impl Drop for Subscription {
     fn drop(&mut self) {
-        let Desk { house, topic, .. } = &self.desk;
-        if !house.born.is_current() || !self.has_nothing_more_to_release() {
-            return;
+        if self.desk.house.born.is_current() && self.has_nothing_more_to_release() {
+            end(&self.desk, [self.here, self.arrivals]);
         }
-        let caller = house.caller();
-        for direction in Direction::BOTH {
-            let ledger = self.desk.pool(direction).ledger();
-            let dispose = |words| {
-                topic.dispose(&caller, ledger, words);
-            };
-            // It was removed, or whoever holds the lock is stopped: then it ends with the process.
-            let _ = topic.queue(direction).unseat(&caller, self.seat(direction), dispose);
-        }
+    }
+}
+
+/// Ends a subscription of this process, of which nothing is held any more.
+fn end(desk: &Desk, seats: [Seat; 2]) {
+    let Desk { house, topic, .. } = desk;
+    let caller = house.caller();
+    for (direction, seat) in Direction::BOTH.into_iter().zip(seats) {
+        let ledger = desk.pool(direction).ledger();
+        let dispose = |words| {
+            topic.dispose(&caller, ledger, words);
+        };
+        // It was removed, or whoever holds the lock is stopped: then it ends with the process.
+        let _ = topic.queue(direction).unseat(&caller, seat, dispose);
     }
 }
 
