@@ -174,7 +174,11 @@ impl From<pubsub::Error> for Failure {
             // What is not there is a device, and nobody.
             Kind::Unknown if error.operation() == DEVICE => Exit::NoProvider,
             Kind::Unknown | Kind::Closed => Exit::NobodyThere,
-            Kind::OverBudget | Kind::TooLong | Kind::TooMany | Kind::TooManyLoans => Exit::TooMuch,
+            Kind::OverBudget
+            | Kind::TooLong
+            | Kind::TooMany
+            | Kind::TooManyLoans
+            | Kind::TooManySamples => Exit::TooMuch,
             Kind::Evicted => Exit::Missed,
             Kind::Denied => Exit::Denied,
             Kind::AlreadyServed => Exit::Taken,

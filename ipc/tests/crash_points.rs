@@ -25,9 +25,10 @@ const LAYOUT: Layout = Layout::new("crash points", 1);
 const GRANULE: u64 = 64;
 const MOST_BLOCKS: u32 = 64;
 const MEMORY: u64 = 1 << 16;
-const SETUP: [QueueSetup; 2] = [
+const SETUP: [QueueSetup; 3] = [
     QueueSetup { depth: 2, when_full: WhenFull::Refuse },
     QueueSetup { depth: 2, when_full: WhenFull::DropOldest },
+    QueueSetup { depth: 2, when_full: WhenFull::DropNewest },
 ];
 
 /// The word of the queue that has a bit for each that stands in line for its lock.

@@ -271,4 +271,5 @@ fn thousand_kills(when_full: WhenFull, kills: usize) {
 fn a_thousand_kills_lose_nothing() {
     thousand_kills(WhenFull::Refuse, KILLS / 2);
     thousand_kills(WhenFull::DropOldest, KILLS / 2);
+    thousand_kills(WhenFull::DropNewest, KILLS / 4);
 }

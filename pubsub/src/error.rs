@@ -25,6 +25,9 @@ errors::define! {
         /// The publisher has as many [loans](crate::Loan) as its topic allows each; the detail says how
         /// many that is.
         TooManyLoans = "too many loans",
+        /// The subscriber holds as many [samples](crate::Sample) as a topic that drops messages allows
+        /// each; the detail says how many that is.
+        TooManySamples = "too many samples",
         /// Nothing was there, or no room was free, and the caller would not wait.
         WouldBlock = "would block",
         /// The deadline passed; the detail says what was waited for.

@@ -129,8 +129,14 @@ impl Desk {
     /// is to be found. Where messages are dropped nobody is.
     #[cold]
     pub(crate) fn waits(&self) {
-        let is_reliable = self.topic.settings().reliability == Reliability::Reliable;
-        if is_reliable && self.topic.begins_to_wait() {
+        if self.topic.settings().reliability == Reliability::Reliable {
+            self.is_held_up();
+        }
+    }
+
+    /// Subscribers hold what a publisher of this process has no room for: the service looks how long.
+    pub(crate) fn is_held_up(&self) {
+        if self.topic.begins_to_wait() {
             self.house.office.waits(self.topic.number());
         }
     }

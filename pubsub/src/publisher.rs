@@ -210,7 +210,6 @@ impl Post {
             metadata: outgoing.metadata,
             has_origin: false,
             turn: outgoing.turn,
-            lost: 0,
         };
         let caller = house.brief_caller();
         let dispose = || {
@@ -230,7 +229,7 @@ impl Post {
                 }
             }
             Err(QueueError::NoSubscribers) => {
-                self.line().count(sequence, outgoing.length);
+                self.line().count(outgoing.length);
                 dispose();
                 Sent { position: None, readers: 0, is_dropped: false }
             }
@@ -242,7 +241,12 @@ impl Post {
                 return Ok(None);
             }
             Err(QueueError::Full) => {
-                self.line().count_dropped(sequence);
+                if !topic.here().has_room() {
+                    // Subscribers hold all messages that there may be: they may do so for a while.
+                    self.line().pressure().refused();
+                    self.desk.is_held_up();
+                }
+                self.line().count_dropped();
                 dispose();
                 Sent { position: None, readers: 0, is_dropped: true }
             }

@@ -113,10 +113,11 @@ pub enum Reliability {
     /// Its publisher waits. Nothing is lost; who does not give back what it read is removed
     /// after [`release_deadline`](TopicSettings::release_deadline).
     Reliable,
-    /// The oldest message makes room, and those who had still to read it are told how many
-    /// they missed.
+    /// The oldest message makes room. Subscribers that had still to read it are told how many
+    /// they missed; the others miss nothing.
     DropOldest,
-    /// It is dropped itself, and counted.
+    /// It is dropped itself if no subscriber has room for it. If some have, those that lag miss their
+    /// oldest, as with [`DropOldest`](Self::DropOldest): they hold up nobody else.
     DropNewest,
 }
 
@@ -160,14 +161,16 @@ pub struct TopicSettings {
     pub memory: MemoryPlace,
     /// What happens to a message for which there is no room.
     pub reliability: Reliability,
-    /// Messages that may wait to be read, or be held by who has read them.
+    /// Messages that may wait to be read, or be held by who has read them. Where messages are dropped
+    /// so many may wait, and a subscriber may hold 16 more than that.
     pub depth: u32,
     /// The length of its longest message, in bytes.
     pub largest: u64,
     /// [Loans](crate::Loan) that each publisher may have at once. Memory for so many is reserved
     /// when a publisher is made, so what one borrows is never what others wait for.
     pub loans: u32,
-    /// How long a subscriber may hold a message that is in somebody's way.
+    /// How long a subscriber may hold a message that is in a publisher's way. Where messages are dropped
+    /// that is so only when subscribers hold all that there may be.
     pub release_deadline: Duration,
 }
 
@@ -183,7 +186,7 @@ pub struct Reserve {
 }
 
 impl Reserve {
-    /// Messages of a topic that drops the oldest which its subscribers may hold, beside those that
+    /// Messages of a topic that drops some which its subscribers may hold, beside those that
     /// wait: as many as wait, and one of each subscriber.
     const HOLDERS: u64 = 32;
     /// What the place of a message is a multiple of, in bytes.
@@ -197,8 +200,10 @@ impl Reserve {
         publishers: u64,
     ) -> Self {
         let waiting = match reliability {
-            Reliability::Reliable | Reliability::DropNewest => u64::from(depth),
-            Reliability::DropOldest => 2 * u64::from(depth) + Self::HOLDERS,
+            Reliability::Reliable => u64::from(depth),
+            Reliability::DropOldest | Reliability::DropNewest => {
+                2 * u64::from(depth) + Self::HOLDERS
+            }
         };
         let loans = publishers.max(1).saturating_mul(u64::from(loans));
         let blocks = waiting.saturating_add(loans);
@@ -222,7 +227,7 @@ impl Reserve {
 
 impl TopicSettings {
     /// What such a topic reserves while it has so many publishers at a node: `depth` messages, or
-    /// where the oldest are dropped `2 * depth + 32`, since subscribers may hold what does not wait
+    /// where messages are dropped `2 * depth + 32`, since subscribers may hold what does not wait
     /// any more; and `loans` for each publisher, or for one if there is none.
     ///
     /// ```
@@ -231,6 +236,8 @@ impl TopicSettings {
     /// assert_eq!((settings.reserves(1).blocks, settings.reserves(1).bytes), (20, 20 << 20));
     /// assert_eq!((settings.reserves(0).blocks, settings.reserves(3).blocks), (20, 28));
     /// settings.reliability = Reliability::DropOldest;
+    /// assert_eq!(settings.reserves(1).blocks, 68);
+    /// settings.reliability = Reliability::DropNewest;
     /// assert_eq!(settings.reserves(1).blocks, 68);
     /// ```
     #[must_use]

@@ -1,5 +1,6 @@
 //! Reading.
 
+mod account;
 mod departures;
 mod ordered;
 mod readiness;
@@ -17,9 +18,11 @@ use crate::house::Desk;
 use crate::pool::{Direction, Rest};
 use crate::publisher::PublisherId;
 use crate::sample::Sample;
+use crate::settings::Reliability;
 use crate::text;
 use crate::topic::{Entry, LostPublisher, MOST_LOST};
 
+pub(crate) use self::account::{Account, Arrival};
 pub(crate) use self::departures::Departure;
 use self::departures::Departures;
 use self::readiness::{News, Readiness};
@@ -31,10 +34,15 @@ use self::readiness::{News, Readiness};
 /// of other nodes are taken in turn with those of this one.
 ///
 /// What it has pulled it holds until the [`Sample`] is dropped, also after the subscriber is.
-/// On a reliable topic, one who holds samples that are in the way of publishers for longer than
+/// One that holds samples which are in the way of publishers for longer than
 /// [`release_deadline`](crate::TopicSettings::release_deadline) is removed: then nothing more
 /// can be pulled ([`Evicted`](ErrorKind::Evicted)), not even what it had still to read, and the
 /// samples that it holds [are not valid](Sample::is_valid) any more.
+///
+/// On a topic that drops messages one that lags misses its own messages and no others. It may hold
+/// 16 samples more than the topic's depth, and pulls no more until it drops one of them
+/// ([`TooManySamples`](ErrorKind::TooManySamples)): so others have room beside it. It is in the way
+/// only where several subscribers hold all messages that there may be.
 #[derive(Debug)]
 pub struct Subscriber {
     here: ipc::Subscriber,
@@ -46,19 +54,22 @@ pub struct Subscriber {
     /// Messages that were taken, of either direction, and lie in memory that this process was
     /// not given yet, or are still being written by a stream.
     ahead: [Option<(u64, Entry)>; 2],
-    /// Messages that were missed, and not told of yet.
-    gap: u64,
-    /// Messages that were never written, since their publishers were lost, and those of other nodes
-    /// that did not come here.
-    lost: u64,
+    /// What it missed.
+    account: Account,
     /// Losses of publishers that were told of: here, and at other nodes.
     losses: [u64; 2],
     is_eviction_told: bool,
+    /// Samples that it may hold.
+    most_samples: usize,
     /// Its descriptor, once it was asked for.
     readiness: OnceLock<Readiness>,
     /// What the descriptor was made readable for, beside messages.
     announced: News,
 }
+
+/// Samples of a topic that drops messages that one subscriber may hold, beyond its depth: half of what
+/// may be held, so that others have the other half.
+const MORE_SAMPLES: usize = 16;
 
 /// A subscription, as its samples know it; ends with the last of them.
 #[derive(Debug)]
@@ -99,19 +110,23 @@ impl Subscription {
 
 impl Drop for Subscription {
     fn drop(&mut self) {
-        let Desk { house, topic, .. } = &self.desk;
-        if !house.born.is_current() || !self.has_nothing_more_to_release() {
-            return;
+        if self.desk.house.born.is_current() && self.has_nothing_more_to_release() {
+            end(&self.desk, [self.here, self.arrivals]);
         }
-        let caller = house.caller();
-        for direction in Direction::BOTH {
-            let ledger = self.desk.pool(direction).ledger();
-            let dispose = |words| {
-                topic.dispose(&caller, ledger, words);
-            };
-            // It was removed, or whoever holds the lock is stopped: then it ends with the process.
-            let _ = topic.queue(direction).unseat(&caller, self.seat(direction), dispose);
-        }
+    }
+}
+
+/// Ends a subscription of this process, of which nothing is held any more.
+fn end(desk: &Desk, seats: [Seat; 2]) {
+    let Desk { house, topic, .. } = desk;
+    let caller = house.caller();
+    for (direction, seat) in Direction::BOTH.into_iter().zip(seats) {
+        let ledger = desk.pool(direction).ledger();
+        let dispose = |words| {
+            topic.dispose(&caller, ledger, words);
+        };
+        // It was removed, or whoever holds the lock is stopped: then it ends with the process.
+        let _ = topic.queue(direction).unseat(&caller, seat, dispose);
     }
 }
 
@@ -135,8 +150,16 @@ impl Subscriber {
             }
         };
         topic.enrol(here.seat(), arrivals.seat());
+        // Now that all that comes later is for this one.
+        let drops = topic.drops();
+        let account = Account::new(&topic.published(), arrivals.position(), drops);
         desk.changed();
         let spin = desk.house.waiting;
+        let most_samples = match topic.settings().reliability {
+            // As many as there can be.
+            Reliability::Reliable => usize::MAX,
+            _ => topic.settings().depth as usize + MORE_SAMPLES,
+        };
         let seats = (here.seat(), arrivals.seat());
         let departures = Arc::new(Departures::new(&desk, seats.0, seats.1));
         let shared = Subscription { here: seats.0, arrivals: seats.1, desk, departures };
@@ -147,10 +170,10 @@ impl Subscriber {
             next: Direction::Here,
             spin,
             ahead: [None; 2],
-            gap: 0,
-            lost: 0,
+            account,
             losses,
             is_eviction_told: false,
+            most_samples,
             readiness: OnceLock::new(),
             announced: News::default(),
         })
@@ -167,20 +190,54 @@ impl Subscriber {
         self.spin = spin;
     }
 
-    /// Messages that were dropped before it came to read them, or never written, in all.
+    /// Messages that it does not get, of all that were published since it subscribed.
     ///
-    /// Those of another node are counted with the next one that comes from there, from when that node
-    /// began to keep messages for this one; and so are those that this node itself dropped for want of
-    /// room. So what is missing behind the last one that came is not counted: where the oldest are
-    /// dropped that is only what found no room here since readers held as much as there can be. Nor is,
-    /// where messages are dropped, what was dropped while the two nodes were not connected, or until the
-    /// first message came after either node's service was another one. Who subscribes between two
-    /// messages is told what is missing between them, though part of it was before its time. One that
-    /// was [evicted](ErrorKind::Evicted) is not told what it would have got.
+    /// Publishers number their messages, and each number that is skipped counts, whatever became of that
+    /// message: dropped here or on the way from another node, never written, or published while the
+    /// other node had [given up](crate::NetworkOptions::lost_after) this one. It counts when the next
+    /// message of the same publisher is pulled. What publishers of this node dropped behind the last
+    /// message counts when nothing of this node is left to be pulled. One that was
+    /// [evicted](ErrorKind::Evicted) missed all that was published on this node until
+    /// [`poll_event`](Self::poll_event) says so.
+    ///
+    /// Of publishers at other nodes it is not counted what is missing behind the last message that came,
+    /// and before the first one only if that node has told when it began to keep messages for this
+    /// one.
     #[must_use]
     pub fn missed(&self) -> u64 {
-        let dropped = self.here.missed().wrapping_add(self.arrivals.missed());
-        dropped.wrapping_add(self.lost)
+        let behind =
+            self.missing_behind().map_or(0, |(last, _)| self.account.missing_behind(&last));
+        self.account.missed().wrapping_add(behind)
+    }
+
+    /// The last messages of publishers of this node, if some are missing behind those that can be pulled.
+    fn missing_behind(&self) -> Option<(Vec<(u64, u64)>, u64)> {
+        let topic = &self.shared.desk.topic;
+        // First: what is dropped afterwards is looked for again.
+        let drops = topic.drops();
+        if !self.account.is_behind(drops) {
+            return None;
+        }
+        let last = topic.settled()?;
+        // Then: what is settled and not to be had here is missing.
+        let has_more = self.ahead[Direction::Here as usize].is_some()
+            || self.has_more(Direction::Here)
+            || !self.shared.is_seated(Direction::Here);
+        (!has_more).then_some((last, drops))
+    }
+
+    /// Counts those that are missing behind the last one.
+    fn look_behind(&mut self) {
+        if let Some((last, drops)) = self.missing_behind() {
+            self.account.settles(&last, drops);
+            self.says_missed();
+        }
+    }
+
+    /// For reports of the node.
+    #[cold]
+    fn says_missed(&self) {
+        self.shared.desk.topic.says_missed(self.here.seat(), self.account.missed());
     }
 
     /// The next message, if there is one. One that a [stream writes](crate::Loan::publish_on) is
@@ -188,8 +245,8 @@ impl Subscriber {
     /// since its publisher was lost, it is passed over, and counts as [missed](Self::missed).
     ///
     /// # Errors
-    /// [`Evicted`](ErrorKind::Evicted), [`Closed`](ErrorKind::Closed),
-    /// [`Forked`](ErrorKind::Forked).
+    /// [`Evicted`](ErrorKind::Evicted), [`TooManySamples`](ErrorKind::TooManySamples),
+    /// [`Closed`](ErrorKind::Closed), [`Forked`](ErrorKind::Forked).
     #[inline]
     pub fn try_pull(&mut self) -> Result<Option<Sample>> {
         self.try_pull_with(None)
@@ -229,7 +286,8 @@ impl Subscriber {
     ///
     /// # Errors
     /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded), [`Evicted`](ErrorKind::Evicted),
-    /// [`Closed`](ErrorKind::Closed), [`Forked`](ErrorKind::Forked).
+    /// [`TooManySamples`](ErrorKind::TooManySamples), [`Closed`](ErrorKind::Closed),
+    /// [`Forked`](ErrorKind::Forked).
     pub fn pull(&mut self, patience: Duration) -> Result<Sample> {
         self.pull_in_time("pull", patience, None)
     }
@@ -305,6 +363,25 @@ impl Subscriber {
         self.shared.desk.topic.evicted(self.here.seat())
     }
 
+    /// Where messages are dropped one subscriber may not hold all of them. What it does not take it may
+    /// come to miss.
+    #[inline]
+    fn check_samples(&self, direction: Direction) -> Result<()> {
+        // Each sample has a share of it; so have this, and what makes its descriptor readable.
+        let others = 1 + usize::from(self.readiness.get().is_some());
+        let held = Arc::strong_count(&self.shared).saturating_sub(others);
+        if held < self.most_samples || !self.has_more(direction) {
+            return Ok(());
+        }
+        let detail = format!("it holds {held} and may hold {}", self.most_samples);
+        Err(Error::new("pull", ErrorKind::TooManySamples, detail).on(self.topic()))
+    }
+
+    fn has_more(&self, direction: Direction) -> bool {
+        let queue = self.shared.desk.topic.queue(direction);
+        self.shared.is_seated(direction) && queue.has_more(self.shared.seat(direction))
+    }
+
     /// The next message, whether it can be read yet or not.
     #[inline]
     fn take_from(&mut self, direction: Direction) -> Option<(u64, Entry)> {
@@ -317,9 +394,16 @@ impl Subscriber {
             Direction::Arrivals => topic.arrivals().take(&mut self.arrivals),
         }?;
         let entry = Entry::from_words(taken.entry);
-        let lost = u64::from(entry.lost);
-        self.lost = self.lost.wrapping_add(lost);
-        self.gap = self.gap.wrapping_add(taken.missed).wrapping_add(lost);
+        let is_behind_others = match direction {
+            Direction::Here => self.account.takes(entry.publisher, entry.sequence),
+            Direction::Arrivals => {
+                let note = self.shared.desk.arrivals.ledger().note(entry.block);
+                self.account.takes_arrival(Arrival::of(&note), entry.publisher, entry.sequence)
+            }
+        };
+        if is_behind_others {
+            self.says_missed();
+        }
         Some((taken.position, entry))
     }
 
@@ -329,6 +413,7 @@ impl Subscriber {
         direction: Direction,
         stream: Option<&Stream>,
     ) -> Result<Option<Sample>> {
+        self.check_samples(direction)?;
         let Some((position, entry)) = self.take_from(direction) else { return Ok(None) };
         let (position, entry) = match entry.turn {
             None => (position, entry),
@@ -361,8 +446,9 @@ impl Subscriber {
 
     /// What happened beside messages, since it was asked last.
     pub fn poll_event(&mut self) -> Option<Event> {
-        if self.gap > 0 {
-            return Some(Event::Gap { missed: std::mem::take(&mut self.gap) });
+        self.look_behind();
+        if self.account.untold() > 0 {
+            return Some(Event::Gap { missed: self.account.tell() });
         }
         let topic = &self.shared.desk.topic;
         for (direction, told) in Direction::BOTH.into_iter().zip(&mut self.losses) {
@@ -386,6 +472,9 @@ impl Subscriber {
             self.shared.is_seated(Direction::Here) && self.shared.is_seated(Direction::Arrivals);
         if !is_seated && !self.is_eviction_told && self.shared.desk.house.born.is_current() {
             self.is_eviction_told = true;
+            let topic = &self.shared.desk.topic;
+            self.account.settles(&topic.last_of_all(), topic.drops());
+            self.says_missed();
             return Some(Event::Evicted { held_for: self.evicted() });
         }
         None

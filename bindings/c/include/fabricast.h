@@ -67,6 +67,7 @@ typedef int32_t fabricast_status;
 #define FABRICAST_E_PANICKED (-17)         /* a fault in the library itself */
 #define FABRICAST_E_POISONED (-18)         /* its publisher was lost before it was written */
 #define FABRICAST_E_TOO_MANY_LOANS (-19)   /* the publisher has all that it may have */
+#define FABRICAST_E_TOO_MANY_SAMPLES (-20) /* the subscriber holds all that it may hold */
 
 /* A status in words, never NULL. */
 const char *fabricast_status_name(fabricast_status status);

@@ -49,11 +49,13 @@ pub(crate) enum Status {
     Poisoned = -18,
     /// The publisher has as many loans already as its topic allows each.
     TooManyLoans = -19,
+    /// The subscriber holds as many samples as a topic that drops messages allows each.
+    TooManySamples = -20,
 }
 
 impl Status {
     /// In the order of their numbers, in words.
-    const ALL: [(Self, &CStr); 20] = [
+    const ALL: [(Self, &CStr); 21] = [
         (Self::Ok, c"ok"),
         (Self::Failed, c"failed"),
         (Self::InvalidArgument, c"invalid argument"),
@@ -74,6 +76,7 @@ impl Status {
         (Self::Panicked, c"a fault in the library"),
         (Self::Poisoned, c"poisoned"),
         (Self::TooManyLoans, c"too many loans"),
+        (Self::TooManySamples, c"too many samples"),
     ];
 
     /// What a number says that came from C.
@@ -97,6 +100,7 @@ impl From<ErrorKind> for Status {
             ErrorKind::TooLong => Self::TooLong,
             ErrorKind::TooMany => Self::TooMany,
             ErrorKind::TooManyLoans => Self::TooManyLoans,
+            ErrorKind::TooManySamples => Self::TooManySamples,
             ErrorKind::WouldBlock => Self::WouldBlock,
             ErrorKind::DeadlineExceeded => Self::DeadlineExceeded,
             ErrorKind::Evicted => Self::Evicted,

@@ -134,6 +134,41 @@ fn what_is_dropped_is_told() {
     });
 }
 
+/// One that reads nothing costs another one nothing, whenever that reads; and nothing is refused
+/// that anybody has room for.
+#[test]
+fn one_who_lags_costs_others_nothing() {
+    check_with(2, || {
+        let (queue, words) = queue(1, WhenFull::DropNewest);
+        let mut lags = subscribe(&queue, 0);
+        let mut reads = subscribe(&queue, 2);
+        let other = words.clone();
+        let publisher = loom::thread::spawn(move || {
+            let queue = attach(&other);
+            let publish = |value| queue.publish(&caller(1), entry(value), |_| {}).is_ok();
+            [publish(0), publish(1)]
+        });
+        let mut seen = Vec::new();
+        let mut take = |seen: &mut Vec<u64>| {
+            if let Some(taken) = queue.take(&mut reads) {
+                assert_eq!(taken.missed, 0);
+                seen.push(value(taken.entry));
+                if queue.release(&reads, taken.position).is_some() {
+                    queue.settle(taken.position);
+                }
+            }
+        };
+        (0..2).for_each(|_| take(&mut seen));
+        let is_published = publisher.join().unwrap();
+        (0..2).for_each(|_| take(&mut seen));
+        let published: Vec<_> = (0..2).filter(|value| is_published[*value as usize]).collect();
+        assert!(is_published[0]);
+        assert_eq!(seen, published);
+        let last = queue.take(&mut lags).unwrap();
+        assert_eq!((value(last.entry), last.missed + 1), (seen[seen.len() - 1], seen.len() as u64));
+    });
+}
+
 #[test]
 fn who_joins_gets_all_from_then_on() {
     check(|| {

@@ -8,7 +8,7 @@ type Short = Queue<LocalWords, 1>;
 
 #[test]
 fn who_is_halted_keeps_what_it_had_and_gets_no_more() {
-    for when_full in [WhenFull::Refuse, WhenFull::DropOldest] {
+    for when_full in [WhenFull::Refuse, WhenFull::DropOldest, WhenFull::DropNewest] {
         let setup = QueueSetup { depth: 4, when_full };
         let words = LocalWords::zeroed(Short::words_needed(setup));
         let queue = Short::format(words, setup).unwrap();
@@ -45,6 +45,6 @@ fn who_is_halted_keeps_what_it_had_and_gets_no_more() {
         disposed.sort_unstable();
         disposed.dedup();
         assert_eq!(disposed, [0, 1, 2, 3]);
-        assert_eq!(queue.subscribe(&me).unwrap().place(), halted.place());
+        assert_eq!(queue.subscribe_as(&me, role).unwrap().place(), halted.place());
     }
 }

@@ -4,7 +4,7 @@
 //!  0 what this is     8 lock: three words    16 bell of messages   24 bell of room
 //!  1 slots           12 who subscribes       17 its sleepers       25 its sleepers
 //!  2 words an entry  13 messages dropped                           26 tail
-//!  3 depth           14 positions skipped
+//!  3 depth           14 positions skipped                          27 oldest not dropped
 //!  4 when full       15 subscriptions made   32 a line for each subscriber
 //!
 //!                                            then two lines or more for each slot
@@ -16,7 +16,7 @@
 //!
 //! A slot: the position of its entry and one; whom it was delivered to; the entry. In a line
 //! of their own: who has it still to read, and who holds it; the position and one of the last
-//! entry that was disposed of in order.
+//! entry that was disposed of in order; the number of its entry among all entries.
 //!
 //! What lies together follows from who touches it while a message is on its way:
 //!
@@ -29,7 +29,7 @@
 
 use crate::lock;
 
-pub(super) const LAYOUT: u64 = 0x6661_6272_7175_0003;
+pub(super) const LAYOUT: u64 = 0x6661_6272_7175_0004;
 
 pub(super) const KIND: usize = 0;
 pub(super) const SLOTS: usize = 1;
@@ -44,15 +44,19 @@ pub(super) const SERIAL: usize = 15;
 pub(super) const MESSAGES: usize = 16;
 pub(super) const ROOM: usize = 24;
 pub(super) const TAIL: usize = 26;
+/// Where entries are dropped: before this position nothing is left to drop.
+pub(super) const OLDEST: usize = 27;
 pub(super) const SUBSCRIBERS: usize = 32;
 /// Words of a cache line.
 pub(super) const LINE: usize = 8;
 /// Subscribers at a time: their bits are half a word.
 pub(super) const MOST_SUBSCRIBERS: u32 = 32;
+/// Of these as many may be processes: one place is left for a role.
+pub(super) const MOST_PROCESSES: u32 = MOST_SUBSCRIBERS - 1;
 pub(super) const FIRST_SLOT: usize = SUBSCRIBERS + MOST_SUBSCRIBERS as usize * LINE;
 
 const _: () = assert!(LOCK + lock::WORDS <= ACTIVE && SERIAL < MESSAGES);
-const _: () = assert!(TAIL / LINE == ROOM / LINE);
+const _: () = assert!(TAIL / LINE == ROOM / LINE && OLDEST / LINE == TAIL / LINE);
 
 // A subscriber's line.
 pub(super) const WHO: usize = 0;
@@ -85,6 +89,11 @@ pub(super) const fn readers(entry: usize) -> usize {
 /// nobody has to look for it any more.
 pub(super) const fn settled(entry: usize) -> usize {
     entry_words(entry) + 1
+}
+
+/// The number of its entry: its position less the positions that were skipped before it.
+pub(super) const fn number(entry: usize) -> usize {
+    entry_words(entry) + 2
 }
 
 /// Words of a slot.

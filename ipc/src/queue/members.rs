@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-use super::layout::{self, LEAVING, MOST_SUBSCRIBERS, holding, waiting};
+use super::layout::{self, LEAVING, MOST_PROCESSES, MOST_SUBSCRIBERS, holding, waiting};
 use super::{Queue, QueueError, Result, Seat, Subscriber};
 use crate::bell::Spin;
 use crate::participant::{Caller, Participant};
@@ -19,7 +19,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
 
     /// Subscribes in another name: that of a role, which outlives the caller. What is
     /// delivered to it stays until somebody [resumes](Self::resume) the subscription, or
-    /// [removes](Self::expel) it.
+    /// [removes](Self::expel) it. There is a place for a role however many processes subscribe.
     ///
     /// # Errors
     /// `TooManySubscribers`, `Held`.
@@ -27,7 +27,10 @@ impl<W: Words, const E: usize> Queue<W, E> {
         let locked = self.lock(caller)?;
         let name = |place| self.words.load(layout::subscriber(place, layout::WHO), Relaxed);
         let is_free = |place: &u32| name(*place) == 0 && self.active() >> place & 1 == 0;
-        let place = (0..MOST_SUBSCRIBERS).find(is_free);
+        let place = match who.is_role() {
+            true => (0..MOST_SUBSCRIBERS).rev().find(is_free),
+            false => (0..MOST_PROCESSES).find(is_free),
+        };
         let place = place.ok_or(QueueError::TooManySubscribers)?;
         let cursor = self.words.load(layout::TAIL, Relaxed);
         let line = |which| layout::subscriber(place, which);

@@ -10,7 +10,9 @@
 //!
 //! Publishers keep each other out by a robust lock. Subscribers take none: a
 //! subscriber of a queue that [refuses](WhenFull::Refuse) when it is full only looks,
-//! and takes its mark off when it is done.
+//! and takes its mark off when it is done. Where entries are dropped it claims each before it
+//! looks: what a subscriber has not claimed yet is taken back when its publisher needs the room, from
+//! this one alone; what it has claimed is its own until it lets go.
 //!
 //! ```
 //! use ipc::{Caller, Immortal, LocalWords, Participant, Queue, QueueSetup, WhenFull};
@@ -38,13 +40,11 @@ mod subscribe;
 mod tests;
 #[cfg(test)]
 mod turns_tests;
-#[cfg(test)]
-mod weight_tests;
 
 use std::fmt;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-use self::layout::{FIRST_SLOT, MOST_SUBSCRIBERS};
+use self::layout::{FIRST_SLOT, MOST_PROCESSES, MOST_SUBSCRIBERS};
 use crate::life::Incarnation;
 use crate::lock::Held;
 use crate::participant::Participant;
@@ -60,8 +60,6 @@ pub struct Queue<W, const E: usize> {
     slots: u64,
     depth: u64,
     when_full: WhenFull,
-    /// As how many an entry counts that is dropped.
-    weight: fn([u64; E]) -> u64,
     born: Incarnation,
 }
 
@@ -70,9 +68,27 @@ pub struct Queue<W, const E: usize> {
 pub enum WhenFull {
     /// It is not taken: the publisher waits, or goes on without.
     Refuse,
-    /// The oldest one that not all have read makes room. Those who had still to read
-    /// it learn how many they missed.
+    /// The oldest one makes room. Those who had still to read it learn how many they missed; the
+    /// others miss nothing.
     DropOldest,
+    /// It is refused if no subscriber has room for it. Where some have, the oldest one makes room as
+    /// with [`DropOldest`](Self::DropOldest): those that lag miss it, and hold up nobody.
+    DropNewest,
+}
+
+impl WhenFull {
+    /// Is it taken from subscribers what they have not claimed yet?
+    fn drops(self) -> bool {
+        !matches!(self, Self::Refuse)
+    }
+
+    fn word(self) -> u64 {
+        match self {
+            Self::Refuse => 0,
+            Self::DropOldest => 1,
+            Self::DropNewest => 2,
+        }
+    }
 }
 
 /// How a queue is made.
@@ -85,12 +101,14 @@ pub struct QueueSetup {
 }
 
 impl QueueSetup {
-    /// Where the oldest are dropped readers may still hold what was dropped for
+    /// Where entries are dropped readers may still hold what was dropped for
     /// others, and go on holding it: there have to be slots for those, too.
     fn slots(self) -> u64 {
         match self.when_full {
             WhenFull::Refuse => u64::from(self.depth),
-            WhenFull::DropOldest => 2 * u64::from(self.depth) + u64::from(MOST_SUBSCRIBERS),
+            WhenFull::DropOldest | WhenFull::DropNewest => {
+                2 * u64::from(self.depth) + u64::from(MOST_SUBSCRIBERS)
+            }
         }
     }
 }
@@ -99,7 +117,8 @@ impl QueueSetup {
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum QueueError {
-    /// As many as its depth have not been read by all; or all slots are held.
+    /// As many as its depth have not been read, by any where entries are dropped, and else by all; or
+    /// all slots are held.
     Full,
     /// Nobody subscribes: the entry was not taken.
     NoSubscribers,
@@ -125,7 +144,7 @@ impl fmt::Display for QueueError {
             Self::Full => f.write_str("the queue is full"),
             Self::NoSubscribers => f.write_str("nobody subscribes"),
             Self::TooManySubscribers => {
-                write!(f, "there are {MOST_SUBSCRIBERS} subscribers already")
+                write!(f, "there are {MOST_PROCESSES} subscribers already")
             }
             Self::NotSubscribed => f.write_str("the subscriber was removed from the queue"),
             Self::Held(held) => held.fmt(f),
@@ -163,6 +182,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
     /// In a slot.
     const READERS: usize = layout::readers(E);
     const SETTLED: usize = layout::settled(E);
+    const NUMBER: usize = layout::number(E);
 
     /// Words that such a queue takes.
     #[must_use]
@@ -196,8 +216,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
         words.store(layout::SLOTS, setup.slots(), Relaxed);
         words.store(layout::ENTRY, E as u64, Relaxed);
         words.store(layout::DEPTH, u64::from(setup.depth), Relaxed);
-        let when_full = u64::from(setup.when_full == WhenFull::DropOldest);
-        words.store(layout::WHEN_FULL, when_full, Relaxed);
+        words.store(layout::WHEN_FULL, setup.when_full.word(), Relaxed);
         words.store(layout::KIND, layout::LAYOUT, Release);
         Self::attach(words)
     }
@@ -216,10 +235,10 @@ impl<W: Words, const E: usize> Queue<W, E> {
         if words.load(layout::ENTRY, Relaxed) != E as u64 {
             return refuse("its entries are of another size");
         }
-        let when_full = match words.load(layout::WHEN_FULL, Relaxed) {
-            0 => WhenFull::Refuse,
-            1 => WhenFull::DropOldest,
-            _ => return refuse("its numbers make no sense"),
+        let known = [WhenFull::Refuse, WhenFull::DropOldest, WhenFull::DropNewest];
+        let when_full = words.load(layout::WHEN_FULL, Relaxed);
+        let Some(when_full) = known.into_iter().find(|known| known.word() == when_full) else {
+            return refuse("its numbers make no sense");
         };
         let depth = words.load(layout::DEPTH, Relaxed);
         if depth == 0 || depth > u64::from(Self::MOST_DEPTH) {
@@ -233,16 +252,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
         if words.count() < Self::words_needed(setup) {
             return refuse("it is cut off");
         }
-        let weight = |_| 1;
-        Ok(Self { words, slots, depth, when_full, weight, born: Incarnation::current() })
-    }
-
-    /// Where one that is dropped [counts](Subscriber::missed) as several for those that had still to
-    /// read it, since it would have told them of others that are missing. All that publish in a queue
-    /// have to agree about that.
-    #[must_use]
-    pub fn weighing(self, weight: fn([u64; E]) -> u64) -> Self {
-        Self { weight, ..self }
+        Ok(Self { words, slots, depth, when_full, born: Incarnation::current() })
     }
 
     /// Entries that were ever published, with positions that were skipped.
@@ -373,6 +383,18 @@ impl<W: Words, const E: usize> Queue<W, E> {
     #[must_use]
     pub fn oldest(&self) -> Option<u64> {
         self.positions_kept().find(|position| self.readers_of(*position) != 0)
+    }
+
+    /// Where entries are dropped: the oldest that somebody holds, and who does. It may be older than
+    /// all that can still be read.
+    #[must_use]
+    pub fn oldest_held(&self) -> Option<(u64, Vec<Seat>)> {
+        let is_held = |slot: &usize| self.words.load(slot + Self::READERS, Acquire) as u32 != 0;
+        let held = self.slots_used().filter(is_held);
+        let sequences = held.map(|slot| self.words.load(slot + layout::SEQUENCE, Acquire));
+        let position = sequences.filter_map(|sequence| sequence.checked_sub(1)).min()?;
+        let holders = self.readers_of(position) as u32;
+        Some((position, self.seats_among(holders).collect()))
     }
 
     /// The first position from here on whose entry somebody has still to read, or holds, and

@@ -102,12 +102,9 @@ impl<W: Words, const E: usize> Queue<W, E> {
                 }
                 tail
             }
-            WhenFull::DropOldest => {
-                locked.drop_oldest(tail, &mut dispose);
-                let position = locked.first_not_held(tail, &mut dispose)?;
-                // For each position that is skipped one more is too old.
-                (tail + 1..=position).for_each(|at| locked.drop_oldest(at, &mut dispose));
-                position
+            WhenFull::DropOldest | WhenFull::DropNewest => {
+                locked.drop_what_is_too_old(tail, active, &mut dispose)?;
+                locked.first_not_held(tail, &mut dispose)?
             }
         };
         let slot = self.slot(position);
@@ -179,10 +176,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
     #[must_use]
     pub fn has_room(&self) -> bool {
         let tail = self.words.load(layout::TAIL, Acquire);
-        let slots = match self.when_full {
-            WhenFull::Refuse => 1,
-            WhenFull::DropOldest => self.slots,
-        };
+        let slots = if self.when_full.drops() { self.slots } else { 1 };
         let is_free = |position| self.words.load(self.slot(position) + Self::READERS, Acquire) == 0;
         (tail..tail.saturating_add(slots)).any(is_free)
     }
@@ -243,18 +237,48 @@ impl<W: Words, const E: usize> Locked<'_, W, E> {
         for (at, word) in entry.into_iter().enumerate() {
             words.store(slot + layout::PAYLOAD + at, word, Release);
         }
+        if self.queue.when_full.drops() {
+            let number = position.wrapping_sub(words.load(layout::SKIPPED, Relaxed));
+            words.store(slot + Queue::<W, E>::NUMBER, number, Release);
+        }
         words.store(slot + Queue::<W, E>::READERS, u64::from(active) << 32, Release);
         words.store(slot + layout::SEQUENCE, position + 1, Release);
         words.store(layout::TAIL, position + 1, Release);
     }
 
-    /// Takes the marks off the entry that is to make room, if it is still unread.
-    fn drop_oldest(&self, tail: u64, dispose: &mut impl FnMut([u64; E])) {
-        let Some(oldest) = tail.checked_sub(self.queue.depth) else { return };
-        let slot = self.queue.slot(oldest);
-        if self.words().load(slot + layout::SEQUENCE, Acquire) == oldest + 1 {
-            self.drop_entry(slot, dispose);
+    /// Takes the entries that are too old, when there is one more, from those that have still to
+    /// read them. Entries count, and not positions: what others hold makes nobody miss anything.
+    ///
+    /// # Errors
+    /// `Full` where the newest is dropped and nobody has room for it.
+    fn drop_what_is_too_old(
+        &self,
+        tail: u64,
+        active: u32,
+        dispose: &mut impl FnMut([u64; E]),
+    ) -> Result<()> {
+        let (words, depth) = (self.words(), self.queue.depth);
+        let next = tail.wrapping_sub(words.load(layout::SKIPPED, Relaxed));
+        let first = words.load(layout::OLDEST, Relaxed);
+        let mut oldest = first.max(tail.saturating_sub(self.queue.slots));
+        // What comes later than this has a number that is not too old, either.
+        while oldest.saturating_add(depth) <= tail {
+            let slot = self.queue.slot(oldest);
+            if words.load(slot + layout::SEQUENCE, Acquire) == oldest + 1 {
+                if words.load(slot + Queue::<W, E>::NUMBER, Relaxed).saturating_add(depth) > next {
+                    break;
+                }
+                let waits = words.load(slot + Queue::<W, E>::READERS, Acquire) >> 32;
+                if self.queue.when_full == WhenFull::DropNewest && u64::from(active) & !waits == 0 {
+                    words.store(layout::OLDEST, oldest, Relaxed);
+                    return Err(QueueError::Full);
+                }
+                self.drop_entry(slot, dispose);
+            }
+            oldest += 1;
         }
+        words.store(layout::OLDEST, oldest, Relaxed);
+        Ok(())
     }
 
     /// Takes the marks of those off an entry that have still to read it.
@@ -265,11 +289,10 @@ impl<W: Words, const E: usize> Locked<'_, W, E> {
         if dropped == 0 {
             return;
         }
-        let weight = (self.queue.weight)(self.queue.entry(slot));
         for place in
             (0..layout::MOST_SUBSCRIBERS).filter(|place| was & layout::waiting(*place) != 0)
         {
-            words.fetch_add(layout::subscriber(place, layout::MISSED), weight);
+            words.fetch_add(layout::subscriber(place, layout::MISSED), 1);
         }
         let all = words.load(layout::DROPPED, Relaxed).wrapping_add(u64::from(dropped));
         words.store(layout::DROPPED, all, Relaxed);
@@ -287,7 +310,7 @@ impl<W: Words, const E: usize> Locked<'_, W, E> {
             let slot = self.queue.slot(*position);
             let readers = words.load(slot + Queue::<W, E>::READERS, Acquire);
             readers == 0
-                || readers & WAITING != 0 && self.is_overdue(slot, tail) && {
+                || readers & WAITING != 0 && self.is_overdue(slot) && {
                     self.drop_entry(slot, dispose);
                     words.load(slot + Queue::<W, E>::READERS, Acquire) == 0
                 }
@@ -302,16 +325,28 @@ impl<W: Words, const E: usize> Locked<'_, W, E> {
 
     /// Would an entry that is unread have been dropped before? It was held when its turn came,
     /// by one that claimed it unawares and put it back.
-    fn is_overdue(&self, slot: usize, tail: u64) -> bool {
+    fn is_overdue(&self, slot: usize) -> bool {
         let sequence = self.words().load(slot + layout::SEQUENCE, Acquire);
-        sequence != 0 && sequence + self.queue.depth <= tail
+        sequence != 0 && sequence <= self.words().load(layout::OLDEST, Relaxed)
     }
 
     /// After a holder of the lock has died: what it began is brought to an end.
     #[cold]
     fn repair(&self) {
         self.repair_tail();
+        if self.queue.when_full.drops() {
+            self.repair_skipped();
+        }
         self.queue.finish_removals();
+    }
+
+    /// One who has died may have skipped positions, and delivered nothing: they count with the next.
+    fn repair_skipped(&self) {
+        let words = self.words();
+        if let Some(last) = words.load(layout::TAIL, Acquire).checked_sub(1) {
+            let number = words.load(self.queue.slot(last) + Queue::<W, E>::NUMBER, Acquire);
+            words.store(layout::SKIPPED, last.saturating_sub(number), Relaxed);
+        }
     }
 
     /// Was the entry of one who has died delivered, or not?

@@ -3,8 +3,8 @@
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::time::Instant;
 
+use super::Queue;
 use super::layout::{self, holding, waiting};
-use super::{Queue, WhenFull};
 use crate::bell::{Doorbell, Spin};
 use crate::life::Incarnation;
 use crate::participant::Participant;
@@ -116,9 +116,10 @@ impl<W: Words, const E: usize> Queue<W, E> {
         if !self.is_subscribed(subscriber) {
             return None;
         }
-        match self.when_full {
-            WhenFull::Refuse => self.take_kept(subscriber),
-            WhenFull::DropOldest => self.take_before_it_goes(subscriber),
+        if self.when_full.drops() {
+            self.take_before_it_goes(subscriber)
+        } else {
+            self.take_kept(subscriber)
         }
     }
 
@@ -182,8 +183,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
     pub fn has_more(&self, seat: Seat) -> bool {
         let (cursor, _) = self.progress_of(seat);
         let sequence = self.words.load(self.slot(cursor) + layout::SEQUENCE, Acquire);
-        sequence == cursor.wrapping_add(1)
-            || self.when_full == WhenFull::DropOldest && self.position() > cursor
+        sequence == cursor.wrapping_add(1) || self.when_full.drops() && self.position() > cursor
     }
 
     /// What waits to be read stays: to look is enough.

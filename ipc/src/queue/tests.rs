@@ -124,8 +124,84 @@ fn the_oldest_makes_room_and_the_gap_is_told() {
 }
 
 #[test]
+fn a_subscriber_that_lags_costs_others_nothing() {
+    for when_full in [WhenFull::DropOldest, WhenFull::DropNewest] {
+        let queue = queue(4, when_full);
+        let me = caller(0);
+        let (mut keeps_up, mut lags) =
+            (queue.subscribe(&me).unwrap(), queue.subscribe(&me).unwrap());
+        let mut disposed = Vec::new();
+        for value in 0..400 {
+            let dispose = |entry: [u64; 1]| disposed.push(entry[0]);
+            assert_eq!(queue.publish(&me, [value], dispose).unwrap().readers, 2);
+            // It is up to three behind at times, and never more.
+            if value % 4 == 3 {
+                for expected in value - 3..=value {
+                    let taken = queue.take(&mut keeps_up).unwrap();
+                    assert_eq!((taken.entry, taken.missed), ([expected], 0), "{when_full:?}");
+                    assert_eq!(queue.release(&keeps_up, taken.position), None);
+                }
+            }
+        }
+        // What only the other one had still to read is taken back.
+        assert_eq!(disposed, (0..396).collect::<Vec<_>>());
+        let taken = queue.take(&mut lags).unwrap();
+        assert_eq!((taken.entry, taken.missed), ([396], 396));
+    }
+}
+
+#[test]
+fn entries_that_are_held_leave_others_their_whole_depth() {
+    for when_full in [WhenFull::DropOldest, WhenFull::DropNewest] {
+        let queue = queue(16, when_full);
+        let me = caller(0);
+        let (mut keeps_up, mut holds) =
+            (queue.subscribe(&me).unwrap(), queue.subscribe(&me).unwrap());
+        let mut read = 0;
+        for value in 0..400 {
+            queue.publish(&me, [value], |_| {}).unwrap();
+            if value < 20 {
+                queue.take(&mut holds).unwrap();
+            }
+            // Far behind, but not too far.
+            if value >= read + 15 {
+                let taken = queue.take(&mut keeps_up).unwrap();
+                assert_eq!((taken.entry, taken.missed), ([read], 0), "{when_full:?}");
+                queue.release(&keeps_up, taken.position);
+                read += 1;
+            }
+        }
+        assert_eq!(queue.oldest_held(), Some((0, vec![holds.seat()])));
+        for held in 0..20 {
+            assert!(queue.release(&holds, held).is_some(), "{held} is still its own");
+        }
+    }
+}
+
+#[test]
+fn the_newest_is_refused_only_if_nobody_has_room() {
+    let queue = queue(3, WhenFull::DropNewest);
+    let me = caller(0);
+    let (mut first, mut second) = (queue.subscribe(&me).unwrap(), queue.subscribe(&me).unwrap());
+    for value in 0..3 {
+        queue.publish(&me, [value], |_| {}).unwrap();
+    }
+    assert_eq!(queue.publish(&me, [3], |_| {}), Err(QueueError::Full));
+    assert!(queue.has_room(), "nothing is held");
+    let held = queue.take(&mut first).unwrap();
+    assert_eq!((held.entry, queue.publish(&me, [4], |_| {}).unwrap().readers), ([0], 2));
+    assert_eq!(queue.publish(&me, [5], |_| {}), Err(QueueError::Full));
+    // It is the other one that has missed one.
+    let taken = queue.take(&mut second).unwrap();
+    assert_eq!((taken.entry, taken.missed), ([1], 1));
+    let taken = queue.take(&mut first).unwrap();
+    assert_eq!((taken.entry, taken.missed), ([1], 0));
+    assert_eq!(queue.release(&first, held.position), Some([0]));
+}
+
+#[test]
 fn one_who_leaves_gives_back_what_was_its_alone() {
-    for when_full in [WhenFull::Refuse, WhenFull::DropOldest] {
+    for when_full in [WhenFull::Refuse, WhenFull::DropOldest, WhenFull::DropNewest] {
         let queue = queue(4, when_full);
         let (me, other) = (caller(0), caller(1));
         let (mut stays, mut goes) =
@@ -155,7 +231,7 @@ fn one_who_leaves_gives_back_what_was_its_alone() {
 
 #[test]
 fn a_role_outlives_who_has_it_and_its_successor_misses_nothing() {
-    for when_full in [WhenFull::Refuse, WhenFull::DropOldest] {
+    for when_full in [WhenFull::Refuse, WhenFull::DropOldest, WhenFull::DropNewest] {
         let queue = queue(4, when_full);
         let role = Participant::role(0).unwrap();
         let (first, second) = (caller(0), caller(1));
@@ -188,7 +264,7 @@ fn a_role_outlives_who_has_it_and_its_successor_misses_nothing() {
         }
         assert_eq!(seen, [0, 2, 3]);
         assert_eq!(queue.oldest_unreleased(after.seat()), 4);
-        assert_eq!(queue.seats().collect::<Vec<_>>(), [after.seat(), bystander.seat()]);
+        assert_eq!(queue.seats().collect::<Vec<_>>(), [bystander.seat(), after.seat()]);
         queue.unseat(&first, after.seat(), |entry| panic!("{entry:?}")).unwrap();
         let again = queue.unseat(&first, after.seat(), |_| {});
         assert_eq!(again, Err(QueueError::NotSubscribed));
@@ -198,7 +274,7 @@ fn a_role_outlives_who_has_it_and_its_successor_misses_nothing() {
 
 #[test]
 fn one_who_is_evicted_keeps_its_place_and_nothing_else() {
-    for when_full in [WhenFull::Refuse, WhenFull::DropOldest] {
+    for when_full in [WhenFull::Refuse, WhenFull::DropOldest, WhenFull::DropNewest] {
         let queue = queue(3, when_full);
         let (me, other) = (caller(0), caller(1));
         let mut slow = queue.subscribe(&other).unwrap();
@@ -289,7 +365,7 @@ impl Short {
 
 #[test]
 fn one_who_stops_goes_on_holding_what_it_has() {
-    for when_full in [WhenFull::Refuse, WhenFull::DropOldest] {
+    for when_full in [WhenFull::Refuse, WhenFull::DropOldest, WhenFull::DropNewest] {
         let queue = queue(3, when_full);
         let me = caller(0);
         let mut reader = queue.subscribe(&me).unwrap();
@@ -311,7 +387,7 @@ fn one_who_stops_goes_on_holding_what_it_has() {
 
 #[test]
 fn room_is_seen_without_taking_it() {
-    for when_full in [WhenFull::Refuse, WhenFull::DropOldest] {
+    for when_full in [WhenFull::Refuse, WhenFull::DropOldest, WhenFull::DropNewest] {
         let queue = queue(1, when_full);
         let me = caller(0);
         let mut reader = queue.subscribe(&me).unwrap();
@@ -352,9 +428,14 @@ fn who_dies_ringing_leaves_nobody_asleep() {
 #[test]
 fn places_run_out() {
     let queue = queue(1, WhenFull::Refuse);
-    let subscribers: Vec<_> =
-        (0..MOST_SUBSCRIBERS).map(|_| queue.subscribe(&caller(0)).unwrap()).collect();
+    let mut subscribers: Vec<_> =
+        (0..MOST_PROCESSES).map(|_| queue.subscribe(&caller(0)).unwrap()).collect();
     assert_eq!(queue.subscribe(&caller(0)).unwrap_err(), QueueError::TooManySubscribers);
+    // What goes to other nodes finds a place all the same.
+    let role = |number| Participant::role(number).unwrap();
+    subscribers.push(queue.subscribe_as(&caller(0), role(0)).unwrap());
+    let refused = queue.subscribe_as(&caller(0), role(1)).unwrap_err();
+    assert_eq!(refused, QueueError::TooManySubscribers);
     queue.publish(&caller(0), [5], |_| {}).unwrap();
     for (number, mut subscriber) in subscribers.into_iter().enumerate() {
         assert_eq!(queue.take(&mut subscriber).unwrap().entry, [5]);
@@ -400,7 +481,7 @@ fn waiting_ends_with_an_entry_with_room_or_with_the_deadline() {
 fn several_publishers_and_readers_at_once_lose_nothing() {
     use std::time::{Duration, Instant};
     const EACH: u64 = 2000;
-    for when_full in [WhenFull::Refuse, WhenFull::DropOldest] {
+    for when_full in [WhenFull::Refuse, WhenFull::DropOldest, WhenFull::DropNewest] {
         let queue = queue(8, when_full);
         let far = Instant::now() + Duration::from_secs(60);
         let mut readers: Vec<_> = (0..3).map(|at| queue.subscribe(&caller(at)).unwrap()).collect();
@@ -489,8 +570,10 @@ proptest! {
     /// what was dropped; and every entry is disposed of once, when nobody needs it. One that
     /// was evicted has no part in it, whatever it does.
     #[test]
-    fn it_does_as_the_model(steps in steps(), depth in 1..6_u32, drops in any::<bool>()) {
-        let when_full = if drops { WhenFull::DropOldest } else { WhenFull::Refuse };
+    fn it_does_as_the_model(steps in steps(), depth in 1..6_u32, when_full in 0..3_usize) {
+        let all = [WhenFull::Refuse, WhenFull::DropOldest, WhenFull::DropNewest];
+        let when_full = all[when_full];
+        let drops = when_full.drops();
         let queue = queue(depth, when_full);
         let me = caller(0);
         // Of each subscriber: what it has still to read, and what it holds.
@@ -516,7 +599,14 @@ proptest! {
                                 .any(|(_, unread, held)| unread.contains(value) || held.contains(value));
                             if drops {
                                 let held: usize = readers.iter().map(|(_, _, held)| held.len()).sum();
-                                prop_assert!(held >= depth as usize);
+                                let refuses = when_full == WhenFull::DropNewest;
+                                let has_none = |it: &(Subscriber, VecDeque<u64>, Vec<u64>)| {
+                                    it.1.len() >= depth as usize
+                                };
+                                prop_assert!(
+                                    held >= depth as usize
+                                        || refuses && readers.iter().all(has_none)
+                                );
                             } else {
                                 // The slot in turn is still needed by somebody.
                                 prop_assert!(alive.iter().any(needed));

@@ -104,7 +104,7 @@ fn one_removed_while_it_claims_another_entry_leaves_no_mark() {
 /// What has still to be read by others stays when one stops who was to read it, too.
 #[test]
 fn one_who_stops_takes_nothing_that_others_have_still_to_read() {
-    for when_full in [WhenFull::Refuse, WhenFull::DropOldest] {
+    for when_full in [WhenFull::Refuse, WhenFull::DropOldest, WhenFull::DropNewest] {
         let setup = QueueSetup { depth: 3, when_full };
         let words = LocalWords::zeroed(Queue::<LocalWords, 1>::words_needed(setup));
         let queue = Queue::<_, 1>::format(words, setup).unwrap();

@@ -182,7 +182,7 @@ pub(crate) fn scenarios() -> Vec<(String, Scenario)> {
         ("claim an entry that is dropped at this very moment", |_| {
             Box::new(|world| {
                 let (queue, caller) = (world.queue(), world.caller(world.victim));
-                if world.setup.when_full == WhenFull::Refuse {
+                if world.setup.when_full != WhenFull::DropOldest {
                     return;
                 }
                 let mut subscriber = queue.subscribe(&caller).unwrap();
@@ -248,7 +248,7 @@ pub(crate) fn scenarios() -> Vec<(String, Scenario)> {
             Box::new(|world| world.evict_the_slow(world.victim))
         }),
         ("go on with a role that held what is out of reach", |world| {
-            if world.setup.when_full == WhenFull::Refuse {
+            if world.setup.when_full != WhenFull::DropOldest {
                 return Box::new(|_| {});
             }
             world.hold_what_gets_out_of_reach(carrier());
@@ -308,7 +308,7 @@ pub(crate) fn scenarios() -> Vec<(String, Scenario)> {
         ("hold an entry while others are dropped", |_| {
             Box::new(|world| {
                 let (queue, caller) = (world.queue(), world.caller(world.victim));
-                if world.setup.when_full == WhenFull::Refuse {
+                if world.setup.when_full != WhenFull::DropOldest {
                     return;
                 }
                 let mut subscriber = queue.subscribe(&caller).unwrap();

@@ -1,17 +1,16 @@
 //! From where on the messages of a topic are for another node, told to that one before the first goes
 //! there.
 //!
-//! Where messages are dropped the first that comes is not the first that was to come, and there is
-//! none before it by which those could be seen that are [missing](super::gaps). So a node that begins
-//! to keep such messages for another one tells it what was published before: what comes next is
+//! The first message of a publisher that comes need not be the first that was to come, and there is
+//! none before it by which those could be seen that are missing. So a node that begins
+//! to keep messages for another one tells it what was published before: what comes next is
 //! for that one, and so is all of publishers that are made later.
 
 use serde::{Deserialize, Serialize};
 
+use super::Carrier;
 use super::letters::Letter;
-use super::{Carrier, Facts};
 use crate::peers::NodeIdentity;
-use crate::settings::Reliability;
 use crate::topic::{Published, Topic};
 
 /// As many as can publish in a topic of a node.
@@ -24,8 +23,6 @@ const FIRST: u64 = 1;
 pub(super) struct Beginning {
     /// The topic's number at its node.
     pub(super) topic: u64,
-    /// The position of the next message.
-    pub(super) position: u64,
     /// How many publishers it had had.
     serial: u64,
     /// Those that it had, each with the number of its last message.
@@ -35,8 +32,8 @@ pub(super) struct Beginning {
 impl Beginning {
     /// From now on.
     pub(super) fn of(topic: &Topic) -> Self {
-        let Published { position, serial, publishers } = topic.published();
-        Self { topic: u64::from(topic.number()), position, serial, publishers }
+        let Published { serial, publishers } = topic.published();
+        Self { topic: u64::from(topic.number()), serial, publishers }
     }
 
     /// The first message of a publisher that counts, if that is known.
@@ -64,11 +61,7 @@ impl Carrier {
         topic: &str,
         begins: Beginning,
     ) {
-        let counts = |facts: &&Facts| {
-            let settings = facts.topic.settings();
-            facts.subscribes && settings.reliability != Reliability::Reliable
-        };
-        let Some(facts) = self.facts(topic).filter(counts) else { return };
+        let Some(facts) = self.facts(topic).filter(|facts| facts.subscribes) else { return };
         let number = facts.topic.number();
         // Who receives it knows better what came last.
         if !self.is_receiving(number, node, begins.topic) {
@@ -82,17 +75,13 @@ mod tests {
     use super::*;
 
     impl Beginning {
-        pub(in crate::carrier) fn at(
-            position: u64,
-            serial: u64,
-            publishers: Vec<(u64, u64)>,
-        ) -> Self {
-            Self { topic: 3, position, serial, publishers }
+        pub(in crate::carrier) fn at(serial: u64, publishers: Vec<(u64, u64)>) -> Self {
+            Self { topic: 3, serial, publishers }
         }
     }
 
     fn beginning(publishers: Vec<(u64, u64)>) -> Beginning {
-        Beginning::at(70, 4, publishers)
+        Beginning::at(4, publishers)
     }
 
     #[test]

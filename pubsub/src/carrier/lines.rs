@@ -66,8 +66,8 @@ pub(super) struct Carried {
     source: Weak<AtomicBool>,
     /// The destinations that the worker knows, and whether it was told to connect to them.
     told: BTreeMap<NodeIdentity, bool>,
-    /// What was published before anything was kept, where not all is.
-    begins: Option<Beginning>,
+    /// What was published before anything was kept.
+    begins: Beginning,
 }
 
 impl Carried {
@@ -413,7 +413,7 @@ impl Carrier {
         let settings = topic.settings();
         let is_kept = settings.reliability == Reliability::Reliable;
         // Before anything is kept: what is published meanwhile is missing there.
-        let begins = (!is_kept).then(|| Beginning::of(topic));
+        let begins = Beginning::of(topic);
         // Held by the source alone: when it is gone the source is.
         let (source, made) = {
             let alive = Arc::new(AtomicBool::new(true));
@@ -466,7 +466,7 @@ impl Carrier {
     ) {
         let number = topic.number();
         // From where on it is for those that are added now.
-        let mut begins = carried.begins.clone().filter(|_| carried.told.is_empty());
+        let mut begins = carried.told.is_empty().then(|| carried.begins.clone());
         // Who is there and idle costs nothing yet. But as soon as something leaves, it has to go to
         // all.
         let is_open = carried.gate.load(Ordering::Acquire) || !is_kept;
@@ -478,7 +478,7 @@ impl Carrier {
                 Some(is_connected) => connects && !is_connected,
             };
             if is_to_be_told {
-                if !is_kept && !carried.told.contains_key(node) {
+                if !carried.told.contains_key(node) {
                     let begins = begins.get_or_insert_with(|| Beginning::of(topic));
                     self.tell_beginning(*node, topic, begins);
                 }

@@ -7,7 +7,6 @@
 mod agenda;
 mod beginnings;
 mod ear;
-mod gaps;
 mod known;
 mod letters;
 mod lines;

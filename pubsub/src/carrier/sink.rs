@@ -9,7 +9,6 @@ use ipc::{Block, Words};
 
 use super::Household;
 use super::beginnings::Beginning;
-use super::gaps::Gaps;
 use super::source::place_of;
 use crate::bridge::{Finished, MessageHeader, Place, Sink, Stages};
 use crate::clock;
@@ -32,8 +31,10 @@ pub(super) struct TopicSink {
     origin: OriginId,
     /// Each with where it begins in the pool.
     begun: VecDeque<(Block, u64)>,
-    /// What is missing of it: those that read here are told with the next message.
-    gaps: Gaps,
+    /// From where on its messages are for this node, if that was told.
+    begins: Option<Beginning>,
+    /// Who subscribes from before this position of the arrivals on is to get all of those.
+    since: u64,
     /// It waits for room in the queue: then whoever holds messages for too long is in its way.
     waits: Arc<AtomicBool>,
     /// When that was said last.
@@ -76,7 +77,8 @@ impl TopicSink {
             pool: Arc::clone(pool),
             origin,
             begun: VecDeque::new(),
-            gaps: Gaps::new(topic.settings().reliability, begins),
+            begins,
+            since: topic.arrivals().position(),
             waits: Arc::clone(waits),
             said: None,
             has_settled: false,
@@ -132,7 +134,9 @@ impl Sink for TopicSink {
             Err(error) if is_held(&error) => return Ok(None),
             Err(error) => return Err(error.on(self.topic.name())),
         };
-        self.waits.store(false, Ordering::Release);
+        if self.topic.settings().reliability == Reliability::Reliable {
+            self.waits.store(false, Ordering::Release);
+        }
         let slice = match self.pool.slice(place, header.length) {
             Ok(slice) => slice,
             Err(error) => {
@@ -142,6 +146,8 @@ impl Sink for TopicSink {
         };
         let note = self.pool.ledger().note(block);
         note.set_origin(&self.origin.node);
+        let first = self.begins.as_ref().and_then(|begins| begins.first_of(header.publisher));
+        note.set_beginning(first.unwrap_or(0), self.since);
         note.set_way(match self.pool.id().place {
             SharedPlace::Host => Way::Ring,
             SharedPlace::Device(_) => Way::StagedRing,
@@ -164,7 +170,6 @@ impl Sink for TopicSink {
             metadata: header.metadata.len() as u16,
             has_origin: true,
             turn: None,
-            lost: self.gaps.before(header),
         };
         let caller = self.household.caller();
         let origin = (&self.origin, header.position);
@@ -174,24 +179,26 @@ impl Sink for TopicSink {
         drop(settling);
         self.has_settled |= delivered.is_ok();
         match delivered {
-            Ok(Delivery::Delivered(_)) => self.gaps.came(header),
-            Ok(Delivery::Nobody | Delivery::Before) => {
-                self.free(block);
-                self.gaps.came(header);
-            }
+            Ok(Delivery::Delivered(_)) => {}
+            Ok(Delivery::Nobody | Delivery::Before) => self.free(block),
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                 if self.topic.settings().reliability == Reliability::Reliable {
                     self.waits_for_room();
                     return Ok(Finished::NotYet);
                 }
                 // Best effort: the newest is dropped, as on its own node. But its publisher is not
-                // told, so those that read here are, with the next one.
+                // told: those that read here see by its number that it is missing.
                 match self.topic.pass_over_in(&caller, origin, self.pool.ledger()) {
                     Err(error) if is_held(&error) => return Ok(Finished::NotYet),
                     passed => passed?,
                 }
                 self.free(block);
-                self.gaps.was_dropped(header);
+                if !self.topic.arrivals().has_room() {
+                    // Subscribers hold all messages that there may be: they may do so for a while.
+                    self.waits_for_room();
+                    self.begun.pop_front();
+                    return Ok(Finished::Published);
+                }
             }
             Err(error) if is_held(&error) => return Ok(Finished::NotYet),
             Err(error) => return Err(error),

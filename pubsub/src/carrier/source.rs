@@ -84,8 +84,8 @@ impl TopicSource {
         found.unwrap_or(Readiness::Ready)
     }
 
-    /// The next message, if it is written. Those that never will be are passed over: other nodes
-    /// [see](super::gaps) by what comes next that one is missing.
+    /// The next message, if it is written. Those that never will be are passed over: readers
+    /// elsewhere see by the number of what comes next that one is missing.
     fn next_written(&mut self) -> Option<(u64, Entry)> {
         loop {
             let (position, entry) = match self.ahead.take() {

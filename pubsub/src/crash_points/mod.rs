@@ -150,6 +150,7 @@ impl World {
         let note = ledger.note(block);
         note.set_metadata(b"metadata");
         note.set_origin(&ORIGIN.node);
+        note.set_beginning(1, 0);
         note.set_way(crate::Way::Ring);
         note.stamp(Stage::Filled, 1);
         Entry {
@@ -162,7 +163,6 @@ impl World {
             metadata: 8,
             has_origin: direction == Direction::Arrivals,
             turn: None,
-            lost: 0,
         }
     }
 
@@ -177,7 +177,7 @@ impl World {
                 let line = topic.publisher(id);
                 line.pressure().refused();
                 line.pressure().begin();
-                line.count_dropped(sequence);
+                line.count_dropped();
                 ledger.free(&caller, entry.block, Owner::participant(me)).unwrap();
                 line.pressure().end(false);
                 line.pressure().relieved();
@@ -510,6 +510,8 @@ fn a_death_at_any_store_loses_nothing() {
                 second += 7;
             }
             if !first_was_killed {
+                // One that came to its end: then cleaners die at all points.
+                points += (0..).find(|second| !run_burial(settings, first, *second).1).unwrap_or(0);
                 break;
             }
         }

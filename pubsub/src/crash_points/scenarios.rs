@@ -48,6 +48,7 @@ pub(super) fn scenarios() -> Vec<(&'static str, Scenario)> {
                 world.read(world.victim, Direction::Here, &mut subscribers[0]);
                 world.publish(world.victim, id, 2);
                 let held = topic.here().take(&mut subscribers[0]).unwrap();
+                topic.says_missed(subscribers[0].seat(), 1);
                 world.publish(world.victim, id, 3);
                 let ledger = world.ledger(Direction::Here);
                 let dispose = |words| {

@@ -14,8 +14,10 @@ use crate::settings::MOST_METADATA;
 const BLOCK: usize = 0;
 const WAY: usize = 6;
 const ORIGIN: usize = 7;
-/// What lies between here and the metadata is not used.
+/// What lies between here and the metadata is there only in notes of messages of other nodes.
 const END: usize = 11;
+const FIRST: usize = 11;
+const SINCE: usize = 12;
 const METADATA: usize = 16;
 /// Words of a note.
 pub(super) const WORDS: usize = METADATA + MOST_METADATA / size_of::<u64>();
@@ -216,6 +218,17 @@ impl<'a, W: Words> Note<'a, W> {
 
     pub(crate) fn origin(&self) -> [u8; 16] {
         origin_of([ORIGIN, ORIGIN + 1].map(|at| self.word(at)))
+    }
+
+    /// Of one of another node: the number of its publisher's first message that is for this node, or 0,
+    /// and the position of arrivals from which on subscribers are to get those.
+    pub(crate) fn set_beginning(&self, first: u64, since: u64) {
+        self.words.store(self.first + FIRST, first, Relaxed);
+        self.words.store(self.first + SINCE, since, Relaxed);
+    }
+
+    pub(crate) fn beginning(&self) -> (u64, u64) {
+        (self.word(FIRST), self.word(SINCE))
     }
 
     /// As many bytes as fit; the length is the entry's to tell.

@@ -38,7 +38,7 @@ impl Sample {
     /// subscriber is removed for that; if this process dies, when it is dead. That the stream has
     /// come so far is seen within some milliseconds, or when this process pulls, or waits for room.
     /// The end of a subscription waits for that, ten seconds at most: a stream that takes longer
-    /// keeps this process at its node.
+    /// keeps this process at its node until it has come so far.
     ///
     /// So it is, too, where messages lie on the host: a stream of any device may read there.
     ///

@@ -51,9 +51,9 @@ pub(super) struct Growing {
 }
 
 impl Growing {
-    /// Do all have it that are awaited, or had their time?
-    pub(super) fn is_over(&self, now: Instant) -> bool {
-        self.awaits.is_empty() || now.saturating_duration_since(self.since) >= HANDING_OUT
+    /// Had those that are awaited their time?
+    pub(super) fn has_had_its_time(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.since) >= HANDING_OUT
     }
 }
 

@@ -15,6 +15,8 @@ use crate::topic::Topic;
 
 /// How long a subscription that ends waits for streams to release what they hold.
 const FAREWELL: Duration = Duration::from_secs(10);
+/// Between two looks at streams that take longer.
+const LATER: Duration = Duration::from_millis(20);
 
 /// A message that a stream holds.
 #[derive(Debug)]
@@ -124,22 +126,41 @@ impl Subscription {
         self.departures.has_any()
     }
 
-    /// Waits for streams, at the end. If they take too long, the subscription stays as it is until
-    /// this process ends, and the process stays at its node: somebody may read those messages.
+    /// Waits for streams, at the end. If they take too long, a thread waits for them and ends the
+    /// subscription; until then the process stays at its node: somebody may read those messages.
     pub(super) fn has_nothing_more_to_release(&self) -> bool {
         let (mut rest, deadline) = (Rest::NEW, Instant::now() + FAREWELL);
         while self.departures.has_any() && self.tend() {
             let now = Instant::now();
             if now >= deadline {
-                tracing::warn!(
-                    topic = self.desk.topic.name(),
-                    "a stream holds messages, and keeps this process at its node"
-                );
-                std::mem::forget(self.desk.clone());
+                self.leave_to_streams();
                 return false;
             }
             std::thread::sleep(rest.next(deadline).saturating_duration_since(now));
         }
         true
+    }
+
+    /// Ends the subscription when streams have released all that they hold, however long that takes.
+    fn leave_to_streams(&self) {
+        let topic = self.desk.topic.name();
+        tracing::warn!(topic, "a stream holds messages, and keeps this process at its node");
+        let (desk, departures) = (self.desk.clone(), Arc::clone(&self.departures));
+        let seats = [self.here, self.arrivals];
+        let wait = move || {
+            while departures.has_any() {
+                std::thread::sleep(LATER);
+                for direction in Direction::BOTH {
+                    departures.tend(desk.pool(direction));
+                }
+            }
+            super::end(&desk, seats);
+        };
+        let waiting = std::thread::Builder::new().name("fabricast-streams".into()).spawn(wait);
+        if let Err(error) = waiting {
+            tracing::error!(%error, topic, "no thread waits for streams: messages stay held");
+            // Streams may still read them.
+            std::mem::forget(self.desk.clone());
+        }
     }
 }

@@ -97,8 +97,7 @@ impl Subscriber {
                 None => return Ok(Some(taken)),
                 Some(Readiness::Poisoned) => {
                     self.shared.release(direction, position);
-                    self.gap = self.gap.wrapping_add(1);
-                    self.lost = self.lost.wrapping_add(1);
+                    self.account.misses(1);
                 }
             }
             match self.take_from(direction) {

@@ -245,6 +245,7 @@ impl Subscriber {
         }
         // From here on whoever publishes rings; before, this look finds it.
         let pulled = self.take_next(stream);
+        self.look_behind();
         let news = self.news();
         if let Some(readiness) = self.readiness.get()
             && (news.is_some() || !matches!(pulled, Ok(None)) || self.waits_for_a_stream())
@@ -259,7 +260,7 @@ impl Subscriber {
     fn news(&self) -> Option<News> {
         let topic = &self.shared.desk.topic;
         let losses = Direction::BOTH.map(|direction| topic.publishers_lost(direction));
-        let is_some = self.gap > 0 || self.losses != losses;
+        let is_some = self.account.untold() > 0 || self.losses != losses;
         let news = News { missed: self.missed(), losses };
         (is_some && news != self.announced).then_some(news)
     }

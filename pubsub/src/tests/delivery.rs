@@ -140,7 +140,6 @@ fn what_comes_from_other_nodes_comes_in_turn_with_what_is_published_here() {
             metadata: 0,
             has_origin: true,
             turn: None,
-            lost: 0,
         };
         let origin = crate::topic::OriginId { node: [7; 16], topic: 1 };
         home.topic.deliver_in(&caller, (&origin, number), entry, home.arrivals.ledger()).unwrap()

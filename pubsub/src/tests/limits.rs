@@ -48,13 +48,102 @@ fn others_drop_the_newest_or_the_oldest_and_count() {
         assert_eq!(sequences, (first..first + 4).collect::<Vec<_>>());
         if reliability == Reliability::DropNewest {
             assert_eq!((dropped, publisher.counters().dropped), (6, 6));
-            assert_eq!(subscriber.poll_event(), None);
         } else {
-            assert_eq!((dropped, subscriber.missed()), (0, 6));
-            assert_eq!(subscriber.poll_event(), Some(Event::Gap { missed: 6 }));
-            assert_eq!(subscriber.poll_event(), None);
+            assert_eq!((dropped, publisher.counters().dropped), (0, 0));
         }
+        assert_eq!(subscriber.missed(), 6);
+        assert_eq!(subscriber.poll_event(), Some(Event::Gap { missed: 6 }));
+        assert_eq!((subscriber.poll_event(), subscriber.missed()), (None, 6));
         assert_eq!(home.blocks_taken(), 0);
+    }
+}
+
+const BEST_EFFORT: [Reliability; 2] = [Reliability::DropOldest, Reliability::DropNewest];
+
+#[test]
+fn idle_subscriber_costs_others_nothing_where_messages_are_dropped() {
+    for reliability in BEST_EFFORT {
+        let home = Home::new(&TopicSettings { reliability, ..settings() });
+        let (mut idle, mut reader, publisher) =
+            (home.subscriber(), home.subscriber(), home.publisher());
+        for number in 1..=400 {
+            assert!(!publisher.push(b"x", FAR).unwrap().is_dropped, "{reliability}");
+            let sample = reader.try_pull().unwrap().expect("the reader misses nothing");
+            assert_eq!(sample.sequence(), number, "{reliability}");
+        }
+        assert_eq!((reader.missed(), reader.poll_event()), (0, None));
+        // What only the idle one had still to read has made room.
+        assert_eq!(home.blocks_taken(), 4, "{reliability}");
+        let mut read = 0;
+        while idle.try_pull().unwrap().is_some() {
+            read += 1;
+        }
+        assert_eq!((read, idle.missed()), (4, 396), "{reliability}");
+        assert_eq!(idle.poll_event(), Some(Event::Gap { missed: 396 }));
+        assert_eq!(home.blocks_taken(), 0);
+    }
+}
+
+#[test]
+fn subscriber_that_keeps_samples_is_told_and_costs_others_nothing() {
+    for reliability in BEST_EFFORT {
+        let home = Home::new(&TopicSettings { reliability, ..settings() });
+        let (mut keeps, mut reader, publisher) =
+            (home.subscriber(), home.subscriber(), home.publisher());
+        let (mut kept, mut refused) = (Vec::new(), 0);
+        for number in 1..=400_u64 {
+            publisher.push(&number.to_ne_bytes(), FAR).unwrap();
+            match keeps.try_pull() {
+                Ok(sample) => kept.extend(sample),
+                Err(error) => {
+                    assert_eq!(error.kind(), ErrorKind::TooManySamples, "{error}");
+                    refused += 1;
+                }
+            }
+            assert_eq!(reader.try_pull().unwrap().unwrap().sequence(), number, "{reliability}");
+        }
+        assert_eq!((kept.len(), refused, reader.missed()), (20, 380, 0), "{reliability}");
+        for (sample, number) in kept.iter().zip(1_u64..) {
+            assert_eq!(sample.to_vec().unwrap(), number.to_ne_bytes());
+        }
+        kept.pop();
+        let sample = keeps.try_pull().unwrap().unwrap();
+        assert_eq!((sample.sequence(), keeps.missed()), (397, 376));
+    }
+}
+
+#[test]
+fn subscribers_that_keep_all_messages_of_a_best_effort_topic_are_evicted() {
+    for reliability in BEST_EFFORT {
+        let home = Home::new(&TopicSettings { reliability, ..settings() });
+        let publisher = home.publisher();
+        let mut keepers = Vec::new();
+        for _ in 0..2 {
+            let mut keeper = home.subscriber();
+            let samples: Vec<_> = (0..20)
+                .map(|_| {
+                    publisher.push(b"x", FAR).unwrap();
+                    keeper.pull(FAR).unwrap()
+                })
+                .collect();
+            keepers.push((keeper, samples));
+        }
+        assert_eq!((home.topic.pressure(), home.clerk.waits.load(Relaxed)), (None, 0));
+        let mut reader = home.subscriber();
+        assert!(publisher.push(b"y", FAR).unwrap().is_dropped, "{reliability}: there is no room");
+        // The service is told, and finds out for how long that goes on.
+        assert!(home.topic.pressure().is_some());
+        assert_eq!(home.clerk.waits.load(Relaxed), 1);
+        let (position, seats) = home.topic.in_the_way(Direction::Here).unwrap();
+        assert_eq!((position, seats.len()), (0, 1), "{reliability}: the first of the two");
+        let seat = (Direction::Here, seats[0]);
+        home.topic.evict_in(&home.caller(), seat, SOON, home.ledgers()).unwrap();
+        assert!(!publisher.push(b"z", FAR).unwrap().is_dropped);
+        assert_eq!(reader.pull(FAR).unwrap().to_vec().unwrap(), b"z");
+        let error = keepers[0].0.try_pull().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Evicted);
+        assert!(!keepers[0].1[0].is_valid() && keepers[1].1[0].is_valid());
+        assert_eq!(home.topic.in_the_way(Direction::Here), None);
     }
 }
 
@@ -113,7 +202,9 @@ fn who_holds_what_is_in_the_way_is_evicted_and_told() {
     assert_eq!(subscriber.pull(FAR).unwrap_err().kind(), ErrorKind::Evicted);
     let held_for = Some(Duration::from_millis(7));
     assert_eq!(subscriber.poll_event(), Some(Event::Evicted { held_for }));
-    assert_eq!(subscriber.poll_event(), None);
+    // The other message it does not get.
+    assert_eq!(subscriber.poll_event(), Some(Event::Gap { missed: 1 }));
+    assert_eq!((subscriber.poll_event(), subscriber.missed()), (None, 1));
     // What it lets go of is not its own any more.
     drop((held, subscriber));
     assert_eq!(other.pull(FAR).unwrap().to_vec().unwrap(), b"y");
@@ -288,7 +379,7 @@ fn entries_of_nonsense_are_refused_and_let_go() {
         // A block that there cannot be yet, or it would be let go of.
         let (block, publisher, sequence) = (Block::from_bits(1 << 40), 0, 0);
         let (published_at, metadata, has_origin) = (0, 0, false);
-        let (turn, lost) = (None, 0);
+        let turn = None;
         let entry = Entry {
             block,
             offset,
@@ -299,7 +390,6 @@ fn entries_of_nonsense_are_refused_and_let_go() {
             metadata,
             has_origin,
             turn,
-            lost,
         };
         assert_eq!(Entry::from_words(entry.to_words()), entry);
         entry.to_words()
@@ -327,11 +417,13 @@ fn entries_of_nonsense_are_refused_and_let_go() {
             let [_, place, ..] = words;
             refused(&mut subscriber, [u64::MAX, place, u64::MAX, 0, u64::MAX, flags & !(1 << 17)]);
         }
-        // However many are said to have been lost before it.
-        let missed = subscriber.missed();
-        let lost = u64::from(u32::MAX) << 32;
-        refused(&mut subscriber, [words[0], words[1], 0, 0, 0, words[5] | lost]);
-        assert_eq!(subscriber.missed(), missed.wrapping_add(u32::MAX.into()));
+        // Whatever stands where the turn of a stream would, and whichever of its publisher's it says
+        // that it is.
+        let beside = u64::from(u32::MAX) << 32;
+        refused(&mut subscriber, [words[0], words[1], 0, 0, 0, words[5] | beside]);
+        for (publisher, sequence) in [(1 << 20, u64::MAX), (u64::MAX, 0), (1 << 20, 1)] {
+            refused(&mut subscriber, [words[0], words[1], publisher, sequence, 0, words[5]]);
+        }
     }
     refused(&mut subscriber, whatever);
     assert_eq!(held.to_vec().unwrap(), b"a message");

@@ -407,6 +407,23 @@ fn a_stream_releases_what_it_has_read() {
     home.nothing_is_left();
 }
 
+/// Longer than the end of a subscription waits.
+#[test]
+fn slow_stream_releases_what_it_holds_after_its_subscriber_ended() {
+    let (home, device) = home_with(&TopicSettings { depth: 2, ..on_a_device() });
+    let (publisher, mut subscriber) = (home.publisher(), home.subscriber());
+    let reading = device.stream().unwrap();
+    let gate = Gate::new(&device);
+    gate.stop(&reading);
+    publisher.push(b"x", FAR).unwrap();
+    subscriber.pull_on(&reading, FAR).unwrap().release_on(&reading).unwrap();
+    drop(subscriber);
+    assert_eq!(home.blocks_taken(), 1, "the stream may still read it");
+    gate.open();
+    home.nothing_is_left();
+    until("the subscription to end", || home.topic.here().seats_of(home.clerk.me).count() == 0);
+}
+
 #[test]
 fn a_stream_releases_what_it_has_read_on_the_host_and_nobody_waits() {
     let home = Home::new(&TopicSettings { depth: 2, ..settings() });

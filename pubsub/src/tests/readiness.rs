@@ -74,7 +74,6 @@ impl Home {
             metadata: 0,
             has_origin: true,
             turn: None,
-            lost: 0,
         };
         let origin = OriginId { node: [7; 16], topic: 1 };
         let delivered =

@@ -15,6 +15,8 @@ const WHOM: usize = 3;
 /// The how manieth eviction of the topic that of this seat was.
 const NUMBER: usize = 4;
 const NUMBERED: usize = 5;
+/// How many messages it missed, as it says itself.
+const MISSED: usize = 6;
 
 /// A subscriber has a seat at each of the topic's queues; its line joins the two, and says
 /// why it was removed. It has the number of its seat at the queue of what is published here.
@@ -47,8 +49,17 @@ impl<'a, W: Words> Alarm<'a, W> {
     pub(super) fn enrol(&self, here: Seat, arrivals: Seat) {
         self.words.store(self.at(HERE), 0, Release);
         self.words.store(self.at(WHOM), 0, Release);
+        self.words.store(self.at(MISSED), 0, Release);
         self.words.store(self.at(ARRIVALS), arrivals.to_bits(), Release);
         self.words.store(self.at(HERE), here.to_bits(), Release);
+    }
+
+    pub(super) fn says_missed(&self, count: u64) {
+        self.words.store(self.at(MISSED), count, Release);
+    }
+
+    pub(super) fn missed(&self) -> u64 {
+        self.words.load(self.at(MISSED), Acquire)
     }
 
     /// The names of both seats.

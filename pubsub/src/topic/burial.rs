@@ -55,12 +55,15 @@ impl<W: Words + Clone> TopicWords<W> {
     /// The oldest message that somebody has still to read or holds, and who: they are in the
     /// way of those that [wait](Self::pressure) for room, if it stays so.
     ///
-    /// Nobody is in the way of anybody as long as there is room, or where messages are dropped:
-    /// memory that is wanting then is taken by loans, or by other topics.
+    /// Nobody is in the way of anybody as long as there is room: memory that is wanting then is taken
+    /// by loans, or by other topics. Where messages are dropped only those that are held are in the way.
     pub(crate) fn in_the_way(&self, direction: Direction) -> Option<(u64, Vec<Seat>)> {
         let queue = self.queue(direction);
-        if self.settings().reliability != Reliability::Reliable || queue.has_room() {
+        if queue.has_room() {
             return None;
+        }
+        if self.settings().reliability != Reliability::Reliable {
+            return queue.oldest_held();
         }
         let position = queue.oldest()?;
         Some((position, queue.holders(position).collect()))

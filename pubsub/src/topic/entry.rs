@@ -21,8 +21,7 @@ const ABOVE: u64 = 0xff;
 
 const METADATA: u64 = 0xffff;
 const HAS_ORIGIN: u64 = 1 << 16;
-/// The upper half says which turn of its block's word tells when it is there; else how many were
-/// lost before it.
+/// The upper half says which turn of its block's word tells when it is there.
 const IS_ORDERED: u64 = 1 << 17;
 
 /// Stands for a message. All else about it is in its block's note.
@@ -48,19 +47,13 @@ pub(crate) struct Entry {
     pub(crate) has_origin: bool,
     /// A stream writes it, and says in this turn of its block's word that it has.
     pub(crate) turn: Option<Turn>,
-    /// So many of the messages that would have come before it, of the node that it comes from, were
-    /// lost there. None of one that a stream writes.
-    pub(crate) lost: u32,
 }
 
 impl Entry {
     #[inline]
     pub(crate) fn to_words(self) -> [u64; WORDS] {
         let origin = if self.has_origin { HAS_ORIGIN } else { 0 };
-        let turn = match self.turn {
-            Some(turn) => u64::from(turn.to_bits()) << 32 | IS_ORDERED,
-            None => u64::from(self.lost) << 32,
-        };
+        let turn = self.turn.map_or(0, |turn| u64::from(turn.to_bits()) << 32 | IS_ORDERED);
         let place = self.offset >> GRANULE_BITS;
         let above = (place >> PLACE_BITS & ABOVE) << PLACE_ABOVE;
         [
@@ -88,13 +81,7 @@ impl Entry {
             metadata: metadata.min(MOST_METADATA as u16),
             has_origin: words[5] & HAS_ORIGIN != 0,
             turn: is_ordered.then(|| Turn::from_bits(upper)),
-            lost: if is_ordered { 0 } else { upper },
         }
-    }
-
-    /// As how many messages it counts for one that misses it.
-    pub(super) fn weight(words: [u64; WORDS]) -> u64 {
-        u64::from(Self::from_words(words).lost).saturating_add(1)
     }
 }
 
@@ -121,7 +108,6 @@ mod tests {
                     metadata,
                     has_origin,
                     turn,
-                    lost: if turn.is_some() { 0 } else { u32::MAX },
                 };
                 assert_eq!(Entry::from_words(entry.to_words()), entry);
             }

@@ -12,6 +12,7 @@
 //!  42 subscribers evicted             1776 the queue of what is published here
 //!  43 losses that others were told of      the queue of what arrives
 //!  44 loans of each publisher
+//!  45 messages that publishers dropped
 //! ```
 //!
 //! A line is 8 words, so that no two share one of the processor's.
@@ -35,6 +36,8 @@ pub(super) const LOST: usize = 40;
 pub(super) const EVICTIONS: usize = 42;
 pub(super) const LOST_TOLD: usize = 43;
 pub(super) const LOANS: usize = 44;
+/// How often publishers here found no room, and dropped a message.
+pub(super) const DROPS: usize = 45;
 pub(super) const MOST_LOST: usize = 16;
 
 pub(super) const LINE: usize = 8;

@@ -29,6 +29,7 @@ use crate::pool::Pool;
 use crate::settings::SharedSettings;
 
 pub(crate) use self::entry::Entry;
+pub(crate) use self::layout::MOST_PUBLISHERS;
 pub(crate) use self::losses::LostPublisher;
 pub(crate) use self::origins::{Delivery, OriginId};
 pub(crate) use self::publishers::{Published, PublisherLine};
@@ -36,7 +37,7 @@ pub(crate) use self::words::{Line, TopicWords};
 
 /// Of so many publishers that died, the last, a topic remembers who they were.
 pub(crate) const MOST_LOST: u64 = layout::MOST_LOST as u64;
-pub(crate) const LAYOUT: Layout = Layout::new("fabricast topic", 6);
+pub(crate) const LAYOUT: Layout = Layout::new("fabricast topic", 7);
 
 /// One process's view of a topic.
 #[derive(Debug)]

@@ -6,7 +6,7 @@ use std::time::Duration;
 use ipc::{Participant, Words};
 
 use super::intent::Intent;
-use super::layout::{LINE, MOST_PUBLISHERS, PUBLISHERS, SERIAL};
+use super::layout::{DROPS, LINE, MOST_PUBLISHERS, PUBLISHERS, SERIAL};
 use super::pressure::Pressure;
 use crate::error::{Error, ErrorKind, Result};
 
@@ -50,8 +50,6 @@ pub(crate) struct PublisherSeen {
 /// What was published of a topic on this node up to now.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Published {
-    /// The position of the next message.
-    pub(crate) position: u64,
     /// The serial of the last publisher that was made.
     pub(crate) serial: u64,
     /// Those that are there, each with the number of its last message; 0 before the first.
@@ -75,17 +73,22 @@ pub(super) fn lines<W: Words>(words: &W) -> impl Iterator<Item = PublisherLine<'
     (0..MOST_PUBLISHERS).map(|slot| PublisherLine { words, slot })
 }
 
-/// A line for one publisher more; with the serial that it has now.
+/// A line for one publisher more; with the serial that it has now. Of those that are free the one that
+/// was left first: what the last publisher of a line did is known for a while.
 pub(super) fn claim<W: Words>(words: &W, me: Participant) -> Result<(PublisherLine<'_, W>, u64)> {
     let free = |line: &PublisherLine<'_, W>| {
         words.compare_exchange(line.at(WHO), 0, u64::from(me.number())).is_ok()
     };
-    let Some(line) = lines(words).find(free) else {
+    let mut all: Vec<_> = lines(words).collect();
+    all.sort_by_key(|line| line.word(NUMBER));
+    let Some(line) = all.into_iter().find(free) else {
         let detail = format!("{MOST_PUBLISHERS} publish on this node");
         return Err(Error::new("make a publisher", ErrorKind::TooMany, detail));
     };
+    // First: whoever sees something of what follows sees that it is not the last one's.
+    words.store(line.at(NUMBER), 0, Release);
     for which in [SEQUENCE, MESSAGES, BYTES, WAITS, DROPPED] {
-        words.store(line.at(which), 0, Relaxed);
+        words.store(line.at(which), 0, Release);
     }
     let serial = words.fetch_add(SERIAL, 1).wrapping_add(1);
     words.store(line.at(NUMBER), serial, Release);
@@ -148,20 +151,49 @@ impl<'a, W: Words> PublisherLine<'a, W> {
         Pressure { words: self.words, at: self.at(WAITS) }
     }
 
+    /// A message of this number is about to be published, or dropped. Who subscribes from here on
+    /// does not expect it.
+    #[inline]
+    pub(crate) fn begin(&self, sequence: u64) {
+        self.words.store(self.at(SEQUENCE), sequence, Relaxed);
+    }
+
     /// One more was published.
     #[inline]
-    pub(crate) fn count(&self, sequence: u64, bytes: u64) {
+    pub(crate) fn count(&self, bytes: u64) {
         let words = self.words;
-        words.store(self.at(SEQUENCE), sequence, Relaxed);
-        words.store(self.at(MESSAGES), self.word(MESSAGES).wrapping_add(1), Relaxed);
+        words.store(self.at(MESSAGES), self.word(MESSAGES).wrapping_add(1), Release);
         words.store(self.at(BYTES), self.word(BYTES).wrapping_add(bytes), Relaxed);
         self.pressure().relieved();
     }
 
     /// One found no room.
-    pub(crate) fn count_dropped(&self, sequence: u64) {
-        self.words.store(self.at(SEQUENCE), sequence, Relaxed);
+    pub(crate) fn count_dropped(&self) {
         self.words.fetch_add(self.at(DROPPED), 1);
+        self.words.fetch_add(DROPS, 1);
+    }
+
+    /// Is it, or was it, a publisher's?
+    pub(super) fn is_used(&self) -> bool {
+        self.word(NUMBER) != 0
+    }
+
+    /// The publisher whose line it is, or was last, and the number of its last message, if it is at none
+    /// now: nothing before is still to be delivered.
+    pub(super) fn settled(&self) -> Option<(u64, u64)> {
+        let (publisher, last) = self.last()?;
+        let word = |which| self.words.load(self.at(which), Acquire);
+        // One that died at a message has published it, or never will.
+        let is_idle = word(WHO) == 0 || word(SEQUENCE) == last;
+        (is_idle && word(NUMBER) == publisher >> 8).then_some((publisher, last))
+    }
+
+    /// As [`settled`](Self::settled), also if it is at the next one now.
+    pub(super) fn last(&self) -> Option<(u64, u64)> {
+        let word = |which| self.words.load(self.at(which), Acquire);
+        let serial = word(NUMBER);
+        let last = word(MESSAGES).wrapping_add(word(DROPPED));
+        (serial != 0).then(|| (self.id(serial), last))
     }
 
     pub(crate) fn seen(&self) -> Option<PublisherSeen> {
@@ -178,10 +210,10 @@ impl<'a, W: Words> PublisherLine<'a, W> {
         })
     }
 
-    /// For the next publisher. Its intent is settled, and nothing is promised to it any more.
+    /// For the next publisher. Its intent is settled, and nothing is promised to it any more. What it
+    /// did stays known until there is another one.
     pub(crate) fn give_back(&self) {
         self.pressure().clear();
-        self.words.store(self.at(NUMBER), 0, Release);
         self.words.store(self.at(WHO), 0, Release);
     }
 }

@@ -76,7 +76,6 @@ impl World {
             metadata: 0,
             has_origin: number == 1,
             turn: None,
-            lost: 0,
         }
     }
 
@@ -345,7 +344,6 @@ fn the_role_goes_on_where_it_was() {
             metadata: 0,
             has_origin: false,
             turn: None,
-            lost: 0,
         };
         topic.publish_in(&second, entry, here.ledger()).unwrap();
     }

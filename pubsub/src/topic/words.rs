@@ -40,8 +40,9 @@ pub(crate) struct TopicWords<W> {
 impl<W: Words + Clone> TopicWords<W> {
     fn setup(settings: &SharedSettings) -> QueueSetup {
         let when_full = match settings.reliability {
-            Reliability::Reliable | Reliability::DropNewest => WhenFull::Refuse,
+            Reliability::Reliable => WhenFull::Refuse,
             Reliability::DropOldest => WhenFull::DropOldest,
+            Reliability::DropNewest => WhenFull::DropNewest,
         };
         QueueSetup { depth: settings.depth, when_full }
     }
@@ -141,9 +142,7 @@ impl<W: Words + Clone> TopicWords<W> {
         let number = u32::try_from(word(layout::NUMBER)).unwrap_or(u32::MAX);
         let owner = Owner::other(number).ok_or_else(|| malformed("its number is too large"))?;
         let [here, arrivals] = Self::queues(&words, &settings)?.map(|part| {
-            // One that is dropped would have told of those that were lost before it.
-            let queue = Line::attach(part).map(|queue| queue.weighing(Entry::weight));
-            queue.map_err(|cause| below::of_queue("open a topic", cause).on(&name))
+            Line::attach(part).map_err(|cause| below::of_queue("open a topic", cause).on(&name))
         });
         let (here, arrivals) = (here?, arrivals?);
         let received = Mutex::default();
@@ -229,9 +228,11 @@ impl<W: Words + Clone> TopicWords<W> {
         here: &Ledger<W>,
     ) -> std::result::Result<Published, QueueError> {
         let line = self.publisher(entry.publisher);
+        // First: one that subscribes meanwhile and does not get it knows that it came before.
+        line.begin(entry.sequence);
         let published =
             self.hand_over(line.intent(), &self.here, here).publish(caller, entry, |_| {})?;
-        line.count(entry.sequence, entry.length);
+        line.count(entry.length);
         Ok(published)
     }
 
@@ -269,6 +270,11 @@ impl<W: Words + Clone> TopicWords<W> {
     /// Joins a subscriber's seats at the two queues.
     pub(crate) fn enrol(&self, here: Seat, arrivals: Seat) {
         Alarm::of(&self.words, here).enrol(here, arrivals);
+    }
+
+    /// A subscriber says how many messages it missed, for reports.
+    pub(crate) fn says_missed(&self, here: Seat, count: u64) {
+        Alarm::of(&self.words, here).says_missed(count);
     }
 
     /// How long a subscriber was in somebody's way, if it was removed for that.

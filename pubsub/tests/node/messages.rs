@@ -1,6 +1,6 @@
 //! What messages carry, and what becomes of those for which there is no room.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use pubsub::{ErrorKind, Event, Reliability, TopicSettings};
 
@@ -72,7 +72,10 @@ fn best_effort_tells_what_was_missed() {
                 assert_eq!(found, (12..20).collect::<Vec<_>>());
                 assert!(matches!(subscriber.poll_event(), Some(Event::Gap { missed: 12, .. })));
             }
-            _ => assert_eq!(found, (0..8).collect::<Vec<_>>()),
+            _ => {
+                assert_eq!(found, (0..8).collect::<Vec<_>>());
+                assert_eq!(subscriber.poll_event(), Some(Event::Gap { missed: 12 }));
+            }
         }
         publish(&publisher, 20..21);
         assert_eq!(number_of(&subscriber.pull(PATIENCE).unwrap()), 20);
@@ -147,4 +150,80 @@ fn readers_learn_of_a_publisher_that_dies() {
         while subscriber.try_pull().unwrap().is_some() {}
         matches!(subscriber.poll_event(), Some(Event::PublisherLost { .. }))
     });
+}
+
+const BEST_EFFORT: [Reliability; 2] = [Reliability::DropOldest, Reliability::DropNewest];
+
+#[test]
+fn stopped_subscriber_costs_others_no_messages_and_no_time() {
+    for reliability in BEST_EFFORT {
+        let ground = Ground::new();
+        let node = ground.join();
+        let topic = node.topic("numbers", &TopicSettings { reliability, ..settings() }).unwrap();
+        let mut reader = topic.subscriber().unwrap();
+        let publisher = topic.publisher().unwrap();
+        let stopped = Other::start("subscribes numbers", ground.path());
+        until("the other subscriber", || publisher.subscribers() == 2);
+        stopped.stop();
+        let mut longest = Duration::ZERO;
+        for number in 0..400 {
+            let start = Instant::now();
+            assert!(!publisher.push(&message(number), PATIENCE).unwrap().is_dropped);
+            longest = longest.max(start.elapsed());
+            assert_eq!(number_of(&reader.pull(PATIENCE).unwrap()), number, "{reliability}");
+        }
+        assert_eq!(reader.missed(), 0, "{reliability}");
+        assert!(longest < Duration::from_secs(1), "{reliability}: a push took {longest:?}");
+    }
+}
+
+#[test]
+fn subscribers_that_keep_all_samples_of_a_best_effort_topic_are_told_and_evicted() {
+    for reliability in BEST_EFFORT {
+        let ground = Ground::new();
+        let node = ground.join();
+        let release_deadline = Duration::from_millis(200);
+        let settings = TopicSettings { reliability, release_deadline, ..settings() };
+        let topic = node.topic("numbers", &settings).unwrap();
+        let publisher = topic.publisher().unwrap();
+        let mut kept = Vec::new();
+        for _ in 0..2 {
+            let mut keeper = topic.subscriber().unwrap();
+            let samples: Vec<_> = (0..24)
+                .map(|number| {
+                    publish(&publisher, number..number + 1);
+                    keeper.pull(PATIENCE).unwrap()
+                })
+                .collect();
+            kept.push((keeper, samples));
+        }
+        // The first one was told when there was more than it may hold.
+        assert_eq!(kept[0].0.try_pull().unwrap_err().kind(), ErrorKind::TooManySamples);
+        let mut reader = topic.subscriber().unwrap();
+        until("room", || !publisher.push(&message(7), PATIENCE).unwrap().is_dropped);
+        assert_eq!(number_of(&reader.pull(PATIENCE).unwrap()), 7);
+        assert!(reader.missed() > 0, "{reliability}: what was dropped meanwhile is told");
+        assert_eq!(kept[0].0.try_pull().unwrap_err().kind(), ErrorKind::Evicted);
+        assert!(publisher.counters().evicted > 0 && publisher.counters().dropped > 0);
+    }
+}
+
+#[test]
+fn messages_dropped_behind_the_last_one_are_told_also_when_their_publisher_has_ended() {
+    let ground = Ground::new();
+    let node = ground.join();
+    let settings = TopicSettings { reliability: Reliability::DropNewest, ..settings() };
+    let topic = node.topic("numbers", &settings).unwrap();
+    let mut reader = topic.subscriber().unwrap();
+    for publisher in [topic.publisher().unwrap(), topic.publisher().unwrap()] {
+        publish(&publisher, 0..20);
+    }
+    while reader.try_pull().unwrap().is_some() {}
+    assert_eq!(reader.missed(), 32);
+    assert_eq!(reader.poll_event(), Some(Event::Gap { missed: 32 }));
+    assert_eq!((reader.poll_event(), reader.missed()), (None, 32));
+    let publisher = topic.publisher().unwrap();
+    publish(&publisher, 0..1);
+    assert_eq!(reader.pull(PATIENCE).unwrap().sequence(), 1);
+    assert_eq!((reader.poll_event(), reader.missed()), (None, 32));
 }

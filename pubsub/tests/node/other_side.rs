@@ -117,6 +117,13 @@ fn enter(words: &[&str]) {
                 assert_eq!(number_of(&subscriber.pull(PATIENCE).unwrap()), expected);
             }
         }
+        // Subscribes, and reads nothing.
+        ["subscribes", topic] => {
+            let topic = join(ServiceMode::Outside).open(topic).unwrap();
+            let subscriber = topic.subscriber().unwrap();
+            wait_for_end_of_input();
+            drop(subscriber);
+        }
         // Takes samples and keeps them.
         ["hoards", topic, count] => {
             let node = join(ServiceMode::Outside);

@@ -127,3 +127,36 @@ fn who_reads_at_another_node_is_told_of_a_publisher_that_died() {
     });
     assert_eq!(subscriber.poll_event(), None);
 }
+
+/// Its service is stopped, and the connection is lost: from then on the other node keeps nothing for it.
+#[test]
+fn reader_of_a_node_that_was_given_up_is_told_what_it_missed() {
+    let (grounds, addresses) = ([Ground::new(), Ground::new()], [address(), address()]);
+    let lost_after = Duration::from_secs(1);
+    let network = NetworkOptions { lost_after, ..network(addresses[0], &[addresses[1]]) };
+    let node = join(grounds[0].path(), network);
+    let role = format!("serves {} {}", addresses[1], addresses[0]);
+    let service = Other::start(&role, grounds[1].path());
+    let reading = grounds[1].join_served();
+    let mut reader = reading.topic("numbers", &settings()).unwrap().subscriber().unwrap();
+    let topic = node.topic("numbers", &settings()).unwrap();
+    let publisher = topic.publisher().unwrap();
+    until_carried(&node, "numbers");
+    publish(&publisher, 0..4);
+    for expected in 0..4 {
+        assert_eq!(number_of(&reader.pull(PATIENCE).unwrap()), expected);
+    }
+    service.stop();
+    // It waits until the node is given up, and goes on without.
+    publish(&publisher, 4..200);
+    until("the node to be given up", || publisher.subscribers() == 0);
+    service.resume();
+    until_carried(&node, "numbers");
+    let mut read = 4;
+    publish(&publisher, 200..201);
+    while number_of(&reader.pull(PATIENCE).unwrap()) != 200 {
+        read += 1;
+    }
+    assert_eq!((read + 1 + reader.missed(), publisher.counters().messages), (201, 201));
+    assert_eq!(reader.poll_event(), Some(Event::Gap { missed: reader.missed() }));
+}

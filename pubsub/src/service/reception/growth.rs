@@ -1,8 +1,8 @@
 //! Memory for pools: no message lies in a piece that only its maker has.
 //!
 //! A descriptor that only its maker had would die with it, and the messages in it. So a piece
-//! is sent to all that use its pool, and all are waited for; but not for ever for one that is
-//! stopped, who finds it in its line when it goes on.
+//! is sent to all that use its pool, and all are waited for; but not for one that is stopped, which
+//! finds it in its line when it goes on, and not for ever for one that does not answer.
 
 use std::collections::hash_map::Entry;
 use std::time::Instant;
@@ -14,6 +14,14 @@ use crate::error::ErrorKind;
 use crate::pool::{Piece, PoolId};
 use crate::service::protocol::Notice;
 use crate::service::registry::{Growing, pools_of};
+
+/// Is a process stopped, by a signal or a debugger?
+fn is_stopped(process: u32) -> bool {
+    let Ok(stat) = std::fs::read_to_string(format!("/proc/{process}/stat")) else { return false };
+    // The state stands behind the name, which may have parentheses of its own.
+    let state = stat.rsplit(')').next().and_then(|rest| rest.trim_start().chars().next());
+    matches!(state, Some('T' | 't'))
+}
 
 impl Reception {
     /// Lets a pool grow, if it may.
@@ -129,8 +137,12 @@ impl Reception {
 
     fn admit_if_mapped(&mut self, id: PoolId) {
         let Some(keeping) = self.registry.pools.get(&id) else { return };
-        let now = Instant::now();
-        let Some(growing) = keeping.growing.as_ref().filter(|it| it.is_over(now)) else { return };
+        let Some(growing) = &keeping.growing else { return };
+        let is_over = growing.has_had_its_time(Instant::now());
+        let runs = |who| self.guests.get(who).is_some_and(|guest| !is_stopped(guest.process));
+        if !is_over && growing.awaits.iter().any(runs) {
+            return;
+        }
         for who in &growing.awaits {
             tracing::warn!(pool = %id, %who, "a process does not take a piece, and gets it later");
         }

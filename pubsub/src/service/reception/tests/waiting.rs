@@ -43,7 +43,6 @@ impl Full {
                 metadata: 0,
                 has_origin: false,
                 turn: None,
-                lost: 0,
             };
             if topic.publish_in(&caller, entry, here).is_err() {
                 break;
