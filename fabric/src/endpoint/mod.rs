@@ -27,6 +27,7 @@ mod post;
 #[cfg(test)]
 mod removal_tests;
 mod rma;
+mod silent;
 mod vectors;
 
 pub use atomic::{AtomicForm, AtomicOperation, AtomicRequest, Datatype};
@@ -291,6 +292,9 @@ impl<'q> EndpointBuilder<'q> {
         // SAFETY: the endpoint is alive and all it needs is bound.
         let code = unsafe { sys::fi_enable(handle.as_fid()) };
         Error::check("fi_enable", i64::from(code)).map_err(|e| explain_enable(domain.blame(e)))?;
+        if connectionless && let Ok(address) = local_address(handle.as_fid()) {
+            silent::keep_away(&address);
+        }
         let limits = limits(&domain, &handle);
         // Only now: a queue must not count on an endpoint that did not come up.
         let destination = self.destination.as_ref().map(|address| print(&domain, address));

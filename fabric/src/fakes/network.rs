@@ -123,6 +123,8 @@ pub(super) struct Network {
     /// Posts that there was no room for.
     pub(super) refusals: u64,
     pub(super) most_entries: usize,
+    /// Nothing can be posted: as if no connection came up.
+    pub(super) is_cut: bool,
 }
 
 thread_local! {
@@ -141,6 +143,7 @@ pub(super) fn begin(profile: Profile, seed: u64) {
         overtakings: 0,
         refusals: 0,
         most_entries: 0,
+        is_cut: false,
     };
     NETWORK.set(Some(network));
 }
@@ -307,7 +310,7 @@ impl Network {
                 return self.misuse(what);
             }
         }
-        if in_flight >= self.profile.depth || self.draw(16) == 0 {
+        if self.is_cut || in_flight >= self.profile.depth || self.draw(16) == 0 {
             self.refusals += 1;
             return AGAIN;
         }

@@ -540,6 +540,58 @@ fn queues_of_efa_do_not_overrun_while_the_reader_is_away() {
     is_clean();
 }
 
+/// One side lets go of a ring while the other cannot be reached: for a while, or for good.
+fn ends_unheard(writer_ends: bool) {
+    let mut rings = Rings::open(PSM3, 1);
+    let options = rings.options(Immediate, 0);
+    let reading = rings.reader.offer(&options).unwrap();
+    let terms = rings.reader.terms(reading).unwrap();
+    let (writing, answer) = rings.writer.accept(rings.peers[0], &terms, CHUNK).unwrap();
+    rings.reader.connect(reading, rings.peers[1], &answer).unwrap();
+    rings.turn();
+    with(|network| (network.is_cut, network.refusals) = (true, 0));
+    if writer_ends {
+        rings.writer.drop_sender(writing);
+    } else {
+        rings.reader.close_receiver(reading).unwrap();
+    }
+    let end = Instant::now() + Duration::from_millis(300);
+    let mut turns = 0;
+    while Instant::now() < end {
+        let port = if writer_ends { &mut rings.writer } else { &mut rings.reader };
+        let _ = port.rest(Duration::from_secs(1)).unwrap();
+        turns += 1;
+    }
+    let refusals = with(|network| {
+        network.is_cut = false;
+        network.refusals
+    });
+    assert!((2..=14).contains(&refusals), "{refusals} attempts in 300 ms");
+    assert!(turns <= 40, "{turns} turns in 300 ms");
+    // And then the other side is told, within the time that a turn may take.
+    if writer_ends {
+        while rings.reader.take(reading).is_ok() {
+            rings.turn();
+        }
+    } else {
+        while rings.writer.sender(writing).unwrap().broken().is_none() {
+            rings.turn();
+        }
+        rings.writer.drop_sender(writing);
+        while rings.reader.rings() != (0, 0) {
+            rings.turn();
+        }
+    }
+    rings.close();
+    is_clean();
+}
+
+#[test]
+fn unreachable_peers_are_told_of_ends_with_growing_pauses() {
+    ends_unheard(true);
+    ends_unheard(false);
+}
+
 /// The fakes see what they are to see.
 #[test]
 fn misuses_are_noted() {

@@ -22,6 +22,7 @@ mod outlet;
 mod port;
 mod reader;
 mod receiver;
+mod retries;
 mod sender;
 mod shape;
 mod speaker;

@@ -1,6 +1,7 @@
 //! The side that reads, on an endpoint.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use super::capacity::QueueCapacity;
 use super::credit_memory::credit_at;
@@ -8,6 +9,7 @@ use super::immediate::{Immediate, Notice};
 use super::memory::{RingMemory, Site, View};
 use super::notify::{Notify, has_tags};
 use super::reader::Reader;
+use super::retries::Ending;
 use super::shape::Shape;
 use super::speaker::Speaker;
 use super::terms::{LaneOffer, RingAnswer, RingOffer};
@@ -73,6 +75,8 @@ pub struct RingReceiver {
     writer: Option<Speaker>,
     /// Credit that the provider had no room for.
     is_credit_unsent: bool,
+    /// Since when there was none.
+    unsent_since: Option<Instant>,
     /// How often credit was told again since the writer was heard, since it may be lost.
     told_again: u32,
     statistics: ReceiverStatistics,
@@ -117,6 +121,7 @@ impl RingReceiver {
             memory: Arc::new(memory),
             writer: None,
             is_credit_unsent: false,
+            unsent_since: None,
             told_again: 0,
             statistics: ReceiverStatistics::default(),
             broken: None,
@@ -293,6 +298,11 @@ impl RingReceiver {
         let credit = (self.reader.credit_notice(), self.reader.told_credit());
         let is_sent = speaker.send_credit(endpoint, queue, credit, number)?;
         self.is_credit_unsent = !is_sent;
+        if is_sent {
+            self.unsent_since = None;
+        } else {
+            self.unsent_since.get_or_insert_with(Instant::now);
+        }
         self.statistics.credits += u64::from(is_sent);
         Ok(is_sent)
     }
@@ -352,15 +362,28 @@ impl RingReceiver {
         self.is_closing
     }
 
-    /// Goes on with closing. True once nothing of it is needed.
+    /// Is the writer to be told that nothing is read any more, or of what was read last?
+    pub(super) fn tells_end(&self) -> bool {
+        let tells_last = self.memory.share.is_limited() && self.has_untold();
+        self.is_closing && if self.is_over() { tells_last } else { self.owes_gone }
+    }
+
+    /// The writer cannot be told that nothing is read any more, and is not to be. True if that
+    /// ends the ring: the writer is done.
+    pub(super) fn give_up_telling(&mut self) -> bool {
+        self.owes_gone = false;
+        self.is_over()
+    }
+
+    /// Goes on with closing. It is over once nothing of it is needed.
     pub(super) fn go_on_closing(
         &mut self,
         endpoint: &mut Endpoint,
         queue: &mut CompletionQueue,
-    ) -> Result<bool> {
+    ) -> Result<Ending> {
         // Whoever looks, and who never had a writer, hears nothing.
         if self.form == Notify::Polling || self.writer.is_none() || self.broken().is_some() {
-            return Ok(true);
+            return Ok(Ending::Over);
         }
         while self.take()?.is_some() {}
         if self.is_over() {
@@ -371,14 +394,18 @@ impl RingReceiver {
         {
             self.owes_gone = !speaker.send_notice(endpoint, queue, self.reader.gone())?;
         }
-        Ok(false)
+        Ok(if self.owes_gone { Ending::Refused } else { Ending::Waits })
     }
 
     /// The writer is done, and all of it was taken. Where its queue may overrun, it keeps its share
-    /// until it is told of the last chunk. True once nothing is left to tell.
-    fn tell_last(&mut self, endpoint: &mut Endpoint, queue: &mut CompletionQueue) -> Result<bool> {
+    /// until it is told of the last chunk.
+    fn tell_last(
+        &mut self,
+        endpoint: &mut Endpoint,
+        queue: &mut CompletionQueue,
+    ) -> Result<Ending> {
         if !self.memory.share.is_limited() || self.mute.is_some() || self.writer.is_none() {
-            return Ok(true);
+            return Ok(Ending::Over);
         }
         // Nothing is written any more, so views that somebody has do not matter.
         while !self.reader.unreleased().is_empty() {
@@ -387,7 +414,11 @@ impl RingReceiver {
         if self.reader.credit(true).is_some() || self.is_credit_unsent {
             self.send_credit(endpoint, queue)?;
         }
-        Ok(!self.has_untold())
+        Ok(match (self.is_credit_unsent, self.has_untold()) {
+            (true, _) => Ending::Refused,
+            (false, true) => Ending::Waits,
+            (false, false) => Ending::Over,
+        })
     }
 
     /// Nothing more can be read, and why.
@@ -415,10 +446,11 @@ impl RingReceiver {
         self.broken.as_ref().or(self.mute.as_ref())
     }
 
-    /// Does it want to be looked after, though the queue has nothing for it?
+    /// Does it want to be looked after, though the queue has nothing for it, beside when the
+    /// writer can be told of the end?
     #[inline]
     pub(super) fn is_restless(&self) -> bool {
-        self.form != Notify::Immediate || self.is_closing || self.misses_header()
+        self.form != Notify::Immediate || self.misses_header()
     }
 
     /// Was its next chunk told of, and not its header there when it was looked for? Where headers
@@ -450,9 +482,13 @@ impl RingReceiver {
         self.reader.is_over()
     }
 
-    /// Is there credit that the provider had no room for?
-    pub(super) fn has_unsent(&self) -> bool {
-        self.is_credit_unsent && self.mute.is_none() && self.writer.is_some()
+    /// How long there was no room for credit that is to be told, if there is such.
+    pub(super) fn unsent_for(&self) -> Option<Duration> {
+        let is_unsent = self.is_credit_unsent
+            && !self.is_closing
+            && self.mute.is_none()
+            && self.writer.is_some();
+        is_unsent.then(|| self.unsent_since.map_or(Duration::ZERO, |since| since.elapsed()))
     }
 
     /// Is there credit that is not told, for lack of room or because it is not due?

@@ -11,6 +11,7 @@ use super::immediate::Immediate;
 use super::memory::Site;
 use super::notify::{Notify, has_tags, longest_ordered_write};
 use super::outlet::{Outlet, Posted, Title};
+use super::retries::Ending;
 use super::shape::Shape;
 use super::stripes::Shares;
 use super::terms::{RingAnswer, RingOffer};
@@ -362,18 +363,35 @@ impl RingSender {
         self.is_retired
     }
 
-    /// Goes on with the end. True once nothing more is to be said.
-    pub(super) fn go_on_ending(
-        &mut self,
-        endpoint: &mut Endpoint,
-        queue: &mut CompletionQueue,
-    ) -> bool {
-        // What has to be told of each chunk is told first.
+    /// Is the reader to be told of the end?
+    #[inline]
+    pub(super) fn owes_end(&self) -> bool {
+        self.end == End::Owed
+    }
+
+    /// Is the reader to be told of the end now? What has to be told of each chunk is told first.
+    pub(super) fn tells_end(&self) -> bool {
         let is_told = match self.form {
             Notify::Message => self.outlet.unfinished() == 0,
             Notify::Immediate | Notify::Polling => !self.outlet.has_half(),
         };
-        if self.end == End::Owed && is_told {
+        self.end == End::Owed && is_told
+    }
+
+    /// The reader cannot be told of the end, and is not to be any more.
+    pub(super) fn give_up_telling(&mut self) {
+        if self.end == End::Owed {
+            self.end = End::Said;
+        }
+    }
+
+    /// Goes on with the end.
+    pub(super) fn go_on_ending(
+        &mut self,
+        endpoint: &mut Endpoint,
+        queue: &mut CompletionQueue,
+    ) -> Ending {
+        if self.tells_end() {
             let bits = self.writer.done();
             let (speaker, number) = (&self.outlet.speaker, self.outlet.title().number());
             let said = match self.says_surely {
@@ -384,12 +402,15 @@ impl RingSender {
             };
             self.end = match said {
                 Ok(Some(true)) => End::Saying,
-                Ok(Some(false)) => End::Owed,
+                Ok(Some(false)) => return Ending::Refused,
                 // Said; or the connection is broken, and there is nobody to be told.
                 Ok(None) | Err(_) => End::Said,
             };
         }
-        matches!(self.end, End::Open | End::Said)
+        match self.end {
+            End::Open | End::Said => Ending::Over,
+            End::Owed | End::Saying => Ending::Waits,
+        }
     }
 
     /// May the reader still tell credit, for which the ring keeps its share of the queue?
@@ -409,10 +430,11 @@ impl RingSender {
         }
     }
 
-    /// Does it want to be looked after, though the queue has nothing for it?
+    /// Does it want to be looked after, though the queue has nothing for it, beside when the
+    /// reader can be told of the end?
     #[inline]
     pub(super) fn is_restless(&self) -> bool {
-        self.form != Notify::Immediate || self.end == End::Owed
+        self.form != Notify::Immediate
     }
 
     /// Does what is to be done besides pushing: sends notices that are messages, and looks

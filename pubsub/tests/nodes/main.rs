@@ -11,4 +11,5 @@ mod losses;
 mod ordered;
 mod orders;
 mod other_side;
+mod survivors;
 mod takeovers;

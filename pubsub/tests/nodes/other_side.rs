@@ -42,6 +42,9 @@ fn enter(words: &[&str]) {
             publish(&publisher, 0..count(number));
             publisher.flush(PATIENCE).unwrap();
         }
+        ["exchanges", listen, peer, provider] => {
+            crate::survivors::exchange(place, listen, peer, provider);
+        }
         // Publishes to one who reads here, and to another node; serves if nobody does.
         ["comes-and-publishes", listen, peer, number] => {
             let node = join(place, network(address(listen), &[address(peer)]));

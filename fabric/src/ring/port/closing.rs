@@ -1,16 +1,17 @@
 //! The ends of rings, and the memory that has to outlive them.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::super::board::Board;
 use super::super::capacity::QueueCapacity;
 use super::super::memory::RingMemory;
 use super::super::receiver::ReceiverStatistics;
+use super::super::retries::{Ending, Retries};
 use super::super::sender::{RingSender, SenderStatistics};
 use super::waiting::{Wait, late};
 use super::{Port, ReceiverId, SenderId, find, open};
-use crate::{CompletionQueue, Endpoint, MemoryRegion, Result};
+use crate::{CompletionQueue, Endpoint, MemoryRegion, Peer, Result};
 
 /// How long a port that is closed goes on telling readers of the ends of their rings.
 const FAREWELL: Duration = Duration::from_secs(1);
@@ -80,6 +81,7 @@ impl Port {
         let facts = self.endpoint.domain().capabilities();
         self.capacity = QueueCapacity::of(facts, self.queue.size());
         self.is_restless = false;
+        self.retries = Retries::default();
         if closed.is_err() {
             std::mem::forget(graves);
         }
@@ -183,12 +185,35 @@ impl Port {
     /// For rings that are being closed.
     #[cold]
     pub(super) fn go_on_closing(&mut self) -> bool {
+        let now = Instant::now();
+        let mut given_up = Vec::new();
+        let has_moved =
+            self.end_senders(now, &mut given_up) | self.end_receivers(now, &mut given_up);
+        self.retries.sweep();
+        for peer in &given_up {
+            let name = self.endpoint.name_of(*peer);
+            tracing::debug!(peer = name, "a peer could not be told that rings ended");
+            self.give_up_telling(*peer);
+        }
+        has_moved || !given_up.is_empty()
+    }
+
+    fn end_senders(&mut self, now: Instant, given_up: &mut Vec<Peer>) -> bool {
         let mut has_moved = false;
         let (endpoint, queue) = (&mut self.endpoint, &mut self.queue);
         for place in &mut self.senders {
             let Some(sender) = place else { continue };
-            let is_over = sender.go_on_ending(endpoint, queue) && sender.is_retired();
-            if is_over && !sender.expects_credit() {
+            let (peer, tells) = (sender.peer(), sender.tells_end());
+            if tells && !self.retries.allows(peer, now) {
+                continue;
+            }
+            let ending = sender.go_on_ending(endpoint, queue);
+            match ending {
+                Ending::Refused if self.retries.refused(peer, now) => given_up.push(peer),
+                Ending::Over | Ending::Waits if tells => self.retries.reached(peer),
+                _ => {}
+            }
+            if ending == Ending::Over && sender.is_retired() && !sender.expects_credit() {
                 if let (Some(lanes), true) = (&mut self.beside, sender.lanes() > 1) {
                     lanes.close(sender.title());
                 }
@@ -196,11 +221,31 @@ impl Port {
                 has_moved = true;
             }
         }
+        has_moved
+    }
+
+    fn end_receivers(&mut self, now: Instant, given_up: &mut Vec<Peer>) -> bool {
+        let mut has_moved = false;
+        let (endpoint, queue) = (&mut self.endpoint, &mut self.queue);
         for place in &mut self.receivers {
             let Some(receiver) = place.as_mut().filter(|receiver| receiver.is_closing()) else {
                 continue;
             };
-            if receiver.go_on_closing(endpoint, queue).unwrap_or(true) {
+            let peer = receiver.peer().filter(|_| receiver.tells_end());
+            if peer.is_some_and(|peer| !self.retries.allows(peer, now)) {
+                continue;
+            }
+            let ending = receiver.go_on_closing(endpoint, queue).unwrap_or(Ending::Over);
+            match (ending, receiver.peer()) {
+                (Ending::Refused, Some(peer)) if self.retries.refused(peer, now) => {
+                    given_up.push(peer);
+                }
+                (Ending::Over | Ending::Waits, _) => {
+                    peer.into_iter().for_each(|peer| self.retries.reached(peer));
+                }
+                _ => {}
+            }
+            if ending == Ending::Over {
                 self.graves.rings.extend(place.take().and_then(|receiver| receiver.into_grave()));
                 has_moved = true;
                 if let Some(lanes) = &self.beside {
@@ -209,5 +254,20 @@ impl Port {
             }
         }
         has_moved
+    }
+
+    /// A peer was not told of ends for too long: rings end without that.
+    fn give_up_telling(&mut self, peer: Peer) {
+        for sender in self.senders.iter_mut().flatten().filter(|sender| sender.peer() == peer) {
+            sender.give_up_telling();
+        }
+        for place in &mut self.receivers {
+            let of_peer = place.as_mut().filter(|it| it.is_closing() && it.peer() == Some(peer));
+            if of_peer.is_some_and(|receiver| receiver.give_up_telling()) {
+                self.graves.rings.extend(place.take().and_then(|receiver| receiver.into_grave()));
+            }
+        }
+        // What is over now goes at the next look.
+        self.is_restless = true;
     }
 }

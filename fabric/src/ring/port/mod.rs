@@ -13,6 +13,7 @@ mod waiting;
 pub use news::News;
 
 use std::collections::VecDeque;
+use std::time::Instant;
 
 use super::board::{Board, Heard};
 use super::capacity::QueueCapacity;
@@ -21,6 +22,7 @@ use super::memory::View;
 use super::notify::Notify;
 use super::outlet::{Title, named};
 use super::receiver::RingReceiver;
+use super::retries::Retries;
 use super::sender::{Pushed, RingSender};
 use super::speaker::{NOTICE_TOKEN, of_credit};
 use super::stripes::Beside;
@@ -114,6 +116,8 @@ pub struct Port {
     /// Some rings may want more than to be told of what the queue gave: those that are polled,
     /// or have notices to send, or end. Looked at, and found out anew, when the queue is empty.
     is_restless: bool,
+    /// Peers that cannot be told of ends now.
+    retries: Retries,
     /// Where notices without a chunk are written, and credit.
     credit_memory: Option<MemoryRegion>,
     generation: u16,
@@ -151,6 +155,7 @@ impl Port {
             receivers: Vec::new(),
             senders: Vec::new(),
             is_restless: false,
+            retries: Retries::default(),
             credit_memory: None,
             generation: 0,
             graves: Graves::default(),
@@ -206,7 +211,8 @@ impl Port {
     /// The queue had nothing.
     #[inline]
     fn idle(&mut self) -> Result<Turn> {
-        if self.is_restless { self.look_around() } else { Ok(Turn::Idle) }
+        let is_due = || self.retries.next().is_some_and(|next| Instant::now() >= next);
+        if self.is_restless || is_due() { self.look_around() } else { Ok(Turn::Idle) }
     }
 
     #[inline]
@@ -222,7 +228,7 @@ impl Port {
             if let Some(Some(sender)) = self.senders.get_mut(usize::from(title.name)) {
                 sender.completed(title, slot);
                 list_sender(&mut self.news, title.name, sender);
-                if sender.is_restless() {
+                if sender.is_restless() || sender.owes_end() {
                     self.is_restless = true;
                     self.settle_sender(title.name);
                 }
@@ -251,6 +257,7 @@ impl Port {
             && receiver.credit_completed(number, lost)
         {
             // The next one may be told.
+            self.is_restless |= receiver.is_closing();
             list_receiver(&mut self.news, number as u16, receiver);
         }
     }
@@ -266,6 +273,7 @@ impl Port {
                     if let Err(error) = receiver.hear(&immediate, heard.length) {
                         receiver.fail(error);
                     }
+                    self.is_restless |= receiver.is_closing();
                     list_receiver(&mut self.news, immediate.ring, receiver);
                 }
                 _ => self.strangers += 1,

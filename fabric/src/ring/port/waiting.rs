@@ -1,6 +1,6 @@
 //! Calls that wait, by turns, with a deadline.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::super::memory::View;
 use super::super::sender::Pushed;
@@ -32,9 +32,7 @@ impl Port {
         // Whoever drops a view from now on wakes us.
         self.receivers.iter().flatten().for_each(|receiver| receiver.sleeps());
         self.tell_all(true);
-        let has_unsent = self.receivers.iter().flatten().any(|receiver| receiver.has_unsent());
-        let is_restless = self.is_restless || has_unsent || self.owes_lanes();
-        let longest = longest.min(if is_restless { NAP } else { SLEEP });
+        let longest = longest.min(self.longest_sleep());
         let told = self.sleep_lanes();
         let outcome = if told { None } else { self.queue.wait_or_wake(longest) };
         self.wake_lanes();
@@ -44,6 +42,18 @@ impl Port {
             None if told || self.hear_lane() || self.tell_all(true) => Ok(Turn::Ring),
             None => self.idle(),
         }
+    }
+
+    /// How long nothing is to be done that nothing wakes us for.
+    fn longest_sleep(&self) -> Duration {
+        if self.is_restless || self.owes_lanes() {
+            return NAP;
+        }
+        // Credit that there was no room for for long may wait an eighth of that once more.
+        let unsent = self.receivers.iter().flatten().filter_map(|it| it.unsent_for());
+        let unsent = unsent.map(|waited| (waited / 8).max(NAP)).min();
+        let ends = self.retries.next().map(|next| next.saturating_duration_since(Instant::now()));
+        unsent.into_iter().chain(ends).min().unwrap_or(SLEEP).min(SLEEP)
     }
 
     /// Writes a whole message and gives its number. The payload must stay as it is until
