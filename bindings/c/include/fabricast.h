@@ -67,6 +67,8 @@ typedef int32_t fabricast_status;
 #define FABRICAST_E_PANICKED (-17)         /* a fault in the library itself */
 #define FABRICAST_E_POISONED (-18)         /* its publisher was lost before it was written */
 #define FABRICAST_E_TOO_MANY_LOANS (-19)   /* the publisher has all that it may have */
+#define FABRICAST_E_NO_PROVIDER (-20)      /* none carries messages to other nodes, or there is
+                                              no libfabric */
 
 /* A status in words, never NULL. */
 const char *fabricast_status_name(fabricast_status status);
@@ -135,8 +137,9 @@ typedef struct fabricast_node_options {
     const char *peers;      /* other nodes, as "host:port,host:port" */
     const char *rendezvous; /* a node, as "host:port", that tells of the others */
     const char *name;       /* what the node is called among others; NULL: its label */
-    const char *provider;   /* by which provider messages go: "NAME" prefers, "=NAME"
-                               requires, "^NAME" denies; NULL: the best */
+    const char *provider;   /* by which provider messages go: "NAME" or "=NAME" only by this
+                               one, "^NAME" by any but this one, several separated by commas;
+                               NULL: the best */
     const char *source;     /* the address that messages leave from; NULL: usual */
     int64_t lost_after;     /* a node that was not heard of for so long is lost, nanoseconds */
     uint32_t insecure;      /* 1: beyond loopback, though nobody is authenticated and nothing
@@ -147,7 +150,11 @@ typedef struct fabricast_node_options {
 /* fabricast_node_options_init(&options, sizeof options) */
 fabricast_status fabricast_node_options_init(fabricast_node_options *options, size_t size);
 
-/* Joins a node. With NULL as options, the usual one. */
+/*
+ * Joins a node. With NULL as options, the usual one. Options by which other nodes can never be
+ * reached are refused: FABRICAST_E_INVALID_ARGUMENT for peers without a port, and for addresses
+ * beyond loopback if insecure is 0; FABRICAST_E_NO_PROVIDER for a provider that is not here.
+ */
 fabricast_status fabricast_node_join(const fabricast_node_options *options,
                                      fabricast_node **node);
 fabricast_status fabricast_node_leave(fabricast_node *node);

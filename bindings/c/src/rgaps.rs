@@ -16,6 +16,7 @@ use crate::device;
 use crate::failure::Result;
 use crate::handle::Handle;
 use crate::layout::Timeout;
+use crate::network;
 use crate::publisher::OpenPublisher;
 use crate::registry::{self, Registry};
 use crate::subscriber::{OpenSample, OpenSubscriber};
@@ -46,6 +47,7 @@ fn node(shared: &Mutex<Weak<Node>>, mut options: NodeOptions) -> Result<Arc<Node
     {
         return Ok(node);
     }
+    network::check(&options)?;
     // Another thread may have looked for the others, in vain, and so may this one have waited.
     options.patience = options.patience.saturating_sub(start.elapsed());
     let node = Arc::new(Node::join(options)?);

@@ -49,11 +49,13 @@ pub(crate) enum Status {
     Poisoned = -18,
     /// The publisher has as many loans already as its topic allows each.
     TooManyLoans = -19,
+    /// No provider can carry messages to other nodes, or libfabric is not installed.
+    NoProvider = -20,
 }
 
 impl Status {
     /// In the order of their numbers, in words.
-    const ALL: [(Self, &CStr); 20] = [
+    const ALL: [(Self, &CStr); 21] = [
         (Self::Ok, c"ok"),
         (Self::Failed, c"failed"),
         (Self::InvalidArgument, c"invalid argument"),
@@ -74,6 +76,7 @@ impl Status {
         (Self::Panicked, c"a fault in the library"),
         (Self::Poisoned, c"poisoned"),
         (Self::TooManyLoans, c"too many loans"),
+        (Self::NoProvider, c"no provider"),
     ];
 
     /// What a number says that came from C.
@@ -106,6 +109,7 @@ impl From<ErrorKind> for Status {
             ErrorKind::Closed => Self::Closed,
             ErrorKind::Forked => Self::Forked,
             ErrorKind::Poisoned => Self::Poisoned,
+            ErrorKind::NoProvider => Self::NoProvider,
             // What a later version adds has no number yet.
             _ => Self::Failed,
         }
