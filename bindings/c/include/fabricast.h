@@ -90,6 +90,32 @@ uint32_t fabricast_abi(void);
 /* Handles of this process that are open, of all kinds, and texts that were not freed. */
 size_t fabricast_open_handles(void);
 
+/* ------------------------------------------------------------------------------ log */
+
+#define FABRICAST_LOG_OFF 0
+#define FABRICAST_LOG_ERROR 1
+#define FABRICAST_LOG_WARN 2
+#define FABRICAST_LOG_INFO 3
+#define FABRICAST_LOG_DEBUG 4
+#define FABRICAST_LOG_TRACE 5
+
+/*
+ * A line of the log, without an end of line: good until the callback returns. Any thread calls
+ * it, of the library or in one of its functions, but one at a time: the others wait. So it
+ * returns soon, throws nothing, does not leave by longjmp, and waits for no other thread that
+ * uses the library. What functions that it calls would log is left out.
+ */
+typedef void (*fabricast_log_callback)(int32_t level, const char *text, void *user_data);
+
+/*
+ * Has what the library logs, up to this level, told to a callback; NULL or FABRICAST_LOG_OFF: to
+ * none, as at first. When it returns the callback before is not called any more, and its data may
+ * be freed. FABRICAST_E_INVALID_ARGUMENT if the callback itself calls it. A forked child has no
+ * callback.
+ */
+fabricast_status fabricast_set_log(int32_t level, fabricast_log_callback callback,
+                                   void *user_data);
+
 /* ------------------------------------------------------------------------- waiting */
 
 /* How long a call may wait, in nanoseconds: for messages, for room, for its turn. A copy that a
