@@ -254,6 +254,10 @@ fabricast_status fabricast_publisher_identity(fabricast_publisher *publisher,
 fabricast_status fabricast_publisher_subscribers(fabricast_publisher *publisher,
                                                  uint64_t *count);
 
+/* Waits until a message that is published now would come to so many, on this node. */
+fabricast_status fabricast_publisher_wait(fabricast_publisher *publisher, uint64_t count,
+                                          fabricast_timeout timeout);
+
 typedef struct fabricast_publisher_counters {
     uint64_t messages; /* that it published, wanted by somebody or not */
     uint64_t bytes;    /* of these */
