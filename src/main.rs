@@ -1,7 +1,6 @@
 //! The command `fabricast`.
 
 mod cli;
-mod early;
 
 fn main() -> std::process::ExitCode {
     cli::main()

@@ -2,7 +2,6 @@
 
 mod alloc;
 mod cores;
-mod early;
 mod exchange;
 mod fabric;
 mod local;
@@ -80,7 +79,6 @@ fn run(measurement: &Measurement) -> Result<(), Failure> {
 }
 
 fn main() -> ExitCode {
-    command::process::end_as_usual();
     let arguments = command::arguments::read::<Arguments>();
     let result =
         command::log::start(None, LevelFilter::WARN).and_then(|()| run(&arguments.command));

@@ -153,7 +153,7 @@ impl fmt::Display for Failure {
 impl From<fabric::Error> for Failure {
     fn from(error: fabric::Error) -> Self {
         let exit = match error.kind() {
-            ErrorKind::NoProvider => Exit::NoProvider,
+            ErrorKind::NoProvider | ErrorKind::NoLibrary => Exit::NoProvider,
             ErrorKind::DeadlineExceeded => Exit::Deadline,
             _ => Exit::Failed,
         };

@@ -1,11 +1,9 @@
-//! How programs are started that do not outlive the one that started them, and how every command ends
-//! by the signals that ask it to, from its first moment on.
+//! How programs are started that do not outlive the one that started them, and what becomes of signals.
 #![allow(unsafe_code)]
 
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -72,68 +70,6 @@ fn becomes_of(signal: Signal, what: SigHandler) -> Result<(), Errno> {
     let action = SigAction::new(what, SaFlags::empty(), SigSet::empty());
     // SAFETY: no function of this process is called by it.
     unsafe { sigaction(signal, &action) }.map(drop)
-}
-
-/// Those that ask to end.
-const ASKING: [Signal; 2] = [Signal::SIGINT, Signal::SIGTERM];
-
-/// Of [`ASKING`], which were ignored and which were held back when this process started: bits.
-static IGNORED_FIRST: AtomicU8 = AtomicU8::new(0);
-static HELD_FIRST: AtomicU8 = AtomicU8::new(0);
-/// Not every C library calls what is to be called before the libraries.
-static IS_HELD_BACK: AtomicBool = AtomicBool::new(false);
-
-/// Holds back who asks to end until [`end_as_usual`]. The libraries of PSM, with which libfabric may
-/// be linked, catch them as soon as they are loaded, which lasts two tenths of a second, and say that
-/// this process failed.
-///
-/// A program has this called before the constructors of any library: by a place in
-/// `.preinit_array`.
-pub extern "C" fn hold_back() {
-    // Nothing here needs more of the C library than its calls of the system: it is there, but what
-    // its and others' constructors prepare is not yet.
-    let mut held = SigSet::empty();
-    for (bit, signal) in ASKING.into_iter().enumerate() {
-        if is_ignored(signal) {
-            IGNORED_FIRST.fetch_or(1 << bit, Ordering::Relaxed);
-        }
-        held.add(signal);
-    }
-    if let Ok(before) = held.thread_swap_mask(nix::sys::signal::SigmaskHow::SIG_BLOCK) {
-        for (bit, _) in ASKING.into_iter().enumerate().filter(|(_, one)| before.contains(*one)) {
-            HELD_FIRST.fetch_or(1 << bit, Ordering::Relaxed);
-        }
-    } else {
-        // Then nothing is held back by this.
-        HELD_FIRST.store(u8::MAX, Ordering::Relaxed);
-    }
-    IS_HELD_BACK.store(true, Ordering::Relaxed);
-}
-
-/// Those that ask to end do that as usual, unless this process was started not to care; what came while
-/// libraries were loaded does it now. Who catches them afterwards cares for
-/// them in any case. To be called before anything else: handlers of libraries end the process in
-/// order, in the middle of whatever it does. If it is in libfabric, it waits for ever for a lock that
-/// it holds itself, and no such signal ends it any more.
-pub fn end_as_usual() {
-    let (ignored, held) =
-        (IGNORED_FIRST.load(Ordering::Relaxed), HELD_FIRST.load(Ordering::Relaxed));
-    let mut free = SigSet::empty();
-    for (bit, signal) in ASKING.into_iter().enumerate() {
-        let is_ignored = match IS_HELD_BACK.load(Ordering::Relaxed) {
-            true => ignored & 1 << bit != 0,
-            false => is_ignored(signal),
-        };
-        let becomes = if is_ignored { SigHandler::SigIgn } else { SigHandler::SigDfl };
-        // Else it stays as it is.
-        let _ = becomes_of(signal, becomes);
-        if held & 1 << bit == 0 {
-            free.add(signal);
-        }
-    }
-    if IS_HELD_BACK.load(Ordering::Relaxed) {
-        let _ = free.thread_unblock();
-    }
 }
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ use crate::event::{EventQueue, EventQueueShared};
 use crate::handle::Handle;
 use crate::memory::Closing;
 use crate::offer::Offer;
-use crate::version::Version;
+use crate::version::{Version, load_library};
 
 /// A network that one provider reaches. Cheap to clone; closes with its last user.
 #[derive(Debug, Clone)]
@@ -257,8 +257,9 @@ impl Domain {
 /// `FI_MR_CACHE_*` variables, which this library leaves as they are.
 ///
 /// # Errors
-/// What libfabric says when it does not.
+/// What libfabric says when it does not; `NoLibrary` where it is not installed.
 pub fn probe_registration_cache() -> Result<()> {
+    load_library("fi_open")?;
     let mut object: *mut sys::fid = ptr::null_mut();
     // SAFETY: a terminated name, no attributes; `object` receives what is opened
     // and is closed at once.

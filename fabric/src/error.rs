@@ -55,6 +55,8 @@ errors::define! {
         KeyUnavailable = "key unavailable",
         /// No provider satisfies the query or the policy.
         NoProvider = "no provider",
+        /// libfabric is not installed, or is older than the headers this was built against.
+        NoLibrary = "no library",
         /// The peer refused the connection.
         ConnectionRefused = "connection refused",
         /// The connection to the peer is lost, or never came up. What was in flight may or

@@ -5,6 +5,8 @@ use std::fmt;
 use libfabric_sys as sys;
 use serde::{Deserialize, Serialize};
 
+use crate::error::{Error, ErrorKind, Result};
+
 /// A version of libfabric's interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Version {
@@ -24,7 +26,7 @@ impl Version {
         u32::from(self.major) << 16 | u32::from(self.minor)
     }
 
-    /// The library that is loaded in this process.
+    /// The library that this process uses; 0.0 if there is none. Loads it.
     ///
     /// ```
     /// use fabric::Version;
@@ -65,6 +67,11 @@ impl Version {
         let headers = unsafe { sys::fcs_headers_have_dmabuf() } != 0;
         headers && Self::running() >= Self { major: 1, minor: 20 }
     }
+}
+
+/// Loads the library, for what needs it first.
+pub(crate) fn load_library(operation: &'static str) -> Result<()> {
+    sys::load().map_err(|why| Error::new(ErrorKind::NoLibrary, operation, why))
 }
 
 impl fmt::Display for Version {

@@ -19,14 +19,16 @@ fn main() {
 }
 
 fn build() -> Result<(), String> {
-    let library =
-        pkg_config::Config::new().atleast_version("1.17").probe("libfabric").map_err(|error| {
-            format!(
-                "libfabric 1.17 or newer was not found by pkg-config. On Debian and Ubuntu install \
-                 libfabric-dev (scripts/setup does it); for a build of your own set PKG_CONFIG_PATH to \
-                 the directory of its libfabric.pc. pkg-config said: {error}"
-            )
-        })?;
+    // For its headers: the library is loaded at run time, by src/library.rs.
+    let mut wanted = pkg_config::Config::new();
+    wanted.atleast_version("1.17").cargo_metadata(false);
+    let library = wanted.probe("libfabric").map_err(|error| {
+        format!(
+            "libfabric 1.17 or newer was not found by pkg-config. On Debian and Ubuntu install \
+             libfabric-dev (scripts/setup does it); for a build of your own set PKG_CONFIG_PATH to \
+             the directory of its libfabric.pc. pkg-config said: {error}"
+        )
+    })?;
     // `links = "fabric"`: dependents read this as DEP_FABRIC_VERSION.
     println!("cargo::metadata=version={}", library.version);
     let installed = version(&library.version)

@@ -63,7 +63,6 @@ enum Command {
 }
 
 pub(crate) fn main() -> ExitCode {
-    process::end_as_usual();
     let arguments = command::arguments::read::<Arguments>();
     let (said, usual) = match &arguments.command {
         Command::Node(arguments) => (arguments.log(), LevelFilter::INFO),

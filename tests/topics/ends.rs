@@ -149,7 +149,7 @@ fn one_whose_reader_is_gone_ends_quietly_with_a_code_of_its_own() {
     assert_eq!((topics.end().code(), topics.error()), (Some(141), String::new()));
 }
 
-/// Libraries that libfabric is linked with catch it, and may wait for ever then.
+/// Libraries that libfabric is linked with catch it when they are loaded.
 #[test]
 fn one_that_looks_for_providers_ends_by_the_signal_itself() {
     let house = House::open();
@@ -321,18 +321,19 @@ fn what_a_killed_node_left_is_removed_and_nothing_of_those_that_live() {
     assert!(!socket.exists());
 }
 
-/// The same libraries catch it while they are loaded, and say that it failed.
 #[test]
 fn one_that_has_hardly_begun_ends_by_the_signal_itself() {
     let house = House::open();
-    for pause in [0, 5, 20, 50, 100, 150] {
+    for pause in [0, 1, 2, 5, 20, 50, 100, 150] {
         let mut sub = house.start(&["sub", "t"]);
         std::thread::sleep(Duration::from_millis(pause));
         sub.signal(Signal::SIGINT);
         let status = sub.end();
         let is_interrupted =
             status.signal() == Some(Signal::SIGINT as i32) || status.code() == Some(130);
-        assert!(is_interrupted, "after {pause} ms: {status:?} {}", sub.error());
+        // One that waits already ends in order.
+        let has_begun = status.success() && sub.error().contains("waiting until somebody makes");
+        assert!(is_interrupted || has_begun, "after {pause} ms: {status:?} {}", sub.error());
     }
 }
 

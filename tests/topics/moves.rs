@@ -74,6 +74,27 @@ fn what_goes_in_comes_out() {
     assert!(said.contains("whole: 1 message, ") && !said.contains("/s"), "{said}");
 }
 
+/// What the run-time linker finds first is no library.
+#[test]
+fn a_machine_without_libfabric_has_local_topics() {
+    let house = House::open();
+    house.write("libfabric.so.1", "");
+    let directory = house.directory.display().to_string();
+    let environment = [("LD_LIBRARY_PATH", directory.as_str())];
+    let mut sub = house.start_with(&["sub", "t", "--count", "1"], "", &environment);
+    let publish = ["pub", "t", "--wait-for", "1"];
+    assert_eq!(house.run_with(&publish, "hello", &environment).0, Some(0));
+    assert_eq!(sub.succeed(), "hello");
+    assert_eq!(house.run_with(&["--help"], "", &environment).0, Some(0));
+    for arguments in [&["info"][..], &["node", "--listen", "127.0.0.1:0"]] {
+        let (code, said) = house.run_with(arguments, "", &environment);
+        assert_eq!(code, Some(3), "{said}");
+        for words in ["libfabric is not installed (", "Install it with apt install libfabric1"] {
+            assert!(said.contains(words), "{words}: {said}");
+        }
+    }
+}
+
 #[test]
 fn files_are_messages_and_messages_files() {
     let house = House::open();

@@ -68,6 +68,8 @@ typedef int32_t fabricast_status;
 #define FABRICAST_E_POISONED (-18)         /* its publisher was lost before it was written */
 #define FABRICAST_E_TOO_MANY_LOANS (-19)   /* the publisher has all that it may have */
 #define FABRICAST_E_TOO_MANY_SAMPLES (-20) /* the subscriber holds all that it may hold */
+#define FABRICAST_E_NO_PROVIDER (-21)      /* none carries messages to other nodes, or there is
+                                              no libfabric */
 
 /* A status in words, never NULL. */
 const char *fabricast_status_name(fabricast_status status);
@@ -88,6 +90,32 @@ uint32_t fabricast_abi(void);
 
 /* Handles of this process that are open, of all kinds, and texts that were not freed. */
 size_t fabricast_open_handles(void);
+
+/* ------------------------------------------------------------------------------ log */
+
+#define FABRICAST_LOG_OFF 0
+#define FABRICAST_LOG_ERROR 1
+#define FABRICAST_LOG_WARN 2
+#define FABRICAST_LOG_INFO 3
+#define FABRICAST_LOG_DEBUG 4
+#define FABRICAST_LOG_TRACE 5
+
+/*
+ * A line of the log, without an end of line: good until the callback returns. Any thread calls
+ * it, of the library or in one of its functions, but one at a time: the others wait. So it
+ * returns soon, throws nothing, does not leave by longjmp, and waits for no other thread that
+ * uses the library. What functions that it calls would log is left out.
+ */
+typedef void (*fabricast_log_callback)(int32_t level, const char *text, void *user_data);
+
+/*
+ * Has what the library logs, up to this level, told to a callback; NULL or FABRICAST_LOG_OFF: to
+ * none, as at first. When it returns the callback before is not called any more, and its data may
+ * be freed. FABRICAST_E_INVALID_ARGUMENT if the callback itself calls it. A forked child has no
+ * callback.
+ */
+fabricast_status fabricast_set_log(int32_t level, fabricast_log_callback callback,
+                                   void *user_data);
 
 /* ------------------------------------------------------------------------- waiting */
 
@@ -136,8 +164,9 @@ typedef struct fabricast_node_options {
     const char *peers;      /* other nodes, as "host:port,host:port" */
     const char *rendezvous; /* a node, as "host:port", that tells of the others */
     const char *name;       /* what the node is called among others; NULL: its label */
-    const char *provider;   /* by which provider messages go: "NAME" prefers, "=NAME"
-                               requires, "^NAME" denies; NULL: the best */
+    const char *provider;   /* by which provider messages go: "NAME" or "=NAME" only by this
+                               one, "^NAME" by any but this one, several separated by commas;
+                               NULL: the best */
     const char *source;     /* the address that messages leave from; NULL: usual */
     int64_t lost_after;     /* a node that was not heard of for so long is lost, nanoseconds */
     uint32_t insecure;      /* 1: beyond loopback, though nobody is authenticated and nothing
@@ -148,7 +177,11 @@ typedef struct fabricast_node_options {
 /* fabricast_node_options_init(&options, sizeof options) */
 fabricast_status fabricast_node_options_init(fabricast_node_options *options, size_t size);
 
-/* Joins a node. With NULL as options, the usual one. */
+/*
+ * Joins a node. With NULL as options, the usual one. Options by which other nodes can never be
+ * reached are refused: FABRICAST_E_INVALID_ARGUMENT for peers without a port, and for addresses
+ * beyond loopback if insecure is 0; FABRICAST_E_NO_PROVIDER for a provider that is not here.
+ */
 fabricast_status fabricast_node_join(const fabricast_node_options *options,
                                      fabricast_node **node);
 fabricast_status fabricast_node_leave(fabricast_node *node);
@@ -221,6 +254,10 @@ fabricast_status fabricast_publisher_identity(fabricast_publisher *publisher,
 /* How many would get a message that is published now, on this node. */
 fabricast_status fabricast_publisher_subscribers(fabricast_publisher *publisher,
                                                  uint64_t *count);
+
+/* Waits until a message that is published now would come to so many, on this node. */
+fabricast_status fabricast_publisher_wait(fabricast_publisher *publisher, uint64_t count,
+                                          fabricast_timeout timeout);
 
 typedef struct fabricast_publisher_counters {
     uint64_t messages; /* that it published, wanted by somebody or not */

@@ -1,5 +1,6 @@
 /*
- * rgaps.h - messages in GPU memory, published and read by topic: six functions.
+ * rgaps.h - messages in GPU memory, published and read by topic: six functions, and three for
+ * programs that do not wait for ever.
  *
  * A process publishes on a topic, others read what was published; each message exists once
  * in the memory of a device (or of the host), whoever reads it and however many they are.
@@ -56,7 +57,7 @@ typedef struct rgaps_publisher rgaps_publisher_t;
 typedef struct rgaps_subscriber rgaps_subscriber_t;
 
 /* Publishes on a topic from now on, and makes the topic if nobody has. NULL if it fails. */
-rgaps_publisher_t *publisher_init(char *topic_name);
+rgaps_publisher_t *publisher_init(const char *topic_name);
 
 /*
  * Publishes a copy of what is at device_pointer, wherever that lies: on the host or on any device,
@@ -65,14 +66,23 @@ rgaps_publisher_t *publisher_init(char *topic_name);
  * stream that writes it first. Waits while readers have no room. When it returns, the memory
  * may be written again. 0 if it is done, and one of fabricast.h's status codes, below 0, if not.
  */
-int publisher_push(rgaps_publisher_t *publisher, size_t message_size, void *device_pointer);
+int publisher_push(rgaps_publisher_t *publisher, size_t message_size,
+                   const void *device_pointer);
+
+/*
+ * Waits until a message that is published now would come to so many subscribers on this node,
+ * those that carry it to other nodes being one, for so many milliseconds at most; below 0 as long
+ * as it takes. 0, or FABRICAST_E_DEADLINE_EXCEEDED (FABRICAST_E_WOULD_BLOCK if it is not to wait),
+ * or another of fabricast.h's status codes.
+ */
+int publisher_wait(rgaps_publisher_t *publisher, size_t subscribers, int milliseconds);
 
 /* Publishes no more. What was published stays until it was read. NULL is allowed. */
 void publisher_destroy(rgaps_publisher_t *publisher);
 
 /* Reads what is published on a topic from now on, and makes the topic if nobody has. NULL if
  * it fails. */
-rgaps_subscriber_t *subscriber_init(char *topic_name);
+rgaps_subscriber_t *subscriber_init(const char *topic_name);
 
 /*
  * Waits for the next message, and returns where it is: on the topic's device, in memory that
@@ -81,6 +91,16 @@ rgaps_subscriber_t *subscriber_init(char *topic_name);
  * Messages of one publisher come in order, and none is left out. NULL if it fails.
  */
 void *subscriber_pull(rgaps_subscriber_t *subscriber);
+
+/*
+ * The same, for so many milliseconds at most; 0 does not wait, below 0 is as subscriber_pull. NULL
+ * if no message came: then fabricast_error_status of fabricast.h is FABRICAST_E_DEADLINE_EXCEEDED
+ * (FABRICAST_E_WOULD_BLOCK if it was not to wait), and the message before is given back.
+ */
+void *subscriber_pull_within(rgaps_subscriber_t *subscriber, int milliseconds);
+
+/* How many bytes the message has that was pulled last. 0 if there is none, or it has none. */
+size_t subscriber_message_size(rgaps_subscriber_t *subscriber);
 
 /* Reads no more, and ends a subscriber_pull that waits in another thread. NULL is allowed. */
 void subscriber_destroy(rgaps_subscriber_t *subscriber);

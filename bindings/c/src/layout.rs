@@ -57,6 +57,11 @@ impl Timeout {
         }
     }
 
+    /// Below 0 stands for ever.
+    pub(crate) fn of_milliseconds(milliseconds: i32) -> Self {
+        Self::of_nanoseconds(i64::from(milliseconds) * 1_000_000)
+    }
+
     /// When it ends.
     pub(crate) fn end(self) -> Instant {
         Instant::now() + self.as_duration()

@@ -15,6 +15,7 @@ mod failure;
 mod fake_driver_tests;
 mod handle;
 mod layout;
+mod log;
 mod network;
 mod node;
 mod publisher;

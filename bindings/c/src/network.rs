@@ -5,7 +5,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use pubsub::NetworkOptions;
+use pubsub::{NetworkOptions, NodeOptions};
 
 use crate::failure::{Failure, Result};
 
@@ -36,6 +36,13 @@ pub(crate) fn network(
         workers,
         ..usual
     }))
+}
+
+/// Refuses what could never connect the node to others, as the command `fabricast node` does.
+pub(crate) fn check(options: &NodeOptions) -> Result<()> {
+    let Some(network) = &options.network else { return Ok(()) };
+    network.check(&options.label)?;
+    Ok(network.check_provider()?)
 }
 
 fn address<T: FromStr<Err: fmt::Display>>(

@@ -8,6 +8,7 @@ use crate::boundary::{Filled, Options, Out, export};
 use crate::failure::{self, c_text};
 use crate::handle::Handle;
 use crate::layout::{RawNodeOptions, Usual};
+use crate::network;
 use crate::registry::{self, Registry};
 use crate::status::Status;
 
@@ -43,7 +44,9 @@ export! {
         node: Out<'_, *mut OpenNode>,
     ) -> i32, c"join a node" {
         let options = options.0.unwrap_or_else(RawNodeOptions::usual);
-        let joined = Node::join(options.meaning(OPERATION)?)?;
+        let options = options.meaning(OPERATION)?;
+        network::check(&options)?;
+        let joined = Node::join(options)?;
         node.put(registry::open(OPERATION, OpenNode::new(joined))?)
     }
 

@@ -96,6 +96,33 @@ fn brought(slice: &Slice, timeout: Timeout) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
+/// Between two looks whether the handle was closed.
+const GLANCE: Duration = Duration::from_millis(200);
+
+/// Waits in pieces, each of which finds the handle again.
+pub(crate) fn wait_for_subscribers(
+    operation: &'static CStr,
+    count: u64,
+    timeout: Timeout,
+    wait: impl Fn(u32, Duration) -> Result<()>,
+) -> Result<()> {
+    let count = u32::try_from(count)
+        .map_err(|_| Failure::invalid(operation, "a topic has no place for so many subscribers"))?;
+    let end = timeout.end();
+    loop {
+        let left = end.saturating_duration_since(Instant::now());
+        match wait(count, left.min(GLANCE)) {
+            Err(failure) if failure.status == Status::DeadlineExceeded && left > GLANCE => {}
+            Err(failure)
+                if failure.status == Status::DeadlineExceeded && timeout == Timeout::Now =>
+            {
+                return Err(Failure::new(Status::WouldBlock, operation, "fewer are there"));
+            }
+            done => return done,
+        }
+    }
+}
+
 /// Publishes what a handle names. If there is no room, or not in time, the loan is as it was.
 pub(crate) fn publish(
     operation: &'static CStr,
@@ -159,6 +186,18 @@ export! {
         count: Out<'_, u64>,
     ) -> i32, c"count a publisher's subscribers" {
         count.put(u64::from(publisher.find(OPERATION)?.publisher.subscribers()))
+    }
+
+    /// Waits until so many would get a message.
+    fn fabricast_publisher_wait(
+        publisher: Handle<OpenPublisher>,
+        count: u64,
+        timeout: Timeout,
+    ) -> i32, c"wait for subscribers" {
+        wait_for_subscribers(OPERATION, count, timeout, |count, longest| {
+            publisher.find(OPERATION)?.publisher.wait_for_subscribers(count, longest)?;
+            Ok(())
+        })
     }
 
     /// What it has done so far.

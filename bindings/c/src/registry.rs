@@ -15,6 +15,7 @@ use pubsub::{Loan, Node};
 
 use crate::failure::{Failure, Result};
 use crate::handle::{Handle, Kind, forks_told};
+use crate::log::Sink;
 use crate::node::OpenNode;
 use crate::publisher::OpenPublisher;
 use crate::rgaps::{SimplePublisher, SimpleSubscriber};
@@ -34,6 +35,8 @@ pub(crate) struct Registry {
     texts: Mutex<HashMap<usize, CString>>,
     /// The membership that all handles of the simple interface have together.
     pub(crate) simple_node: Mutex<Weak<Node>>,
+    /// Where its log goes.
+    pub(crate) log: Mutex<Option<Sink>>,
 }
 
 /// Which table.
@@ -95,6 +98,7 @@ impl Registry {
             tables: Tables::new(forks_told(forks)),
             texts: Mutex::default(),
             simple_node: Mutex::default(),
+            log: Mutex::default(),
         }
     }
 

@@ -1,11 +1,11 @@
-//! The six functions of `rgaps.h`: a publisher and a subscriber that are told nothing but the
+//! The functions of `rgaps.h`: a publisher and a subscriber that are told nothing but the
 //! name of their topic. All else is told by the environment.
 
 mod environment;
 
 use std::ffi::{CStr, c_void};
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
 
 use pubsub::{ErrorKind, Node, NodeOptions, Topic};
@@ -13,11 +13,13 @@ use pubsub::{ErrorKind, Node, NodeOptions, Topic};
 use self::environment::Environment;
 use crate::boundary::{Range, Text, export};
 use crate::device;
-use crate::failure::Result;
+use crate::failure::{Failure, Result};
 use crate::handle::Handle;
 use crate::layout::Timeout;
-use crate::publisher::OpenPublisher;
+use crate::network;
+use crate::publisher::{OpenPublisher, wait_for_subscribers};
 use crate::registry::{self, Registry};
+use crate::status::Status;
 use crate::subscriber::{OpenSample, OpenSubscriber};
 
 /// What `publisher_init` gives.
@@ -36,6 +38,22 @@ pub(crate) struct SimpleSubscriber {
     _node: Arc<Node>,
 }
 
+impl SimpleSubscriber {
+    fn held(&self) -> MutexGuard<'_, Option<OpenSample>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gives the last message back, and waits for the next one: where it is.
+    fn pull(&self, operation: &'static CStr, timeout: Timeout) -> Result<*mut c_void> {
+        drop(self.held().take());
+        let sample = OpenSample::new(self.subscriber.pull(operation, timeout, None)?);
+        // A message of no bytes is somewhere, too: NULL would say that there is none.
+        let address = NonNull::new(sample.address()).unwrap_or(NonNull::dangling());
+        *self.held() = Some(sample);
+        Ok(address.as_ptr())
+    }
+}
+
 /// The node that all of this process's share, as long as there are any; another one, if it was
 /// closed because its service was lost.
 fn node(shared: &Mutex<Weak<Node>>, mut options: NodeOptions) -> Result<Arc<Node>> {
@@ -46,6 +64,7 @@ fn node(shared: &Mutex<Weak<Node>>, mut options: NodeOptions) -> Result<Arc<Node
     {
         return Ok(node);
     }
+    network::check(&options)?;
     // Another thread may have looked for the others, in vain, and so may this one have waited.
     options.patience = options.patience.saturating_sub(start.elapsed());
     let node = Arc::new(Node::join(options)?);
@@ -80,6 +99,20 @@ export! {
         registry::open(OPERATION, SimplePublisher { publisher, _node: node })
     }
 
+    /// Waits until so many read the topic.
+    fn publisher_wait(
+        publisher: Handle<SimplePublisher>,
+        subscribers: usize,
+        milliseconds: i32,
+    ) -> i32, c"publisher_wait" {
+        let timeout = Timeout::of_milliseconds(milliseconds);
+        wait_for_subscribers(OPERATION, subscribers as u64, timeout, |count, longest| {
+            let publisher = publisher.find(OPERATION)?;
+            publisher.publisher.publisher.wait_for_subscribers(count, longest)?;
+            Ok(())
+        })
+    }
+
     /// Publishes a copy of what is at an address.
     fn publisher_push(
         publisher: Handle<SimplePublisher>,
@@ -105,15 +138,25 @@ export! {
 
     /// Gives the last message back, and waits for the next one.
     fn subscriber_pull(subscriber: Handle<SimpleSubscriber>) -> *mut c_void, c"subscriber_pull" {
+        subscriber.find(OPERATION)?.pull(OPERATION, Timeout::Forever)
+    }
+
+    /// The same, for so long at most.
+    fn subscriber_pull_within(
+        subscriber: Handle<SimpleSubscriber>,
+        milliseconds: i32,
+    ) -> *mut c_void, c"subscriber_pull_within" {
+        subscriber.find(OPERATION)?.pull(OPERATION, Timeout::of_milliseconds(milliseconds))
+    }
+
+    /// How long the last message is.
+    fn subscriber_message_size(
+        subscriber: Handle<SimpleSubscriber>,
+    ) -> usize, c"subscriber_message_size" {
         let subscriber = subscriber.find(OPERATION)?;
-        let held = || subscriber.held.lock().unwrap_or_else(PoisonError::into_inner);
-        drop(held().take());
-        let pulled = subscriber.subscriber.pull(OPERATION, Timeout::Forever, None)?;
-        let sample = OpenSample::new(pulled);
-        // A message of no bytes is somewhere, too: NULL would say that there is none.
-        let address = NonNull::new(sample.address()).unwrap_or(NonNull::dangling());
-        *held() = Some(sample);
-        Ok(address.as_ptr())
+        let held = subscriber.held();
+        let none = || Failure::new(Status::WouldBlock, OPERATION, "no message is held");
+        Ok(held.as_ref().ok_or_else(none)?.sample.length() as usize)
     }
 
     /// Reads no more.
@@ -123,7 +166,7 @@ export! {
         if let Some(subscriber) = subscriber {
             let closed = subscriber.close(OPERATION)?;
             closed.subscriber.subscriber.end();
-            drop(closed.held.lock().unwrap_or_else(PoisonError::into_inner).take());
+            drop(closed.held().take());
         }
         Ok(())
     }

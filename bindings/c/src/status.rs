@@ -51,6 +51,8 @@ pub(crate) enum Status {
     TooManyLoans = -19,
     /// The subscriber holds as many samples as a topic that drops messages allows each.
     TooManySamples = -20,
+    /// No provider can carry messages to other nodes, or libfabric is not installed.
+    NoProvider = -21,
 }
 
 impl Status {
@@ -77,6 +79,7 @@ impl Status {
         (Self::Poisoned, c"poisoned"),
         (Self::TooManyLoans, c"too many loans"),
         (Self::TooManySamples, c"too many samples"),
+        (Self::NoProvider, c"no provider"),
     ];
 
     /// What a number says that came from C.
@@ -110,6 +113,7 @@ impl From<ErrorKind> for Status {
             ErrorKind::Closed => Self::Closed,
             ErrorKind::Forked => Self::Forked,
             ErrorKind::Poisoned => Self::Poisoned,
+            ErrorKind::NoProvider => Self::NoProvider,
             // What a later version adds has no number yet.
             _ => Self::Failed,
         }

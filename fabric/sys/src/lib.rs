@@ -7,7 +7,8 @@
 //! checks sizes and offsets against these headers. `scripts/make-bindings` makes
 //! a file for another version, or anew.
 //!
-//! The names are libfabric's own. Functions that libfabric declares `static
+//! The names are libfabric's own. The few functions that the library exports are found
+//! in it when one is called for the first time, which loads it: see [`load`]. Functions that libfabric declares `static
 //! inline`, and which call a function of the object, are in [`calls`]: there a
 //! function that the object lacks is answered with `-FI_ENOSYS`. Whatever differs
 //! between header versions (anonymous unions, structures that grew) is reached
@@ -38,8 +39,14 @@
 )]
 
 pub mod calls;
+mod handlers;
+mod library;
 
 pub use calls::*;
+pub use library::{
+    fi_dupinfo, fi_fabric, fi_freeinfo, fi_getinfo, fi_open, fi_strerror, fi_tostr_r, fi_version,
+    load,
+};
 
 /// Structures of which libfabric's tables only have pointers here, and whose layout differs between
 /// versions, or is of no use.
@@ -57,7 +64,14 @@ opaque! {
     fid_av_set fid_mc fid_poll fid_stx
 }
 
-include!(env!("LIBFABRIC_BINDINGS"));
+/// What the headers declare. Nothing is linked with libfabric: its functions are those above.
+mod bindings {
+    use super::*;
+
+    include!(env!("LIBFABRIC_BINDINGS"));
+}
+
+pub use bindings::*;
 
 // Macros with casts, and macros that are enum members in some versions, do not
 // come through bindgen. Their values are ABI; `shim.c` asserts each of them.

@@ -7,7 +7,7 @@ use fabric::Policy;
 use serde::{Deserialize, Serialize};
 
 use crate::bridge::{self, MOST_LANES};
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::peers;
 
 /// How a node is connected to others, if the process that serves it is told so. The next one that
@@ -37,7 +37,8 @@ pub struct NetworkOptions {
     pub insecure: bool,
     /// What the node calls itself to others; the label of its service if empty.
     pub name: String,
-    /// Which provider carries the messages, if not the best that leads to other nodes.
+    /// Which provider carries the messages, if not the best that leads to other nodes: `NAME` or
+    /// `=NAME` only this one, `^NAME` any but this one; several are separated by commas.
     pub provider: Option<String>,
     /// The address of this machine that messages leave from, if not the one that other nodes
     /// are talked to from. Without it, a node that is met at the loopback address first and at
@@ -82,6 +83,7 @@ impl NetworkOptions {
     /// # Ok::<(), std::net::AddrParseError>(())
     /// ```
     pub fn check(&self, label: &str) -> Result<()> {
+        self.policy()?;
         peers::check(self, self.name(label))
     }
 
@@ -104,7 +106,7 @@ impl NetworkOptions {
     /// assert!(error.detail().contains("carrier-pigeon"));
     /// ```
     pub fn check_provider(&self) -> Result<()> {
-        bridge::check_provider(&self.policy(), self.source)
+        bridge::check_provider(&self.policy()?, self.source)
     }
 
     /// Logs what it means that nodes beyond loopback are allowed, if there may be some.
@@ -118,8 +120,16 @@ impl NetworkOptions {
     }
 
     /// Which providers may carry messages.
-    pub(super) fn policy(&self) -> Policy {
-        Policy { require: self.provider.iter().cloned().collect(), ..Policy::default() }
+    pub(super) fn policy(&self) -> Result<Policy> {
+        let Some(text) = &self.provider else { return Ok(Policy::default()) };
+        let read = || {
+            let mut policy: Policy = text.parse()?;
+            // Nodes with different providers do not understand each other: none takes its place.
+            policy.require.append(&mut policy.prefer);
+            policy.check().map(|()| policy)
+        };
+        let refused = |error| Error::because("read a provider", ErrorKind::InvalidArgument, error);
+        read().map_err(refused)
     }
 
     /// How the node is called among others, if its service calls itself so.
@@ -141,6 +151,30 @@ impl Default for NetworkOptions {
             lost_after: Duration::from_secs(5),
             workers: 0,
             lanes: 0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn policy(provider: &str) -> Result<Policy> {
+        NetworkOptions { provider: Some(provider.into()), ..NetworkOptions::default() }.policy()
+    }
+
+    #[test]
+    fn providers_are_required_and_denied_by_their_names() {
+        assert_eq!(policy("net").unwrap(), policy("=net").unwrap());
+        assert_eq!(policy("net").unwrap().require, ["net"]);
+        let several = policy("net,=tcp,^sockets").unwrap();
+        assert_eq!((several.require.len(), several.prefer.len()), (2, 0));
+        assert_eq!(
+            policy("^net").unwrap(),
+            Policy { deny: vec!["net".into()], ..Policy::default() }
+        );
+        for wrong in ["^", "net,^net", "=net,^net"] {
+            assert_eq!(policy(wrong).unwrap_err().kind(), ErrorKind::InvalidArgument, "{wrong}");
         }
     }
 }

@@ -44,12 +44,12 @@ impl Carrier {
         if self.workers_rest.is_some_and(|rest| !rest.is_over(now)) {
             return;
         }
-        let options = WorkerOptions {
-            policy: self.options.policy(),
-            lanes: self.options.lanes,
-            ..WorkerOptions::default()
-        };
-        match Workers::start(self.options.workers, &options, local) {
+        let started = self.options.policy().and_then(|policy| {
+            let lanes = self.options.lanes;
+            let options = WorkerOptions { policy, lanes, ..WorkerOptions::default() };
+            Workers::start(self.options.workers, &options, local)
+        });
+        match started {
             Ok(workers) => {
                 if let Some(first) = workers.all().next() {
                     let provider = &first.provider().name;

@@ -47,7 +47,7 @@ pub(crate) trait FromC: Argument + Sized {
     unsafe fn from_c(operation: &'static CStr, name: &'static str, raw: Self::Raw) -> Result<Self>;
 }
 
-plain!(usize, i32);
+plain!(usize, i32, u64);
 
 impl Argument for Timeout {
     type Raw = i64;

@@ -94,6 +94,19 @@ impl Answer for () {
     fn failed(_: Status) -> Self {}
 }
 
+/// 0 if it failed.
+impl Answer for usize {
+    type Value = Self;
+
+    fn done(value: Self) -> Self {
+        value
+    }
+
+    fn failed(_: Status) -> Self {
+        0
+    }
+}
+
 /// NULL if it failed.
 impl<T> Answer for *mut T {
     type Value = Self;

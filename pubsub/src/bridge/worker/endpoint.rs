@@ -126,6 +126,9 @@ fn choose(policy: &Policy, local: Option<IpAddr>) -> Result<Offer> {
         let mut offers = match query.offers() {
             Ok(offers) => offers,
             Err(error) if error.kind() == FabricKind::NoProvider => Vec::new(),
+            Err(error) if error.kind() == FabricKind::NoLibrary => {
+                return Err(Error::because(START, ErrorKind::NoProvider, error));
+            }
             Err(error) => return Err(Error::of(START, error)),
         };
         let is_far = |offer: &Offer| offer.capabilities().reaches_other_machines;

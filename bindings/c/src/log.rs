@@ -1,0 +1,167 @@
+//! What the library logs, for a function of the host's.
+#![allow(unsafe_code)]
+
+use std::cell::Cell;
+use std::ffi::{CStr, c_char, c_void};
+use std::fmt::{self, Write};
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::{Once, PoisonError};
+
+use tracing::field::{Field, Visit};
+use tracing::level_filters::LevelFilter;
+use tracing::subscriber::{Interest, set_global_default};
+use tracing::{Event, Id, Level, Metadata, Subscriber, span};
+
+use crate::boundary::{Argument, FromC, export};
+use crate::failure::{Failure, Result, c_text};
+use crate::registry::Registry;
+
+/// `fabricast_log_callback`.
+type Callback = Option<unsafe extern "C" fn(i32, *const c_char, *mut c_void)>;
+
+impl Argument for Callback {
+    type Raw = Self;
+}
+
+impl FromC for Callback {
+    unsafe fn from_c(_: &'static CStr, _: &'static str, raw: Self) -> Result<Self> {
+        Ok(raw)
+    }
+}
+
+/// What a callback is given; it is not looked at here.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct UserData(*mut c_void);
+
+// SAFETY: the header says that callbacks are called by any thread.
+unsafe impl Send for UserData {}
+
+impl Argument for UserData {
+    type Raw = *mut c_void;
+}
+
+impl FromC for UserData {
+    unsafe fn from_c(_: &'static CStr, _: &'static str, raw: *mut c_void) -> Result<Self> {
+        Ok(Self(raw))
+    }
+}
+
+/// Where lines go: a function of the host's, with its data.
+pub(crate) type Sink = (unsafe extern "C" fn(i32, *const c_char, *mut c_void), UserData);
+
+/// In the order of their numbers.
+const LEVELS: [LevelFilter; 6] = [
+    LevelFilter::OFF,
+    LevelFilter::ERROR,
+    LevelFilter::WARN,
+    LevelFilter::INFO,
+    LevelFilter::DEBUG,
+    LevelFilter::TRACE,
+];
+
+/// What is logged: a place in [`LEVELS`].
+static LEVEL: AtomicI32 = AtomicI32::new(0);
+
+thread_local! {
+    /// Does this thread run a callback?
+    static IS_CALLED: Cell<bool> = const { Cell::new(false) };
+}
+
+fn filter() -> LevelFilter {
+    LEVELS.get(LEVEL.load(Ordering::Relaxed) as usize).copied().unwrap_or(LevelFilter::OFF)
+}
+
+struct Log;
+
+impl Subscriber for Log {
+    fn register_callsite(&self, of: &'static Metadata<'static>) -> Interest {
+        if of.is_event() { Interest::sometimes() } else { Interest::never() }
+    }
+
+    fn max_level_hint(&self) -> Option<LevelFilter> {
+        Some(filter())
+    }
+
+    fn enabled(&self, of: &Metadata<'_>) -> bool {
+        of.is_event() && *of.level() <= filter()
+    }
+
+    fn event(&self, event: &Event<'_>) {
+        let mut line = Line::default();
+        event.record(&mut line);
+        let level = match *event.metadata().level() {
+            Level::ERROR => 1,
+            Level::WARN => 2,
+            Level::INFO => 3,
+            Level::DEBUG => 4,
+            Level::TRACE => 5,
+        };
+        tell(level, &c_text(line.message + &line.fields));
+    }
+
+    fn new_span(&self, _: &span::Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &span::Record<'_>) {}
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn enter(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {}
+}
+
+/// The message, and behind it `name=value` of each field.
+#[derive(Default)]
+struct Line {
+    message: String,
+    fields: String,
+}
+
+impl Visit for Line {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        let _ = match field.name() {
+            "message" => write!(self.message, "{value:?}"),
+            name => write!(self.fields, " {name}={value:?}"),
+        };
+    }
+}
+
+/// Calls the host's function. What is logged by that function itself is left out.
+fn tell(level: i32, text: &CStr) {
+    if IS_CALLED.replace(true) {
+        return;
+    }
+    let log = &Registry::current().log;
+    // Held meanwhile: whoever takes the function away waits for it.
+    if let Some((callback, user_data)) = *log.lock().unwrap_or_else(PoisonError::into_inner) {
+        // SAFETY: the header says what the function may do, and that it and its data are there
+        // until it is taken away.
+        unsafe { callback(level, text.as_ptr(), user_data.0) };
+    }
+    IS_CALLED.set(false);
+}
+
+export! {
+    /// Has what is logged told to a function, or to none.
+    fn fabricast_set_log(
+        level: i32,
+        callback: Callback,
+        user_data: UserData,
+    ) -> i32, c"set the log" {
+        static STARTED: Once = Once::new();
+        if !usize::try_from(level).is_ok_and(|level| level < LEVELS.len()) {
+            return Err(Failure::invalid(OPERATION, format_args!("{level} is not a level")));
+        }
+        if IS_CALLED.get() {
+            return Err(Failure::invalid(OPERATION, "the log's own callback called it"));
+        }
+        let sink = callback.map(|callback| (callback, user_data));
+        LEVEL.store(if sink.is_some() { level } else { 0 }, Ordering::Relaxed);
+        *Registry::current().log.lock().unwrap_or_else(PoisonError::into_inner) = sink;
+        STARTED.call_once(|| {
+            // Nothing else in this library logs to anywhere.
+            let _ = set_global_default(Log);
+        });
+        tracing::callsite::rebuild_interest_cache();
+        Ok(())
+    }
+}

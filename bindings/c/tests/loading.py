@@ -1,0 +1,221 @@
+"""What a host sees when it loads the library, joins a node, and uses a fabric for the first time.
+
+    loading.py LIBRARY
+
+Each situation is a process of its own, with a node of its own: the handlers of signals are looked at
+in /proc/self/status, and by what becomes of Ctrl-C and of a crash.
+"""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+LONG = 60 * 10**9
+LIMIT = 60  # seconds for a process
+MOST_MILLISECONDS = 50
+
+
+class Options(ctypes.Structure):
+    """fabricast_node_options up to the field "listen"."""
+
+    _fields_ = [
+        ("size", ctypes.c_size_t),
+        ("directory", ctypes.c_char_p),
+        ("label", ctypes.c_char_p),
+        ("patience", ctypes.c_int64),
+        ("host_budget", ctypes.c_uint64),
+        ("device_budget", ctypes.c_uint64),
+        ("service", ctypes.c_uint32),
+        ("waiting", ctypes.c_uint32),
+        ("listen", ctypes.c_char_p),
+        ("behind", ctypes.c_char * 256),
+    ]
+
+
+def status(name):
+    with open("/proc/self/status") as lines:
+        return next(line.split()[1] for line in lines if line.startswith(name + ":"))
+
+
+def host():
+    """What a host is to find unchanged. The C library takes two signals for its threads."""
+    own = 1 << 32 - 1 | 1 << 33 - 1
+    masks = [int(status(name), 16) & ~own for name in ("SigCgt", "SigIgn", "SigBlk")]
+    return masks, [signal.getsignal(number) for number in signal.valid_signals()]
+
+
+def libraries():
+    with open("/proc/self/maps") as lines:
+        return lines.read()
+
+
+def load():
+    library = ctypes.CDLL(os.environ["LIBRARY"])
+    library.fabricast_error_message.restype = ctypes.c_char_p
+    return library
+
+
+def join(library, listen=None):
+    """A node, or None and why not."""
+    options, node = Options(), ctypes.c_void_p()
+    # The size of the first version of the structure.
+    assert library.fabricast_node_options_init(ctypes.byref(options), ctypes.c_size_t(120)) == 0
+    options.listen = listen
+    if library.fabricast_node_join(ctypes.byref(options), ctypes.byref(node)) != 0:
+        return None, library.fabricast_error_message().decode()
+    return node, ""
+
+
+def send(library, node):
+    """A message to oneself."""
+    topic, publisher, subscriber, sample = (ctypes.c_void_p() for _ in range(4))
+    settings = (ctypes.c_char * 64)()
+    assert library.fabricast_topic_settings_init(settings, ctypes.c_size_t(40)) == 0
+    assert library.fabricast_topic_open(node, b"loading", settings, ctypes.byref(topic)) == 0
+    assert library.fabricast_subscriber_open(topic, ctypes.byref(subscriber)) == 0
+    assert library.fabricast_publisher_open(topic, ctypes.byref(publisher)) == 0
+    length = ctypes.c_size_t(5)
+    assert library.fabricast_publisher_push(publisher, b"hello", length, ctypes.c_int64(LONG)) == 0
+    assert library.fabricast_subscriber_pull(subscriber, ctypes.c_int64(LONG), ctypes.byref(sample)) == 0
+    assert library.fabricast_sample_release(sample) == 0
+    for close, handle in (("subscriber", subscriber), ("publisher", publisher), ("topic", topic)):
+        assert getattr(library, f"fabricast_{close}_close")(handle) == 0
+
+
+def use_fabric(library):
+    node, why = join(library, b"127.0.0.1:0")
+    assert node is not None, why
+    assert "libfabric.so" in libraries()
+    return node
+
+
+# ------------------------------------------------------------------------- situations
+
+
+def loading_changes_nothing():
+    before, threads, start = host(), status("Threads"), time.perf_counter()
+    load()
+    print(time.perf_counter() - start)
+    assert host() == before, (before, host())
+    assert status("Threads") == threads
+    assert "libfabric.so" not in libraries()
+
+
+def local_topics_need_no_fabric():
+    before, library = host(), load()
+    node, why = join(library)
+    assert node is not None, why
+    send(library, node)
+    assert library.fabricast_node_leave(node) == 0
+    assert host() == before, (before, host())
+    assert "libfabric.so" not in libraries()
+
+
+def a_fabric_changes_no_handlers():
+    before, library = host(), load()
+    node = use_fabric(library)
+    assert host() == before, (before, host())
+    send(library, node)
+    assert library.fabricast_node_leave(node) == 0
+    assert host() == before, (before, host())
+
+
+def interrupted():
+    library = load()
+    use_fabric(library)
+    try:
+        print("ready", flush=True)
+        time.sleep(LIMIT)
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+    finally:
+        print("finally", flush=True)
+
+
+def terminated():
+    library = load()
+    use_fabric(library)
+    print("ready", flush=True)
+    time.sleep(LIMIT)
+
+
+def crashed():
+    import faulthandler
+
+    faulthandler.enable()
+    library = load()
+    use_fabric(library)
+    ctypes.string_at(8)
+
+
+def without_libfabric():
+    library = load()
+    node, why = join(library)
+    assert node is not None, why
+    send(library, node)
+    assert library.fabricast_node_leave(node) == 0
+    node, why = join(library, b"127.0.0.1:0")
+    assert node is None
+    assert "libfabric is not installed (" in why, why
+    assert "Install it with apt install libfabric1" in why, why
+
+
+# ----------------------------------------------------------------------------- running
+
+
+def environment(directory, **more):
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("FABRICAST_")}
+    return {**kept, "FABRICAST_DIRECTORY": directory, "LIBRARY": LIBRARY, **more}
+
+
+def start(situation, directory, **more):
+    return subprocess.Popen(
+        [sys.executable, os.path.abspath(__file__), "--situation", situation.__name__],
+        env=environment(directory, **more), cwd=directory, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )
+
+
+def run(situation, code=0, when_ready=None, **more):
+    """Its output and what it said on standard error."""
+    with tempfile.TemporaryDirectory(prefix="fabricast-loading-") as directory:
+        process = start(situation, directory, **more)
+        first = ""
+        if when_ready is not None:
+            first = process.stdout.readline()
+            process.send_signal(when_ready)
+        out, err = process.communicate(timeout=LIMIT)
+        assert process.returncode == code, f"{situation.__name__}: {process.returncode}\n{out}{err}"
+        left = [name for name in os.listdir(directory) if name.endswith(".btr")]
+        assert not left, f"{situation.__name__} left {left}"
+        return first + out, err
+
+
+def main():
+    # Other processes run beside this one: the quickest of them says how long it takes.
+    seconds = min(float(run(loading_changes_nothing)[0]) for _ in range(7))
+    assert seconds * 1000 <= MOST_MILLISECONDS, f"loading takes {seconds * 1000:.1f} ms"
+    run(local_topics_need_no_fabric)
+    run(a_fabric_changes_no_handlers)
+    out, _ = run(interrupted, when_ready=signal.SIGINT)
+    assert out.split() == ["ready", "interrupted", "finally"], out
+    run(terminated, code=-signal.SIGTERM, when_ready=signal.SIGTERM)
+    _, err = run(crashed, code=-signal.SIGSEGV)
+    assert "Fatal Python error: Segmentation fault" in err, err
+    # What the run-time linker finds first is no library.
+    with tempfile.TemporaryDirectory() as directory:
+        open(os.path.join(directory, "libfabric.so.1"), "w").close()
+        path = os.pathsep.join(filter(None, [directory, os.environ.get("LD_LIBRARY_PATH")]))
+        run(without_libfabric, LD_LIBRARY_PATH=path)
+    print(f"loading: ok, in {seconds * 1000:.1f} ms")
+
+
+if sys.argv[1] == "--situation":
+    globals()[sys.argv[2]]()
+else:
+    LIBRARY = os.path.abspath(sys.argv[1])
+    main()

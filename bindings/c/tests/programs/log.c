@@ -1,0 +1,101 @@
+/* What the library logs comes to a callback. */
+#include "check.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+struct seen {
+    int lines[6];
+    int is_inside; /* several at a time would break it */
+    int found;     /* lines that name the port */
+    char port[8];
+    fabricast_status status; /* of a call that is refused */
+};
+
+static void look(int32_t level, const char *text, void *user_data)
+{
+    struct seen *seen = user_data;
+
+    CHECK(level >= FABRICAST_LOG_ERROR && level <= FABRICAST_LOG_TRACE);
+    CHECK(text != NULL && text[0] != 0 && strchr(text, '\n') == NULL);
+    CHECK(seen->is_inside == 0);
+    seen->is_inside = 1;
+    seen->lines[level]++;
+    seen->found += strstr(text, seen->port) != NULL;
+    seen->status = fabricast_set_log(FABRICAST_LOG_OFF, NULL, NULL);
+    seen->is_inside = 0;
+}
+
+/* Listens where another socket does: that is logged as a warning or an error. */
+static void listen_in_vain(const char *port)
+{
+    fabricast_node_options options;
+    fabricast_node *node;
+    char listen[32];
+
+    snprintf(listen, sizeof listen, "127.0.0.1:%s", port);
+    DONE(fabricast_node_options_init(&options, sizeof options));
+    options.patience = FABRICAST_SECONDS(60);
+    options.listen = listen;
+    DONE(fabricast_node_join(&options, &node));
+    DONE(fabricast_node_leave(node));
+}
+
+int main(void)
+{
+    static struct seen seen, after;
+    struct sockaddr_in address;
+    socklen_t length = sizeof address;
+    int listener = socket(AF_INET, SOCK_STREAM, 0);
+    pid_t child;
+
+    alarm(300);
+    memset(&address, 0, sizeof address);
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    CHECK(listener >= 0 && bind(listener, (struct sockaddr *)&address, sizeof address) == 0);
+    CHECK(listen(listener, 1) == 0);
+    CHECK(getsockname(listener, (struct sockaddr *)&address, &length) == 0);
+    snprintf(seen.port, sizeof seen.port, "%d", ntohs(address.sin_port));
+    after = seen;
+
+    EXPECT(FABRICAST_E_INVALID_ARGUMENT, fabricast_set_log(6, look, &seen));
+    EXPECT(FABRICAST_E_INVALID_ARGUMENT, fabricast_set_log(-1, look, &seen));
+    DONE(fabricast_set_log(FABRICAST_LOG_WARN, look, &seen));
+    listen_in_vain(seen.port);
+    CHECK(seen.found > 0);
+    CHECK(seen.status == FABRICAST_E_INVALID_ARGUMENT);
+    CHECK(seen.lines[FABRICAST_LOG_INFO] + seen.lines[FABRICAST_LOG_DEBUG] == 0);
+
+    /* Another one in its place, with more. */
+    {
+        struct seen before = seen;
+        DONE(fabricast_set_log(FABRICAST_LOG_TRACE, look, &after));
+        listen_in_vain(seen.port);
+        CHECK(memcmp(&seen, &before, sizeof seen) == 0);
+        CHECK(after.found > 0);
+        CHECK(after.lines[FABRICAST_LOG_INFO] + after.lines[FABRICAST_LOG_DEBUG] > 0);
+
+        /* A child has none. */
+        before = after;
+        fflush(NULL);
+        child = fork();
+        CHECK(child >= 0);
+        if (child == 0) {
+            listen_in_vain(seen.port);
+            CHECK(memcmp(&after, &before, sizeof after) == 0);
+            _exit(0);
+        }
+        finish(child);
+
+        DONE(fabricast_set_log(FABRICAST_LOG_TRACE, NULL, NULL));
+        before = after;
+        listen_in_vain(seen.port);
+        CHECK(memcmp(&after, &before, sizeof after) == 0);
+    }
+    close(listener);
+    CHECK(fabricast_open_handles() == 0);
+    puts("log: ok");
+    return 0;
+}

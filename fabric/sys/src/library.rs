@@ -1,0 +1,196 @@
+//! libfabric itself, which is loaded when it is used for the first time.
+//!
+//! A program that uses no fabric starts without it, and runs where it is not installed. Debian's and
+//! Ubuntu's loads the libraries of PSM and PSM2, which replace the handlers of six signals, Ctrl-C's
+//! among them, and measure the processor's clock for 0.2 s.
+//!
+//! Functions are found by their symbol versions, so that a library that is newer than the headers
+//! reads and writes structures as the bindings have them.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ptr;
+use std::sync::OnceLock;
+
+use crate::handlers;
+use crate::*;
+
+const NAME: &CStr = c"libfabric.so.1";
+
+/// The symbol version of functions that take or give a `fi_info`, for the structures that the
+/// bindings have. libfabric has a new one when these change, and keeps the functions for earlier ones.
+const INFO: &CStr = match (FI_MAJOR_VERSION, FI_MINOR_VERSION) {
+    (1, ..20) => c"FABRIC_1.3",
+    (1, _) => c"FABRIC_1.7",
+    (2, ..5) => c"FABRIC_1.8",
+    _ => c"FABRIC_1.9",
+};
+
+/// `name @ symbol version (arguments) -> result, or what it answers without the library`
+macro_rules! functions {
+    ($($name:ident @ $version:expr,
+        ($($argument:ident: $type:ty),*) -> $result:ty, or $absent:expr;)*) => {
+        struct Library {
+            $($name: unsafe extern "C" fn($($type),*) -> $result,)*
+        }
+
+        impl Library {
+            /// # Safety
+            /// The handle is that of libfabric.
+            unsafe fn find(handle: *mut c_void) -> Result<Self, String> {
+                Ok(Self {
+                    $($name: std::mem::transmute::<
+                        *mut c_void,
+                        unsafe extern "C" fn($($type),*) -> $result,
+                    >(symbol(
+                        handle,
+                        CStr::from_bytes_with_nul_unchecked(
+                            concat!(stringify!($name), "\0").as_bytes(),
+                        ),
+                        $version,
+                    )?),)*
+                })
+            }
+        }
+
+        $(
+            #[doc = concat!("`", stringify!($name), "`.")]
+            pub unsafe fn $name($($argument: $type),*) -> $result {
+                match library() {
+                    Ok(library) => (library.$name)($($argument),*),
+                    Err(_) => $absent,
+                }
+            }
+
+            // The headers declare it so.
+            const _: unsafe extern "C" fn($($type),*) -> $result = bindings::$name;
+        )*
+    };
+}
+
+functions! {
+    fi_getinfo @ INFO, (
+        version: u32, node: *const c_char, service: *const c_char, flags: u64,
+        hints: *const fi_info, list: *mut *mut fi_info) -> c_int, or -FI_ENOSYS;
+    fi_freeinfo @ INFO, (list: *mut fi_info) -> (), or ();
+    fi_dupinfo @ INFO, (info: *const fi_info) -> *mut fi_info, or ptr::null_mut();
+    fi_fabric @ c"FABRIC_1.1", (
+        attributes: *mut fi_fabric_attr, fabric: *mut *mut fid_fabric,
+        context: *mut c_void) -> c_int, or -FI_ENOSYS;
+    fi_open @ c"FABRIC_1.5", (
+        version: u32, name: *const c_char, attributes: *mut c_void, length: usize, flags: u64,
+        object: *mut *mut fid, context: *mut c_void) -> c_int, or -FI_ENOSYS;
+    fi_tostr_r @ c"FABRIC_1.4", (
+        buffer: *mut c_char, length: usize, value: *const c_void,
+        kind: fi_type) -> *mut c_char, or ptr::null_mut();
+    fi_strerror @ c"FABRIC_1.0", (
+        code: c_int) -> *const c_char, or c"libfabric is not installed".as_ptr();
+    fi_version @ c"FABRIC_1.0", () -> u32, or 0;
+}
+
+/// Loads libfabric and its providers, unless it was done before. Each function of libfabric's does
+/// so; without the library they answer `-FI_ENOSYS`, a null pointer or 0.
+///
+/// Handlers of signals stay what they were. Signals that ask this thread to end come when it is done.
+///
+/// # Errors
+/// Why it cannot be loaded, and what to do.
+pub fn load() -> Result<(), &'static str> {
+    library().map(drop)
+}
+
+fn library() -> Result<&'static Library, &'static str> {
+    static LIBRARY: OnceLock<Result<Library, String>> = OnceLock::new();
+    LIBRARY.get_or_init(|| handlers::keep(|| open(NAME))).as_ref().map_err(String::as_str)
+}
+
+fn open(name: &CStr) -> Result<Library, String> {
+    // SAFETY: a terminated name; the library's constructors run as in any program linked with it. It
+    // stays loaded.
+    let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+    if handle.is_null() {
+        return Err(format!(
+            "libfabric is not installed ({}). Install it with apt install libfabric1",
+            failure()
+        ));
+    }
+    // SAFETY: the handle was just opened. Asked for nothing but its providers' names and versions,
+    // the library loads them: some have constructors of their own. The list is freed.
+    unsafe {
+        let library = Library::find(handle)?;
+        let mut list = ptr::null_mut();
+        let version = fcs_headers_version().min((library.fi_version)());
+        let (none, hints) = (ptr::null(), ptr::null());
+        if (library.fi_getinfo)(version, none, none, FI_PROV_ATTR_ONLY, hints, &mut list) == 0 {
+            (library.fi_freeinfo)(list);
+        }
+        Ok(library)
+    }
+}
+
+/// # Safety
+/// The handle is that of a library.
+unsafe fn symbol(handle: *mut c_void, name: &CStr, version: &CStr) -> Result<*mut c_void, String> {
+    let found = libc::dlvsym(handle, name.as_ptr(), version.as_ptr());
+    if found.is_null() {
+        return Err(format!(
+            "libfabric is too old for this program, which was built for libfabric {}.{} ({}). Install \
+             that version or a newer one",
+            FI_MAJOR_VERSION,
+            FI_MINOR_VERSION,
+            failure()
+        ));
+    }
+    Ok(found)
+}
+
+/// What the run-time linker says of its last failure.
+fn failure() -> String {
+    // SAFETY: the text is terminated, and stays until this thread's next call of the linker.
+    unsafe {
+        let text = libc::dlerror();
+        if text.is_null() {
+            return String::new();
+        }
+        CStr::from_ptr(text).to_string_lossy().into_owned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn absent_library_is_named_with_the_remedy() {
+        let Err(error) = open(c"libfabric-absent.so.1") else { panic!("it was loaded") };
+        let start = "libfabric is not installed (libfabric-absent.so.1: ";
+        assert!(error.starts_with(start), "{error}");
+        assert!(error.ends_with("). Install it with apt install libfabric1"), "{error}");
+    }
+
+    #[test]
+    fn library_without_a_symbol_version_is_too_old() {
+        // SAFETY: the C library is loaded anyway, and no function of it is called.
+        let error = unsafe {
+            let handle = libc::dlopen(c"libc.so.6".as_ptr(), libc::RTLD_NOW);
+            symbol(handle, c"fi_getinfo", INFO).unwrap_err()
+        };
+        assert!(error.starts_with("libfabric is too old for this program"), "{error}");
+        assert!(error.contains(INFO.to_str().unwrap()), "{error}");
+    }
+
+    /// As the linker takes them where the bindings and the library are of the same version.
+    #[test]
+    fn symbol_versions_are_those_of_the_headers() {
+        // SAFETY: functions are looked for, and `fi_version` has no precondition.
+        unsafe {
+            if fi_version() != (FI_MAJOR_VERSION << 16 | FI_MINOR_VERSION) {
+                return;
+            }
+            let handle = libc::dlopen(NAME.as_ptr(), libc::RTLD_NOW);
+            for name in [c"fi_getinfo", c"fi_freeinfo", c"fi_dupinfo"] {
+                let usual = libc::dlsym(handle, name.as_ptr());
+                assert_eq!(symbol(handle, name, INFO).unwrap(), usual, "{name:?}");
+            }
+        }
+    }
+}
