@@ -257,6 +257,9 @@ impl Mesh {
             self.end(connection, reason, now);
         }
         self.absent.tick(now);
+        let is_of = |line: &Line, address: &str| line.dialled.as_deref() == Some(address);
+        let lines = &self.lines;
+        self.book.log_silence(now, |address| lines.values().any(|line| is_of(line, address)));
         let nodes = &self.nodes;
         let due = self.book.due(now, &self.timing, |node| has_session(nodes, node));
         self.actions.extend(due.into_iter().map(|address| Action::Dial { address }));

@@ -51,6 +51,8 @@ impl Shared {
 #[derive(Debug)]
 struct Dialling {
     address: String,
+    /// One of those that the address stands for.
+    target: SocketAddr,
     stream: TcpStream,
     until: Duration,
     /// Where else the same may be reached.
@@ -172,7 +174,7 @@ impl Service {
         }
         let is_late = |dialling: &mut Dialling| now >= dialling.until;
         for dialling in self.dialling.extract_if(.., is_late).collect::<Vec<_>>() {
-            self.try_next(dialling, "nobody answered");
+            self.try_next(dialling, "no answer");
         }
         let mut mesh = lock(&shared.mesh);
         mesh.tick(self.looked);
@@ -366,7 +368,7 @@ impl Service {
         if !self.is_insecure {
             found.retain(|address| address.ip().to_canonical().is_loopback());
             if found.is_empty() {
-                let why = "it leads beyond loopback, which is not allowed without \"insecure\"";
+                let why = "it is beyond loopback, which the setting \"insecure\" would allow";
                 return self.not_reached(&address, why.to_owned());
             }
         }
@@ -376,7 +378,7 @@ impl Service {
     }
 
     fn try_next(&mut self, dialling: Dialling, why: &str) {
-        let why = format!("{}: {why}", dialling.address);
+        let why = reason(&dialling.address, dialling.target, why);
         self.try_others(dialling.address, dialling.others, why);
     }
 
@@ -385,9 +387,10 @@ impl Service {
             match socket::begin_to_connect(next, self.own) {
                 Ok(stream) => {
                     let until = self.shared.now() + self.patience;
-                    return self.dialling.push(Dialling { address, stream, until, others });
+                    let target = next;
+                    return self.dialling.push(Dialling { address, target, stream, until, others });
                 }
-                Err(error) => why = format!("{next}: {error}"),
+                Err(error) => why = reason(&address, next, &error.to_string()),
             }
         }
         self.not_reached(&address, why);
@@ -444,6 +447,14 @@ impl Leaving {
             }
         }
         true
+    }
+}
+
+/// Why a target was not reached: it is named where the address is a name, which may stand for several.
+fn reason(address: &str, target: SocketAddr, why: &str) -> String {
+    match address.parse() == Ok(target) {
+        true => why.to_owned(),
+        false => format!("{target}: {why}"),
     }
 }
 
