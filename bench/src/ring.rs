@@ -214,7 +214,7 @@ fn check(flow: &Flow) -> Result<(), Failure> {
     let wanted = flow.memory_of_initiator();
     if wanted > MOST {
         return refuse(format!(
-            "this would take {} of memory, for the ring and four messages to send from; at most {} are for a \
+            "this would take {wanted} bytes of memory ({}), for the ring and four messages to send from; at most {} are for a \
              measurement. Use a smaller --ring-size or --size",
             size::amount(wanted as f64),
             size::print(MOST),

@@ -351,6 +351,18 @@ fn what_cannot_be_measured_here_is_refused_at_once() {
         let (code, message) = fail(arguments);
         assert!(code == 2 && message.contains("at most"), "{arguments:?}: {message}");
     }
+    // With fewer descriptors than the service would need.
+    let mut command = Command::new("sh");
+    let line = "ulimit -n 200; exec \"$0\" topic --topics 300 --seconds 1";
+    let output =
+        command.args(["-c", line, env!("CARGO_BIN_EXE_fabricast-bench")]).output().unwrap();
+    let message = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(7), "{message}");
+    assert_eq!(
+        message,
+        "fabricast: measure topics failed: it takes 364 file descriptors, and this process may have 200 \
+         (RLIMIT_NOFILE). Use fewer topics, or raise the limit: ulimit -Hn\n"
+    );
     assert!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
 }
 

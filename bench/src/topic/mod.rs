@@ -174,6 +174,10 @@ impl Arguments {
         };
         let of_host =
             places.into_iter().flatten().filter(|place| is_of_host(*place)).count() as u64;
+        // The service of a node has one for each topic, and some more.
+        let topics = self.topics.or(self.many).unwrap_or(2);
+        let remedy = "Use fewer topics";
+        command::process::check_descriptors("measure topics", topics + 64, remedy)?;
         let remedy = "Use a smaller --size";
         command::memory::check("measure a topic", self.size.saturating_mul(2 * of_host), remedy)
     }
