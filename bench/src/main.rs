@@ -7,6 +7,7 @@ mod fabric;
 mod local;
 mod party;
 mod process;
+mod progress;
 mod queue;
 mod report;
 mod ring;
@@ -79,6 +80,7 @@ fn run(measurement: &Measurement) -> Result<(), Failure> {
 }
 
 fn main() -> ExitCode {
+    command::process::raise_descriptor_limit();
     let arguments = command::arguments::read::<Arguments>();
     let result =
         command::log::start(None, LevelFilter::WARN).and_then(|()| run(&arguments.command));

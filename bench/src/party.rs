@@ -3,6 +3,7 @@
 //! They meet at a socket, as members of a node do: a worker sends a descriptor that
 //! stands for itself, and is given its name, its task and the segment.
 
+use std::cell::Cell;
 use std::ops::Range;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
@@ -19,6 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{alloc, queue, share, topic, transfer};
 use crate::process::pin;
+use crate::progress::Progress;
 use crate::temp_dir::TempDir;
 use crate::worker::Worker;
 use command::exit::{Exit, Failure};
@@ -169,6 +171,8 @@ pub(crate) struct Party {
     segment: Segment,
     workers: Vec<Member>,
     is_isolated: bool,
+    /// From the beginning of the measurement to its results.
+    progress: Cell<Option<Progress>>,
     /// Last: nobody is there any more when it goes.
     directory: TempDir,
 }
@@ -181,7 +185,8 @@ impl Party {
         let segment =
             Segment::create(LAYOUT, bytes).map_err(|error| Failure::failed(error.to_string()))?;
         let shared = Shared::new(&segment, None)?;
-        Ok(Self { shared, segment, workers: Vec::new(), is_isolated: false, directory })
+        let (workers, progress) = (Vec::new(), Cell::default());
+        Ok(Self { shared, segment, workers, is_isolated: false, progress, directory })
     }
 
     /// Where the sockets of this measurement are: nobody else's.
@@ -263,6 +268,7 @@ impl Party {
         for worker in &self.workers {
             worker.channel.send(b"go", &[], MEETING).map_err(broken("starting a worker"))?;
         }
+        self.progress.set(Some(Progress::begin("measuring".to_owned())));
         Ok(())
     }
 
@@ -282,6 +288,7 @@ impl Party {
         end(&self.shared)?;
         let mut results = self.results_of(0..first)?;
         results.extend(others);
+        self.progress.take();
         self.workers.iter_mut().for_each(|member| member.worker.ends_by_itself());
         Ok(results)
     }

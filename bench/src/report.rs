@@ -1,6 +1,6 @@
 //! What all measurements print last.
 
-use command::exit::{Exit, Failure};
+use command::exit::{Exit, Failure, report_as_json};
 use command::histogram::Histogram;
 use command::text;
 use serde::Serialize;
@@ -70,12 +70,14 @@ impl<F: Findings> Report<F> {
     /// Prints it as one line of JSON, after what is for people, if that is wanted. Fails, with
     /// what is wrong, if the data was not verified.
     pub(crate) fn conclude(&self, is_json_only: bool) -> Result<(), Failure> {
-        let line = self.line()?;
-        if !is_json_only {
-            text::print(&self.findings.for_people(&self.common))?;
+        let wrong = || Err(Failure::new(Exit::Corrupt, F::WRONG));
+        let done = if self.common.verified { Ok(()) } else { wrong() };
+        if is_json_only {
+            return report_as_json(done, self);
         }
-        text::print(&format!("{line}\n"))?;
-        if self.common.verified { Ok(()) } else { Err(Failure::new(Exit::Corrupt, F::WRONG)) }
+        text::print(&self.findings.for_people(&self.common))?;
+        text::print(&format!("{}\n", self.line()?))?;
+        done
     }
 }
 

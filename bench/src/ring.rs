@@ -4,6 +4,7 @@ use fabric::ring::Notify;
 use serde::Serialize;
 
 use super::cores::of_two;
+use super::progress::Progress;
 use super::report::{Common, Findings, Report, rounded};
 use crate::exchange::flow::{self, Flow, Flown};
 use crate::exchange::plan::{Exchange, Mode, Place, Plan, ThreadingMode, Wait, name_of};
@@ -141,11 +142,23 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         core: there,
         exchange: Exchange::Flow(flow.clone()),
     };
+    let is_alone = arguments.server.is_none();
+    let there_too = if is_alone { flow.memory_of_target() } else { 0 };
+    command::memory::check(
+        "measure a ring",
+        flow.memory_of_initiator().saturating_add(there_too),
+        "Use a smaller --ring-size or --size",
+    )?;
+    let what =
+        format!("{} {} over {}", flow.iterations, messages_of(flow.size), plan.place.provider);
+    let progress = Progress::begin(what);
     let station = match &arguments.server {
         Some(address) => remote::connect(&plan, address, here)?,
         None => initiator::start(&plan, here)?,
     };
-    report(arguments, &flow, flow::run(station, &flow)?).conclude(arguments.json)
+    let flown = flow::run(station, &flow)?;
+    drop(progress);
+    report(arguments, &flow, flown).conclude(arguments.json)
 }
 
 /// An address is for networks: what stays on the machine would take it for a name, and both
@@ -175,8 +188,9 @@ fn check_for_a_client(flow: &Flow) -> Result<(), Failure> {
     let wanted = flow.memory_of_target();
     if wanted > MOST_OF_A_CLIENT {
         return refuse(format!(
-            "this would take {wanted} bytes of the server's memory, for the ring and what it \
-             sends from; a client may have {}",
+            "this would take {} of the server's memory, for the ring and what it sends from; a client may \
+             have {}",
+            size::amount(wanted as f64),
             size::print(MOST_OF_A_CLIENT),
         ));
     }
@@ -200,8 +214,9 @@ fn check(flow: &Flow) -> Result<(), Failure> {
     let wanted = flow.memory_of_initiator();
     if wanted > MOST {
         return refuse(format!(
-            "this would take {wanted} bytes of memory, for the ring and four messages to send \
-             from; at most {} are for a measurement",
+            "this would take {wanted} bytes of memory ({}), for the ring and four messages to send from; at most {} are for a \
+             measurement. Use a smaller --ring-size or --size",
+            size::amount(wanted as f64),
             size::print(MOST),
         ));
     }

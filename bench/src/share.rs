@@ -98,6 +98,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let device = choose(arguments.device)?;
     let reader = arguments.reader.unwrap_or(device.name());
     let [first, second] = of_two(arguments.cores.as_deref())?;
+    if device.name().implementation != gpu::Implementation::Cuda {
+        // The buffer, and memory of the reader's own.
+        let needs = arguments.size.saturating_mul(2);
+        command::memory::check("measure a shared buffer", needs, "Use a smaller --size")?;
+    }
     let memory = device.allocate_shared(arguments.size, &[])?;
     let checksum = fill(&memory)?;
     let mut party = Party::new(1)?;

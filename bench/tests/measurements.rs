@@ -309,3 +309,69 @@ fn a_dead_target_is_reported() {
     assert!(!message.is_empty());
     assert!(!Path::new(&format!("/proc/{target}")).exists(), "a zombie is left");
 }
+
+/// Also those of the command line, and before anything is begun.
+#[test]
+fn failures_with_json_are_one_line() {
+    for (arguments, code) in [
+        (&["fly", "--json"][..], 2),
+        (&["ring", "--json"], 2),
+        (&["ring", "--provider", "carrier-pigeon", "--json"], 3),
+        (&["topic", "--size", "1", "--json"], 2),
+        (&["transfer", "--from", "stand-in:99", "--json"], 3),
+    ] {
+        let output = bench(arguments);
+        let (out, error) = (text(&output.stdout), text(&output.stderr));
+        assert_eq!(output.status.code(), Some(code), "{arguments:?} {out} {error}");
+        assert_eq!(out.lines().count(), 1, "{arguments:?} {out}");
+        let line = last_line(&out);
+        assert_eq!(line["exit_code"], code, "{line}");
+        assert!(line["error"].as_str().is_some_and(|why| !why.is_empty()), "{line}");
+    }
+}
+
+#[test]
+fn what_cannot_be_measured_here_is_refused_at_once() {
+    let start = Instant::now();
+    for arguments in [
+        &["topic", "--size", "1024G"][..],
+        &["topic", "--between", "--size", "1024G"],
+        &["transfer", "--from", "stand-in:0", "--size", "4096G"],
+        &["share", "--device", "stand-in:0", "--size", "4096G"],
+    ] {
+        let (code, message) = fail(arguments);
+        assert_eq!(code, 7, "{arguments:?}: {message}");
+        for words in ["it takes ", "GiB are available", "Use a smaller --size"] {
+            assert!(message.contains(words), "{words}: {arguments:?}: {message}");
+        }
+    }
+    for arguments in
+        [&["topic", "--size", "1025G"][..], &["ring", "--provider", "shm", "--ring-size", "128G"]]
+    {
+        let (code, message) = fail(arguments);
+        assert!(code == 2 && message.contains("at most"), "{arguments:?}: {message}");
+    }
+    // With fewer descriptors than the service would need.
+    let mut command = Command::new("sh");
+    let line = "ulimit -n 200; exec \"$0\" topic --topics 300 --seconds 1";
+    let output =
+        command.args(["-c", line, env!("CARGO_BIN_EXE_fabricast-bench")]).output().unwrap();
+    let message = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(7), "{message}");
+    assert_eq!(
+        message,
+        "fabricast: measure topics failed: it takes 364 file descriptors, and this process may have 200 \
+         (RLIMIT_NOFILE). Use fewer topics, or raise the limit: ulimit -Hn\n"
+    );
+    assert!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
+}
+
+/// A path of GPUs, taken by memory of the host, is not to be mistaken for one.
+#[test]
+fn programs_are_told_that_no_gpu_took_part() {
+    let _alone = alone();
+    let arguments =
+        ["transfer", "--from", "stand-in:0", "--size", "64K", "--iters", "11", "--json"];
+    let line = last_line(&succeed(&arguments));
+    assert_eq!((&line["path"], &line["emulated"]), (&"cuda-ipc".into(), &true.into()), "{line}");
+}

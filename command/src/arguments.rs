@@ -3,11 +3,33 @@
 use std::ffi::OsString;
 
 use clap::{Command, Error, Parser};
+use serde_json::json;
+
+use crate::text;
 
 /// What the command line says; if it is wrong, that is told, and this process ends.
 #[must_use]
 pub fn read<A: Parser>() -> A {
-    read_from(std::env::args_os()).unwrap_or_else(|error| error.exit())
+    read_from(std::env::args_os()).unwrap_or_else(|error| {
+        if error.use_stderr() && ask_for_json(std::env::args_os()) {
+            let why = cause(&error.render().to_string());
+            let _ = text::json(&json!({ "error": why, "exit_code": error.exit_code() }));
+        }
+        error.exit()
+    })
+}
+
+/// Do these arguments have the option `--json`? True also if other arguments are wrong.
+#[must_use]
+pub fn ask_for_json(arguments: impl IntoIterator<Item = OsString>) -> bool {
+    arguments.into_iter().skip(1).take_while(|it| it != "--").any(|it| it == "--json")
+}
+
+/// The cause alone, of what clap prints with its usage.
+fn cause(message: &str) -> String {
+    let cause = message.split("\n\nUsage:").next().unwrap_or_default();
+    let cause = cause.strip_prefix("error: ").unwrap_or(cause);
+    cause.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 /// The same of these words.
@@ -29,4 +51,23 @@ fn with_negative_numbers(command: Command) -> Command {
         if takes { argument.allow_negative_numbers(true) } else { argument }
     });
     command.mut_subcommands(with_negative_numbers)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn json_is_asked_for_by_its_option_alone() {
+        let asks = |line: &str| ask_for_json(line.split(' ').map(OsString::from));
+        assert!(asks("fabricast pub t --json") && asks("fabricast --dephth 3 --json --size"));
+        assert!(!asks("--json pub t") && !asks("fabricast sub -- --json"));
+        assert!(!asks("fabricast sub --jsonl"));
+    }
+
+    #[test]
+    fn causes_have_no_usage_with_them() {
+        let message = "error: unexpected argument '-x' found\n\n  tip: y\n\nUsage: fabricast\n";
+        assert_eq!(cause(message), "unexpected argument '-x' found tip: y");
+    }
 }

@@ -4,8 +4,10 @@ use std::fmt;
 use std::process::ExitCode;
 
 use fabric::ErrorKind;
+use serde::Serialize;
+use serde_json::{Map, Value};
 
-use crate::text;
+use crate::{arguments, text};
 
 /// What help says of exit codes and of the environment.
 pub const HELP: &str = "\
@@ -79,7 +81,8 @@ impl Exit {
     }
 }
 
-/// Says why a program failed, if it did, and with which code it ends.
+/// Says why a program failed, if it did, and with which code it ends: as text, and with `--json`
+/// also as one line of JSON.
 #[must_use]
 pub fn conclude(result: Result<(), Failure>) -> ExitCode {
     match result {
@@ -87,9 +90,25 @@ pub fn conclude(result: Result<(), Failure>) -> ExitCode {
         Err(failure) => {
             if !failure.is_silent() {
                 text::complain(&format!("fabricast: {failure}"));
+                if arguments::ask_for_json(std::env::args_os()) {
+                    // The exit code stands also if the output is closed.
+                    let _ = text::json(&failure.document());
+                }
             }
             failure.exit().into()
         }
+    }
+}
+
+/// The report of a command as one line of JSON. If the command failed, [`conclude`] prints the
+/// line, with the reason in it.
+///
+/// # Errors
+/// Those of the command, and of the output.
+pub fn report_as_json(done: Result<(), Failure>, report: &impl Serialize) -> Result<(), Failure> {
+    match done {
+        Ok(()) => text::json(report),
+        Err(failure) => Err(failure.with_report(report)),
     }
 }
 
@@ -108,12 +127,14 @@ pub struct Failure(Box<Inner>);
 struct Inner {
     exit: Exit,
     message: String,
+    /// What was done all the same, for `--json`.
+    report: Map<String, Value>,
 }
 
 impl Failure {
     /// It ends with this code, and says this.
     pub fn new(exit: Exit, message: impl Into<String>) -> Self {
-        Self(Box::new(Inner { exit, message: message.into() }))
+        Self(Box::new(Inner { exit, message: message.into(), report: Map::new() }))
     }
 
     /// It failed, and says this.
@@ -139,8 +160,25 @@ impl Failure {
     }
 
     /// Says in front what was being done.
-    pub fn while_doing(self, what: impl fmt::Display) -> Self {
-        Self::new(self.0.exit, format!("{what}: {}", self.0.message))
+    pub fn while_doing(mut self, what: impl fmt::Display) -> Self {
+        self.0.message = format!("{what}: {}", self.0.message);
+        self
+    }
+
+    /// Adds what was done all the same, which [`conclude`] prints with `--json`.
+    pub fn with_report(mut self, report: &impl Serialize) -> Self {
+        if let Ok(Value::Object(report)) = serde_json::to_value(report) {
+            self.0.report = report;
+        }
+        self
+    }
+
+    /// The report, with the reason and the exit code.
+    fn document(&self) -> Value {
+        let mut all = self.0.report.clone();
+        all.insert("error".to_owned(), self.0.message.clone().into());
+        all.insert("exit_code".to_owned(), (self.0.exit as u8).into());
+        all.into()
     }
 }
 
@@ -161,18 +199,13 @@ impl From<fabric::Error> for Failure {
     }
 }
 
-/// What the library says that it does when a topic is to lie in a device's memory.
-const DEVICE: &str = "open the device of a topic";
-
 impl From<pubsub::Error> for Failure {
     fn from(error: pubsub::Error) -> Self {
         use pubsub::ErrorKind as Kind;
         let exit = match error.kind() {
             Kind::InvalidArgument | Kind::SettingsDiffer => Exit::Usage,
             Kind::DeadlineExceeded => Exit::Deadline,
-            Kind::NoProvider => Exit::NoProvider,
-            // What is not there is a device, and nobody.
-            Kind::Unknown if error.operation() == DEVICE => Exit::NoProvider,
+            Kind::NoProvider | Kind::NoDevice => Exit::NoProvider,
             Kind::Unknown | Kind::Closed => Exit::NobodyThere,
             Kind::OverBudget
             | Kind::TooLong

@@ -5,9 +5,11 @@ pub mod arguments;
 pub mod exit;
 pub mod histogram;
 pub mod log;
+pub mod memory;
 pub mod process;
 pub mod size;
 pub mod stages;
+pub mod temp_dir;
 pub mod text;
 
 /// The version, with the git commit where it is known.

@@ -22,7 +22,7 @@ pub fn start(said: Option<LevelFilter>, usual: LevelFilter) -> Result<(), Failur
             named.parse().map_err(|_| {
                 let levels = "off, error, warn, info, debug or trace";
                 let named = named.escape_debug();
-                let why = format!("FABRICAST_LOG is \"{named}\"; it can be {levels}");
+                let why = format!("environment FABRICAST_LOG is \"{named}\": {levels} is possible");
                 Failure::new(Exit::Usage, why)
             })?
         }

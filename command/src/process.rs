@@ -9,8 +9,11 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::libc;
 use nix::sys::prctl::set_pdeathsig;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 use nix::unistd::{alarm, getpid, getppid};
+
+use crate::exit::{Exit, Failure};
 
 /// This very program, even if another has taken its place on disk.
 #[must_use]
@@ -72,11 +75,54 @@ fn becomes_of(signal: Signal, what: SigHandler) -> Result<(), Errno> {
     unsafe { sigaction(signal, &action) }.map(drop)
 }
 
+/// More descriptors than any command needs: some programs that are started look at all that they may
+/// have.
+const MOST_DESCRIPTORS: u64 = 1 << 20;
+
+/// Lets this process have as many file descriptors as it may: topics and peers have some each, and
+/// the usual limit is low.
+pub fn raise_descriptor_limit() {
+    let Ok((now, most)) = getrlimit(Resource::RLIMIT_NOFILE) else { return };
+    let wanted = most.min(MOST_DESCRIPTORS);
+    if now < wanted {
+        let _ = setrlimit(Resource::RLIMIT_NOFILE, wanted, most);
+    }
+}
+
+/// Refuses, before anything is begun, what would take more file descriptors than this process may have.
+///
+/// # Errors
+/// [`Exit::TooMuch`], with the limit and what to do.
+pub fn check_descriptors(operation: &str, needs: u64, remedy: &str) -> Result<(), Failure> {
+    match getrlimit(Resource::RLIMIT_NOFILE) {
+        Ok((limit, _)) if needs > limit => {
+            let why = format!(
+                "{operation} failed: it takes {needs} file descriptors, and this process may have {limit} \
+                 (RLIMIT_NOFILE). {remedy}, or raise the limit: ulimit -Hn"
+            );
+            Err(Failure::new(Exit::TooMuch, why))
+        }
+        _ => Ok(()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::os::unix::process::ExitStatusExt;
 
     use super::*;
+
+    #[test]
+    fn more_descriptors_than_the_limit_are_refused_by_its_name() {
+        raise_descriptor_limit();
+        let (limit, most) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+        assert_eq!(limit, most.min(MOST_DESCRIPTORS).max(limit));
+        assert!(check_descriptors("measure", limit, "Use fewer").is_ok());
+        let failure = check_descriptors("measure", limit + 1, "Use fewer --topics").unwrap_err();
+        assert_eq!(failure.exit(), Exit::TooMuch);
+        let why = failure.to_string();
+        assert!(why.contains(&format!("this process may have {limit} (RLIMIT_NOFILE)")), "{why}");
+    }
 
     #[test]
     fn a_program_that_has_a_limit_ends_by_itself() {

@@ -1,11 +1,16 @@
-//! Sizes and counts as people write them: `64`, `4K`, `16M`, `1G`.
+//! Sizes and counts: read as `64`, `4K`, `16M` or `1G`, and printed as `64`, `4KiB`, `16MiB` or
+//! `1GiB`, which are read, too. All units are powers of two.
 
-/// Reads a number with an optional K, M or G: 2^10, 2^20, 2^30.
+const UNITS: [(u32, &str); 3] = [(30, "GiB"), (20, "MiB"), (10, "KiB")];
+
+/// Reads a number with an optional K, M or G, or KiB, MiB, GiB: 2^10, 2^20, 2^30.
 pub fn parse(text: &str) -> Result<u64, String> {
-    let (digits, shift) = match text.as_bytes().last() {
-        Some(b'K' | b'k') => (&text[..text.len() - 1], 10),
-        Some(b'M' | b'm') => (&text[..text.len() - 1], 20),
-        Some(b'G' | b'g') => (&text[..text.len() - 1], 30),
+    let short = text.strip_suffix("iB").filter(|short| short.ends_with(['K', 'M', 'G']));
+    let short = short.unwrap_or(text);
+    let (digits, shift) = match short.as_bytes().last() {
+        Some(b'K' | b'k') => (&short[..short.len() - 1], 10),
+        Some(b'M' | b'm') => (&short[..short.len() - 1], 20),
+        Some(b'G' | b'g') => (&short[..short.len() - 1], 30),
         _ => (text, 0),
     };
     // `parse` alone would also take "+5".
@@ -30,14 +35,22 @@ pub fn parse_positive(text: &str) -> Result<u64, String> {
 /// The other way round, in the largest unit that divides the value; for what is
 /// beyond all of them, `none`.
 pub fn print(bytes: u64) -> String {
-    const UNITS: [(u64, &str); 3] = [(1 << 30, "G"), (1 << 20, "M"), (1 << 10, "K")];
     if bytes >= 1 << 60 {
         return "none".to_owned();
     }
     UNITS
         .iter()
-        .find(|(unit, _)| bytes >= *unit && bytes.is_multiple_of(*unit))
-        .map_or_else(|| bytes.to_string(), |(unit, name)| format!("{}{name}", bytes / unit))
+        .find(|(shift, _)| bytes >= 1 << shift && bytes.is_multiple_of(1 << shift))
+        .map_or_else(|| bytes.to_string(), |(shift, name)| format!("{}{name}", bytes >> shift))
+}
+
+/// An amount of bytes, to three digits or so.
+pub fn amount(bytes: f64) -> String {
+    let unit = |shift: u32| (1_u64 << shift) as f64;
+    match UNITS.iter().find(|(shift, _)| bytes >= unit(*shift)) {
+        Some((shift, name)) => format!("{:.2} {name}", bytes / unit(*shift)),
+        None => format!("{} B", bytes as u64),
+    }
 }
 
 #[cfg(test)]
@@ -53,6 +66,9 @@ mod tests {
             ("4k", 4096),
             ("16M", 16 << 20),
             ("3G", 3 << 30),
+            ("4KiB", 4096),
+            ("16MiB", 16 << 20),
+            ("3GiB", 3 << 30),
             ("18446744073709551615", u64::MAX),
         ] {
             assert_eq!(parse(text), Ok(value), "{text}");
@@ -61,7 +77,10 @@ mod tests {
 
     #[test]
     fn nonsense_is_refused() {
-        let all = ["", "K", "-1", "+1", "1.5K", "1KB", "0x10", " 1", "1 ", "K1", "١", "1é"];
+        let all = [
+            "", "K", "-1", "+1", "1.5K", "1KB", "0x10", " 1", "1 ", "K1", "١", "1é", "iB", "KiB",
+            "1iB", "1kiB", "1KIB",
+        ];
         for text in all {
             assert!(parse(text).is_err(), "{text}");
         }
@@ -74,9 +93,22 @@ mod tests {
 
     #[test]
     fn sizes_are_printed_as_they_are_read() {
-        for text in ["1", "64", "1000", "4K", "1025", "16M", "3G"] {
+        for text in ["1", "64", "1000", "4KiB", "1025", "16MiB", "3GiB"] {
             assert_eq!(print(parse(text).unwrap()), text);
         }
         assert_eq!(print(u64::MAX), "none");
+    }
+
+    #[test]
+    fn amounts_are_short() {
+        for (bytes, text) in [
+            (0.0, "0 B"),
+            (1023.0, "1023 B"),
+            (1024.0, "1.00 KiB"),
+            (1.5 * 1048576.0, "1.50 MiB"),
+            (2e12, "1862.65 GiB"),
+        ] {
+            assert_eq!(amount(bytes), text);
+        }
     }
 }

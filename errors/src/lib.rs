@@ -34,8 +34,8 @@ use std::fmt;
 /// }
 ///
 /// let error = Error::bare("open", ErrorKind::Unknown);
-/// assert_eq!(error.to_string(), "open: unknown");
-/// assert_eq!(format!("{error:?}"), "open: unknown");
+/// assert_eq!(error.to_string(), "open failed: unknown");
+/// assert_eq!(format!("{error:?}"), "open failed: unknown");
 /// ```
 #[macro_export]
 macro_rules! define {
@@ -112,7 +112,10 @@ macro_rules! define {
     };
 }
 
-/// Writes `operation (subject): kind: detail: cause`, without what is missing or empty.
+/// The text of a kind of which nothing is known but the detail and the cause.
+const NO_KIND: &str = "failed";
+
+/// Writes `operation (subject) failed: kind: detail: cause`, without what is missing or empty.
 ///
 /// # Errors
 /// Those of the formatter.
@@ -128,7 +131,10 @@ pub fn write(
     if let Some(subject) = subject {
         write!(f, " ({subject})")?;
     }
-    write!(f, ": {kind}")?;
+    f.write_str(" failed")?;
+    if kind != NO_KIND {
+        write!(f, ": {kind}")?;
+    }
     if !detail.is_empty() {
         write!(f, ": {detail}")?;
     }

@@ -35,7 +35,8 @@ unsafe impl Sync for Info {}
 impl Info {
     /// shm names its files after the process number, and a process that was killed
     /// leaves them behind: the next one with that number would be refused for ever.
-    /// So the name says, too, when it was given.
+    /// So the name says, too, when it was given. An IP address that was asked for is no name
+    /// either: two processes that ask for the loopback address would be refused.
     pub(crate) fn name_uniquely(&self) {
         let number = std::process::id();
         // SAFETY: the element is ours and not shared yet; its address is terminated
@@ -45,8 +46,9 @@ impl Info {
             if raw.addr_format != sys::FI_ADDR_STR || raw.src_addr.is_null() {
                 return;
             }
-            let given = string(raw.src_addr.cast());
-            if given.as_deref() != Some(format!("fi_shm://{number}").as_str()) {
+            let given = string(raw.src_addr.cast()).unwrap_or_default();
+            let Some(name) = given.strip_prefix("fi_shm://") else { return };
+            if name != number.to_string() && name.parse::<std::net::IpAddr>().is_err() {
                 return;
             }
             let now = std::time::SystemTime::now()

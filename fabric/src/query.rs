@@ -111,7 +111,8 @@ impl Query {
     /// Bind to this local address or host name.
     ///
     /// For IP providers this selects the interface; the port is picked when the endpoint
-    /// is opened. Providers without IP addresses (shm) may be left out by it.
+    /// is opened. Providers without IP addresses may be left out by it; shm takes a name instead,
+    /// and is not bound by an IP address.
     #[must_use]
     pub fn source(mut self, node: impl Into<String>) -> Self {
         self.source = Some((node.into(), None));
@@ -285,9 +286,7 @@ impl Query {
             // SAFETY: as above; fi_dupinfo copies a single element.
             if let Some(info) = NonNull::new(unsafe { sys::fi_dupinfo(entry) }) {
                 let info = Info::new(info);
-                if self.source.is_none() {
-                    info.name_uniquely();
-                }
+                info.name_uniquely();
                 let mut offer = Offer::adopt(info, self.threading);
                 offer.tells_source = self.caps.contains(Caps::SOURCE);
                 let exact = self

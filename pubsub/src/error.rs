@@ -16,6 +16,9 @@ errors::define! {
         SettingsDiffer = "settings differ",
         /// There is no such topic, node or publisher.
         Unknown = "not found",
+        /// There is no such device, or this process does not see it; the detail or the cause says
+        /// which.
+        NoDevice = "no such device",
         /// The budget does not allow it; the detail has the figures.
         OverBudget = "over budget",
         /// The message is longer than the topic's largest.
@@ -51,6 +54,9 @@ errors::define! {
         Forked = "used after a fork",
         /// No provider leads to other nodes, or not the one that was asked for; the detail says why.
         NoProvider = "no provider",
+        /// The address at which the node is to listen cannot be had: another process listens there,
+        /// say, or it is not an address of this machine.
+        CannotListen = "cannot listen there",
         /// Something below failed; the cause says what.
         Failed = "failed",
     }
@@ -87,6 +93,12 @@ impl Error {
         let mut error = Self::bare(operation, kind);
         error.0.cause = Some(cause.into().into());
         error
+    }
+
+    /// Names what was to be done, where another thread failed that knew only a part of it.
+    pub(crate) fn during(mut self, operation: &'static str) -> Self {
+        self.0.operation = operation;
+        self
     }
 
     /// Names the topic, node or path that it is about, if none is named yet.

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::error::ErrorKind;
 use crate::settings::Reserve;
 use crate::text;
 
@@ -115,6 +116,8 @@ pub enum Row {
         /// Is there a connection, by which messages can go? If the two have providers that do not
         /// understand each other, there is none.
         is_connected: bool,
+        /// Does this node try to connect to it, again and again?
+        is_retried: bool,
         /// Why not, if not; else for how long.
         detail: String,
     },
@@ -202,6 +205,8 @@ pub enum Row {
     /// The node was told of others, and no messages can go there now, or come from there. It is tried
     /// again and again, unless what it was told is impossible.
     NotCarried {
+        /// The kind of the last error.
+        kind: ErrorKind,
         /// Why.
         why: String,
     },
@@ -228,8 +233,8 @@ impl Row {
     const LONGEST: usize = 1000;
 
     /// Shortened to what has room in a report.
-    pub(crate) fn not_carried(why: &str) -> Self {
-        Self::NotCarried { why: Self::shortened(why) }
+    pub(crate) fn not_carried(kind: ErrorKind, why: &str) -> Self {
+        Self::NotCarried { kind, why: Self::shortened(why) }
     }
 
     /// As much of a reason as has room in a report.

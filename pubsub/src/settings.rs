@@ -100,7 +100,7 @@ impl SharedPlace {
             MemoryPlace::Device(name) => {
                 match gpu::Device::open(name).map(|device| device.properties().uuid) {
                     Ok(Uuid(bytes)) => Ok(Self::Device(bytes)),
-                    Err(cause) => Err(Error::because(operation, ErrorKind::Unknown, cause)),
+                    Err(cause) => Err(Error::because(operation, ErrorKind::NoDevice, cause)),
                 }
             }
         }
@@ -364,7 +364,7 @@ impl SharedSettings {
             SharedPlace::Device(bytes) => {
                 let operation = "find the device of a topic";
                 let device = gpu::Device::find(Uuid(bytes))
-                    .map_err(|cause| Error::because(operation, ErrorKind::Unknown, cause))?;
+                    .map_err(|cause| Error::because(operation, ErrorKind::NoDevice, cause))?;
                 MemoryPlace::Device(device.name())
             }
         };

@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 
 use serde_json::json;
 
-use super::exit::{Exit, Failure};
+use super::exit::{Exit, Failure, report_as_json};
+use super::membership::with_remedy;
 use super::settings::{OF_DIRECTORY, Options};
 use super::text;
 
@@ -40,7 +41,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let directories = match arguments.directories.is_empty() {
         true => {
             // It is a node's; those that are named may be agents', who are not so strict.
-            pubsub::check_directory(&settings.directory.value)?;
+            pubsub::check_directory(&settings.directory.value).map_err(with_remedy)?;
             vec![settings.directory.value]
         }
         false => arguments.directories.clone(),
@@ -48,7 +49,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let (mut all, mut failures) = (Vec::new(), Vec::new());
     for directory in &directories {
         if !directory.is_dir() {
-            let why = format!("there is no directory {}", directory.display());
+            let why = format!("clean {} failed: there is no such directory", directory.display());
             failures.push(Failure::new(Exit::NobodyThere, why));
             continue;
         }
@@ -64,9 +65,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         }
     }
     // What was done is told, whatever failed beside it.
-    let told = match arguments.json {
-        true => text::json(&for_programs(&all, arguments.dry_run)),
-        false if all.is_empty() && !failures.is_empty() => Ok(()),
+    if arguments.json {
+        return report_as_json(together(&failures), &for_programs(&all, arguments.dry_run));
+    }
+    let told = match all.is_empty() && !failures.is_empty() {
+        true => Ok(()),
         false => text::print(&for_people(&all, arguments.dry_run)),
     };
     together(&failures).and(told)
@@ -79,7 +82,7 @@ fn look_into(directory: &Path) -> Result<(), Failure> {
             std::io::ErrorKind::PermissionDenied => Exit::Denied,
             _ => Exit::Failed,
         };
-        Failure::new(exit, format!("looking into {}: {error}", directory.display()))
+        Failure::new(exit, format!("clean {} failed: {error}", directory.display()))
     })
 }
 
@@ -111,7 +114,8 @@ fn of_agents(directory: &Path, is_rehearsal: bool) -> Result<Vec<Done>, Failure>
 
 fn of_node(directory: &Path, is_rehearsal: bool) -> Result<Vec<Done>, Failure> {
     use pubsub::Condition;
-    let (paths, is_removed, why) = match pubsub::clean(directory, is_rehearsal)? {
+    let condition = pubsub::clean(directory, is_rehearsal).map_err(with_remedy)?;
+    let (paths, is_removed, why) = match condition {
         Condition::Dead(paths) => {
             (paths, true, "nobody serves the node, nor takes part in it".to_owned())
         }

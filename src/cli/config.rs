@@ -4,8 +4,8 @@ use pubsub::Budgets;
 use serde_json::{Value, json};
 
 use super::exit::Failure;
-use super::progress::amount;
-use super::settings::{ALL, Declaration, FILE_VARIABLE, Options, Settings, TABLE};
+use super::settings::{ALL, Declaration, Options, Settings, TABLE};
+use super::size::amount;
 use super::text;
 
 /// Shows every setting with its value, and who said so: nobody, a file, the environment, an
@@ -19,29 +19,12 @@ pub(crate) struct Arguments {
     settings: Options<ALL>,
 }
 
-/// Variables that are no settings, but known.
-const OTHERS: [&str; 2] = [FILE_VARIABLE, "FABRICAST_LOG"];
-
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let settings = arguments.settings.settings()?;
-    for variable in strange(std::env::vars_os().filter_map(|(name, _)| name.into_string().ok())) {
-        text::complain(&format!("fabricast: the environment has {variable}, which is no setting"));
-    }
     match arguments.json {
         true => text::json(&for_programs(&settings)),
         false => text::print(&for_people(&settings)),
     }
-}
-
-/// The variables that look like settings and are none.
-fn strange(variables: impl Iterator<Item = String>) -> Vec<String> {
-    let is_known = |name: &String| {
-        OTHERS.contains(&name.as_str()) || TABLE.iter().any(|one| one.variable == *name)
-    };
-    let mut all: Vec<_> =
-        variables.filter(|name| name.starts_with("FABRICAST_") && !is_known(name)).collect();
-    all.sort();
-    all
 }
 
 /// What a setting amounts to of which nothing was said, where another one, or this machine, tells it.
@@ -136,12 +119,6 @@ mod tests {
         );
         settings.budget_host.value = Some(crate::cli::settings::Size(1 << 30));
         assert!(for_programs(&settings)["budget_host"]["comes_to"].is_null());
-    }
-
-    #[test]
-    fn variables_that_are_no_settings_are_noticed() {
-        let names = ["FABRICAST_LABEL", "FABRICAST_LABLE", "HOME", "FABRICAST_LOG"];
-        assert_eq!(strange(names.into_iter().map(str::to_owned)), ["FABRICAST_LABLE"]);
     }
 
     /// The table in docs/operating.md.

@@ -9,7 +9,7 @@ use fabric::{
 };
 use serde::Serialize;
 
-use super::exit::{Exit, Failure};
+use super::exit::{Exit, Failure, report_as_json};
 use super::{choices, size, text};
 use devices::Devices;
 use survey::{Entry, Survey};
@@ -24,7 +24,7 @@ pub(crate) struct Arguments {
     /// Every attribute of each offer, as libfabric prints them
     #[arg(long)]
     verbose: bool,
-    /// One JSON document, with everything
+    /// One JSON line, with everything
     #[arg(long)]
     json: bool,
     /// What to take: names to prefer, =NAME to require, ^NAME to deny; comma-separated
@@ -111,20 +111,17 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         choices: decisions,
         devices: Devices::look(),
     };
+    let why =
+        "no provider can be taken for host memory; its candidates are listed with their reasons";
+    let done = match must_choose && !is_served {
+        true => Err(Failure::new(Exit::NoProvider, why)),
+        false => Ok(()),
+    };
     if arguments.json {
-        let text = serde_json::to_string_pretty(&document)
-            .map_err(|error| Failure::failed(error.to_string()))?;
-        text::print(&format!("{text}\n"))?;
-    } else {
-        text::print(&for_people(&document, arguments.verbose))?;
+        return report_as_json(done, &document);
     }
-    if must_choose && !is_served {
-        return Err(Failure::new(
-            Exit::NoProvider,
-            "no provider can be taken for host memory; the reasons stand above",
-        ));
-    }
-    Ok(())
+    text::print(&for_people(&document, arguments.verbose))?;
+    done
 }
 
 fn for_people(document: &Document<'_>, verbose: bool) -> String {
@@ -149,7 +146,14 @@ fn for_people(document: &Document<'_>, verbose: bool) -> String {
     }
     out.push_str(&format!("\n{}\n", text::heading("Devices")));
     out.push_str(&document.devices.for_people());
-    for decision in &document.choices {
+    let has_cuda = document.devices.has_cuda();
+    let cuda = MemoryKind::Cuda(0).to_string();
+    if !has_cuda && document.choices.iter().any(|decision| decision.memory == cuda) {
+        let title = format!("{cuda} memory: no CUDA device, so nothing is chosen for it");
+        out.push_str(&format!("\n{}\n", text::heading(&title)));
+    }
+    let is_shown = |decision: &&Decision| has_cuda || decision.memory != cuda;
+    for decision in document.choices.iter().filter(is_shown) {
         let place = match decision.reach {
             Reach::SameMachine => "peers on the same machine",
             Reach::OtherMachines => "peers on other machines",

@@ -1,5 +1,7 @@
 //! A process of this command at its node.
 
+use std::collections::BTreeSet;
+use std::path::Path;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -9,7 +11,7 @@ use pubsub::{
 };
 
 use super::exit::{Exit, Failure};
-use super::paths::{misfit, not_carried};
+use super::paths::{misfit, not_carried, not_reached};
 use super::settings::{Count, Group, Service, Settings, Size, TABLE};
 use super::signals::{Deadline, Signals};
 use super::text;
@@ -58,7 +60,45 @@ fn network(settings: &Settings) -> Option<NetworkOptions> {
 /// Joins the node, unless it is asked to end meanwhile.
 pub(crate) fn join(settings: &Settings, name: &str, signals: &Signals) -> Result<Node, Failure> {
     let options = options(settings, name);
-    Ok(signals.meanwhile(move || Node::join(options))??)
+    signals.meanwhile(move || Node::join(options))?.map_err(with_remedy)
+}
+
+/// Asks the node of a directory what goes on, without joining it.
+pub(crate) fn report(directory: &Path) -> Result<Vec<Row>, Failure> {
+    pubsub::report(directory).map_err(|error| match error.kind() {
+        ErrorKind::Unknown => Failure::new(
+            Exit::NobodyThere,
+            format!(
+                "{error}. Start \"fabricast node\", or a publisher or subscriber, or name the directory of a node \
+                 that runs: --directory (by default it depends on XDG_RUNTIME_DIR)"
+            ),
+        ),
+        _ => with_remedy(error),
+    })
+}
+
+/// An error of the library, with what to do about it in options of this command.
+pub(crate) fn with_remedy(error: pubsub::Error) -> Failure {
+    let remedy = match error.kind() {
+        ErrorKind::OverBudget => {
+            "Reserve less (--largest, --depth, --loans), or serve the node with a larger budget (--budget-host, \
+             --budget-device)"
+        }
+        ErrorKind::TooLong => {
+            "Publish shorter messages, or make a topic with a larger --largest: it is fixed while the topic is used"
+        }
+        ErrorKind::Denied => "Choose a directory of this user: --directory",
+        ErrorKind::AlreadyServed => "End that process first",
+        _ => return error.into(),
+    };
+    let why = error.to_string();
+    let failure = Failure::from(error);
+    Failure::new(failure.exit(), format!("{why}. {remedy}"))
+}
+
+/// Where a process waits: whoever uses another directory is at another node.
+pub(crate) fn place(node: &Node) -> String {
+    format!("(node directory: {})", text::visible(&node.directory().display().to_string()))
 }
 
 /// Reads the name of a topic, and refuses here what the service of a node would.
@@ -71,31 +111,30 @@ pub(crate) fn topic_name(text: &str) -> Result<String, String> {
     }
 }
 
-/// Says, once, why nobody at other nodes has anything to do with a topic that one waits at, or has
-/// published in: its settings are other ones there, say.
+/// Says why nobody at other nodes has anything to do with a topic that one waits at, or has
+/// published in: its settings are other ones there, say, or a node is not reached. Each is said once.
 #[derive(Debug)]
 pub(crate) struct Suspicion {
     next: Instant,
     /// Nobody waits for the answer: the service may just have ended.
     asked: Option<mpsc::Receiver<pubsub::Result<Vec<Row>>>>,
-    is_said: bool,
+    /// What was said, and which addresses are not reached.
+    said: BTreeSet<String>,
 }
 
 /// How long to wait before it is looked, and between two looks.
-const WONDERING: Duration = Duration::from_secs(2);
+const WONDERING: Duration = Duration::from_secs(1);
+const LOOK: Duration = Duration::from_secs(2);
 /// How long to wait for an answer in the end.
 const CONCLUDING: Duration = Duration::from_secs(1);
 
 impl Suspicion {
     pub(crate) fn begin() -> Self {
-        Self { next: Instant::now() + WONDERING, asked: None, is_said: false }
+        Self { next: Instant::now() + WONDERING, asked: None, said: BTreeSet::new() }
     }
 
     /// To be called again and again while nobody comes.
     pub(crate) fn look(&mut self, node: &Node, topic: &str) {
-        if self.is_said {
-            return;
-        }
         if let Some(asked) = &self.asked {
             let rows = match asked.try_recv() {
                 Err(mpsc::TryRecvError::Empty) => return,
@@ -105,7 +144,7 @@ impl Suspicion {
             self.asked = None;
             self.say(&rows, topic);
         } else if Instant::now() >= self.next {
-            self.next = Instant::now() + WONDERING;
+            self.next = Instant::now() + LOOK;
             self.asked = Self::ask(node);
         }
     }
@@ -122,23 +161,25 @@ impl Suspicion {
     pub(crate) fn conclude(&mut self, node: &Node, topic: &str) -> Vec<Row> {
         let answer = Self::ask(node).and_then(|asked| asked.recv_timeout(CONCLUDING).ok());
         let rows = answer.and_then(Result::ok).unwrap_or_default();
-        if !self.is_said {
-            self.say(&rows, topic);
-        }
+        self.say(&rows, topic);
         rows
     }
 
     fn say(&mut self, rows: &[Row], topic: &str) {
         for row in rows {
-            if let Row::NotCarried { why } = row {
-                self.is_said = true;
-                text::complain(&format!("fabricast: {}", not_carried(why)));
-            }
-            if matches!(row, Row::Misfit { topic: of, .. } if of == topic)
-                && let Some(why) = misfit(rows, row)
+            let (why, about) = match row {
+                Row::NotCarried { kind, why } => (Some(not_carried(*kind, why)), None),
+                Row::Peer { address, .. } => (not_reached(row), Some(address)),
+                Row::Misfit { topic: of, .. } if of == topic => {
+                    let why = misfit(rows, row);
+                    (why.map(|why| format!("{}: {why}", topic.escape_debug())), None)
+                }
+                _ => continue,
+            };
+            if let Some(why) = why
+                && self.said.insert(about.unwrap_or(&why).clone())
             {
-                self.is_said = true;
-                text::complain(&format!("fabricast: {}: {why}", topic.escape_debug()));
+                text::complain(&format!("fabricast: {why}"));
             }
         }
     }
@@ -149,22 +190,6 @@ pub(crate) fn check_device(place: MemoryPlace) -> Result<(), Failure> {
     let MemoryPlace::Device(name) = place else { return Ok(()) };
     let opened = gpu::Device::open(name).map(drop);
     opened.map_err(|error| Failure::new(Exit::NoProvider, error.to_string()))
-}
-
-/// What the library says that it does when a topic's memory is a device's that it does not see.
-const MAPPING: &str = "map the memory of a topic";
-
-/// A topic in the memory of a device that this process does not see.
-fn without_device(error: pubsub::Error) -> Failure {
-    match error.kind() {
-        ErrorKind::Unknown => Failure::new(Exit::NoProvider, error.to_string()),
-        _ => error.into(),
-    }
-}
-
-/// What a topic is like; that its device is not seen here is said as everywhere else.
-pub(crate) fn settings_of(topic: &Topic) -> Result<TopicSettings, Failure> {
-    topic.settings().map_err(without_device)
 }
 
 /// A topic that this process is to use.
@@ -181,10 +206,8 @@ impl Wanted<'_> {
     fn find(&self) -> Result<Option<Topic>, Failure> {
         let (node, name) = (self.node.clone(), self.name.to_owned());
         match self.signals.meanwhile(move || node.open(&name))? {
-            // It is there, but its memory is not known here: that does not come with time.
-            Err(error) if error.operation() == MAPPING => Err(without_device(error)),
             Err(error) if error.kind() == ErrorKind::Unknown => Ok(None),
-            opened => Ok(Some(opened?)),
+            opened => opened.map(Some).map_err(with_remedy),
         }
     }
 
@@ -215,7 +238,7 @@ impl Wanted<'_> {
             Err(error)
                 if error.kind() == ErrorKind::SettingsDiffer && !self.settings.says_topic() =>
             {
-                self.find()?.ok_or_else(|| error.into())
+                self.find()?.ok_or_else(|| with_remedy(error))
             }
             made => made.map_err(|error| self.differs(&like, error)),
         }
@@ -229,28 +252,30 @@ impl Wanted<'_> {
             check_device(like.memory)?;
             return self.make(like)?.map_err(|error| self.differs(&like, error));
         }
+        let (name, place) = (self.name.escape_debug(), place(self.node));
         let deadline = Deadline::after(longest);
+        let mut suspicion = Suspicion::begin();
         let mut is_said = false;
         loop {
             if let Some(topic) = self.find()? {
                 return Ok(topic);
             }
             if deadline.is_over() {
+                suspicion.conclude(self.node, self.name);
                 let why = format!(
-                    "nobody has made the topic \"{}\", at this node or at one that it is connected to now \
-                     (fabricast paths --topics shows which). Say what it is to be like to make it here: \
-                     --largest 1M for one with all that is usual",
-                    self.name.escape_debug()
+                    "open topic \"{name}\" failed: it does not exist at this node or at one that it is connected \
+                     to {place}. Start a publisher first, or create it: --largest 1MiB"
                 );
                 return Err(Failure::new(Exit::Deadline, why));
             }
             if !is_said {
                 is_said = true;
-                text::complain(
-                    "fabricast: waiting until somebody makes the topic, at this node or at one that it is \
-                     connected to",
-                );
+                text::complain(&format!(
+                    "fabricast: waiting for topic \"{name}\": it does not exist yet at this node or at one that it \
+                     is connected to {place}"
+                ));
             }
+            suspicion.look(self.node, self.name);
             self.signals.pause(deadline.slice() / 2)?;
         }
     }
@@ -258,7 +283,7 @@ impl Wanted<'_> {
     /// It was not opened. If it is another one: in what, who wants what, and what to do.
     fn differs(&self, wanted: &TopicSettings, error: pubsub::Error) -> Failure {
         if error.kind() != ErrorKind::SettingsDiffer {
-            return error.into();
+            return with_remedy(error);
         }
         let found = self.find().ok().flatten();
         let there = found.and_then(|topic| topic.settings().ok());
@@ -357,7 +382,7 @@ mod tests {
         settings.largest.origin = Some("option --largest".to_owned());
         let why = difference(&settings, &settings.topic(), &there).unwrap();
         for words in [
-            "largest is 64K, and 4M was asked for (option --largest)",
+            "largest is 64KiB, and 4MiB was asked for (option --largest)",
             "depth is 4, and would be 16 where nothing is said of it",
             "loans is 1, and would be 4 where nothing is said of it",
         ] {
@@ -370,7 +395,7 @@ mod tests {
         let expected = [
             "--memory stand-in:0",
             "depth 4",
-            "largest 64K",
+            "largest 64KiB",
             "loans 1",
             "release-deadline 1.5",
             "reliability drop-oldest",

@@ -63,6 +63,7 @@ enum Command {
 }
 
 pub(crate) fn main() -> ExitCode {
+    process::raise_descriptor_limit();
     let arguments = command::arguments::read::<Arguments>();
     let (said, usual) = match &arguments.command {
         Command::Node(arguments) => (arguments.log(), LevelFilter::INFO),

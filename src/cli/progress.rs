@@ -3,7 +3,8 @@
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
-use super::{size, text};
+use super::size::amount;
+use super::text;
 
 /// Between two looks at the line.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -59,15 +60,6 @@ pub(crate) fn so_far(messages: u64, bytes: u64, rate: Option<f64>) -> String {
     }
 }
 
-/// An amount of bytes, to three digits or so.
-pub(crate) fn amount(bytes: f64) -> String {
-    const UNITS: [(f64, &str); 3] = [(1e9, "GB"), (1e6, "MB"), (1e3, "kB")];
-    match UNITS.iter().find(|(unit, _)| bytes >= *unit) {
-        Some((unit, name)) => format!("{:.2} {name}", bytes / unit),
-        None => format!("{} B", size::print(bytes as u64)),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -75,15 +67,6 @@ mod tests {
     #[test]
     fn a_rate_is_said_if_there_is_one() {
         assert_eq!(so_far(1, 5, None), "1 message, 5 B");
-        assert_eq!(so_far(2, 2000, Some(1e3)), "2 messages, 2.00 kB, 1.00 kB/s");
-    }
-
-    #[test]
-    fn amounts_are_short() {
-        for (bytes, text) in
-            [(0.0, "0 B"), (999.0, "999 B"), (1.5e6, "1.50 MB"), (2e12, "2000.00 GB")]
-        {
-            assert_eq!(amount(bytes), text);
-        }
+        assert_eq!(so_far(2, 2048, Some(1024.0)), "2 messages, 2.00 KiB, 1.00 KiB/s");
     }
 }

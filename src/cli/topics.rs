@@ -7,9 +7,9 @@ use serde_json::{Value, json};
 
 use super::exit::Failure;
 use super::paths::name_of_node;
-use super::progress::amount;
 use super::settings::{OF_DIRECTORY, Options};
-use super::text;
+use super::size::amount;
+use super::{membership, text};
 
 /// Shows the topics of a node: who publishes, who subscribes, how far behind; and those that only
 /// other nodes have, as far as it is connected to them.
@@ -27,7 +27,7 @@ pub(crate) struct Arguments {
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let settings = arguments.settings.settings()?;
-    let rows = pubsub::report(&settings.directory.value)?;
+    let rows = membership::report(&settings.directory.value)?;
     match arguments.json {
         true => text::json(&for_programs(&rows)?),
         false => text::print(&for_people(&rows, arguments.verbose)),
@@ -300,6 +300,7 @@ pub(super) mod tests {
                 label: "other".to_owned(),
                 address: "10.0.0.2:7700".to_owned(),
                 is_connected: true,
+                is_retried: false,
                 detail: "tcp".to_owned(),
             },
             Row::Sent {
@@ -328,14 +329,14 @@ pub(super) mod tests {
         assert!(out.lines().all(|line| line.chars().count() <= text::WIDTH), "{out}");
         let line = out.lines().find(|line| line.starts_with("camera")).unwrap();
         let cells: Vec<_> = line.split_whitespace().collect();
-        let expected = "camera reliable 16 1M host 12 4 1 2 9 3 1.5 s";
+        let expected = "camera reliable 16 1MiB host 12 4 1 2 9 3 1.5 s";
         assert_eq!(cells.join(" "), expected);
         assert!(
-            out.contains("memory on host for messages of this node: 524.29 kB of 1.05 MB"),
+            out.contains("memory on host for messages of this node: 512.00 KiB of 1.00 MiB"),
             "{out}"
         );
         let flat = out.split_whitespace().collect::<Vec<_>>().join(" ");
-        assert!(flat.contains("topics reserve 20.97 MB of 1.07 GB (1073741824 bytes)"), "{out}");
+        assert!(flat.contains("topics reserve 20.00 MiB of 1.00 GiB (1073741824 bytes)"), "{out}");
         assert!(for_people(&rows()[..1], false).contains("no topics"));
     }
 
@@ -367,7 +368,7 @@ pub(super) mod tests {
         let out = for_people(&all, false);
         let line = out.lines().find(|line| line.starts_with("lidar")).unwrap();
         let cells: Vec<_> = line.split_whitespace().collect();
-        assert_eq!(cells.join(" "), "lidar\\u{1b} reliable 4 64K published other");
+        assert_eq!(cells.join(" "), "lidar\\u{1b} reliable 4 64KiB published other");
         assert_eq!(for_programs(&all).unwrap()["elsewhere"][0]["depth"], 4);
     }
 

@@ -97,7 +97,7 @@ fn topics_of_other_nodes_are_shown() {
     let text = houses[1].succeed(&["topics"]);
     let line = text.lines().find(|line| line.starts_with("t ")).unwrap_or_default();
     let cells: Vec<_> = line.split_whitespace().collect();
-    assert_eq!(cells, ["t", "reliable", "8", "1M", "published", "one"], "{text}");
+    assert_eq!(cells, ["t", "reliable", "8", "1MiB", "published", "one"], "{text}");
     publisher.interrupt();
 }
 
@@ -239,7 +239,10 @@ fn that_an_address_is_taken_is_told_until_it_is_free() {
     assert!(why.contains("in use") && why.ends_with("; it is tried again and again"), "{paths}");
     let text = house.succeed(&["paths", "--topics"]);
     let flat = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    assert!(flat.contains(&format!("listen for other nodes ({address}): ")), "{text}");
+    assert!(
+        flat.contains(&format!("listen for other nodes ({address}) failed: cannot listen there: ")),
+        "{text}"
+    );
     assert!(flat.contains("--listen says where"), "{text}");
     drop(other);
     house.wait_until("where it listens", |report| report["node"]["listens"] == address.as_str());
@@ -388,4 +391,30 @@ fn of_messages_that_are_dropped_between_nodes_none_is_in_no_counter() {
         assert!(messages > 0 && messages + missed == 300, "{read}");
         houses[0].wait_until("that nobody reads", |report| topic(report, "t").is_none());
     }
+}
+
+/// One that refuses, and one that takes connections and says nothing.
+#[test]
+fn peers_that_are_not_reached_are_told_soon() {
+    let house = House::open();
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let silent = silent.local_addr().map(|address| (silent, address.to_string())).unwrap();
+    let peers = format!("127.0.0.1:9,{}", silent.1);
+    let begin = std::time::Instant::now();
+    let mut node = house.start(&["node", "--peers", &peers]);
+    let lines = [
+        "cannot reach 127.0.0.1:9: Connection refused (os error 111); retrying".to_owned(),
+        format!(
+            "cannot reach {}: it is connected, and has not introduced itself yet; retrying",
+            silent.1
+        ),
+    ];
+    for line in &lines {
+        node.wait_for(line);
+    }
+    let took = begin.elapsed();
+    assert!(took < PATIENCE / 2, "{took:?}");
+    // Each reason once.
+    std::thread::sleep(std::time::Duration::from_secs(1));
+    assert_eq!(node.error().matches(&lines[0]).count(), 1, "{}", node.error());
 }

@@ -58,7 +58,7 @@ fn one_that_waits_for_messages_can_be_interrupted() {
     let house = House::open();
     // Before anybody has made the topic, and after; while it has still to read some, and not.
     let mut early = house.start(&["sub", "never"]);
-    early.wait_for("waiting until somebody makes the topic");
+    early.wait_for("waiting for topic \"never\": it does not exist yet");
     let mut counting = house.start(&["sub", "t", "--count", "3", "--depth", "4"]);
     house.wait_until("a subscriber", |report| has_subscriber(report, "t"));
     for process in [&early, &counting] {
@@ -181,7 +181,7 @@ fn one_that_opens_a_topic_can_be_interrupted() {
     let house = House::open();
     let node = house.serve();
     let mut sub = house.start(&["sub", "never", "--service", "outside", "--patience", "600"]);
-    sub.wait_for("waiting until somebody makes the topic");
+    sub.wait_for("waiting for topic \"never\": it does not exist yet");
     // It asks again and again: by then it has asked one that does not answer.
     node.signal(Signal::SIGSTOP);
     std::thread::sleep(Duration::from_secs(1));

@@ -102,8 +102,8 @@ fn topics_are_what_they_are() {
         assert_eq!(code, Some(2), "{said}");
         for words in [
             "the topic \"t\": its settings differ: depth is 4, and would be 16 where nothing is said of it; \
-             largest is 1M, and 2M was asked for (option --largest). Say nothing",
-            "or say --depth 4 --largest 1M;",
+             largest is 1MiB, and 2MiB was asked for (option --largest). Say nothing",
+            "or say --depth 4 --largest 1MiB;",
         ] {
             assert!(said.contains(words), "{words}: {said}");
         }
@@ -148,7 +148,7 @@ fn what_is_advised_about_another_topic_works() {
 #[test]
 fn who_waits_in_vain_is_told_what_to_do() {
     let house = House::open();
-    wrong(&house, &["sub", "t", "--timeout", "0.2"], 4, "to make it here: --largest 1M");
+    wrong(&house, &["sub", "t", "--timeout", "0.2"], 4, "or create it: --largest 1MiB");
     wrong(&house, &["topics"], 6, "not found: no service listens there");
 }
 
@@ -169,7 +169,7 @@ fn a_budget_is_said_alike_wherever_it_is_said() {
     wrong(&house, &["pub", "large", "--largest", "1G"], 7, "a budget of 67108864 bytes");
     let cells = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
     let said = house.succeed(&["topics"]);
-    let figures = "topics reserve 8.39 MB of 67.11 MB (67108864 bytes)";
+    let figures = "topics reserve 8.00 MiB of 64.00 MiB (67108864 bytes)";
     assert!(cells(&said).contains(figures), "{said}");
     let said = house.succeed(&["topics", "--verbose"]);
     assert!(said.lines().any(|line| cells(line) == "t 5 s 8 8388608 0"), "{said}");

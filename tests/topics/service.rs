@@ -94,7 +94,10 @@ fn service_ends_in_order_and_a_client_takes_over() {
     // There is one of these; the next one is told who serves, and what to do.
     let (code, said) = house.run(&["node"]);
     assert_eq!(code, Some(10), "{said}");
-    assert!(said.contains(&format!("process {} does, and stays; end that", first.id())), "{said}");
+    assert!(
+        said.contains(&format!("process {} does, and stays. End that process", first.id())),
+        "{said}"
+    );
     first.signal(Signal::SIGHUP);
     first.wait_for("SIGHUP is ignored");
     first.signal(Signal::SIGTERM);

@@ -20,7 +20,8 @@ mod threads;
 mod wire;
 mod within;
 
-use pubsub::MemoryPlace;
+use gpu::Implementation;
+use pubsub::{MemoryPlace, TopicSettings};
 
 pub(super) use self::part::{Found, Part, take};
 
@@ -157,7 +158,28 @@ impl Arguments {
         if self.size < HEADER as u64 {
             return refuse(format!("--size: what can be checked has {HEADER} bytes at least"));
         }
-        within::cores(self).map(drop)
+        within::cores(self).map(drop)?;
+        if self.size > TopicSettings::LARGEST {
+            let most = size::print(TopicSettings::LARGEST);
+            return refuse(format!("--size: a message has at most {most}"));
+        }
+        let is_of_host = |place: MemoryPlace| match place {
+            MemoryPlace::Host => true,
+            MemoryPlace::Device(name) => name.implementation != Implementation::Cuda,
+        };
+        // A message, and what it is made of or compared with; at each node.
+        let places = match self.between || self.baseline.is_some() {
+            true => [Some(self.memory), Some(self.to.unwrap_or(self.memory))],
+            false => [Some(self.memory), None],
+        };
+        let of_host =
+            places.into_iter().flatten().filter(|place| is_of_host(*place)).count() as u64;
+        // The service of a node has one for each topic, and some more.
+        let topics = self.topics.or(self.many).unwrap_or(2);
+        let remedy = "Use fewer topics";
+        command::process::check_descriptors("measure topics", topics + 64, remedy)?;
+        let remedy = "Use a smaller --size";
+        command::memory::check("measure a topic", self.size.saturating_mul(2 * of_host), remedy)
     }
 }
 

@@ -8,7 +8,7 @@ mod side;
 
 use std::time::Duration;
 
-use gpu::{Block, BlocksBy, Device, DeviceName};
+use gpu::{Block, BlocksBy, Device, DeviceName, Implementation};
 use serde::{Deserialize, Serialize};
 use transfer::path::{Operation, Policy};
 use transfer::{Agent, PeerId, Route};
@@ -136,6 +136,12 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let Some(length) = arguments.size.checked_mul(arguments.batch) else {
         return Err(Failure::new(Exit::Usage, "--size times --batch is more than can be"));
     };
+    let is_of_host = |name: DeviceName| {
+        arguments.memory == Source::Host || name.implementation != Implementation::Cuda
+    };
+    let of_host = [from.name(), to].into_iter().filter(|name| is_of_host(*name)).count() as u64;
+    let remedy = "Use a smaller --size or --batch";
+    command::memory::check("measure a transfer", length.saturating_mul(of_host), remedy)?;
     let mut party = Party::new(1)?;
     let directory = party.directory().to_owned();
     if arguments.isolated {
@@ -317,6 +323,7 @@ impl Run {
             memory: arguments.memory,
             batch: arguments.batch,
             path: self.route.path().name(),
+            emulated: [from.name(), to].iter().any(|it| it.implementation != Implementation::Cuda),
             fallback: self.route.fallback(),
             isolated: arguments.isolated,
             done_p50_us: middle(&done).unwrap_or(f64::NAN) / 1e3,

@@ -16,6 +16,8 @@ pub(super) struct Found {
     pub(super) memory: Source,
     pub(super) batch: u64,
     pub(super) path: &'static str,
+    /// A device of the two is host memory: no GPU took part, whatever the path is called.
+    pub(super) emulated: bool,
     pub(super) fallback: Option<&'static str>,
     pub(super) isolated: bool,
     /// Until the process that began it knows that the data is there.
@@ -40,8 +42,8 @@ impl Findings for Found {
             self.batch,
             size::print(common.bytes),
             self.path,
-            // Of host memory, by the way that GPUs would take.
-            if common.provider.starts_with("stand-in:") { " (stand-in)" } else { "" },
+            // By the way that GPUs would take.
+            if self.emulated { " (stand-in)" } else { "" },
             common.provider,
             self.peer,
             common.p50_us.unwrap_or_default(),

@@ -98,7 +98,7 @@ impl From<ErrorKind> for Status {
         match kind {
             ErrorKind::InvalidArgument => Self::InvalidArgument,
             ErrorKind::SettingsDiffer => Self::SettingsDiffer,
-            ErrorKind::Unknown => Self::Unknown,
+            ErrorKind::Unknown | ErrorKind::NoDevice => Self::Unknown,
             ErrorKind::OverBudget => Self::OverBudget,
             ErrorKind::TooLong => Self::TooLong,
             ErrorKind::TooMany => Self::TooMany,

@@ -325,8 +325,8 @@ impl<'q> EndpointBuilder<'q> {
 fn explain_enable(error: Error) -> Error {
     if error.kind() == ErrorKind::Busy {
         return error.with_detail(
-            "a process that was killed may have left its shared-memory file in the way: look for \
-             /dev/shm/PID:UID:NUMBER with this process' PID",
+            "another endpoint has this name: one of a process that runs, or what a killed process left in \
+             /dev/shm. Choose another source, or none",
         );
     }
     if error.kind() != ErrorKind::InvalidArgument {

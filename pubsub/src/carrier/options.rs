@@ -109,9 +109,16 @@ impl NetworkOptions {
         bridge::check_provider(&self.policy()?, self.source)
     }
 
+    /// The first address beyond loopback at which this node would listen, or reach another one; names
+    /// of hosts are not looked up.
+    #[must_use]
+    pub fn beyond_loopback(&self) -> Option<SocketAddr> {
+        peers::beyond_loopback(self)
+    }
+
     /// Logs what it means that nodes beyond loopback are allowed, if there may be some.
     pub(crate) fn say_if_insecure(&self) {
-        if let Some(address) = peers::beyond_loopback(self).filter(|_| self.insecure) {
+        if let Some(address) = self.beyond_loopback().filter(|_| self.insecure) {
             tracing::warn!(
                 %address,
                 "insecure: peers beyond loopback are not authenticated, and nothing is encrypted"

@@ -291,7 +291,7 @@ fn where_nothing_can_be_sent_nothing_is_kept() {
     place.is_free();
     assert!(carrier.longest_wait(Instant::now()).is_some_and(|wait| wait > Duration::ZERO));
     let why = |row| match row {
-        Row::NotCarried { why } => Some(why),
+        Row::NotCarried { why, .. } => Some(why),
         _ => None,
     };
     let why = carrier.rows().into_iter().find_map(why).unwrap();

@@ -7,6 +7,7 @@ use crossbeam_channel::Receiver;
 
 use super::Carrier;
 use crate::bridge::{Counters, TopicKey, Worker, Workers};
+use crate::error::ErrorKind;
 use crate::peers::{PeerReport, PeerState};
 use crate::report::Row;
 use crate::settings::SharedSettings;
@@ -50,8 +51,8 @@ fn how_it_stands(peer: &PeerReport, now: SystemTime) -> String {
     let since = now.duration_since(peer.since).unwrap_or_default().as_secs();
     let state = match peer.state {
         PeerState::Connected => return format!("for {since} s"),
-        PeerState::Introducing => "it has not said yet who it is",
-        PeerState::Dialling => "it is being dialled",
+        PeerState::Introducing => "it is connected, and has not introduced itself yet",
+        PeerState::Dialling => "no answer yet",
         PeerState::Waiting => "it is tried again",
         PeerState::Oneself => "it is this node",
         PeerState::Away => "it is gone",
@@ -86,14 +87,15 @@ impl Carrier {
             })
             .map(|(strangers, peer)| Row::Peer {
                 is_connected: peer.state == PeerState::Connected && strangers.is_none(),
+                is_retried: peer.is_dialled && peer.state != PeerState::Connected,
                 detail: strangers.unwrap_or_else(|| how_it_stands(&peer, SystemTime::now())),
                 node: peer.identity.map(|node| node.to_string()).unwrap_or_default(),
                 label: peer.label.unwrap_or_default(),
                 address: peer.address,
             })
             .collect();
-        let why = self.why_no_workers.as_deref();
-        rows.extend(why.filter(|_| self.workers.is_none()).map(Row::not_carried));
+        let why = self.why_no_workers.as_deref().filter(|_| self.workers.is_none());
+        rows.extend(why.map(|why| Row::not_carried(ErrorKind::NoProvider, why)));
         rows.extend(self.misfits.rows(|name| self.lines.get(self.names.get(name)?)?.here()));
         let topics = self.lines.iter().map(|(number, line)| (*number, line.facts.topic.name()));
         rows.extend(self.known.rows(topics));

@@ -270,7 +270,7 @@ impl Shared {
         };
         self.bell.ring();
         match receiver.recv_timeout(self.options.patience) {
-            Ok(answer) => answer,
+            Ok(answer) => answer.map_err(|error| error.during(operation)),
             Err(_) => {
                 lock(&self.state).pending.remove(&number);
                 // It may have come at the last moment.
@@ -444,7 +444,7 @@ impl State {
             self.pools.get(&id).cloned().ok_or_else(|| {
                 let why = self.strange.get(&id);
                 let why = why.map_or("its pools were not sent", String::as_str);
-                Error::new("map the memory of a topic", ErrorKind::Unknown, why)
+                Error::new("map the memory of a topic", ErrorKind::NoDevice, why)
             })
         };
         let (here, arrivals) = (pool(Direction::Here)?, pool(Direction::Arrivals)?);

@@ -219,6 +219,7 @@ impl Node {
     /// # Errors
     /// [`SettingsDiffer`](ErrorKind::SettingsDiffer) if it exists and is another one;
     /// [`OverBudget`](ErrorKind::OverBudget), with the figures;
+    /// [`NoDevice`](ErrorKind::NoDevice) if the device of its memory is not there;
     /// [`InvalidArgument`](ErrorKind::InvalidArgument).
     pub fn topic(&self, name: &str, settings: &TopicSettings) -> Result<Topic> {
         // In a child a device would not be found, which is not why.
@@ -232,7 +233,9 @@ impl Node {
     ///
     /// # Errors
     /// [`Unknown`](ErrorKind::Unknown) if nobody has made it, as far as is known now;
-    /// [`OverBudget`](ErrorKind::OverBudget) if there is no room for it here.
+    /// [`OverBudget`](ErrorKind::OverBudget) if there is no room for it here;
+    /// [`NoDevice`](ErrorKind::NoDevice) if its memory is a device's that this process does not
+    /// see.
     pub fn open(&self, name: &str) -> Result<Topic> {
         self.ask_for(name, None)
     }
@@ -328,7 +331,7 @@ impl Topic {
     /// What it is like.
     ///
     /// # Errors
-    /// [`Unknown`](ErrorKind::Unknown) if its memory is a device's that this process does not
+    /// [`NoDevice`](ErrorKind::NoDevice) if its memory is a device's that this process does not
     /// see.
     pub fn settings(&self) -> Result<TopicSettings> {
         self.desk.topic.settings().seen_here()

@@ -154,7 +154,7 @@ impl Budgets {
                 Some(bytes) => Ok(bytes),
                 None => {
                     let device = gpu::Device::find(Uuid(bytes))
-                        .map_err(|error| Error::because(operation, ErrorKind::Unknown, error))?;
+                        .map_err(|error| Error::because(operation, ErrorKind::NoDevice, error))?;
                     Ok(device.properties().total_memory / 2)
                 }
             },

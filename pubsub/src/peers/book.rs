@@ -14,6 +14,8 @@ pub(super) const MOST_LEARNT: usize = 1024;
 const SOONEST: Duration = Duration::from_secs(1);
 /// What each address adds to the longest pause, where there are many.
 const PAUSE_OF_EACH: Duration = Duration::from_millis(5);
+/// How long an answer may take before that is logged.
+const SILENCE: Duration = Duration::from_secs(1);
 /// Doublings of the pause between two attempts.
 const MOST_DOUBLINGS: u32 = 20;
 
@@ -53,9 +55,28 @@ pub(super) struct Entry {
     attempts: u32,
     /// Since when nobody was there.
     absent: Duration,
+    /// A node has introduced itself there, and the connection is not over.
+    is_reached: bool,
+    /// The reason that was logged last.
+    logged: Option<String>,
 }
 
 impl Entry {
+    /// Logs why it cannot be reached, unless that was the reason before. Of what a rendezvous told of,
+    /// much may be gone.
+    fn log(&mut self, address: &str, why: &str) {
+        if self.origin != Origin::Learnt && self.logged.as_deref() != Some(why) {
+            tracing::info!("cannot reach {address}: {why}; retrying");
+            self.logged = Some(why.to_owned());
+        }
+    }
+
+    /// When to log that there is no answer.
+    fn silence(&self) -> Option<Duration> {
+        let is_silent = self.stage == Stage::Busy && !self.is_reached && self.logged.is_none();
+        (is_silent && self.origin != Origin::Learnt).then_some(self.since + SILENCE)
+    }
+
     /// Twice as long each time, up to this.
     fn next_pause(&mut self, timing: &Timing, longest: Duration) -> Duration {
         let doublings = self.attempts.min(MOST_DOUBLINGS);
@@ -94,6 +115,8 @@ impl Book {
             why_not: None,
             attempts: 0,
             absent: now,
+            is_reached: false,
+            logged: None,
         });
         if origin == Origin::Rendezvous {
             entry.origin = origin;
@@ -157,9 +180,22 @@ impl Book {
             Stage::Resting { until } if !entry.node.as_ref().is_some_and(&has_session) => {
                 Some(until)
             }
-            _ => None,
+            _ => entry.silence(),
         });
         resting.min()
+    }
+
+    /// Logs which addresses do not answer for long.
+    pub(super) fn log_silence(&mut self, now: Duration, is_connected: impl Fn(&str) -> bool) {
+        for (address, entry) in &mut self.entries {
+            if entry.silence().is_some_and(|at| at <= now) {
+                let why = match is_connected(address) {
+                    true => "it is connected, and has not introduced itself yet",
+                    false => "no answer yet",
+                };
+                entry.log(address, why);
+            }
+        }
     }
 
     /// This node answered there, and calls itself so. True if it is to be asked for others.
@@ -173,6 +209,10 @@ impl Book {
         entry.node = Some(node);
         entry.label = Some(label.to_owned());
         entry.absent = now;
+        entry.is_reached = true;
+        if entry.logged.take().is_some() {
+            tracing::info!("reached {address}");
+        }
         entry.origin == Origin::Rendezvous
     }
 
@@ -208,6 +248,10 @@ impl Book {
         let Some(entry) = self.entries.get_mut(address) else { return };
         if entry.stage == Stage::Own {
             return;
+        }
+        entry.is_reached = false;
+        if let Some(why) = end.why() {
+            entry.log(address, why);
         }
         let pause = match end {
             End::Lasting(why) => {
@@ -290,9 +334,59 @@ pub(super) enum End {
     },
 }
 
+impl End {
+    fn why(&self) -> Option<&str> {
+        match self {
+            Self::Failed(why) | Self::Lasting(why) | Self::Lost { why, .. } => Some(why),
+            Self::Duplicate => None,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    /// What was logged of the address last.
+    fn logged<'a>(book: &'a Book, address: &str) -> Option<&'a str> {
+        book.entries.get(address)?.logged.as_deref()
+    }
+
+    #[test]
+    fn silence_and_each_new_reason_is_logged_once() {
+        let (timing, mut chance) = (Timing::new(5 * SECOND), Chance(1));
+        let mut book = Book::default();
+        book.add("a:1".to_owned(), Origin::Given, None, Duration::ZERO);
+        book.add("b:1".to_owned(), Origin::Learnt, None, Duration::ZERO);
+        assert_eq!(book.due(Duration::ZERO, &timing, |_| false), ["a:1", "b:1"]);
+        // Within a second, and then no more.
+        assert_eq!(book.deadline(|_| false), Some(SECOND));
+        book.log_silence(SECOND / 2, |_| false);
+        assert_eq!(logged(&book, "a:1"), None);
+        book.log_silence(SECOND, |_| false);
+        assert_eq!(logged(&book, "a:1"), Some("no answer yet"));
+        assert_eq!(book.deadline(|_| false), None);
+        let mut fail = |book: &mut Book, why: &str| {
+            let end = End::Failed(why.to_owned());
+            book.over("a:1", end, &timing, &mut chance, 2 * SECOND);
+        };
+        fail(&mut book, "refused");
+        assert_eq!(logged(&book, "a:1"), Some("refused"));
+        // While it is tried again the reason stays.
+        assert_eq!(book.due(20 * SECOND, &timing, |_| false), ["a:1"]);
+        book.log_silence(30 * SECOND, |_| false);
+        assert_eq!(logged(&book, "a:1"), Some("refused"));
+        // A node is there; when it is lost that is news.
+        book.reached("a:1", (NodeIdentity([1; 16]), "x"), 30 * SECOND);
+        assert_eq!(logged(&book, "a:1"), None);
+        assert_eq!(book.deadline(|_| false), None);
+        fail(&mut book, "refused");
+        assert_eq!(logged(&book, "a:1"), Some("refused"));
+        // What others told of may be gone.
+        assert_eq!(logged(&book, "b:1"), None);
+    }
 
     /// The longest pause between attempts at an address, among so many.
     fn longest_pause(addresses: u32, end: impl Fn() -> End) -> Duration {

@@ -106,7 +106,9 @@ impl Peers {
             Some(address) => Some(
                 TcpListener::bind(address)
                     .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
-                    .map_err(|cause| Error::of(LISTEN, cause).on(address))?,
+                    .map_err(|cause| {
+                        Error::because(LISTEN, ErrorKind::CannotListen, cause).on(address)
+                    })?,
             ),
             None => None,
         };

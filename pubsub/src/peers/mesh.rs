@@ -261,7 +261,9 @@ impl Mesh {
             self.end(connection, reason, now);
         }
         self.absent.tick(now);
+        let is_of = |line: &Line, address: &str| line.dialled.as_deref() == Some(address);
         let Self { lines, nodes, book, timing, .. } = self;
+        book.log_silence(now, |address| lines.values().any(|line| is_of(line, address)));
         for line in lines.values_mut().filter(|line| !line.is_stale) {
             line.is_stale = line.session.is_stale(now);
             if let (true, Some(peer)) = (line.is_stale, &line.peer) {

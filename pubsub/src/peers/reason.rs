@@ -114,7 +114,7 @@ impl fmt::Display for Parting {
             Self::Late => "it did not introduce itself in time",
             Self::Crowded => "there are connections enough",
             Self::Backlog => "more waits to be sent to it than may wait",
-            Self::Malformed => "it broke the rules",
+            Self::Malformed => "it does not follow the protocol of nodes",
             Self::Silent => "it was not heard for too long",
         })
     }

@@ -105,6 +105,8 @@ pub(crate) struct PeerReport {
     pub(crate) address: String,
     /// How it stands.
     pub(crate) state: PeerState,
+    /// This node dials it, and dials it again when it is lost.
+    pub(crate) is_dialled: bool,
     /// Since when it stands so.
     pub(crate) since: SystemTime,
     /// Why there is no session, as far as it is known.
@@ -126,6 +128,7 @@ impl Mesh {
                 label: line.peer.as_ref().map(|peer| peer.label.clone()),
                 address: line.address(),
                 state,
+                is_dialled: line.dialled.is_some(),
                 since: moment(line.since),
                 why_not: None,
             });
@@ -146,6 +149,7 @@ impl Mesh {
                 label: entry.label.clone(),
                 address: address.clone(),
                 state,
+                is_dialled: entry.stage != Stage::Own,
                 since: moment(entry.since),
                 why_not: entry.why_not.clone(),
             });
@@ -161,6 +165,7 @@ impl Mesh {
                 label: Some(gone.label.clone()),
                 address: gone.address.clone(),
                 state: PeerState::Away,
+                is_dialled: false,
                 since: moment(gone.since),
                 why_not: Some(gone.why.clone()),
             });

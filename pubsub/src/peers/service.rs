@@ -58,6 +58,7 @@ impl Shared {
 #[derive(Debug)]
 struct Dialling {
     address: String,
+    /// One of those that the address stands for.
     to: SocketAddr,
     /// The first attempt, which may take long where the way is long, and the latest beside it.
     stream: TcpStream,
@@ -188,7 +189,7 @@ impl Service {
         }
         let is_late = |dialling: &mut Dialling| now >= dialling.until;
         for dialling in self.dialling.extract_if(.., is_late).collect::<Vec<_>>() {
-            self.try_next(dialling, "nobody answered");
+            self.try_next(dialling, "no answer");
         }
         self.dial_again(now);
         let mut mesh = lock(&shared.mesh);
@@ -391,7 +392,7 @@ impl Service {
         if !self.is_insecure {
             found.retain(|address| address.ip().to_canonical().is_loopback());
             if found.is_empty() {
-                let why = "it leads beyond loopback, which is not allowed without \"insecure\"";
+                let why = "it is beyond loopback, which the setting \"insecure\" would allow";
                 return self.not_reached(&address, why.to_owned());
             }
         }
@@ -401,7 +402,7 @@ impl Service {
     }
 
     fn try_next(&mut self, dialling: Dialling, why: &str) {
-        let why = format!("{}: {why}", dialling.address);
+        let why = reason(&dialling.address, dialling.to, why);
         self.try_others(dialling.address, dialling.others, why);
     }
 
@@ -420,7 +421,7 @@ impl Service {
                         others,
                     });
                 }
-                Err(error) => why = format!("{next}: {error}"),
+                Err(error) => why = reason(&address, next, &error.to_string()),
             }
         }
         self.not_reached(&address, why);
@@ -513,6 +514,14 @@ impl Leaving {
             }
         }
         true
+    }
+}
+
+/// Why a target was not reached: it is named where the address is a name, which may stand for several.
+fn reason(address: &str, target: SocketAddr, why: &str) -> String {
+    match address.parse() == Ok(target) {
+        true => why.to_owned(),
+        false => format!("{target}: {why}"),
     }
 }
 

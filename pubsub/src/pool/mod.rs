@@ -88,7 +88,7 @@ impl SharedPlace {
             Self::Host => Device::open(HOST),
             Self::Device(uuid) => Device::find(Uuid(uuid)),
         }
-        .map_err(|cause| Error::because(operation, ErrorKind::Unknown, cause))
+        .map_err(|cause| Error::because(operation, ErrorKind::NoDevice, cause))
     }
 }
 
@@ -186,7 +186,7 @@ impl Pool {
 
     fn view(&self) -> Result<&View> {
         self.view.as_ref().map_err(|why| {
-            Error::new("use the memory of a pool", ErrorKind::Unknown, why.as_str()).on(self.id)
+            Error::new("use the memory of a pool", ErrorKind::NoDevice, why.as_str()).on(self.id)
         })
     }
 

@@ -143,7 +143,7 @@ fn a_pool_whose_device_is_not_seen_is_kept() {
     Ledger::format(segment.words(), device, 64 << 20, 64).unwrap();
     segment.mark_ready();
     let books = || segment.as_fd().try_clone_to_owned().unwrap();
-    assert_eq!(Pool::open(books()).unwrap_err().kind(), ErrorKind::Unknown);
+    assert_eq!(Pool::open(books()).unwrap_err().kind(), ErrorKind::NoDevice);
     let kept = Pool::keep(books()).unwrap();
     assert!(kept.id() == device && kept.device().is_none());
     assert!(kept.has_books(segment.as_fd()).unwrap());
@@ -154,8 +154,8 @@ fn a_pool_whose_device_is_not_seen_is_kept() {
     assert_eq!(kept.keep_piece(0, other.make_piece(PIECE).unwrap()), Kept::Yes);
     kept.admit_piece(&me, 0).unwrap();
     let (_, place) = kept.allocate(&me, 10).unwrap();
-    assert_eq!(kept.slice(place, 10).unwrap_err().kind(), ErrorKind::Unknown);
-    assert_eq!(kept.make_piece(PIECE).unwrap_err().kind(), ErrorKind::Unknown);
+    assert_eq!(kept.slice(place, 10).unwrap_err().kind(), ErrorKind::NoDevice);
+    assert_eq!(kept.make_piece(PIECE).unwrap_err().kind(), ErrorKind::NoDevice);
     assert_eq!(kept.owners(&me).unwrap().into_iter().collect::<Vec<_>>(), [me.me]);
     assert_eq!(kept.reclaim(&me, me.me).unwrap(), 1);
     assert!(kept.piece(0).unwrap().is_some());

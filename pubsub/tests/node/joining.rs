@@ -169,7 +169,7 @@ fn what_can_never_be_is_refused() {
     assert_eq!(error.kind(), ErrorKind::OverBudget);
     assert!(error.to_string().contains("1048576"), "{error}");
     let memory = MemoryPlace::Device("cuda:99".parse().unwrap());
-    assert_eq!(kind("x", TopicSettings { memory, ..good }), ErrorKind::Unknown);
+    assert_eq!(kind("x", TopicSettings { memory, ..good }), ErrorKind::NoDevice);
     // All that there is room for, and no more.
     let topics: Vec<_> =
         (0..200).map_while(|at| node.topic(&format!("t{at}"), &good).ok()).collect();

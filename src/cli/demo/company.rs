@@ -15,7 +15,6 @@ use pubsub::Row;
 use serde::{Deserialize, Serialize};
 
 use super::cast::NODES;
-use super::directory::Directory;
 use super::network::Ground;
 use super::show::Show;
 use crate::cli::exit::{Exit, Failure};
@@ -25,6 +24,7 @@ use crate::cli::signals::{Signals, interrupted};
 use crate::cli::statistics::Latency;
 use crate::cli::text;
 use command::process::this_program;
+use command::temp_dir::{Program, TempDir};
 
 /// What rates are taken of.
 pub(super) const WINDOW: Duration = Duration::from_secs(3);
@@ -106,7 +106,7 @@ pub(super) struct Company {
     pub(super) show: Option<Show>,
     /// What each node told of itself last, and how often it did.
     pub(super) rows: [(Vec<Row>, u64); NODES],
-    directory: Directory,
+    directory: TempDir,
     /// No process lives longer than that, even if this one is stopped.
     limit: Duration,
     say: Sender<Heard>,
@@ -123,12 +123,12 @@ impl Company {
             false => Signals::catch_hangups_too()?,
         };
         let (members, rows) = (Vec::new(), Default::default());
-        let directory = Directory::make()?;
+        let directory = TempDir::create(Program::Demo)?;
         Ok(Self { ground, members, show: None, rows, directory, limit, say, heard, signals })
     }
 
     fn directory_of(&self, node: usize) -> PathBuf {
-        self.directory.join(&format!("node-{}", node + 1))
+        self.directory.path().join(format!("node-{}", node + 1))
     }
 
     /// What the nodes told of themselves last, each by itself.
@@ -169,7 +169,7 @@ impl Company {
         }
         command.stdin(Stdio::null()).stdout(Stdio::piped());
         let number = self.members.len();
-        let errors = self.directory.join(&number.to_string());
+        let errors = self.directory.path().join(number.to_string());
         if std::env::var_os("FABRICAST_LOG").is_none() {
             // What goes wrong is said; that nodes trust each other in here is no news.
             let file = File::create(&errors).map_err(|error| failed(error.to_string()))?;

@@ -3,7 +3,6 @@
 
 mod cast;
 mod company;
-mod directory;
 mod memory;
 mod network;
 mod outcome;
@@ -18,9 +17,9 @@ use self::company::{Company, Member, Part};
 use self::network::{Between, Ground};
 use self::outcome::Outcome;
 use self::show::Show;
-use super::exit::{Exit, Failure};
+use super::exit::{Exit, Failure, report_as_json};
 use super::settings::seconds;
-use super::{progress, text};
+use super::{size, text};
 
 /// Until all are there, and until all is read when nothing more is published.
 const GATHERING: Duration = Duration::from_secs(18);
@@ -79,19 +78,18 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
     let outcome = Outcome::of(&all, played.is_ok());
     let is_interrupted = played.as_ref().is_err_and(|it| it.exit() == Exit::Interrupted);
-    let printed = match is_interrupted && !arguments.json {
-        true => Ok(()),
-        false => outcome.print(arguments.json),
-    };
-    let judged = outcome.judge();
     // What is wrong with the data is worse than that it ended too early.
-    match (played, judged) {
-        (Ok(()), judged) => judged?,
-        (Err(_), Err(judged)) if judged.exit() == Exit::Corrupt => return Err(judged),
-        (Err(failure), _) => return Err(failure),
+    let done = match (played, outcome.judge()) {
+        (Ok(()), judged) => judged,
+        (Err(_), Err(judged)) if judged.exit() == Exit::Corrupt => Err(judged),
+        (Err(failure), _) => Err(failure),
+    };
+    if arguments.json {
+        return report_as_json(done, &outcome);
     }
-    printed?;
-    if arguments.json { Ok(()) } else { text::print("demo: ok\n") }
+    let printed = if is_interrupted { Ok(()) } else { outcome.print() };
+    done.and(printed)?;
+    text::print("demo: ok\n")
 }
 
 struct Demonstration<'a> {
@@ -142,7 +140,7 @@ impl Demonstration<'_> {
         let about = format!(
             "Two nodes of this machine, {between}. 3 topics, 3 publishers and 8 subscribers, each a process. \
              Messages lie {memory}. It takes up to {}, and {:.0} seconds and a few more.",
-            progress::amount(cast::MEMORY as f64),
+            size::amount(cast::MEMORY as f64),
             self.arguments.time.as_secs_f64()
         );
         text::print(&(text::wrapped("", &about) + "\n"))

@@ -12,7 +12,7 @@ use super::show::{Reader, readers, table, time};
 use crate::cli::exit::{Exit, Failure};
 use crate::cli::stages::ALL_TOGETHER;
 use crate::cli::statistics::Latency;
-use crate::cli::{progress, size, text};
+use crate::cli::{size, text};
 
 /// What a path carried.
 #[derive(Debug, Default, Serialize)]
@@ -70,10 +70,7 @@ impl Outcome {
         }
     }
 
-    pub(super) fn print(&self, is_json: bool) -> Result<(), Failure> {
-        if is_json {
-            return text::json(self);
-        }
+    pub(super) fn print(&self) -> Result<(), Failure> {
         text::print(&table(&self.subscribers, true))?;
         let legend = "borrow: until there was memory for it; fill: until it was written; begin: until its node began to \
                       write it to the other, or, if it stays there, delivered it; out: copied out of a device; wire: \
@@ -87,13 +84,13 @@ impl Outcome {
                 0 => format!(
                     "{} read, {}",
                     text::counted(carried.read_messages, "message"),
-                    progress::amount(read)
+                    size::amount(read)
                 ),
                 messages => format!(
                     "{}, {}, carried once; {} read of that",
                     text::counted(messages, "message"),
-                    progress::amount(once),
-                    progress::amount(read)
+                    size::amount(once),
+                    size::amount(read)
                 ),
             };
             text::print(&format!("path {path}: {what}\n"))?;
@@ -105,7 +102,7 @@ impl Outcome {
                 "slowest stage on {path}: {stage}, {} for {} of \"{topic}\" ({}/s)\n",
                 time(*p50_us),
                 size::print(bytes),
-                progress::amount(bytes as f64 / p50_us.max(1e-3) * 1e6)
+                size::amount(bytes as f64 / p50_us.max(1e-3) * 1e6)
             ))?;
         }
         let sum =
@@ -113,7 +110,7 @@ impl Outcome {
         text::print(&format!(
             "data: {}, {} compared byte by byte: {} altered, {} missed\n",
             text::counted(sum(|it| it.messages), "message"),
-            progress::amount(sum(|it| it.bytes) as f64),
+            size::amount(sum(|it| it.bytes) as f64),
             sum(|it| it.altered),
             sum(|it| it.missed.unwrap_or(0)),
         ))

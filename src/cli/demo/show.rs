@@ -11,7 +11,7 @@ use super::company::{Member, Part, Said, WINDOW};
 use crate::cli::exit::Failure;
 use crate::cli::stages::{ALL_TOGETHER, Stage};
 use crate::cli::statistics::Latency;
-use crate::cli::{progress, size, text};
+use crate::cli::{size, text};
 
 /// Between two drawings of the table, and two lines.
 const REDRAW: Duration = Duration::from_millis(500);
@@ -73,8 +73,8 @@ impl Show {
             "{:4.0} s: {} read and compared, {}; now {}/s; {} altered, {} missed\n",
             self.began.elapsed().as_secs_f64(),
             text::counted(sum(|said| said.messages), "message"),
-            progress::amount(sum(|said| said.bytes) as f64),
-            progress::amount(rate),
+            size::amount(sum(|said| said.bytes) as f64),
+            size::amount(rate),
             sum(|said| said.altered),
             sum(|said| said.missed.unwrap_or(0)),
         )
@@ -145,7 +145,7 @@ pub(super) fn time(microseconds: f64) -> String {
 pub(super) fn table(readers: &[Reader], is_over: bool) -> String {
     let mut head = vec!["topic", "size", "read by", "messages"];
     if !is_over {
-        head.extend(["per s", "GB/s"]);
+        head.extend(["per s", "GiB/s"]);
     }
     // One that nobody's messages have is left out: without devices nothing is copied out.
     let known = || readers.iter().flat_map(|it| &it.said.latencies);
@@ -159,7 +159,7 @@ pub(super) fn table(readers: &[Reader], is_over: bool) -> String {
         let mut row = vec![(*topic).to_owned(), size, name.clone(), messages];
         if !is_over {
             row.push(format!("{rate:.1}"));
-            row.push(format!("{:.2}", reader.bytes_per_s() / 1e9));
+            row.push(format!("{:.2}", reader.bytes_per_s() / f64::from(1 << 30)));
         }
         row.extend(stages.iter().map(|name| {
             let one = said.latencies.iter().find(|one| one.stage == *name);

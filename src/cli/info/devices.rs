@@ -1,6 +1,6 @@
 //! The devices of this machine, and what is missing.
 
-use gpu::{Device, LinkCounters, PeerAccess};
+use gpu::{Device, Implementation, LinkCounters, PeerAccess};
 use serde::Serialize;
 
 use crate::cli::text;
@@ -15,6 +15,8 @@ pub(super) struct Devices {
 #[derive(Debug, Serialize)]
 struct Found {
     name: String,
+    #[serde(skip)]
+    is_cuda: bool,
     product: String,
     uuid: String,
     pci: Option<String>,
@@ -55,6 +57,7 @@ impl Devices {
             let counters = LinkCounters::of(device);
             Found {
                 name: device.name().to_string(),
+                is_cuda: device.name().implementation == Implementation::Cuda,
                 product: properties.product.clone(),
                 uuid: properties.uuid.to_string(),
                 pci: properties.pci.map(|pci| pci.to_string()),
@@ -73,6 +76,10 @@ impl Devices {
             reason: error.to_string(),
         });
         Self { found, missing: missing.collect() }
+    }
+
+    pub(super) fn has_cuda(&self) -> bool {
+        self.found.iter().any(|found| found.is_cuda)
     }
 
     pub(super) fn for_people(&self) -> String {

@@ -4,12 +4,13 @@ mod notify;
 
 use std::time::Duration;
 
-use pubsub::{Node, Row, ServiceMode, TopicSettings};
+use pubsub::{NetworkOptions, Node, Row, ServiceMode, TopicSettings};
 use tracing_subscriber::filter::LevelFilter;
 
 use self::notify::Manager;
 use super::exit::{Exit, Failure};
 use super::membership;
+use super::paths::remedy_of;
 use super::settings::{OF_NODE, Options};
 use super::signals::{Signals, interrupted};
 
@@ -48,6 +49,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     // Whatever the settings say: that is what it is for.
     options.service = ServiceMode::Standing;
     if let Some(network) = &options.network {
+        check_insecure(network)?;
         network.check(&options.label)?;
         network.check_provider()?;
     }
@@ -63,7 +65,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let node = match signals.meanwhile(move || Node::join(options)) {
         // Nothing was begun that would have to be ended.
         Err(failure) if failure.exit() == interrupted().exit() => return Ok(()),
-        joined => joined?.map_err(refused)?,
+        joined => joined?.map_err(membership::with_remedy)?,
     };
     let served = serve(&node, &signals, &manager);
     manager.is_ending();
@@ -72,28 +74,34 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     served
 }
 
-/// Why it does not join, and what to do about it.
-fn refused(error: pubsub::Error) -> Failure {
-    let why = error.to_string();
-    match error.kind() {
-        pubsub::ErrorKind::AlreadyServed => {
-            Failure::new(Exit::Taken, format!("{why}; end that one first"))
-        }
-        _ => error.into(),
-    }
-}
-
 /// How it stands with the service of the node, in words for the log and for systemd.
-fn status_of(node: &Row, serves: bool) -> Option<String> {
-    let Row::Node { identity, service, process, listens, .. } = node else { return None };
+fn status_of(rows: &[Row], serves: bool) -> Option<String> {
+    let Row::Node { identity, service, process, listens, .. } = rows.first()? else { return None };
     if !serves {
         return Some(format!("process {process} serves node {identity}; taking it over"));
     }
+    // The log says why.
+    let remedy = rows.iter().find_map(|row| match row {
+        Row::NotCarried { kind, .. } => Some(remedy_of(*kind)),
+        _ => None,
+    });
     let listens = listens.as_ref().map_or_else(
-        || "it does not listen for other nodes".to_owned(),
+        || format!("it does not listen for other nodes{}", remedy.unwrap_or_default()),
         |address| format!("other nodes reach it at {address}"),
     );
     Some(format!("serves node {identity} as its service number {service}; {listens}"))
+}
+
+/// Refuses what is beyond loopback, unless that was agreed to.
+fn check_insecure(network: &NetworkOptions) -> Result<(), Failure> {
+    let Some(address) = network.beyond_loopback().filter(|_| !network.insecure) else {
+        return Ok(());
+    };
+    let why = format!(
+        "reach nodes at {address} failed: it is beyond loopback, and other nodes are not authenticated, nor is anything \
+         encrypted. Add --insecure to agree to that"
+    );
+    Err(Failure::new(Exit::Usage, why))
 }
 
 fn serve(node: &Node, signals: &Signals, manager: &Manager) -> Result<(), Failure> {
@@ -108,7 +116,7 @@ fn serve(node: &Node, signals: &Signals, manager: &Manager) -> Result<(), Failur
         match rows {
             Ok(rows) => {
                 let serves = node.serves();
-                let now = rows.first().and_then(|node| status_of(node, serves));
+                let now = status_of(&rows, serves);
                 if let Some(now) = now.filter(|now| status.as_ref() != Some(now)) {
                     tracing::info!("{now}");
                     match is_ready || !serves {
@@ -147,11 +155,15 @@ mod tests {
             process: 7,
             listens: listens.map(str::to_owned),
         };
-        let status = |listens, serves| status_of(&node(listens), serves).unwrap();
+        let status = |listens, serves| status_of(&[node(listens)], serves).unwrap();
         let taking_over = "process 7 serves node ab; taking it over";
         assert_eq!(status(Some("10.0.0.1:1"), false), taking_over);
         let said = "serves node ab as its service number 2; other nodes reach it at 10.0.0.1:1";
         assert_eq!(status(Some("10.0.0.1:1"), true), said);
         assert!(status(None, true).ends_with("it does not listen for other nodes"));
+        let (kind, why) = (pubsub::ErrorKind::CannotListen, "in use".to_owned());
+        let rows = [node(None), Row::NotCarried { kind, why }];
+        let said = "it does not listen for other nodes. --listen says where: choose";
+        assert!(status_of(&rows, true).unwrap().contains(said));
     }
 }

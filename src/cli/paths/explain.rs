@@ -10,7 +10,7 @@ use transfer::{Agent, AgentCard, ErrorKind, PeerId, RegionDescriptor};
 
 use super::candidates::{self, Named};
 use super::{Arguments, asking, name};
-use crate::cli::exit::{Exit, Failure};
+use crate::cli::exit::{Exit, Failure, report_as_json};
 use crate::cli::text;
 
 /// Longer than any card or descriptor.
@@ -79,16 +79,21 @@ pub(super) fn run(arguments: &Arguments, peer: &FilePath) -> Result<(), Failure>
         .map(|(path, card)| examine(path, &card, region.as_ref(), arguments))
         .collect::<Result<_, _>>()?;
     let report = Report { policy: &arguments.policy, peers, program: command::VERSION_LINE };
+    let done = conclude(&report.peers);
     if arguments.json {
-        text::json(&report)?;
-    } else {
-        text::print(&report.peers.iter().map(for_people).collect::<Vec<_>>().join("\n"))?;
+        return report_as_json(done, &report);
     }
-    if report.peers.iter().any(|found| found.exit.is_none()) {
+    text::print(&report.peers.iter().map(for_people).collect::<Vec<_>>().join("\n"))?;
+    done
+}
+
+/// Fails if none of the agents is reached.
+fn conclude(peers: &[Found]) -> Result<(), Failure> {
+    if peers.iter().any(|found| found.exit.is_none()) {
         return Ok(());
     }
-    let exit = report.peers.iter().find_map(|found| found.exit).unwrap_or(Exit::Failed);
-    let why = match report.peers.iter().all(|found| found.was_left_behind) {
+    let exit = peers.iter().find_map(|found| found.exit).unwrap_or(Exit::Failed);
+    let why = match peers.iter().all(|found| found.was_left_behind) {
         true => "nobody is there any more",
         false => "no path leads there; the reasons stand above",
     };
@@ -105,7 +110,7 @@ fn read(path: &FilePath) -> Result<Vec<u8>, Failure> {
                 io::ErrorKind::NotFound => Exit::NobodyThere,
                 _ => Exit::Failed,
             };
-            Err(Failure::new(exit, format!("reading {}: {error}", path.display())))
+            Err(Failure::new(exit, format!("read {} failed: {error}", path.display())))
         }
     }
 }
@@ -122,7 +127,7 @@ fn cards(place: &FilePath) -> Result<Vec<(PathBuf, AgentCard)>, Failure> {
     if !place.is_dir() {
         return Ok(vec![card_at(place.to_owned())?]);
     }
-    let failed = |error| Failure::failed(format!("looking into {}: {error}", place.display()));
+    let failed = |error| Failure::failed(format!("look into {} failed: {error}", place.display()));
     let mut cards = Vec::new();
     for entry in std::fs::read_dir(place).map_err(failed)? {
         let path = entry.map_err(failed)?.path();

@@ -15,7 +15,9 @@ use super::exit::Failure;
 use super::settings::{OF_DIRECTORY, Options, seconds};
 use super::text;
 
-pub(crate) use self::topics::{given_up, in_brackets, misfit, name_of_node, not_carried};
+pub(crate) use self::topics::{
+    given_up, in_brackets, misfit, name_of_node, not_carried, not_reached, remedy_of,
+};
 
 /// Shows by which path bytes travel, and why.
 ///

@@ -1,17 +1,18 @@
 //! `fabricast paths --topics`: which messages go to which node by which path, and why.
 
-use pubsub::Row;
+use pubsub::{ErrorKind, Row};
 use serde_json::{Value, json};
 
 use super::Arguments;
 use crate::cli::exit::Failure;
-use crate::cli::progress::amount;
+use crate::cli::membership;
+use crate::cli::size::amount;
 use crate::cli::text;
 use crate::cli::topics::by_kind;
 
 pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let settings = arguments.settings.settings()?;
-    let rows = pubsub::report(&settings.directory.value)?;
+    let rows = membership::report(&settings.directory.value)?;
     match arguments.json {
         true => text::json(&for_programs(&rows)?),
         false => text::print(&for_people(&rows)),
@@ -37,10 +38,26 @@ pub(crate) fn name_of_node(rows: &[Row], identity: &str) -> String {
 }
 
 /// Why nothing goes between this node and others.
-pub(crate) fn not_carried(why: &str) -> String {
-    // Of where it listens the error says the address only.
-    let option = if why.starts_with("listen ") { ". --listen says where" } else { "" };
-    format!("no messages go between this node and others: {}{option}", text::visible(why))
+pub(crate) fn not_carried(kind: ErrorKind, why: &str) -> String {
+    let why = text::visible(why);
+    format!("no messages go between this node and others: {why}{}", remedy_of(kind))
+}
+
+/// What to do about an error that keeps a node from reaching others.
+pub(crate) fn remedy_of(kind: ErrorKind) -> &'static str {
+    match kind {
+        ErrorKind::CannotListen => {
+            ". --listen says where: choose another port, or end the process that listens there"
+        }
+        _ => "",
+    }
+}
+
+/// That another node is not reached, and why, if it is tried again and again.
+pub(crate) fn not_reached(peer: &Row) -> Option<String> {
+    let Row::Peer { address, is_retried: true, detail, .. } = peer else { return None };
+    let [address, detail] = [address, detail].map(|text| text::visible(text));
+    Some(format!("cannot reach {address}: {detail}; retrying"))
 }
 
 fn for_people(rows: &[Row]) -> String {
@@ -59,8 +76,8 @@ fn for_people(rows: &[Row]) -> String {
         out.push_str("no topics\n");
     }
     for row in rows {
-        if let Row::NotCarried { why } = row {
-            out.push_str(&text::wrapped("", &not_carried(why)));
+        if let Row::NotCarried { kind, why } = row {
+            out.push_str(&text::wrapped("", &not_carried(*kind, why)));
         }
         if let Row::Peer { label, address, is_connected, detail, .. } = row {
             let state = if *is_connected { "connected" } else { "not connected" };
@@ -243,7 +260,7 @@ mod tests {
         let flat = out.split_whitespace().collect::<Vec<_>>().join(" ");
         for words in [
             "on this node: 1 publisher, 1 subscriber,",
-            "to \"other\" by ring over tcp: the only provider; 11 messages, 1.10 kB, 3 waits",
+            "to \"other\" by ring over tcp: the only provider; 11 messages, 1.07 KiB, 3 waits",
             "for each: copied 2.0 µs, written 4.0 µs",
             "from \"other\" by ring over tcp",
             "node \"other\" at 10.0.0.2:7700: connected: tcp",
@@ -326,7 +343,8 @@ mod tests {
     fn why_nothing_goes_to_other_nodes_is_told() {
         let mut all = rows();
         assert!(for_programs(&all).unwrap()["not_carried"].is_null());
-        all.push(Row::NotCarried { why: "no provider\u{1b}".to_owned() });
+        let why = "no provider\u{1b}".to_owned();
+        all.push(Row::NotCarried { kind: ErrorKind::NoProvider, why });
         let out = for_people(&all);
         let words = "no messages go between this node and others: no provider\\u{1b}\n";
         assert!(out.contains(words), "{out}");
@@ -340,6 +358,7 @@ mod tests {
             label: label.to_owned(),
             address: address.to_owned(),
             is_connected: false,
+            is_retried: true,
             detail: "refused".to_owned(),
         };
         let identity = "ab".repeat(16);
@@ -360,6 +379,7 @@ mod tests {
             label: strange.clone(),
             address: strange.clone(),
             is_connected: true,
+            is_retried: false,
             detail: strange.clone(),
         };
         let received = Row::Received {

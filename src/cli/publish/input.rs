@@ -16,7 +16,7 @@ use pubsub::Loan;
 use crate::cli::exit::{Exit, Failure};
 use crate::cli::pattern::Content;
 use crate::cli::signals::{Signals, interrupted};
-use crate::cli::text;
+use crate::cli::{size, text};
 
 /// What is read at a time.
 const CHUNK: usize = 1 << 20;
@@ -88,7 +88,7 @@ impl Message {
 fn failed(name: impl Display, error: &io::Error) -> Failure {
     match error.kind() {
         ENDED => interrupted(),
-        _ => Failure::failed(format!("reading {name}: {error}")),
+        _ => Failure::failed(format!("read {name} failed: {error}")),
     }
 }
 
@@ -204,12 +204,16 @@ fn check(bytes: &[u8], longest: Option<u64>) -> Result<(), Failure> {
     }
     let why = match longest {
         Some(longest) => format!(
-            "a message of more than {}, the longest that the topic takes: that is fixed when it is \
-             made (--largest)",
+            "publish a message failed: it has more than {}, the longest that the topic takes: that is fixed when \
+             it is made. Make a topic with a larger --largest",
             text::counted(longest, "byte")
         ),
         None => {
-            format!("a message of more than {LONGEST} bytes; --largest says how long one may be")
+            let longest = size::print(LONGEST);
+            format!(
+                "publish a message failed: it has more than {longest}, the longest that is put together here. Make a \
+                 topic with a larger --largest"
+            )
         }
     };
     Err(Failure::new(Exit::TooMuch, why))

@@ -6,12 +6,12 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use pubsub::{Attempt, ErrorKind, Node, Publisher, Reliability, Sent};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use self::input::{Input, Message};
-use super::exit::{Exit, Failure};
+use super::exit::{Exit, Failure, report_as_json};
 use super::histogram::Histogram;
-use super::membership::{self, Suspicion, Wanted};
+use super::membership::{self, Suspicion, Wanted, place, with_remedy};
 use super::paths::{given_up, in_brackets};
 use super::pattern::{self, Content};
 use super::progress::{Progress, so_far};
@@ -90,7 +90,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let done = publish(arguments, &settings, &signals, &mut tally);
     // Whoever reads the last line may be slow, too.
     signals.let_go();
-    let told = tell(arguments, &tally, done.is_ok());
+    let is_complete = done.is_ok();
+    if arguments.json {
+        return report_as_json(done, &report(arguments, &tally, is_complete));
+    }
+    let told = tell(arguments, &tally, is_complete);
     done.and(told)
 }
 
@@ -102,12 +106,12 @@ fn publish(
     tally: &mut Tally,
 ) -> Result<(), Failure> {
     let node = membership::join(settings, "pub", signals)?;
-    tally.node = Some(node.identity());
+    (tally.node, tally.place) = (Some(node.identity()), Some(place(&node)));
     let wanted = Wanted { node: &node, name: &arguments.topic, settings, signals };
     // If it is there, it says how long a message may be.
     let found = wanted.as_it_is()?;
     let longest = match &found {
-        Some(topic) => Some(membership::settings_of(topic)?.largest),
+        Some(topic) => Some(topic.settings()?.largest),
         None => settings.largest.is_given().then_some(settings.largest.value.0),
     };
     let input = input(arguments, longest, signals)?;
@@ -115,8 +119,8 @@ fn publish(
         Some(topic) => topic,
         None => wanted.open_to_publish(input.largest())?,
     };
-    let like = membership::settings_of(&topic)?;
-    let publisher = topic.publisher()?;
+    let like = topic.settings()?;
+    let publisher = topic.publisher().map_err(with_remedy)?;
     tally.publisher = Some(publisher.id().to_string());
     let mut work = Work {
         arguments,
@@ -158,8 +162,9 @@ fn draw() -> Result<u64, Failure> {
 /// What became of messages.
 #[derive(Debug, Default)]
 struct Tally {
-    /// The node's identity, and the publisher's, once they are known.
+    /// The node's identity and directory, and the publisher's identity, once they are known.
     node: Option<String>,
+    place: Option<String>,
     publisher: Option<String>,
     messages: u64,
     bytes: u64,
@@ -238,7 +243,9 @@ impl Work<'_> {
             }
             if deadline.is_over() {
                 let why = format!(
-                    "{found} of {} came in time",
+                    "publish in topic \"{}\" failed: {found} of {} came in time (--timeout). Start subscribers \
+                     first, or wait longer",
+                    self.arguments.topic.escape_debug(),
                     text::counted(wanted.into(), "subscriber")
                 );
                 return Err(Failure::new(Exit::Deadline, why));
@@ -246,7 +253,10 @@ impl Work<'_> {
             if !is_said {
                 is_said = true;
                 let awaited = text::counted(wanted.into(), "subscriber");
-                text::complain(&format!("fabricast: waiting for {awaited}"));
+                let (topic, place) = (self.arguments.topic.escape_debug(), place(node));
+                text::complain(&format!(
+                    "fabricast: waiting for {awaited} of topic \"{topic}\" {place}"
+                ));
             }
             self.suspicion.look(node, &self.arguments.topic);
             self.signals.pause(deadline.slice().min(SLICE / 5))?;
@@ -278,7 +288,7 @@ impl Work<'_> {
                 && told.is_none_or(|told| told.elapsed() >= pause)
             {
                 told = Some(Instant::now());
-                tell(self.arguments, self.tally, false)?;
+                text::json(&report(self.arguments, self.tally, false))?;
             }
         }
     }
@@ -312,7 +322,7 @@ impl Work<'_> {
         // Only told as JSON: else nobody pays for it.
         let clock = || self.arguments.json.then(Instant::now);
         let asked = clock();
-        let mut loan = match self.publisher.try_loan(length)? {
+        let mut loan = match self.publisher.try_loan(length).map_err(with_remedy)? {
             Some(loan) => loan,
             None => loop {
                 let since = Instant::now();
@@ -345,7 +355,7 @@ impl Work<'_> {
     fn go_on_after(&mut self, error: pubsub::Error, deadline: Deadline) -> Result<(), Failure> {
         match error.kind() {
             ErrorKind::DeadlineExceeded => self.look_whether_to_go_on(deadline, &error.to_string()),
-            _ => Err(error.into()),
+            _ => Err(with_remedy(error)),
         }
     }
 
@@ -374,43 +384,56 @@ impl Work<'_> {
     }
 }
 
-/// What was done, also if it was less than all.
-fn tell(arguments: &Arguments, tally: &Tally, is_complete: bool) -> Result<(), Failure> {
-    let Tally { messages, bytes, unwanted, dropped, readers, waited, time, .. } = *tally;
-    let rate = |amount: u64| (!time.is_zero()).then(|| amount as f64 / time.as_secs_f64());
-    let per_second = |amount: u64| rate(amount).unwrap_or(0.0);
-    if arguments.json {
-        let stages = [(Stage::Borrow, &tally.borrowing), (Stage::Fill, &tally.filling)];
-        let latencies = stages.map(|(stage, times)| Latency::of(stage.name(), times));
-        return text::json(&json!({
-            "topic": arguments.topic,
-            "node": tally.node,
-            "publisher": tally.publisher,
-            "messages": messages,
-            "bytes": bytes,
-            "seconds": time.as_secs_f64(),
-            "messages_per_s": per_second(messages),
-            "bytes_per_s": per_second(bytes),
-            "waited_s": waited.as_secs_f64(),
-            "readers": readers,
-            "unwanted": unwanted,
-            "dropped": dropped,
-            "released": tally.is_released,
-            "missed_by_nodes": tally.missed_by_nodes,
-            "evicted": tally.evicted,
-            "latencies": latencies.into_iter().flatten().collect::<Vec<_>>(),
-            "complete": is_complete,
-        }));
+impl Tally {
+    /// An amount for each second; None if no time has passed.
+    fn rate(&self, amount: u64) -> Option<f64> {
+        (!self.time.is_zero()).then(|| amount as f64 / self.time.as_secs_f64())
     }
+}
+
+/// What was done, also if it was less than all, for programs.
+fn report(arguments: &Arguments, tally: &Tally, is_complete: bool) -> Value {
+    let Tally { messages, bytes, unwanted, dropped, readers, waited, time, .. } = *tally;
+    let per_second = |amount: u64| tally.rate(amount).unwrap_or(0.0);
+    let stages = [(Stage::Borrow, &tally.borrowing), (Stage::Fill, &tally.filling)];
+    let latencies = stages.map(|(stage, times)| Latency::of(stage.name(), times));
+    json!({
+        "topic": arguments.topic,
+        "node": tally.node,
+        "publisher": tally.publisher,
+        "messages": messages,
+        "bytes": bytes,
+        "seconds": time.as_secs_f64(),
+        "messages_per_s": per_second(messages),
+        "bytes_per_s": per_second(bytes),
+        "waited_s": waited.as_secs_f64(),
+        "readers": readers,
+        "unwanted": unwanted,
+        "dropped": dropped,
+        "released": tally.is_released,
+        "missed_by_nodes": tally.missed_by_nodes,
+        "evicted": tally.evicted,
+        "latencies": latencies.into_iter().flatten().collect::<Vec<_>>(),
+        "complete": is_complete,
+    })
+}
+
+/// The same for people.
+fn tell(arguments: &Arguments, tally: &Tally, is_complete: bool) -> Result<(), Failure> {
+    let Tally { messages, bytes, unwanted, dropped, .. } = *tally;
     if tally.publisher.is_none() || (messages == 0 && !is_complete) {
         // Nothing was done that there would be something to tell of, beside why.
         return Ok(());
     }
-    let all = so_far(messages, bytes, rate(bytes));
+    let had_no_subscriber = match &tally.place {
+        Some(place) => format!("had no subscriber {place}"),
+        None => "had no subscriber".to_owned(),
+    };
+    let all = so_far(messages, bytes, tally.rate(bytes));
     let mut line = format!("{}: {all}", arguments.topic.escape_debug());
     let missed = tally.missed_by_nodes;
     for (count, what) in
-        [(dropped, "dropped"), (unwanted, "wanted by nobody"), (missed, "missed by other nodes")]
+        [(dropped, "dropped"), (unwanted, &*had_no_subscriber), (missed, "missed by other nodes")]
     {
         if count > 0 {
             line.push_str(&format!("; {count} {what}"));

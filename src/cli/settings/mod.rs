@@ -5,6 +5,7 @@
 //! before the defaults.
 
 mod declare;
+mod environment;
 mod file;
 mod options;
 #[cfg(test)]
@@ -71,7 +72,7 @@ declare! {
         /// Messages that may wait to be read, or be held by who has read them.
         depth: Depth = Count(TopicSettings::default().depth), "16", anything;
         /// The length of the longest message, in bytes.
-        largest: Size = Size(TopicSettings::default().largest), "1M", largest;
+        largest: Size = Size(TopicSettings::default().largest), "1MiB", largest;
         /// Messages that each publisher may have borrowed memory for at once; so much is reserved for each.
         loans: Loans = Count(TopicSettings::default().loans), "4", anything;
         /// How long a subscriber may hold a message that is in somebody's way.

@@ -8,8 +8,9 @@ use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
 
 use super::declare::{Declaration, Group};
 use super::value::Form;
-use super::{FILE_VARIABLE, Said, Settings, TABLE};
+use super::{FILE_VARIABLE, Said, Settings, TABLE, environment};
 use crate::cli::exit::{Exit, Failure};
+use crate::cli::text;
 
 const HEADING: &str = "Settings (also by file and environment; docs/operating.md)";
 const FILE: &str = "config";
@@ -33,11 +34,15 @@ impl<const SCOPE: u8> Options<SCOPE> {
         let named = std::env::var_os(FILE_VARIABLE).filter(|name| !name.is_empty());
         let path = self.file.clone().or_else(|| named.map(PathBuf::from));
         let read = path.as_deref().map(read).transpose();
-        let text = read.map_err(|error| {
+        let content = read.map_err(|error| {
             let path = path.as_deref().unwrap_or("".as_ref()).display();
-            Failure::new(Exit::Usage, format!("the settings of {path}: {error}"))
+            Failure::new(Exit::Usage, format!("read settings of {path} failed: {error}"))
         })?;
-        let file = path.as_deref().zip(text.as_deref());
+        let variables = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+        for warning in environment::warnings(variables) {
+            text::complain(&format!("fabricast: warning: {warning}"));
+        }
+        let file = path.as_deref().zip(content.as_deref());
         Settings::gather(file, |variable| std::env::var_os(variable), &self.said)
     }
 }

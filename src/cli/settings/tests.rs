@@ -80,7 +80,7 @@ fn every_setting_is_read_as_it_is_written() {
         ("label", "a label"),
         ("service", "outside"),
         ("patience", "0.25"),
-        ("budget-host", "3G"),
+        ("budget-host", "3GiB"),
         ("budget-device", "none"),
         ("listen", "[::1]:7700"),
         ("peers", "a:1,b:2"),
@@ -95,7 +95,7 @@ fn every_setting_is_read_as_it_is_written() {
         ("memory", "stand-in:0"),
         ("reliability", "drop-oldest"),
         ("depth", "7"),
-        ("largest", "64M"),
+        ("largest", "64MiB"),
         ("loans", "2"),
         ("release-deadline", "2"),
     ];

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant, SystemTime};
 
 use pubsub::NodeIdentity;
 use pubsub::{ErrorKind, Event, Node, Reliability, Sample, Subscriber, Way};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use self::sink::Sink;
-use super::exit::{Exit, Failure};
-use super::membership::{self, Suspicion, Wanted};
+use super::exit::{Exit, Failure, report_as_json};
+use super::membership::{self, Suspicion, Wanted, place, with_remedy};
 use super::pattern::{Checker, Fault};
 use super::progress::{Progress, so_far};
 use super::settings::{ALL, Options, Settings, seconds};
@@ -95,7 +95,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     };
     // Whoever reads the last line may be slow, too.
     signals.let_go();
-    let told = outcome.tell(arguments, done.is_ok());
+    let is_complete = done.is_ok();
+    if arguments.json {
+        let done = worst(done, outcome.judge());
+        return report_as_json(done, &outcome.report(arguments, is_complete));
+    }
+    let told = outcome.tell(arguments, is_complete);
     worst(done, outcome.judge()).and(told)
 }
 
@@ -122,8 +127,8 @@ fn read(
     outcome.node = Some(node.identity());
     let wanted = Wanted { node: &node, name: &arguments.topic, settings, signals };
     let topic = wanted.open_to_read(arguments.timeout)?;
-    let like = membership::settings_of(&topic)?;
-    let subscriber = topic.subscriber()?;
+    let like = topic.settings()?;
+    let subscriber = topic.subscriber().map_err(with_remedy)?;
     outcome.has_begun = true;
     outcome.is_reliable = like.reliability == Reliability::Reliable;
     let mut work = Work {
@@ -135,6 +140,8 @@ fn read(
         checker: Checker::default(),
         outcome,
         buffer: Vec::new(),
+        began: Instant::now(),
+        says_where: false,
     };
     let done = work.read_all(&node);
     // It may have been removed in the middle of a message.
@@ -170,8 +177,12 @@ struct Work<'a> {
     outcome: &'a mut Outcome,
     buffer: Vec<u8>,
     progress: Option<Progress>,
+    began: Instant,
+    says_where: bool,
 }
 
+/// How long no message may come before it is said where it waits.
+const QUIET: Duration = Duration::from_secs(1);
 /// What is read of a message at a time.
 const CHUNK: u64 = 1 << 20;
 /// Faults that are told of one by one.
@@ -190,7 +201,7 @@ impl Work<'_> {
             {
                 told = Some(Instant::now());
                 self.outcome.missed = self.missed();
-                self.outcome.tell(self.arguments, false)?;
+                text::json(&self.outcome.report(self.arguments, false))?;
             }
             let pulled = self.subscriber.pull(deadline.slice());
             self.hear_of_events();
@@ -205,9 +216,14 @@ impl Work<'_> {
                         return Err(interrupted());
                     }
                     if deadline.is_over() {
-                        return Err(Failure::new(Exit::Deadline, "no message came in time"));
+                        let topic = self.arguments.topic.escape_debug();
+                        let why = format!(
+                            "read topic \"{topic}\" failed: no message came in time (--timeout)"
+                        );
+                        return Err(Failure::new(Exit::Deadline, why));
                     }
                     if self.outcome.statistics.messages == 0 {
+                        self.say_where_it_waits(node);
                         suspicion.look(node, &self.arguments.topic);
                     }
                 }
@@ -219,6 +235,17 @@ impl Work<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Says once, if no message has come for a while, where messages would have to be published.
+    fn say_where_it_waits(&mut self, node: &Node) {
+        if !self.says_where && self.began.elapsed() >= QUIET {
+            self.says_where = true;
+            let (topic, place) = (self.arguments.topic.escape_debug(), place(node));
+            text::complain(&format!(
+                "fabricast: waiting for messages of topic \"{topic}\" {place}"
+            ));
+        }
     }
 
     fn hear_of_events(&mut self) {
@@ -329,27 +356,30 @@ impl Outcome {
         (is_complete || !self.is_removed).then_some(self.missed)
     }
 
-    /// What was read, also if it was less than all.
+    /// What was read, also if it was less than all, for programs.
+    fn report(&self, arguments: &Arguments, is_complete: bool) -> Value {
+        let Statistics { messages, bytes, .. } = self.statistics;
+        json!({
+            "topic": arguments.topic,
+            "node": self.node,
+            "messages": messages,
+            "bytes": bytes,
+            "seconds": self.statistics.time().as_secs_f64(),
+            "messages_per_s": self.statistics.messages_per_second(),
+            "bytes_per_s": self.statistics.bytes_per_second(),
+            "missed": self.missed(is_complete),
+            "altered": arguments.check.then_some(self.altered),
+            "publishers_lost": self.publishers_lost,
+            "paths": self.ways.iter().map(Way::to_string).collect::<Vec<_>>(),
+            "latencies": self.statistics.latencies(),
+            "complete": is_complete,
+        })
+    }
+
+    /// The same for people.
     fn tell(&self, arguments: &Arguments, is_complete: bool) -> Result<(), Failure> {
         let Statistics { messages, bytes, .. } = self.statistics;
         let per_second = self.statistics.bytes_per_second();
-        if arguments.json {
-            return text::json(&json!({
-                "topic": arguments.topic,
-                "node": self.node,
-                "messages": messages,
-                "bytes": bytes,
-                "seconds": self.statistics.time().as_secs_f64(),
-                "messages_per_s": self.statistics.messages_per_second(),
-                "bytes_per_s": per_second,
-                "missed": self.missed(is_complete),
-                "altered": arguments.check.then_some(self.altered),
-                "publishers_lost": self.publishers_lost,
-                "paths": self.ways.iter().map(Way::to_string).collect::<Vec<_>>(),
-                "latencies": self.statistics.latencies(),
-                "complete": is_complete,
-            }));
-        }
         if !self.has_begun {
             // There is nothing to tell of.
             return Ok(());

@@ -50,7 +50,7 @@ struct Attempts {
     /// It would fail each time: the options are impossible.
     are_vain: bool,
     /// Why the last one did.
-    why: Option<String>,
+    why: Option<(ErrorKind, String)>,
     /// Until then it is told again only if there is another reason.
     silence: Option<Rest>,
 }
@@ -58,7 +58,7 @@ struct Attempts {
 impl Attempts {
     /// One has failed. True if that is to be told: the first, one for another reason than the last
     /// one, and otherwise less and less often.
-    fn fails(&mut self, now: Instant, is_vain: bool, why: String) -> bool {
+    fn fails(&mut self, now: Instant, is_vain: bool, why: (ErrorKind, String)) -> bool {
         self.first.get_or_insert(now);
         self.rest = Some(Rest::after(self.rest, now, AGAIN));
         let is_news = self.why.as_ref() != Some(&why) || self.are_vain != is_vain;
@@ -72,9 +72,10 @@ impl Attempts {
     }
 
     /// Why they fail, and what comes of it, for people.
-    fn in_words(&self) -> Option<String> {
+    fn row(&self) -> Option<Row> {
+        let (kind, why) = self.why.as_ref()?;
         let rest = if self.are_vain { "" } else { "; it is tried again and again" };
-        self.why.as_ref().map(|why| format!("{why}{rest}"))
+        Some(Row::not_carried(*kind, &format!("{why}{rest}")))
     }
 
     fn may_begin(&self, now: Instant) -> bool {
@@ -135,9 +136,7 @@ impl Carrying {
     pub(super) fn rows(&mut self) -> Vec<Row> {
         match &mut self.carrier {
             Some(carrier) => carrier.rows(),
-            None => {
-                self.attempts.in_words().map(|why| Row::not_carried(&why)).into_iter().collect()
-            }
+            None => self.attempts.row().into_iter().collect(),
         }
     }
 
@@ -286,7 +285,8 @@ impl Reception {
                 // What another service could do comes right again.
                 let is_vain = error.kind() == ErrorKind::InvalidArgument && !carrying.inherits;
                 let attempts = &mut carrying.attempts;
-                let is_told = attempts.fails(Instant::now(), is_vain, error.to_string());
+                let why = (error.kind(), error.to_string());
+                let is_told = attempts.fails(Instant::now(), is_vain, why);
                 if is_told && is_vain {
                     tracing::error!(%error, "this node cannot reach others");
                 } else if is_told {
@@ -342,13 +342,17 @@ impl Reception {
 mod tests {
     use super::*;
 
+    fn because(why: &str) -> (ErrorKind, String) {
+        (ErrorKind::CannotListen, why.to_owned())
+    }
+
     #[test]
     fn why_it_fails_is_told_at_once_if_it_is_news_and_else_less_and_less_often() {
         let (now, mut attempts) = (Instant::now(), Attempts::default());
         let mut told = Vec::new();
         for seconds in 0..300 {
             let why = if seconds < 200 { "no such address" } else { "taken" };
-            if attempts.fails(now + Duration::from_secs(seconds), false, why.to_owned()) {
+            if attempts.fails(now + Duration::from_secs(seconds), false, because(why)) {
                 told.push(seconds);
             }
         }
@@ -361,15 +365,15 @@ mod tests {
         let (now, mut attempts) = (Instant::now(), Attempts::default());
         assert!(attempts.are_over(now, None));
         assert!(!attempts.are_over(now, Some(&network)) && attempts.may_begin(now));
-        attempts.fails(now, false, "taken".to_owned());
+        attempts.fails(now, false, because("taken"));
         assert!(!attempts.may_begin(now) && attempts.may_begin(now + AGAIN.0));
         assert!(!attempts.are_over(now + network.lost_after / 2, Some(&network)));
-        attempts.fails(now + network.lost_after / 2, false, "taken".to_owned());
+        attempts.fails(now + network.lost_after / 2, false, because("taken"));
         let late = now + network.lost_after;
         assert!(attempts.are_over(late, Some(&network)));
         // It may come right yet.
         assert!(attempts.may_begin(late));
-        attempts.fails(now, true, "impossible".to_owned());
+        attempts.fails(now, true, because("impossible"));
         assert!(attempts.are_over(now, Some(&network)) && !attempts.may_begin(late + 100 * LOOK));
     }
 }

@@ -1,0 +1,30 @@
+//! Programs that ask for the same local address run at the same time.
+#![allow(missing_docs)]
+
+use fabric::{AddressVector, CompletionQueue, Domain, Endpoint, EndpointKind, Query};
+
+/// As the first program of the README opens it.
+fn open(provider: &str) -> (Endpoint, CompletionQueue) {
+    let query = Query::new(EndpointKind::Rdm).provider(provider).source("127.0.0.1");
+    let domain = Domain::open(&query.first().unwrap()).unwrap();
+    let addresses = AddressVector::open(&domain).unwrap();
+    let mut queue = CompletionQueue::open(&domain).unwrap();
+    let opened = Endpoint::builder(&domain).addresses(&addresses).queue(&mut queue).open();
+    (opened.unwrap_or_else(|error| panic!("{provider}: {error}")), queue)
+}
+
+/// An endpoint of shm has a name that no other process may have: the address is none.
+#[test]
+fn an_ip_address_is_the_source_of_several_endpoints_at_once() {
+    let offers = Query::new(EndpointKind::Rdm).source("127.0.0.1").offers().unwrap();
+    let mut providers: Vec<_> =
+        offers.iter().map(|offer| offer.capabilities().provider.clone()).collect();
+    providers.retain(|name| ["shm", "tcp", "net", "tcp;ofi_rxm"].contains(&name.as_str()));
+    providers.sort();
+    providers.dedup();
+    assert!(providers.iter().any(|name| name == "shm"), "{providers:?}");
+    for provider in providers {
+        let (first, second) = (open(&provider), open(&provider));
+        assert_ne!(first.0.address().unwrap(), second.0.address().unwrap(), "{provider}");
+    }
+}

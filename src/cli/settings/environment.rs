@@ -1,0 +1,72 @@
+//! Variables of the environment that look like settings and are none.
+
+use super::{FILE_VARIABLE, TABLE};
+
+const PREFIX: &str = "FABRICAST_";
+/// Variables that are no settings, but known: the last one is that of the C library.
+const OTHERS: [&str; 3] = [FILE_VARIABLE, "FABRICAST_LOG", "FABRICAST_DEVICE"];
+
+/// A warning for each variable with the prefix of settings that no program reads.
+pub(super) fn warnings(variables: impl Iterator<Item = String>) -> Vec<String> {
+    let known = || TABLE.iter().map(|one| one.variable.as_str()).chain(OTHERS);
+    let is_unknown = |name: &String| name.starts_with(PREFIX) && known().all(|one| one != name);
+    let mut unknown: Vec<_> = variables.filter(is_unknown).collect();
+    unknown.sort();
+    let warning = |name: &String| {
+        let remedy = match nearest(name, known()) {
+            Some(near) => format!("The nearest setting is {near}"),
+            None => "\"fabricast config --help\" lists the settings".to_owned(),
+        };
+        format!(
+            "environment variable {} is ignored: no such setting. {remedy}",
+            name.escape_debug()
+        )
+    };
+    unknown.iter().map(warning).collect()
+}
+
+/// The known variable that differs in the fewest letters, if these are few. The name of the group
+/// counts for nothing: a setting of topics is often looked for among the others.
+fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    fn setting(name: &str) -> &str {
+        let name = name.strip_prefix(PREFIX).unwrap_or(name);
+        name.strip_prefix("TOPIC_").unwrap_or(name)
+    }
+    let distance = |near: &str| strsim::osa_distance(setting(name), setting(near));
+    let near = known.min_by_key(|near| distance(near))?;
+    (distance(near) <= setting(near).len() / 3).then_some(near)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unknown_variables_are_told_with_the_nearest_setting() {
+        let names = [
+            "FABRICAST_LABEL",
+            "HOME",
+            "FABRICAST_LOG",
+            "FABRICAST_DEVICE",
+            "FABRICAST_TOPIC_DEPHT",
+            "FABRICAST_TOPIC_DEPT",
+            "FABRICAST_DEPTH",
+            "FABRICAST_TOPIC_PATIENCE",
+            "FABRICAST_LABLE",
+            "FABRICAST_UNRELATED",
+        ];
+        let found = warnings(names.into_iter().map(str::to_owned));
+        let of = |name: &str, remedy: &str| {
+            format!("environment variable {name} is ignored: no such setting. {remedy}")
+        };
+        let expected = [
+            of("FABRICAST_DEPTH", "The nearest setting is FABRICAST_TOPIC_DEPTH"),
+            of("FABRICAST_LABLE", "The nearest setting is FABRICAST_LABEL"),
+            of("FABRICAST_TOPIC_DEPHT", "The nearest setting is FABRICAST_TOPIC_DEPTH"),
+            of("FABRICAST_TOPIC_DEPT", "The nearest setting is FABRICAST_TOPIC_DEPTH"),
+            of("FABRICAST_TOPIC_PATIENCE", "The nearest setting is FABRICAST_PATIENCE"),
+            of("FABRICAST_UNRELATED", "\"fabricast config --help\" lists the settings"),
+        ];
+        assert_eq!(found, expected);
+    }
+}

@@ -1,0 +1,49 @@
+//! What the command says about the most likely mistakes: all of standard error, and the exit code.
+#![allow(missing_docs)]
+
+mod run;
+mod settings;
+mod topics;
+mod usage;
+
+use run::Ground;
+
+/// `--json`: whatever is wrong, one line of JSON says so, beside the text.
+#[test]
+fn with_json_each_failure_is_one_line() {
+    let ground = Ground::new();
+    for (arguments, code) in [
+        (&["fly", "--json"][..], 2),
+        (&["pub", "t", "--dephth", "3", "--json"], 2),
+        (&["pub", "t", "--pattern", "--size", "2K", "--largest", "1K", "--json"], 7),
+        (&["pub", "t", "--depth", "0", "--json"], 2),
+        (&["pub", "t", "--wait-for", "1", "--timeout", "0.1", "--json"], 4),
+        (&["sub", "t", "--timeout", "0.1", "--json"], 4),
+        (&["sub", "t", "--largest", "1K", "--timeout", "0.1", "--json"], 4),
+        (&["topics", "--json"], 6),
+        (&["paths", "--topics", "--json"], 6),
+        (&["paths", "--explain", "/nowhere/at/all", "--json"], 6),
+        (&["config", "--depth", "0", "--json"], 2),
+        (&["clean", "/nowhere/at/all", "--json"], 6),
+        (&["info", "--policy", "=carrier-pigeon", "--json"], 3),
+        (&["info", "--provider", "carrier-pigeon", "--json"], 3),
+        (&["demo", "--time", "0.5", "--json"], 2),
+        (&["node", "--json"], 2),
+    ] {
+        let ended = ground.run(arguments);
+        assert_eq!(ended.code, Some(code), "{arguments:?}: {ended:?}");
+        assert_eq!(ended.output.lines().count(), 1, "{arguments:?}: {ended:?}");
+        let line: serde_json::Value = serde_json::from_str(&ended.output).unwrap();
+        assert_eq!(line["exit_code"], code, "{arguments:?}: {line}");
+        let error = line["error"].as_str().unwrap();
+        let flat = ended.error.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(!error.is_empty() && flat.contains(error), "{arguments:?}: {line} {flat}");
+    }
+    // What was done all the same stands in the line, too.
+    let ended = ground.run(&["sub", "t", "--largest", "1K", "--timeout", "0.1", "--json"]);
+    let line: serde_json::Value = serde_json::from_str(&ended.output).unwrap();
+    assert_eq!((&line["topic"], &line["messages"]), (&"t".into(), &0.into()), "{line}");
+    // Success says nothing of errors.
+    let ended = ground.run(&["config", "--json"]);
+    assert!(ended.code == Some(0) && !ended.output.contains("exit_code"), "{ended:?}");
+}

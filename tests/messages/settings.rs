@@ -1,0 +1,95 @@
+//! Settings that are wrong, wherever they stand.
+
+use crate::run::Ground;
+
+#[test]
+fn depth_of_nothing() {
+    let why = "fabricast: option --depth is \"0\": 1 to 65536 is possible\n";
+    Ground::new().says(&["pub", "t", "--depth", "0"], 2, why);
+}
+
+#[test]
+fn budget_that_is_too_small_for_any_topic() {
+    let why = "fabricast: option --budget-host is \"0\": at least 512 bytes, which the smallest topic reserves; one \
+               with all that is usual reserves 20971520 (20 messages of 1048576 bytes)\n";
+    Ground::new().says(&["node", "--budget-host", "0"], 2, why);
+}
+
+#[test]
+fn peer_without_a_port() {
+    let why = "fabricast: option --peers is \"nowhere\": \"nowhere\" is not like host:port\n";
+    Ground::new().says(&["node", "--peers", "nowhere"], 2, why);
+}
+
+#[test]
+fn variable_with_a_wrong_value() {
+    let environment = [("FABRICAST_TOPIC_DEPTH", "many")];
+    let why = "fabricast: environment FABRICAST_TOPIC_DEPTH is \"many\": 1 to 65536 is possible\n";
+    Ground::new().says_with(&["sub", "t"], ("", &environment, &[]), 2, why);
+}
+
+/// Each is told with the setting that was probably meant, by every command with settings.
+#[test]
+fn misspelt_variables() {
+    let ground = Ground::new();
+    for (name, near) in [
+        ("FABRICAST_DEPTH", "FABRICAST_TOPIC_DEPTH"),
+        ("FABRICAST_TOPIC_DEPHT", "FABRICAST_TOPIC_DEPTH"),
+        ("FABRICAST_TOPIC_DEPT", "FABRICAST_TOPIC_DEPTH"),
+        ("FABRICAST_PATIENSE", "FABRICAST_PATIENCE"),
+    ] {
+        let warning = format!(
+            "fabricast: warning: environment variable {name} is ignored: no such setting. The nearest setting is {near}\n"
+        );
+        let environment = [(name, "8")];
+        ground.says_with(&["config"], ("", &environment, &[]), 0, &warning);
+        let why = warning + "fabricast: option --depth is \"0\": 1 to 65536 is possible\n";
+        ground.says_with(&["sub", "t", "--depth", "0"], ("", &environment, &[]), 2, &why);
+    }
+}
+
+#[test]
+fn log_level_that_is_none() {
+    let environment = [("FABRICAST_LOG", "loud")];
+    let why = "fabricast: environment FABRICAST_LOG is \"loud\": off, error, warn, info, debug or trace is possible\n";
+    Ground::new().says_with(&["topics"], ("", &environment, &[]), 2, why);
+}
+
+#[test]
+fn file_that_is_not_there() {
+    let why = "fabricast: read settings of /nowhere/at/all failed: No such file or directory (os error 2)\n";
+    Ground::new().says(&["node", "--config", "/nowhere/at/all"], 2, why);
+}
+
+#[test]
+fn file_with_an_unknown_setting() {
+    let ground = Ground::new();
+    let file = ground.write("node.toml", "\npatiense = 3\n");
+    let why = "fabricast: {directory}/node.toml, line 2: there is no setting \"patiense\"; the nearest is \"patience\"\n";
+    ground.says(&["node", "--config", file.to_str().unwrap()], 2, why);
+}
+
+#[test]
+fn address_beyond_loopback() {
+    let why = "fabricast: reach nodes at 0.0.0.0:0 failed: it is beyond loopback, and other nodes are not \
+               authenticated, nor is anything encrypted. Add --insecure to agree to that\n";
+    Ground::new().says(&["node", "--listen", "0.0.0.0:0", "--log", "error"], 2, why);
+}
+
+#[test]
+fn provider_that_is_not_there() {
+    let ground = Ground::new();
+    let info: serde_json::Value =
+        serde_json::from_str(&ground.run(&["info", "--json"]).output).unwrap();
+    let mut here: Vec<&str> = Vec::new();
+    for provider in info["providers"].as_array().unwrap() {
+        let name = provider["provider"].as_str().unwrap();
+        if !here.contains(&name) {
+            here.push(name);
+        }
+    }
+    let here = here.join(", ");
+    let why =
+        format!("fabricast: there is no provider \"carrier-pigeon\" here; there are: {here}\n");
+    ground.says(&["info", "--provider", "carrier-pigeon"], 3, &why);
+}

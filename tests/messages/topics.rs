@@ -1,0 +1,147 @@
+//! Topics and nodes that are not there, are others than was thought, or have no room.
+
+use std::os::unix::fs::PermissionsExt;
+
+use crate::run::Ground;
+
+#[test]
+fn node_that_does_not_run() {
+    let why = "fabricast: report on a node ({directory}/node) failed: not found: no service listens there. Start \
+               \"fabricast node\", or a publisher or subscriber, or name the directory of a node that runs: --directory \
+               (by default it depends on XDG_RUNTIME_DIR)\n";
+    let ground = Ground::new();
+    ground.says(&["topics"], 6, why);
+    ground.says(&["paths", "--topics"], 6, why);
+}
+
+#[test]
+fn directory_of_another_user() {
+    let ground = Ground::new();
+    let open = ground.path("open");
+    std::fs::create_dir(&open).unwrap();
+    std::fs::set_permissions(&open, PermissionsExt::from_mode(0o777)).unwrap();
+    let open = open.to_str().unwrap();
+    for (command, operation) in [
+        (&["pub", "t"][..], "join a node"),
+        (&["sub", "t"], "join a node"),
+        (&["topics"], "report on a node"),
+    ] {
+        let why = format!(
+            "fabricast: {operation} ({{directory}}/open) failed: denied: others may write in it (mode 777): chmod go-w \
+             it. Choose a directory of this user: --directory\n"
+        );
+        ground.says(&[command, &["--directory", open]].concat(), 9, &why);
+    }
+}
+
+#[test]
+fn node_that_another_process_serves() {
+    let ground = Ground::new();
+    let node = ground.start(&["node"], None);
+    let why = "fabricast: serve a node ({directory}/node) failed: already served: process {process} does, and stays. \
+               End that process first\n";
+    let words = [("process", &*node.id())];
+    ground.says_with(&["node", "--log", "error"], ("", &[], &words), 10, why);
+}
+
+#[test]
+fn topic_that_is_never_made() {
+    let why = "fabricast: waiting for topic \"t\": it does not exist yet at this node or at one that it is connected to \
+               (node directory: {directory}/node)\n\
+               fabricast: open topic \"t\" failed: it does not exist at this node or at one that it is connected to \
+               (node directory: {directory}/node). Start a publisher first, or create it: --largest 1MiB\n";
+    Ground::new().says(&["sub", "t", "--timeout", "0.2"], 4, why);
+}
+
+#[test]
+fn subscriber_that_never_comes() {
+    let why = "fabricast: waiting for 1 subscriber of topic \"t\" (node directory: {directory}/node)\n\
+               fabricast: publish in topic \"t\" failed: 0 of 1 subscriber came in time (--timeout). Start subscribers first, or \
+               wait longer\n";
+    let arguments = ["pub", "t", "--pattern", "--wait-for", "1", "--timeout", "0.2"];
+    Ground::new().says(&arguments, 4, why);
+}
+
+#[test]
+fn messages_that_never_come() {
+    let why = "fabricast: waiting for messages of topic \"t\" (node directory: {directory}/node)\n\
+               t: 0 messages, 0 B\n\
+               fabricast: read topic \"t\" failed: no message came in time (--timeout)\n";
+    Ground::new().says(&["sub", "t", "--largest", "1K", "--timeout", "1.5"], 4, why);
+}
+
+#[test]
+fn peer_that_is_not_there() {
+    let why = "fabricast: waiting for 1 subscriber of topic \"t\" (node directory: {directory}/node)\n\
+               fabricast: cannot reach 127.0.0.1:9: Connection refused (os error 111); retrying\n\
+               fabricast: publish in topic \"t\" failed: 0 of 1 subscriber came in time (--timeout). Start subscribers first, or \
+               wait longer\n";
+    let publish = ["pub", "t", "--pattern", "--wait-for", "1", "--timeout", "2"];
+    Ground::new().says(&[&publish[..], &["--peers", "127.0.0.1:9"]].concat(), 4, why);
+    let why = "fabricast: waiting for topic \"t\": it does not exist yet at this node or at one that it is connected to \
+               (node directory: {directory}/node)\n\
+               fabricast: cannot reach 127.0.0.1:9: Connection refused (os error 111); retrying\n\
+               fabricast: open topic \"t\" failed: it does not exist at this node or at one that it is connected to \
+               (node directory: {directory}/node). Start a publisher first, or create it: --largest 1MiB\n";
+    Ground::new().says(&["sub", "t", "--timeout", "2", "--peers", "127.0.0.1:9"], 4, why);
+}
+
+#[test]
+fn more_than_the_budget() {
+    let ground = Ground::new();
+    let why = "fabricast: open a topic (t) failed: over budget: 20 messages waiting or on loan × 1073741824 bytes = \
+               21474836480 bytes, where topics reserve 0 of a budget of 67108864 bytes already. Reserve less (--largest, \
+               --depth, --loans), or serve the node with a larger budget (--budget-host, --budget-device)\n";
+    ground.says(&["pub", "t", "--largest", "1G", "--budget-host", "64M"], 7, why);
+}
+
+#[test]
+fn message_that_is_too_long() {
+    let ground = Ground::new();
+    let why = "fabricast: borrow memory (t) failed: too long: 2048 bytes; the topic's largest message has 1024. Publish shorter messages, or make a topic \
+               with a larger --largest: it is fixed while the topic is used\n";
+    let arguments = ["pub", "t", "--pattern", "--count", "1", "--size", "2K", "--largest", "1K"];
+    ground.says(&arguments, 7, why);
+    let why = "fabricast: publish a message failed: it has more than 4 bytes, the longest that the topic takes: that is fixed \
+               when it is made. Make a topic with a larger --largest\n";
+    ground.says_with(&["pub", "t", "--largest", "4"], ("some input", &[], &[]), 7, why);
+}
+
+#[test]
+fn topic_with_other_settings() {
+    let ground = Ground::new();
+    let _sub = ground.start(&["sub", "t", "--check", "--depth", "4"], Some("t"));
+    let why = "fabricast: the topic \"t\": its settings differ: depth is 4, and 8 was asked for (option --depth). Say \
+               nothing of what it is like, and it is taken as it is; or say --depth 4; or take another name. It can be \
+               made anew when nobody uses it any more\n";
+    ground.says(&["pub", "t", "--depth", "8"], 2, why);
+}
+
+#[test]
+fn file_to_publish_that_is_not_there() {
+    let why = "fabricast: read /nowhere/at/all failed: No such file or directory (os error 2)\n";
+    Ground::new().says(&["pub", "t", "--file", "/nowhere/at/all"], 1, why);
+}
+
+#[test]
+fn memory_of_a_device_that_is_not_there() {
+    let why = "fabricast: stand-in:99: open failed: no such device: there are 2\n";
+    Ground::new().says(&["pub", "t", "--memory", "stand-in:99"], 3, why);
+}
+
+/// It says so, and goes on: the other process may end.
+#[test]
+fn port_that_another_node_has() {
+    let ground = Ground::new();
+    let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = other.local_addr().unwrap().to_string();
+    let _node = ground.start(&["node", "--listen", &address], None);
+    let ended = ground.run(&["paths", "--topics"]);
+    let flat = ended.output.split_whitespace().collect::<Vec<_>>().join(" ");
+    let expected = format!(
+        "no topics no messages go between this node and others: listen for other nodes ({address}) failed: cannot listen \
+         there: Address already in use (os error 98); it is tried again and again. --listen says where: choose another \
+         port, or end the process that listens there"
+    );
+    assert_eq!(flat, expected);
+}
