@@ -19,4 +19,5 @@ mod moves;
 mod orders;
 mod other_side;
 mod own_use;
+mod printed;
 mod rails;
