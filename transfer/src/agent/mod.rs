@@ -295,11 +295,41 @@ impl Agent {
 
     /// Gets to know another agent, by its card. What is under way with others goes on meanwhile.
     ///
+    /// ```
+    /// use std::time::Duration;
+    /// use transfer::{Agent, AgentOptions, ErrorKind};
+    /// let mut here = Agent::start(AgentOptions::new("here"))?;
+    /// let there = Agent::start(AgentOptions::new("there"))?;
+    /// let card = there.card().encode()?;
+    /// here.connect(&card, Duration::from_secs(10))?;
+    /// drop(there);
+    /// let error = here.connect(&card, Duration::from_secs(10)).unwrap_err(); // at once
+    /// assert_eq!((error.kind(), error.peer()), (ErrorKind::NoPath, Some("there")));
+    /// # Ok::<(), transfer::Error>(())
+    /// ```
+    ///
     /// # Errors
+    /// [`Closed`](ErrorKind::Closed) if its process has ended: as soon as its socket or the address
+    /// of its fabric refuses the connection; [`DeadlineExceeded`](ErrorKind::DeadlineExceeded) if it
+    /// does not answer; [`NoPath`](ErrorKind::NoPath) if neither a socket nor a fabric leads there.
     /// [`Malformed`](ErrorKind::Malformed), [`VersionMismatch`](ErrorKind::VersionMismatch);
     /// [`Denied`](ErrorKind::Denied) on either side; [`Stale`](ErrorKind::Stale) if another
     /// agent listens there now.
-    pub fn connect(&mut self, card: &[u8], patience: Duration) -> Result<PeerId> {
+    pub fn connect(&mut self, card: &[u8], timeout: Duration) -> Result<PeerId> {
+        let peer = self.inspect(card, timeout)?;
+        let Some(why) = self.why_out_of_reach(peer.0) else { return Ok(peer) };
+        if let Some(peer) = self.peers.remove(&peer.0) {
+            self.far.leave(&peer.links);
+        }
+        Err(why)
+    }
+
+    /// Gets to know another agent as far as it can be reached: that nothing leads there is no error,
+    /// but what [`explain`](Self::explain) tells then.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect), but for the first three.
+    pub fn inspect(&mut self, card: &[u8], patience: Duration) -> Result<PeerId> {
         check_fork(self.born, peer::CONNECT)?;
         let card = AgentCard::decode(card)?;
         let end = ipc::deadline(patience);

@@ -21,3 +21,4 @@ mod other_side;
 mod own_use;
 mod printed;
 mod rails;
+mod unreachable;
