@@ -16,6 +16,7 @@ mod leftovers;
 mod lists;
 mod mapping;
 mod meet;
+mod named;
 mod notice;
 mod operations;
 mod options;
@@ -32,7 +33,7 @@ mod visit;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -54,10 +55,10 @@ use self::route::JOIN;
 use crate::error::{Error, ErrorKind, Result};
 use crate::path::Policy;
 use crate::rail::Rail;
-use crate::region::{Buffer, Region, RegionDescriptor, Rights};
+use crate::region::{Buffer, Region, RegionDescriptor, Registered, Rights};
 use crate::share::check_fork;
 
-pub use card::{AgentCard, FabricAddress, LONGEST_LABEL};
+pub use card::{AgentCard, FabricAddress, LONGEST_LABEL, MOST_REGIONS};
 pub use events::Event;
 pub use explain::Whereabouts;
 pub(crate) use home::Home;
@@ -145,6 +146,8 @@ pub struct Agent {
     /// What happened, and whose rail is to be told when it was taken.
     events: VecDeque<(Event, Option<(usize, u64)>)>,
     far: Far,
+    /// Regions that its card tells of, by name.
+    published: BTreeMap<String, Weak<Registered>>,
     next_look: Instant,
     born: Incarnation,
 }
@@ -216,15 +219,22 @@ impl Agent {
             seen_changes: 0,
             events: VecDeque::new(),
             far,
+            published: BTreeMap::new(),
             next_look: Instant::now(),
             born: Incarnation::current(),
         })
     }
 
-    /// How others find it.
+    /// How others find it, and the regions that it has [published](Self::publish).
     #[must_use]
     pub fn card(&self) -> AgentCard {
-        card_of(&self.home, self.socket.as_deref(), &self.far.rails)
+        let region = |(name, region): (&String, &Weak<Registered>)| {
+            let region = region.upgrade()?;
+            let is_there = !region.is_withdrawn.load(Ordering::Acquire);
+            is_there.then(|| (name.clone(), region.descriptor.clone()))
+        };
+        let regions = self.published.iter().filter_map(region).collect();
+        AgentCard { regions, ..card_of(&self.home, self.socket.as_deref(), &self.far.rails) }
     }
 
     /// Registers memory, so that peers can reach it, and to be joined with theirs.
@@ -424,6 +434,7 @@ fn card_of(home: &Home, socket: Option<&Path>, rails: &[Rail]) -> AgentCard {
         label: home.label.clone(),
         socket: socket.map(Path::to_owned),
         fabrics: rails.iter().map(Rail::card).collect(),
+        regions: Vec::new(),
     }
 }
 

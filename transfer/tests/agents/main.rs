@@ -18,6 +18,7 @@ mod losses;
 mod moves;
 mod orders;
 mod other_side;
+mod own_memory;
 mod own_use;
 mod printed;
 mod rails;
