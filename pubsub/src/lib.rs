@@ -26,6 +26,7 @@ mod loans;
 mod lock;
 mod node;
 mod peers;
+mod plain;
 mod pool;
 mod publisher;
 mod report;
@@ -37,6 +38,8 @@ mod subscriber;
 mod tests;
 mod text;
 mod topic;
+mod typed;
+mod waits;
 mod wake;
 
 pub use carrier::NetworkOptions;
@@ -45,6 +48,7 @@ pub use event::Event;
 pub use loan::{Attempt, Loan, Sent};
 pub use node::{Budgets, Node, NodeOptions, ServiceMode, Topic, report};
 pub use peers::NodeIdentity;
+pub use plain::Plain;
 pub use pool::{Metadata, Readiness, Times, Way};
 pub use publisher::{Publisher, PublisherCounters, PublisherId};
 pub use report::Row;
@@ -54,3 +58,5 @@ pub use settings::{
     LONGEST_TOPIC, MOST_METADATA, MemoryPlace, Reliability, Reserve, TopicSettings,
 };
 pub use subscriber::Subscriber;
+pub use typed::{TypedPublisher, TypedSubscriber, TypedTopic};
+pub use waits::Samples;

@@ -342,6 +342,12 @@ impl Publisher {
         PublisherId(self.post.id)
     }
 
+    /// Fails once nothing can be published any more.
+    pub(crate) fn check(&self, operation: &'static str) -> Result<()> {
+        self.post.desk.house.check(operation)?;
+        self.post.check(operation)
+    }
+
     /// The topic's name.
     #[must_use]
     pub fn topic(&self) -> &str {

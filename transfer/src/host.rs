@@ -11,6 +11,7 @@ use ipc::{Layout, ReadOnlySegment, Segment};
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock;
 use crate::pinned::{pin, pin_read_only};
+use crate::private::{Pinned, Private};
 
 const LAYOUT: Layout = Layout::new("host buffer", 1);
 
@@ -45,6 +46,8 @@ struct Inner {
 enum Body {
     Shared(Segment),
     ReadOnly(ReadOnlySegment),
+    /// Other processes cannot map it.
+    Private(Arc<Private>),
 }
 
 impl Body {
@@ -52,6 +55,7 @@ impl Body {
         match self {
             Self::Shared(segment) => segment.body(),
             Self::ReadOnly(segment) => segment.body(),
+            Self::Private(memory) => memory.start(),
         }
     }
 
@@ -59,6 +63,7 @@ impl Body {
         let length = match self {
             Self::Shared(segment) => segment.body_length(),
             Self::ReadOnly(segment) => segment.body_length(),
+            Self::Private(memory) => memory.length(),
         };
         length as u64
     }
@@ -80,6 +85,84 @@ impl HostBuffer {
         segment.mark_ready();
         let body = Body::Shared(segment);
         Ok(Self(Arc::new(Inner { body, length, pinned: Mutex::default() })))
+    }
+
+    /// Memory that the caller had before: the bytes of a vector, which
+    /// [`into_vec`](Self::into_vec) gives back. Only this process can map them. So peers reach them by a
+    /// fabric, if its provider registers such memory, and agents of the same process.
+    ///
+    /// ```
+    /// use transfer::{Agent, AgentOptions, HostBuffer};
+    /// let agent = Agent::start(AgentOptions::new("solver"))?;
+    /// let field = HostBuffer::from_vec(vec![0; 1 << 16])?;
+    /// let region = agent.register_own(&field)?;
+    /// // … put from it, get into it …
+    /// drop(region);
+    /// agent.close(std::time::Duration::from_secs(1))?;
+    /// let field: Vec<u8> = field.into_vec().expect("nothing else has it");
+    /// assert_eq!(field.len(), 1 << 16);
+    /// # Ok::<(), transfer::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Failed`](ErrorKind::Failed) for an empty one.
+    pub fn from_vec(bytes: Vec<u8>) -> Result<Self> {
+        Self::private(bytes.len(), || Private::of_vec(bytes))
+    }
+
+    /// The same for memory that stays the caller's: of MPI, of another allocator, of a library.
+    ///
+    /// ```
+    /// use transfer::HostBuffer;
+    /// let mut memory = vec![7_u8; 4096];
+    /// // SAFETY: the buffer is dropped before the vector, which nothing else uses meanwhile.
+    /// let buffer = unsafe { HostBuffer::from_pointer(memory.as_mut_ptr(), memory.len()) }?;
+    /// let mut found = [0; 3];
+    /// buffer.read(100, &mut found)?;
+    /// assert_eq!(found, [7; 3]);
+    /// drop(buffer);
+    /// # Ok::<(), transfer::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Failed`](ErrorKind::Failed) for no bytes.
+    ///
+    /// # Safety
+    /// All bytes from `start` on can be read and written until the last handle to this buffer is gone,
+    /// those of regions among them: when these were [withdrawn](crate::Agent::withdraw) and dropped,
+    /// or their agent was [closed](crate::Agent::close). No references to them are used meanwhile.
+    pub unsafe fn from_pointer(start: *mut u8, length: usize) -> Result<Self> {
+        // SAFETY: the caller's promise.
+        Self::private(length, || unsafe { Private::of_pointer(start, length) })
+    }
+
+    fn private(length: usize, make: impl FnOnce() -> Private) -> Result<Self> {
+        if length == 0 {
+            return Err(Error::new("use own memory", ErrorKind::Failed, "0 bytes"));
+        }
+        let body = Body::Private(Arc::new(make()));
+        Ok(Self(Arc::new(Inner { body, length: length as u64, pinned: Mutex::default() })))
+    }
+
+    /// The vector that it was [made of](Self::from_vec).
+    ///
+    /// # Errors
+    /// The buffer, if it was not made of a vector, or if something else has a handle to it: a region
+    /// that was not dropped, or an agent that keeps it registered for own use and was not closed.
+    pub fn into_vec(self) -> std::result::Result<Vec<u8>, Self> {
+        let Inner { body, length, pinned } = Arc::try_unwrap(self.0).map_err(Self)?;
+        // Devices let go of it first.
+        drop(pinned);
+        let again = |body| Self(Arc::new(Inner { body, length, pinned: Mutex::default() }));
+        let Body::Private(memory) = body else { return Err(again(body)) };
+        let memory =
+            Arc::try_unwrap(memory).map_err(|memory| again(Body::Private(memory)))?;
+        memory.into_vec().map_err(|memory| again(Body::Private(Arc::new(memory))))
+    }
+
+    /// Is it memory of this process alone?
+    pub(crate) fn is_private(&self) -> bool {
+        matches!(self.0.body, Body::Private(_))
     }
 
     /// Of another process, which may have exported it read-only.
@@ -105,6 +188,7 @@ impl HostBuffer {
         };
         match &self.0.body {
             Body::ReadOnly(_) => Err(failed(&"it is another process's")),
+            Body::Private(_) => Err(failed(&"other processes cannot map it")),
             Body::Shared(segment) if is_writable => {
                 segment.as_fd().try_clone_to_owned().map_err(|error| failed(&error))
             }
@@ -157,6 +241,10 @@ impl HostBuffer {
         let memory = match &self.0.body {
             Body::Shared(segment) => Some(pin(segment, device)?),
             Body::ReadOnly(segment) => pin_read_only(segment, device)?,
+            Body::Private(memory) => {
+                let pinned = device.register(Pinned(Arc::clone(memory)));
+                Some(pinned.map_err(|error| Error::of_device("pin own memory", error))?)
+            }
         };
         pinned.extend(memory.clone().map(|memory| (implementation, memory)));
         Ok(memory)

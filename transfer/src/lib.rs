@@ -17,6 +17,7 @@ mod handle;
 mod host;
 pub mod path;
 mod pinned;
+mod private;
 mod rail;
 mod region;
 mod service;
@@ -27,7 +28,7 @@ mod wire;
 
 pub use agent::{
     Agent, AgentCard, AgentOptions, Condition, Done, Event, FabricAddress, LONGEST_LABEL,
-    LONGEST_NOTICE, MOST_OPERATIONS, Notice, PeerId, Remains, Route, Token, Whereabouts, clean,
+    LONGEST_NOTICE, MOST_OPERATIONS, MOST_REGIONS, Notice, PeerId, Remains, Route, Token, Whereabouts, clean,
 };
 pub use blocks::{Blocks, InArray, MOST_STRIDES, Rows, Strided};
 pub use error::{Error, ErrorKind, Result};

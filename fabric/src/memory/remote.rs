@@ -6,6 +6,7 @@
 //! (`FI_MR_RAW`) is shared by all slices and unmapped after the last operation that
 //! uses it: a provider may look it up when the transfer is made, not when posted.
 
+use std::fmt;
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 
@@ -15,10 +16,15 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::flags::{Access, MrMode};
 
 /// A mapped raw key: given back when the last user is gone.
-#[derive(Debug)]
 pub(crate) struct Mapping {
     domain: Domain,
     key: u64,
+}
+
+impl fmt::Debug for Mapping {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Mapping").finish_non_exhaustive()
+    }
 }
 
 impl Drop for Mapping {
@@ -44,13 +50,20 @@ impl Drop for Mapping {
 /// assert_eq!(remote.slice(4000..5000).unwrap_err().kind(), ErrorKind::OutOfBounds);
 /// # Ok::<(), fabric::Error>(())
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct RemoteMemory {
     region: RemoteRegion,
     /// The key as operations want it.
     key: u64,
     /// Present where the key had to be mapped; operations in flight hold it too.
     pub(crate) mapping: Option<Arc<Mapping>>,
+}
+
+/// Without the key, which is a capability.
+impl fmt::Debug for RemoteMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RemoteMemory").field("region", &self.region).finish_non_exhaustive()
+    }
 }
 
 impl Domain {
@@ -157,13 +170,21 @@ impl RemoteMemory {
 }
 
 /// A part of a peer's region, to be used in an operation.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct RemoteSlice {
     pub(crate) address: u64,
     pub(crate) length: u64,
     pub(crate) key: u64,
     pub(crate) rights: Access,
     pub(crate) mapping: Option<Arc<Mapping>>,
+}
+
+impl fmt::Debug for RemoteSlice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = f.debug_struct("RemoteSlice");
+        shown.field("address", &self.address).field("length", &self.length);
+        shown.field("rights", &self.rights).finish_non_exhaustive()
+    }
 }
 
 impl RemoteSlice {
@@ -180,6 +201,22 @@ mod tests {
     use crate::capabilities::EndpointKind;
     use crate::memory::HostMemory;
     use crate::query::Query;
+
+    #[test]
+    fn printed_remote_memory_does_not_show_its_key() {
+        let offer = Query::new(EndpointKind::Rdm).source("127.0.0.1").first().unwrap();
+        let domain = Domain::open(&offer).unwrap();
+        let region = domain.register(HostMemory::zeroed(64).unwrap(), Access::ALL).unwrap();
+        let remote = domain.attach(&region.describe().unwrap()).unwrap();
+        let slice = remote.slice(0..8).unwrap();
+        // Whatever the key is: a small one could stand there for something else.
+        let (remote, slice) = (
+            RemoteMemory { key: 0x1234_5678_9abc_def0, ..remote },
+            RemoteSlice { key: 0x1234_5678_9abc_def0, ..slice },
+        );
+        let shown = format!("{remote:?} {slice:?} {remote:#?} {slice:#?}");
+        assert!(!shown.contains(&remote.key.to_string()), "{shown}");
+    }
 
     #[test]
     fn a_key_of_another_form_is_refused() {

@@ -2,6 +2,7 @@
 
 mod asking;
 mod attendance;
+mod environment;
 mod line;
 mod link;
 mod options;

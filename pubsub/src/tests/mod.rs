@@ -9,6 +9,7 @@ mod loans;
 mod ordered;
 mod ordered_deaths;
 mod readiness;
+mod waits;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;

@@ -13,3 +13,4 @@ mod ordered;
 mod other_side;
 mod standing;
 mod succession;
+mod typed;

@@ -163,7 +163,7 @@ fn examine(
     }
     let mut agent = asking::start(card, arguments.fabric.as_deref())?;
     let judged = card.encode().and_then(|card| {
-        let peer = agent.connect(&card, arguments.timeout)?;
+        let peer = agent.inspect(&card, arguments.timeout)?;
         found.locality = agent.locality(peer).cloned();
         agent.try_fabrics(peer, arguments.timeout)?;
         judge(&agent, peer, region, &mut found, &arguments.policy)

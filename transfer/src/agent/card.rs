@@ -7,6 +7,7 @@
 //!     40    16  the machine's kernel, as it was started
 //!      …        its label (2 + n), the path of its socket (2 + n), which may be empty
 //!      …     1  fabrics, n; for each: provider (2 + n), address (2 + n)
+//!      …     1  regions, n; for each: name (2 + n), descriptor (2 + n)
 //! ```
 
 use std::ffi::OsStr;
@@ -15,6 +16,7 @@ use std::path::{Path, PathBuf};
 
 use super::{doorplate, peer};
 use crate::error::{Error, ErrorKind, Result};
+use crate::region::RegionDescriptor;
 use crate::wire::{Form, put_counted};
 
 const FORM: Form = Form { magic: *b"FcAC", version: 1, operation: "decode an agent's card" };
@@ -24,6 +26,8 @@ const LONGEST_PATH: usize = 107;
 pub const LONGEST_LABEL: usize = 64;
 const LONGEST_ADDRESS: usize = 512;
 const MOST_FABRICS: usize = 8;
+/// Regions that a card tells of, at most.
+pub const MOST_REGIONS: usize = 32;
 
 /// Where an agent can be reached by a fabric.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -63,6 +67,8 @@ pub struct AgentCard {
     pub socket: Option<PathBuf>,
     /// Where fabrics reach it.
     pub fabrics: Vec<FabricAddress>,
+    /// Regions that it has [published](super::Agent::publish), by name.
+    pub regions: Vec<(String, RegionDescriptor)>,
 }
 
 impl AgentCard {
@@ -92,8 +98,10 @@ impl AgentCard {
             || self.label.len() > LONGEST_LABEL
             || self.fabrics.len() > MOST_FABRICS
             || self.fabrics.iter().any(is_too_long)
+            || self.regions.len() > MOST_REGIONS
+            || self.regions.iter().any(|(name, _)| name.len() > LONGEST_LABEL)
         {
-            let detail = "its label, path or addresses are too long, or too many";
+            let detail = "its label, path, addresses or regions are too long, or too many";
             return Err(Error::new("encode an agent's card", ErrorKind::Failed, detail));
         }
         let mut bytes = FORM.begin();
@@ -106,6 +114,11 @@ impl AgentCard {
         for fabric in &self.fabrics {
             put_counted(&mut bytes, fabric.provider.as_bytes());
             put_counted(&mut bytes, &fabric.address);
+        }
+        bytes.push(self.regions.len() as u8);
+        for (name, region) in &self.regions {
+            put_counted(&mut bytes, name.as_bytes());
+            put_counted(&mut bytes, &region.encode()?);
         }
         FORM.seal(bytes).ok_or_else(|| FORM.malformed("longer than a card can be"))
     }
@@ -136,8 +149,21 @@ impl AgentCard {
             let address = reader.counted(LONGEST_ADDRESS)?.to_vec();
             fabrics.push(FabricAddress { provider, address });
         }
+        let [count] = reader.take()?;
+        if usize::from(count) > MOST_REGIONS {
+            return Err(FORM.malformed(format!("{count} regions, {MOST_REGIONS} at most")));
+        }
+        let mut regions = Vec::with_capacity(usize::from(count));
+        for _ in 0..count {
+            let name = text(reader.counted(LONGEST_LABEL)?)?;
+            let region = RegionDescriptor::decode(reader.counted(usize::from(u16::MAX))?)?;
+            if region.agent != identity {
+                return Err(FORM.malformed("a region of another agent"));
+            }
+            regions.push((name, region));
+        }
         reader.finish()?;
-        Ok(Self { identity, node, machine, label, socket, fabrics })
+        Ok(Self { identity, node, machine, label, socket, fabrics, regions })
     }
 }
 
@@ -147,6 +173,23 @@ mod tests {
 
     use super::*;
 
+    fn region(agent: [u8; 16]) -> RegionDescriptor {
+        RegionDescriptor {
+            agent,
+            node: agent,
+            number: 1,
+            ticket: 2,
+            length: 4096,
+            rights: crate::Rights::ALL,
+            place: crate::path::Place::Host(crate::path::Leaving::ByDescriptors),
+            device: None,
+            offset: 0,
+            pieces: 1,
+            legacy: None,
+            keys: Vec::new(),
+        }
+    }
+
     fn card() -> AgentCard {
         AgentCard {
             identity: [1; 16],
@@ -155,15 +198,24 @@ mod tests {
             label: "prefill 0".to_owned(),
             socket: Some("/run/fabricast/1".into()),
             fabrics: vec![FabricAddress { provider: "tcp".to_owned(), address: vec![4; 16] }],
+            regions: vec![("cache".to_owned(), region([1; 16]))],
         }
     }
 
     #[test]
     fn what_was_written_is_read() {
-        let bare = AgentCard { socket: None, fabrics: Vec::new(), ..card() };
+        let bare =
+            AgentCard { socket: None, fabrics: Vec::new(), regions: Vec::new(), ..card() };
         for card in [card(), bare] {
             assert_eq!(AgentCard::decode(&card.encode().unwrap()).unwrap(), card);
         }
+    }
+
+    #[test]
+    fn region_of_another_agent_is_refused() {
+        let card = AgentCard { regions: vec![("cache".to_owned(), region([9; 16]))], ..card() };
+        let error = AgentCard::decode(&card.encode().unwrap()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Malformed, "{error}");
     }
 
     #[test]
@@ -181,6 +233,8 @@ mod tests {
 
     #[test]
     fn what_is_too_long_is_refused_on_both_sides() {
+        let many = AgentCard { regions: vec![card().regions[0].clone(); 33], ..card() };
+        assert!(many.encode().is_err());
         let long = AgentCard { label: "x".repeat(LONGEST_LABEL + 1), ..card() };
         assert!(long.encode().is_err());
         let long = AgentCard { socket: Some("x".repeat(LONGEST_PATH + 1).into()), ..card() };

@@ -149,8 +149,8 @@ impl Far {
         local: impl Fn(usize) -> Registration,
         remote: impl Fn(usize) -> Registration,
     ) -> Fabric {
-        if let Some(why) = &peer.no_fabric {
-            return Fabric::None { why: why.clone() };
+        if let Some(error) = &peer.no_fabric {
+            return Fabric::None { why: error.to_string() };
         }
         if self.rails.is_empty() {
             return Fabric::None { why: "the agent that asks was started without one".to_owned() };

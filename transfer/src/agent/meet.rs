@@ -12,6 +12,7 @@ use super::peer::CONNECT;
 use super::route::{JOIN, Means};
 use super::track::Track;
 use crate::error::{Error, ErrorKind, Result};
+use crate::path::{Fabric, Locality, Registration};
 use crate::rail::{Target, There};
 use crate::region::{RegionDescriptor, Registered};
 use crate::share::random;
@@ -69,11 +70,34 @@ impl Agent {
             Err(error)
                 if matches!(error.kind(), ErrorKind::Closed | ErrorKind::DeadlineExceeded) =>
             {
-                self.peer(peer, CONNECT)?.no_fabric = Some(error.to_string());
+                self.peer(peer, CONNECT)?.no_fabric = Some(error);
             }
             Err(error) => return Err(error.with(self.label(peer))),
         }
         Ok(())
+    }
+
+    /// Why neither memory nor a fabric leads to a peer, if so.
+    pub(super) fn why_out_of_reach(&self, number: u32) -> Option<Error> {
+        let peer = self.peers.get(&number)?;
+        if peer.visit.is_some() || peer.links.iter().any(|link| self.far.is_up(*link)) {
+            return None;
+        }
+        let socket = match &peer.locality {
+            Locality::NoWay { why } => Some(why.clone()),
+            _ => None,
+        };
+        let (kind, fabric) = match &peer.no_fabric {
+            Some(error) => (error.kind(), Some(error.reason())),
+            None => match self.far.facts(peer, |_| Registration::Works, |_| Registration::Works) {
+                Fabric::None { why } => {
+                    (ErrorKind::NoPath, Some(format!("no fabric leads there: {why}")))
+                }
+                Fabric::Connected { .. } => (ErrorKind::NoPath, None),
+            },
+        };
+        let detail = socket.into_iter().chain(fabric).collect::<Vec<_>>().join("; ");
+        Some(Error::new(CONNECT, kind, detail).with(&peer.card.label))
     }
 
     fn make_links(&mut self, peer: u32) -> Result<Vec<u32>> {
@@ -126,7 +150,7 @@ impl Agent {
             return Ok(());
         }
         match failure.filter(|_| open == 0) {
-            Some(error) => Err(Error::new(CONNECT, error.kind(), error.to_string())),
+            Some(error) => Err(Error::new(CONNECT, error.kind(), error.reason())),
             None => {
                 let detail = "it does not answer by the fabric";
                 Err(Error::new(CONNECT, ErrorKind::DeadlineExceeded, detail))
@@ -160,7 +184,7 @@ impl Agent {
         end: Instant,
     ) -> Result<Means> {
         if let Err(error) = self.meet_far(peer, end) {
-            self.peer(peer, JOIN)?.no_fabric = Some(error.to_string());
+            self.peer(peer, JOIN)?.no_fabric = Some(error.clone());
             return Err(error);
         }
         let of_fabric = |error| Error::of_fabric(JOIN, error);

@@ -16,6 +16,7 @@ mod leftovers;
 mod lists;
 mod mapping;
 mod meet;
+mod named;
 mod notice;
 mod operations;
 mod options;
@@ -30,8 +31,9 @@ mod track;
 mod visit;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -53,10 +55,10 @@ use self::route::JOIN;
 use crate::error::{Error, ErrorKind, Result};
 use crate::path::Policy;
 use crate::rail::Rail;
-use crate::region::{Buffer, Region, RegionDescriptor, Rights};
+use crate::region::{Buffer, Region, RegionDescriptor, Registered, Rights};
 use crate::share::check_fork;
 
-pub use card::{AgentCard, FabricAddress, LONGEST_LABEL};
+pub use card::{AgentCard, FabricAddress, LONGEST_LABEL, MOST_REGIONS};
 pub use events::Event;
 pub use explain::Whereabouts;
 pub(crate) use home::Home;
@@ -118,7 +120,6 @@ pub struct PeerId(u32);
 /// assert_eq!((came.tag, came.data()), (7, &b"layer 0"[..]));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Debug)]
 pub struct Agent {
     home: Arc<Home>,
     socket: Option<PathBuf>,
@@ -145,8 +146,22 @@ pub struct Agent {
     /// What happened, and whose rail is to be told when it was taken.
     events: VecDeque<(Event, Option<(usize, u64)>)>,
     far: Far,
+    /// Regions that its card tells of, by name.
+    published: BTreeMap<String, Weak<Registered>>,
     next_look: Instant,
     born: Incarnation,
+}
+
+/// Without what leads to memory: tickets and keys of peers' regions.
+impl fmt::Debug for Agent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let peers: Vec<_> = self.peers.values().map(|peer| &peer.card.label).collect();
+        let fabrics: Vec<_> = self.far.rails.iter().map(Rail::provider).collect();
+        let mut shown = f.debug_struct("Agent");
+        shown.field("label", &self.home.label).field("socket", &self.socket);
+        shown.field("fabrics", &fabrics).field("peers", &peers);
+        shown.field("under_way", &self.operations.under_way).finish_non_exhaustive()
+    }
 }
 
 impl Agent {
@@ -204,15 +219,22 @@ impl Agent {
             seen_changes: 0,
             events: VecDeque::new(),
             far,
+            published: BTreeMap::new(),
             next_look: Instant::now(),
             born: Incarnation::current(),
         })
     }
 
-    /// How others find it.
+    /// How others find it, and the regions that it has [published](Self::publish).
     #[must_use]
     pub fn card(&self) -> AgentCard {
-        card_of(&self.home, self.socket.as_deref(), &self.far.rails)
+        let region = |(name, region): (&String, &Weak<Registered>)| {
+            let region = region.upgrade()?;
+            let is_there = !region.is_withdrawn.load(Ordering::Acquire);
+            is_there.then(|| (name.clone(), region.descriptor.clone()))
+        };
+        let regions = self.published.iter().filter_map(region).collect();
+        AgentCard { regions, ..card_of(&self.home, self.socket.as_deref(), &self.far.rails) }
     }
 
     /// Registers memory, so that peers can reach it, and to be joined with theirs.
@@ -283,11 +305,41 @@ impl Agent {
 
     /// Gets to know another agent, by its card. What is under way with others goes on meanwhile.
     ///
+    /// ```
+    /// use std::time::Duration;
+    /// use transfer::{Agent, AgentOptions, ErrorKind};
+    /// let mut here = Agent::start(AgentOptions::new("here"))?;
+    /// let there = Agent::start(AgentOptions::new("there"))?;
+    /// let card = there.card().encode()?;
+    /// here.connect(&card, Duration::from_secs(10))?;
+    /// drop(there);
+    /// let error = here.connect(&card, Duration::from_secs(10)).unwrap_err(); // at once
+    /// assert_eq!((error.kind(), error.peer()), (ErrorKind::NoPath, Some("there")));
+    /// # Ok::<(), transfer::Error>(())
+    /// ```
+    ///
     /// # Errors
+    /// [`Closed`](ErrorKind::Closed) if its process has ended: as soon as its socket or the address
+    /// of its fabric refuses the connection; [`DeadlineExceeded`](ErrorKind::DeadlineExceeded) if it
+    /// does not answer; [`NoPath`](ErrorKind::NoPath) if neither a socket nor a fabric leads there.
     /// [`Malformed`](ErrorKind::Malformed), [`VersionMismatch`](ErrorKind::VersionMismatch);
     /// [`Denied`](ErrorKind::Denied) on either side; [`Stale`](ErrorKind::Stale) if another
     /// agent listens there now.
-    pub fn connect(&mut self, card: &[u8], patience: Duration) -> Result<PeerId> {
+    pub fn connect(&mut self, card: &[u8], timeout: Duration) -> Result<PeerId> {
+        let peer = self.inspect(card, timeout)?;
+        let Some(why) = self.why_out_of_reach(peer.0) else { return Ok(peer) };
+        if let Some(peer) = self.peers.remove(&peer.0) {
+            self.far.leave(&peer.links);
+        }
+        Err(why)
+    }
+
+    /// Gets to know another agent as far as it can be reached: that nothing leads there is no error,
+    /// but what [`explain`](Self::explain) tells then.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect), but for the first three.
+    pub fn inspect(&mut self, card: &[u8], patience: Duration) -> Result<PeerId> {
         check_fork(self.born, peer::CONNECT)?;
         let card = AgentCard::decode(card)?;
         let end = ipc::deadline(patience);
@@ -382,6 +434,7 @@ fn card_of(home: &Home, socket: Option<&Path>, rails: &[Rail]) -> AgentCard {
         label: home.label.clone(),
         socket: socket.map(Path::to_owned),
         fabrics: rails.iter().map(Rail::card).collect(),
+        regions: Vec::new(),
     }
 }
 

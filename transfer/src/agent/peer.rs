@@ -84,7 +84,7 @@ pub(super) struct Peer {
     pub(super) links: Vec<u32>,
     pub(super) speaker: Option<u32>,
     /// Why it is not to be reached by a fabric, where that was tried.
-    pub(super) no_fabric: Option<String>,
+    pub(super) no_fabric: Option<Error>,
 }
 
 /// The machine's kernel, as it was started: the same in all of its containers.
@@ -360,6 +360,14 @@ impl Visit {
             match Channel::connect(path, left(end).min(longest)) {
                 Ok(channel) => break channel,
                 Err(ChannelError::DeadlineExceeded { .. }) if left(end) > Duration::ZERO => {}
+                // The lock of its card ends with its process, for all that share the kernel.
+                Err(_) if card.is_of_this_machine() && card.was_left_behind() => {
+                    let detail = format!(
+                        "{}: connection refused, and its card is not locked: its process has ended",
+                        path.display()
+                    );
+                    return Err(Error::new(CONNECT, ErrorKind::Closed, detail));
+                }
                 // It may be about to start: then its card hangs there already.
                 Err(_) if left(end) > rest && doorplate::is_hung(path) => {
                     let until = Instant::now() + rest;

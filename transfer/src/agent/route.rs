@@ -1,5 +1,6 @@
 //! Two regions, joined: by which way bytes go between them, and why.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -19,8 +20,18 @@ pub(super) const JOIN: &str = "join two regions";
 
 /// Two regions, joined: one of this agent and one of a peer's. Everything is decided and
 /// mapped; what is left to do for a transfer is to begin it.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Route(pub(super) Arc<Inner>);
+
+/// Without what it maps and by which keys: whoever has those reaches the memory.
+impl fmt::Debug for Route {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Inner { local, remote, path, .. } = &*self.0;
+        let mut shown = f.debug_struct("Route");
+        shown.field("path", &path.name()).field("local", &local.descriptor);
+        shown.field("remote", remote).finish_non_exhaustive()
+    }
+}
 
 #[derive(Debug)]
 pub(crate) struct Inner {

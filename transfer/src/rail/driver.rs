@@ -460,6 +460,16 @@ impl Driver {
         has_moved
     }
 
+    /// Until everything is looked at again. A message that finds no room is tried again soon, and
+    /// less often the longer that lasts: a provider that cannot connect never has room.
+    fn longest_rest(&self) -> Duration {
+        if self.copies.are_under_way() || !self.unposted.is_empty() {
+            return SHORT;
+        }
+        let latest = self.waiting.back().map(|unsent| unsent.since.elapsed() / 8);
+        latest.map_or(LOOK, |rest| rest.clamp(SHORT, LOOK))
+    }
+
     fn run(&mut self) {
         let mut moved = Instant::now();
         while !self.shared.is_over.load(Ordering::Acquire) && self.failures < MOST_FAILURES {
@@ -474,11 +484,7 @@ impl Driver {
                 self.queue.pause();
                 continue;
             }
-            let is_short = self.copies.are_under_way()
-                || !self.unposted.is_empty()
-                || !self.waiting.is_empty();
-            let rest = if is_short { SHORT } else { LOOK };
-            if let Some(outcome) = self.queue.wait_or_wake(rest) {
+            if let Some(outcome) = self.queue.wait_or_wake(self.longest_rest()) {
                 self.heard(outcome);
                 moved = Instant::now();
             }

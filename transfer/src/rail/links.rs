@@ -15,6 +15,7 @@ use super::flow::Stage;
 use super::guest::Moving;
 use super::message::Message;
 use super::presence::Session;
+use super::probe::Probe;
 use super::replies::withdrawn;
 use super::{Move, PATIENCE, Report, Target};
 use crate::agent::{Notice, Token};
@@ -89,8 +90,11 @@ pub(super) struct Asked {
 pub(super) enum State {
     /// Until when it may take to say welcome, and when it is asked again.
     Meeting {
+        began: Instant,
         until: Instant,
         asks: Instant,
+        /// Whether anything listens at its address, once that was asked.
+        probe: Probe,
     },
     /// It did. Regions are asked for that were known by an earlier session.
     Opening,
@@ -153,6 +157,11 @@ impl Link {
 
     pub(super) fn is_met(&self) -> bool {
         !matches!(self.state, State::Meeting { .. })
+    }
+
+    /// Where it is looked for.
+    pub(super) fn address(&self) -> &[u8] {
+        &self.known.target.address
     }
 
     /// The agent waits for its answer.
@@ -218,7 +227,12 @@ impl Driver {
         let link = Link {
             known,
             session: self.new_session(session, peer),
-            state: State::Meeting { until: ipc::deadline(patience), asks: now },
+            state: State::Meeting {
+                began: now,
+                until: ipc::deadline(patience),
+                asks: now,
+                probe: Probe::NotAsked,
+            },
             is_awaited,
             asked: HashMap::new(),
             reopening: VecDeque::new(),
@@ -492,6 +506,7 @@ impl Driver {
         for number in hello {
             self.say_hello(number, now);
         }
+        self.look_for_refusals(now);
         self.end_late_moves(now);
         self.try_again(now);
     }

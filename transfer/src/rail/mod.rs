@@ -20,6 +20,7 @@ mod own;
 mod pair_tests;
 mod post;
 mod presence;
+mod probe;
 mod replies;
 mod staging;
 #[cfg(test)]

@@ -29,7 +29,7 @@ pub(super) struct Unsent {
     pub(super) to: Party,
     pub(super) peer: Peer,
     bytes: Vec<u8>,
-    since: Instant,
+    pub(super) since: Instant,
 }
 
 impl Driver {

@@ -69,8 +69,8 @@ impl Rights {
     }
 }
 
-/// A key by which a fabric reaches the region.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// A key by which a fabric reaches the region. `{:?}` does not show it.
+#[derive(Clone, PartialEq, Eq)]
 pub struct FabricKey {
     /// The number of the agent's domain that it was registered with.
     pub domain: u32,
@@ -123,6 +123,12 @@ pub struct RegionDescriptor {
     pub legacy: Option<[u8; 64]>,
     /// What fabrics call it.
     pub keys: Vec<FabricKey>,
+}
+
+impl fmt::Debug for FabricKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "FabricKey(domain {}, {} bytes)", self.domain, self.bytes.len())
+    }
 }
 
 impl fmt::Debug for RegionDescriptor {

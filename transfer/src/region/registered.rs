@@ -61,6 +61,9 @@ impl Buffer {
         let of_device = |error| Error::of_device(REGISTER, error);
         let stays = |device, because| staying(home, self, device, because);
         let memory = match self {
+            Self::Host(buffer) if buffer.is_private() => {
+                return Ok(stays(None, Stays::PrivateHostMemory));
+            }
             Self::Host(_) => {
                 let place = Place::Host(Leaving::ByDescriptors);
                 return Ok(RegionDescriptor { place, pieces: 1, ..stays(None, Stays::OwnUse) });

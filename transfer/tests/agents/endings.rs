@@ -88,7 +88,8 @@ fn an_agent_that_ended_in_this_process_is_out_of_reach() {
     }
     drop(theirs);
     // By the card of an agent that has ended no agent of this process is found.
-    let peer = here.connect(&card, PATIENCE).unwrap();
+    assert_eq!(here.connect(&card, PATIENCE).unwrap_err().kind(), ErrorKind::NoPath);
+    let peer = here.inspect(&card, PATIENCE).unwrap();
     let error = here.join(peer, &mine, &descriptor, &Policy::default(), PATIENCE).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NoPath, "{error}");
 }

@@ -159,7 +159,8 @@ fn a_descriptor_of_a_process_that_was_started_anew_is_stale() {
     assert_eq!(joined.unwrap_err().kind(), ErrorKind::Stale);
     // The dead one's socket leads nowhere, and that is told as a reason.
     let short = Duration::from_millis(200);
-    let peer = house.agent.connect(&old.card, short).unwrap();
+    assert_eq!(house.agent.connect(&old.card, short).unwrap_err().kind(), ErrorKind::NoPath);
+    let peer = house.agent.inspect(&old.card, short).unwrap();
     let error = house.agent.join(peer, &house.region, &old.descriptor, &policy, short).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NoPath);
     assert!(error.to_string().contains("no descriptor can be passed"), "{error}");

@@ -18,5 +18,8 @@ mod losses;
 mod moves;
 mod orders;
 mod other_side;
+mod own_memory;
 mod own_use;
+mod printed;
 mod rails;
+mod unreachable;

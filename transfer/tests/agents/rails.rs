@@ -227,7 +227,7 @@ fn who_does_not_answer_is_named_with_every_reason() {
     let mut neighbour = house.neighbour(&format!("far by {} 1: host", tcp()), &[]);
     neighbour.other.kill();
     let short = Duration::from_millis(300);
-    let peer = house.agent.connect(&neighbour.card, short).unwrap();
+    let peer = house.agent.inspect(&neighbour.card, short).unwrap();
     let mine = Mine::new(&house, true);
     let policy = Policy::default();
     let error = house.agent.join(peer, &mine.region, &neighbour.descriptor, &policy, short);

@@ -319,7 +319,10 @@ fn an_agent_does_not_visit_itself_by_a_fabric() {
     let options = AgentOptions::new("one").take_all_for_remote();
     let mut one = Agent::start(options.fabric(&offer())).unwrap();
     let region = one.register(HostBuffer::new(4096).unwrap(), Rights::ALL).unwrap();
-    let peer = one.connect(&one.card().encode().unwrap(), PATIENCE).unwrap();
+    let card = one.card().encode().unwrap();
+    let error = one.connect(&card, PATIENCE).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
+    let peer = one.inspect(&card, PATIENCE).unwrap();
     let descriptor = region.descriptor().encode().unwrap();
     let joined = one.join(peer, &region, &descriptor, &Policy::default(), PATIENCE);
     let error = joined.unwrap_err();

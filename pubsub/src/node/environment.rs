@@ -1,0 +1,248 @@
+//! How a process joins a node, as its environment says.
+
+use std::env::VarError;
+use std::str::FromStr;
+use std::time::Duration;
+
+use super::options::{NodeOptions, ServiceMode};
+use crate::carrier::NetworkOptions;
+use crate::error::{Error, ErrorKind, Result};
+
+const OPERATION: &str = "read the environment";
+const PREFIX: &str = "FABRICAST_";
+/// What an optional variable says to be as if it were not set.
+const NONE: &str = "none";
+const MONTH: f64 = 30.0 * 86_400.0;
+
+/// A value of a variable, or why the text is none.
+type Read<T> = std::result::Result<T, String>;
+/// Looks a variable up.
+type Lookup<'a> = &'a dyn Fn(&str) -> std::result::Result<String, VarError>;
+
+impl NodeOptions {
+    /// The usual options, changed by the variables that the command `fabricast` reads, too:
+    ///
+    /// | variable | sets |
+    /// |---|---|
+    /// | `FABRICAST_DIRECTORY`, `FABRICAST_LABEL` | [`directory`](Self::directory), [`label`](Self::label) |
+    /// | `FABRICAST_SERVICE` | [`service`](Self::service): `embedded` or `outside` |
+    /// | `FABRICAST_PATIENCE` | [`patience`](Self::patience), in seconds |
+    /// | `FABRICAST_BUDGET_HOST`, `FABRICAST_BUDGET_DEVICE` | [`budgets`](Self::budgets), with K, M or G |
+    /// | `FABRICAST_LISTEN`, `FABRICAST_PEERS`, `FABRICAST_RENDEZVOUS` | [`network`](Self::network): where other nodes are; peers with commas between them |
+    /// | `FABRICAST_INSECURE` | `true`: other nodes may be beyond loopback |
+    /// | `FABRICAST_NODE_NAME`, `FABRICAST_PROVIDER`, `FABRICAST_SOURCE`, `FABRICAST_LANES`, `FABRICAST_WORKERS`, `FABRICAST_LOST_AFTER` | the rest of [`NetworkOptions`](crate::NetworkOptions) |
+    ///
+    /// ```
+    /// use pubsub::NodeOptions;
+    /// let options = NodeOptions::from_environment()?;
+    /// assert!(!options.directory.as_os_str().is_empty());
+    /// # Ok::<(), pubsub::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument), with the variable, for a value that is none.
+    pub fn from_environment() -> Result<Self> {
+        Self::from_variables(&|name| std::env::var(name))
+    }
+
+    fn from_variables(lookup: Lookup<'_>) -> Result<Self> {
+        let variables = Variables(lookup);
+        let mut options = Self::default();
+        variables.set("DIRECTORY", &mut options.directory, parsed("a path"))?;
+        variables.set("LABEL", &mut options.label, text)?;
+        variables.set("SERVICE", &mut options.service, |text| match text {
+            "embedded" => Ok(ServiceMode::Embedded),
+            "outside" => Ok(ServiceMode::Outside),
+            _ => Err("embedded or outside is expected".to_owned()),
+        })?;
+        variables.set("PATIENCE", &mut options.patience, seconds)?;
+        variables.set("BUDGET_HOST", &mut options.budgets.host, optional(size))?;
+        variables.set("BUDGET_DEVICE", &mut options.budgets.device, optional(size))?;
+        options.budgets.check()?;
+
+        let mut network = NetworkOptions::default();
+        let endpoint = "an address with a port, like 10.0.0.1:7700, is expected";
+        variables.set("LISTEN", &mut network.listen, optional(parsed(endpoint)))?;
+        variables.set("PEERS", &mut network.peers, list)?;
+        variables.set("RENDEZVOUS", &mut network.rendezvous, optional(text))?;
+        variables.set("INSECURE", &mut network.insecure, parsed("true or false is expected"))?;
+        variables.set("NODE_NAME", &mut network.name, text)?;
+        variables.set("PROVIDER", &mut network.provider, optional(text))?;
+        let address = "an address, like 10.0.0.1, is expected";
+        variables.set("SOURCE", &mut network.source, optional(parsed(address)))?;
+        variables.set("LANES", &mut network.lanes, count(NetworkOptions::MOST_LANES))?;
+        variables.set("WORKERS", &mut network.workers, count(NetworkOptions::MOST_WORKERS))?;
+        variables.set("LOST_AFTER", &mut network.lost_after, seconds)?;
+        // The rest says how others are reached, once it is said which.
+        if network.listen.is_some() || !network.peers.is_empty() || network.rendezvous.is_some() {
+            network.check(&options.label)?;
+            options.network = Some(network);
+        }
+        Ok(options)
+    }
+}
+
+/// The variables of a process.
+struct Variables<'a>(Lookup<'a>);
+
+impl Variables<'_> {
+    /// Changes a value to what its variable says, if that is set and not empty.
+    fn set<T>(&self, name: &str, value: &mut T, read: impl Fn(&str) -> Read<T>) -> Result<()> {
+        let name = format!("{PREFIX}{name}");
+        let refused = |why: &str| {
+            Err(Error::new(OPERATION, ErrorKind::InvalidArgument, why).on(name.as_str()))
+        };
+        match (self.0)(&name) {
+            Ok(text) if text.is_empty() => Ok(()),
+            Ok(text) => match read(&text) {
+                Ok(found) => {
+                    *value = found;
+                    Ok(())
+                }
+                Err(why) => refused(&format!("\"{}\": {why}", text.escape_debug())),
+            },
+            Err(VarError::NotPresent) => Ok(()),
+            Err(VarError::NotUnicode(_)) => refused("it is not UTF-8"),
+        }
+    }
+}
+
+fn parsed<T: FromStr>(expected: &str) -> impl Fn(&str) -> Read<T> {
+    move |text| text.parse().map_err(|_| expected.to_owned())
+}
+
+fn optional<T>(read: impl Fn(&str) -> Read<T>) -> impl Fn(&str) -> Read<Option<T>> {
+    move |text| if text == NONE { Ok(None) } else { read(text).map(Some) }
+}
+
+fn text(text: &str) -> Read<String> {
+    match text.contains(char::is_control) {
+        true => Err("control characters are not allowed".to_owned()),
+        false => Ok(text.to_owned()),
+    }
+}
+
+fn list(all: &str) -> Read<Vec<String>> {
+    if all == NONE {
+        return Ok(Vec::new());
+    }
+    let element = |one: &str| match one.trim() {
+        "" => Err("an empty one among several".to_owned()),
+        one => text(one),
+    };
+    all.split(',').map(element).collect()
+}
+
+fn seconds(text: &str) -> Read<Duration> {
+    let seconds = text.parse().ok().filter(|seconds| (0.0..=MONTH).contains(seconds));
+    let seconds = seconds.map(Duration::from_secs_f64);
+    seconds.ok_or_else(|| "a number of seconds, a month at most, is expected".to_owned())
+}
+
+fn size(text: &str) -> Read<u64> {
+    let (digits, shift) = match text.strip_suffix(['K', 'k']) {
+        Some(digits) => (digits, 10),
+        None => match text.strip_suffix(['M', 'm']) {
+            Some(digits) => (digits, 20),
+            None => text.strip_suffix(['G', 'g']).map_or((text, 0), |digits| (digits, 30)),
+        },
+    };
+    let number: Option<u64> =
+        digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| digits.parse().ok()).flatten();
+    let bytes = number.and_then(|number| number.checked_mul(1 << shift));
+    bytes.ok_or_else(|| "a number with an optional K, M or G is expected".to_owned())
+}
+
+fn count(most: u32) -> impl Fn(&str) -> Read<usize> {
+    move |text| match text.parse() {
+        _ if text == NONE => Ok(0),
+        Ok(number) if (1..=most as usize).contains(&number) && !text.starts_with('+') => Ok(number),
+        _ => Err(format!("1 to {most} is possible")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(set: &[(&str, &str)]) -> Result<NodeOptions> {
+        NodeOptions::from_variables(&|name| {
+            let found = set.iter().find(|(set, _)| Some(*set) == name.strip_prefix(PREFIX));
+            found.map(|(_, text)| (*text).to_owned()).ok_or(VarError::NotPresent)
+        })
+    }
+
+    #[test]
+    fn environment_without_variables_leaves_the_usual_options() {
+        let (found, usual) = (read(&[]).unwrap(), NodeOptions::default());
+        assert_eq!(format!("{found:?}"), format!("{usual:?}"));
+        let found = read(&[("LABEL", ""), ("PROVIDER", "tcp"), ("PEERS", "none")]).unwrap();
+        assert_eq!(format!("{found:?}"), format!("{usual:?}"), "no other node is named");
+    }
+
+    #[test]
+    fn environment_sets_every_option() {
+        let options = read(&[
+            ("DIRECTORY", "/run/app"),
+            ("LABEL", "camera"),
+            ("SERVICE", "outside"),
+            ("PATIENCE", "1.5"),
+            ("BUDGET_HOST", "64M"),
+            ("BUDGET_DEVICE", "1G"),
+            ("LISTEN", "127.0.0.1:7700"),
+            ("PEERS", "127.0.0.1:7701, localhost:7702"),
+            ("RENDEZVOUS", "127.0.0.1:7703"),
+            ("INSECURE", "true"),
+            ("NODE_NAME", "robot"),
+            ("PROVIDER", "tcp"),
+            ("SOURCE", "127.0.0.1"),
+            ("LANES", "2"),
+            ("WORKERS", "3"),
+            ("LOST_AFTER", "7"),
+        ]);
+        let options = options.unwrap();
+        assert_eq!((options.directory.to_str(), &*options.label), (Some("/run/app"), "camera"));
+        assert_eq!(options.service, ServiceMode::Outside);
+        assert_eq!(options.patience, Duration::from_millis(1500));
+        assert_eq!((options.budgets.host, options.budgets.device), (Some(64 << 20), Some(1 << 30)));
+        let expected = NetworkOptions {
+            listen: Some("127.0.0.1:7700".parse().unwrap()),
+            peers: vec!["127.0.0.1:7701".to_owned(), "localhost:7702".to_owned()],
+            rendezvous: Some("127.0.0.1:7703".to_owned()),
+            insecure: true,
+            name: "robot".to_owned(),
+            provider: Some("tcp".to_owned()),
+            source: Some("127.0.0.1".parse().unwrap()),
+            lost_after: Duration::from_secs(7),
+            workers: 3,
+            lanes: 2,
+        };
+        assert_eq!(options.network, Some(expected));
+    }
+
+    #[test]
+    fn wrong_value_is_refused_with_its_variable() {
+        for (name, text) in [
+            ("LABEL", "a\nb"),
+            ("SERVICE", "standing"),
+            ("PATIENCE", "-1"),
+            ("PATIENCE", "NaN"),
+            ("BUDGET_HOST", "+5"),
+            ("BUDGET_HOST", "18446744073709551615G"),
+            ("BUDGET_DEVICE", "K"),
+            ("LISTEN", "localhost"),
+            ("PEERS", "a:1,,b:2"),
+            ("INSECURE", "yes"),
+            ("SOURCE", "10.0.0.1:7"),
+            ("LANES", "0"),
+            ("WORKERS", "+1"),
+        ] {
+            let error = read(&[(name, text)]).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{name}={text}");
+            assert_eq!(error.subject(), Some(&*format!("{PREFIX}{name}")), "{error}");
+        }
+        // What the options themselves refuse.
+        assert!(read(&[("BUDGET_HOST", "1")]).is_err());
+        assert!(read(&[("LISTEN", "0.0.0.0:7700")]).is_err(), "without FABRICAST_INSECURE");
+    }
+}

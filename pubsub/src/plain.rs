@@ -1,0 +1,94 @@
+//! Values that are the same bytes in every process.
+
+/// A value that is nothing but its bytes: any bytes of its size are one, and it has no padding.
+///
+/// Numbers and arrays of such values are. A structure of them is declared by
+/// [`plain!`](crate::plain!), which checks that; no `unsafe` is needed for it.
+///
+/// # Safety
+/// Every pattern of bits is a valid value; there is no padding between or behind its fields; it
+/// contains no pointer, reference or descriptor; and its layout is fixed, as `#[repr(C)]` makes it.
+#[allow(unsafe_code)]
+pub unsafe trait Plain: Copy + Send + Sync + 'static {}
+
+macro_rules! numbers {
+    ($($number:ty),*) => {
+        $(
+            // SAFETY: a number has no padding, and any bytes are one.
+            #[allow(unsafe_code)]
+            unsafe impl Plain for $number {}
+        )*
+    };
+}
+
+numbers!(u8, u16, u32, u64, u128, usize, i8, i16, i32, i64, i128, isize, f32, f64);
+
+// SAFETY: elements lie one behind the other, and the size of each is a multiple of its alignment.
+#[allow(unsafe_code)]
+unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}
+
+/// Declares structures whose values are nothing but their bytes: `#[repr(C)]`, [`Plain`](crate::Plain),
+/// and `Copy`. It does not compile if a field is not plain, or if there would be padding.
+///
+/// ```
+/// pubsub::plain! {
+///     /// Where a robot is.
+///     #[derive(Debug, PartialEq)]
+///     pub struct Pose {
+///         /// In metres.
+///         pub position: [f64; 3],
+///         /// In radians.
+///         pub heading: f64,
+///     }
+/// }
+/// let pose = Pose { position: [1.0, 2.0, 0.0], heading: 0.5 };
+/// assert_eq!(size_of_val(&pose), 32);
+/// ```
+///
+/// Four bytes would be padding here:
+///
+/// ```compile_fail
+/// pubsub::plain! {
+///     struct Padded { number: u32, time: u64 }
+/// }
+/// ```
+///
+/// Not every byte is a truth value:
+///
+/// ```compile_fail
+/// pubsub::plain! {
+///     struct Flag { is_set: bool }
+/// }
+/// ```
+#[macro_export]
+macro_rules! plain {
+    ($(
+        $(#[$of_structure:meta])*
+        $seen:vis struct $name:ident {
+            $( $(#[$of_field:meta])* $field_seen:vis $field:ident: $type:ty ),* $(,)?
+        }
+    )*) => {
+        $(
+            $(#[$of_structure])*
+            #[derive(Clone, Copy)]
+            #[repr(C)]
+            $seen struct $name {
+                $( $(#[$of_field])* $field_seen $field: $type, )*
+            }
+
+            const _: () = {
+                const fn is_plain<T: $crate::Plain>() {}
+                $( is_plain::<$type>(); )*
+                assert!(
+                    ::core::mem::size_of::<$name>() == 0 $( + ::core::mem::size_of::<$type>() )*,
+                    "the structure has padding: order its fields by size, or add some"
+                );
+            };
+
+            // SAFETY: `repr(C)`; all fields are plain, and there is nothing between them: both were
+            // checked just now.
+            #[allow(unsafe_code)]
+            unsafe impl $crate::Plain for $name {}
+        )*
+    };
+}

@@ -1,0 +1,241 @@
+//! Topics of values of one type.
+#![allow(unsafe_code)]
+
+use std::marker::PhantomData;
+use std::mem::MaybeUninit;
+use std::time::Duration;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::plain::Plain;
+use crate::{Node, Publisher, Sample, Sent, Subscriber, Topic, TopicSettings};
+
+const OPEN: &str = "open a typed topic";
+const PULL: &str = "pull a value";
+/// What the place of a message is a multiple of, in bytes.
+const MOST_ALIGNED: usize = 256;
+
+/// A topic of values of one type: each message is one value.
+///
+/// ```
+/// use std::time::Duration;
+/// use pubsub::{Node, NodeOptions};
+/// pubsub::plain! {
+///     /// Where a robot is.
+///     #[derive(Debug, PartialEq)]
+///     pub struct Pose { pub x: f64, pub y: f64 }
+/// }
+/// # let directory = std::env::temp_dir().join(format!("fabricast-doc-typed-{}", std::process::id()));
+/// # let path = directory.clone();
+/// # let node = Node::join(NodeOptions { directory, ..NodeOptions::default() })?;
+/// let timeout = Duration::from_secs(5);
+/// let topic = node.topic_of::<Pose>("pose")?;
+/// let mut subscriber = topic.subscriber()?;
+/// let publisher = topic.publisher()?;
+/// publisher.publish(&Pose { x: 1.0, y: 2.0 }, timeout)?;
+/// assert_eq!(subscriber.pull(timeout)?, Pose { x: 1.0, y: 2.0 });
+///
+/// // A type of another size is another topic.
+/// assert!(node.topic_of::<[u8; 3]>("pose").is_err());
+/// # drop((subscriber, publisher, topic, node));
+/// # std::fs::remove_dir_all(path)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct TypedTopic<T> {
+    topic: Topic,
+    values: PhantomData<fn(T) -> T>,
+}
+
+/// Publishes values of one type.
+#[derive(Debug)]
+pub struct TypedPublisher<T> {
+    publisher: Publisher,
+    values: PhantomData<fn(T) -> T>,
+}
+
+/// Reads values of one type.
+#[derive(Debug)]
+pub struct TypedSubscriber<T> {
+    subscriber: Subscriber,
+    values: PhantomData<fn(T) -> T>,
+}
+
+impl Node {
+    /// Opens a topic of values of this type, with usual settings otherwise, and makes it if it does
+    /// not exist.
+    ///
+    /// # Errors
+    /// As [`topic_of_with`](Self::topic_of_with).
+    pub fn topic_of<T: Plain>(&self, name: &str) -> Result<TypedTopic<T>> {
+        self.topic_of_with(name, &TopicSettings::default())
+    }
+
+    /// Opens a topic of values of this type, and makes it if it does not exist. Its
+    /// [largest](TopicSettings::largest) message is one value, whatever the settings say.
+    ///
+    /// # Errors
+    /// [`SettingsDiffer`](ErrorKind::SettingsDiffer) if the topic exists with values of another
+    /// size, or with other settings; [`InvalidArgument`](ErrorKind::InvalidArgument) for a type
+    /// without bytes, or with an alignment of more than 256 bytes; and as [`topic`](Self::topic).
+    pub fn topic_of_with<T: Plain>(
+        &self,
+        name: &str,
+        settings: &TopicSettings,
+    ) -> Result<TypedTopic<T>> {
+        let largest = size_for_topic::<T>(name)?;
+        let topic = self.topic(name, &TopicSettings { largest, ..*settings })?;
+        Ok(TypedTopic { topic, values: PhantomData })
+    }
+}
+
+impl Topic {
+    /// The topic as one of values of this type, whatever its other settings are: for those who did
+    /// not make it.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use pubsub::{ErrorKind, Node, NodeOptions, TopicSettings};
+    /// # let directory = std::env::temp_dir().join(format!("fabricast-doc-as-typed-{}", std::process::id()));
+    /// # let path = directory.clone();
+    /// # let node = Node::join(NodeOptions { directory, ..NodeOptions::default() })?;
+    /// let deep = TopicSettings { depth: 64, ..TopicSettings::default() };
+    /// let made = node.topic_of_with::<[f32; 3]>("force", &deep)?;
+    /// let topic = node.wait_for_topic("force", Duration::from_secs(5))?.typed::<[f32; 3]>()?;
+    /// assert_eq!(topic.untyped().settings()?.depth, 64);
+    /// let refused = topic.untyped().typed::<f64>().unwrap_err();
+    /// assert_eq!(refused.kind(), ErrorKind::SettingsDiffer);
+    /// # drop((topic, made, node));
+    /// # std::fs::remove_dir_all(path)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`SettingsDiffer`](ErrorKind::SettingsDiffer) if its largest message is not one value long;
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) for a type that no topic can have.
+    pub fn typed<T: Plain>(&self) -> Result<TypedTopic<T>> {
+        let size = size_for_topic::<T>(self.name())?;
+        let largest = self.settings()?.largest;
+        if largest != size {
+            let name = std::any::type_name::<T>();
+            let detail =
+                format!("its messages have up to {largest} bytes, where a {name} has {size}");
+            return Err(Error::new(OPEN, ErrorKind::SettingsDiffer, detail).on(self.name()));
+        }
+        Ok(TypedTopic { topic: self.clone(), values: PhantomData })
+    }
+}
+
+/// The size of a value in bytes, if a topic of this name can have such values.
+fn size_for_topic<T: Plain>(name: &str) -> Result<u64> {
+    let (size, alignment) = (size_of::<T>(), align_of::<T>());
+    if size > 0 && alignment <= MOST_ALIGNED {
+        return Ok(size as u64);
+    }
+    let detail = format!(
+        "{} has {size} bytes and an alignment of {alignment}: from 1 byte on and up to \
+         {MOST_ALIGNED} is possible",
+        std::any::type_name::<T>()
+    );
+    Err(Error::new(OPEN, ErrorKind::InvalidArgument, detail).on(name))
+}
+
+impl<T: Plain> TypedTopic<T> {
+    /// Makes a publisher.
+    ///
+    /// # Errors
+    /// As [`Topic::publisher`].
+    pub fn publisher(&self) -> Result<TypedPublisher<T>> {
+        Ok(TypedPublisher { publisher: self.topic.publisher()?, values: PhantomData })
+    }
+
+    /// Makes a subscriber of all values that are published from now on.
+    ///
+    /// # Errors
+    /// As [`Topic::subscriber`].
+    pub fn subscriber(&self) -> Result<TypedSubscriber<T>> {
+        Ok(TypedSubscriber { subscriber: self.topic.subscriber()?, values: PhantomData })
+    }
+
+    /// The topic, whatever its values are.
+    #[must_use]
+    pub fn untyped(&self) -> &Topic {
+        &self.topic
+    }
+}
+
+impl<T: Plain> TypedPublisher<T> {
+    /// Publishes a value: copies it once, to where all subscribers read it.
+    ///
+    /// # Errors
+    /// As [`Publisher::push`].
+    pub fn publish(&self, value: &T, timeout: Duration) -> Result<Sent> {
+        self.publisher.push(bytes_of(value), timeout)
+    }
+
+    /// Publishes a value, if there is room now; None if there is not.
+    ///
+    /// # Errors
+    /// As [`Publisher::try_push`].
+    pub fn try_publish(&self, value: &T) -> Result<Option<Sent>> {
+        self.publisher.try_push(bytes_of(value))
+    }
+
+    /// The publisher, whatever its values are: to wait for subscribers, to flush, to count.
+    #[must_use]
+    pub fn untyped(&self) -> &Publisher {
+        &self.publisher
+    }
+}
+
+impl<T: Plain> TypedSubscriber<T> {
+    /// Waits for the next value, and copies it.
+    ///
+    /// # Errors
+    /// As [`Subscriber::pull`]; [`Malformed`](ErrorKind::Malformed) for a message that is no value
+    /// of this type, which was published without a type.
+    pub fn pull(&mut self, timeout: Duration) -> Result<T> {
+        let sample = self.subscriber.pull(timeout)?;
+        self.value_of(&sample)
+    }
+
+    /// The next value, if there is one.
+    ///
+    /// # Errors
+    /// As [`pull`](Self::pull), but for the deadline.
+    pub fn try_pull(&mut self) -> Result<Option<T>> {
+        let sample = self.subscriber.try_pull()?;
+        sample.map(|sample| self.value_of(&sample)).transpose()
+    }
+
+    /// The subscriber, whatever its values are: for events, and for messages with all that is known
+    /// of them, of which [`value_of`](Self::value_of) is the value.
+    pub fn untyped(&mut self) -> &mut Subscriber {
+        &mut self.subscriber
+    }
+
+    /// Copies the value of a message.
+    ///
+    /// # Errors
+    /// [`Malformed`](ErrorKind::Malformed) if it is of another size; as [`Sample::read`].
+    pub fn value_of(&self, sample: &Sample) -> Result<T> {
+        if sample.length() != size_of::<T>() as u64 {
+            let (length, size) = (sample.length(), size_of::<T>());
+            let name = std::any::type_name::<T>();
+            let detail = format!("a message of {length} bytes, where a {name} has {size}");
+            return Err(Error::new(PULL, ErrorKind::Malformed, detail).on(self.subscriber.topic()));
+        }
+        let mut value = MaybeUninit::<T>::zeroed();
+        // SAFETY: as many bytes as the value has, zeroed just now, and reached by this alone.
+        let bytes = unsafe {
+            std::slice::from_raw_parts_mut(value.as_mut_ptr().cast::<u8>(), size_of::<T>())
+        };
+        sample.read(0, bytes)?;
+        // SAFETY: any bytes are a value of a plain type.
+        Ok(unsafe { value.assume_init() })
+    }
+}
+
+fn bytes_of<T: Plain>(value: &T) -> &[u8] {
+    // SAFETY: a plain value has no padding, so that all of its bytes are initialized.
+    unsafe { std::slice::from_raw_parts((&raw const *value).cast::<u8>(), size_of::<T>()) }
+}

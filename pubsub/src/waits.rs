@@ -1,0 +1,175 @@
+//! Waiting for others, and for one message after the other.
+
+use std::time::{Duration, Instant};
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::text::counted;
+use crate::{Node, Publisher, Sample, Subscriber, Topic};
+
+/// Between two looks at what no bell rings for: the first, and the longest.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(20));
+
+/// Looks until something is found or the deadline has passed, with pauses that grow.
+fn find_by<T>(deadline: Instant, mut look: impl FnMut() -> Result<Option<T>>) -> Result<Option<T>> {
+    let mut pause = PAUSES.0;
+    loop {
+        if let Some(found) = look()? {
+            return Ok(Some(found));
+        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Ok(None);
+        }
+        std::thread::sleep(pause.min(left));
+        pause = (2 * pause).min(PAUSES.1);
+    }
+}
+
+impl Publisher {
+    /// Waits until so many would get a message that is published now, as
+    /// [`subscribers`](Self::subscribers) counts them. Gives how many there are.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use pubsub::{ErrorKind, Node, NodeOptions, TopicSettings};
+    /// # let directory = std::env::temp_dir().join(format!("fabricast-doc-waits-{}", std::process::id()));
+    /// # let path = directory.clone();
+    /// # let node = Node::join(NodeOptions { directory, ..NodeOptions::default() })?;
+    /// let topic = node.topic("frames", &TopicSettings::default())?;
+    /// let publisher = topic.publisher()?;
+    /// let error = publisher.wait_for_subscribers(1, Duration::from_millis(10)).unwrap_err();
+    /// assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
+    /// let subscriber = topic.subscriber()?;
+    /// assert_eq!(publisher.wait_for_subscribers(1, Duration::from_secs(5))?, 1);
+    /// # drop((subscriber, publisher, topic, node));
+    /// # std::fs::remove_dir_all(path)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded), with how many there are;
+    /// [`Closed`](ErrorKind::Closed), [`Forked`](ErrorKind::Forked).
+    pub fn wait_for_subscribers(&self, count: u32, timeout: Duration) -> Result<u32> {
+        let operation = "wait for subscribers";
+        let found = find_by(ipc::deadline(timeout), || {
+            self.check(operation)?;
+            let subscribers = self.subscribers();
+            Ok((subscribers >= count).then_some(subscribers))
+        })?;
+        found.ok_or_else(|| {
+            let there = counted(self.subscribers().into(), "subscriber");
+            let detail = format!("{there} of {count} after {timeout:?}");
+            Error::new(operation, ErrorKind::DeadlineExceeded, detail).on(self.topic())
+        })
+    }
+}
+
+impl Node {
+    /// Subscribes to a topic as it is, and waits until it exists: at this node, or at one that it is
+    /// connected to. No settings are needed: whoever made it chose them.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use pubsub::{Node, NodeOptions, TopicSettings};
+    /// # let directory = std::env::temp_dir().join(format!("fabricast-doc-subscribe-{}", std::process::id()));
+    /// # let path = directory.clone();
+    /// # let node = Node::join(NodeOptions { directory, ..NodeOptions::default() })?;
+    /// let timeout = Duration::from_secs(5);
+    /// let other = node.clone(); // another process, as a rule
+    /// let reader = std::thread::spawn(move || {
+    ///     other.subscribe("lines", timeout)?.pull(timeout)?.to_vec()
+    /// });
+    /// let publisher = node.topic("lines", &TopicSettings::default())?.publisher()?;
+    /// publisher.wait_for_subscribers(1, timeout)?;
+    /// publisher.push(b"hello", timeout)?;
+    /// assert_eq!(reader.join().unwrap()?, b"hello");
+    /// # drop((publisher, node));
+    /// # std::fs::remove_dir_all(path)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`wait_for_topic`](Self::wait_for_topic) and [`Topic::subscriber`].
+    pub fn subscribe(&self, name: &str, timeout: Duration) -> Result<Subscriber> {
+        self.wait_for_topic(name, timeout)?.subscriber()
+    }
+
+    /// Opens a topic as whoever made it wanted it, as [`open`](Self::open), and waits until it
+    /// exists.
+    ///
+    /// # Errors
+    /// [`Unknown`](ErrorKind::Unknown) if it does not exist before the deadline; as
+    /// [`open`](Self::open).
+    pub fn wait_for_topic(&self, name: &str, timeout: Duration) -> Result<Topic> {
+        let mut unknown = None;
+        let topic = find_by(ipc::deadline(timeout), || match self.open(name) {
+            Ok(topic) => Ok(Some(topic)),
+            Err(error) if error.kind() == ErrorKind::Unknown => {
+                unknown = Some(error);
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        })?;
+        match (topic, unknown) {
+            (Some(topic), _) => Ok(topic),
+            (None, Some(error)) => Err(error),
+            (None, None) => Err(Error::new("open a topic", ErrorKind::Unknown, "").on(name)),
+        }
+    }
+}
+
+/// Messages, one after the other: see [`Subscriber::samples`].
+#[derive(Debug)]
+pub struct Samples<'a> {
+    subscriber: &'a mut Subscriber,
+    timeout: Duration,
+    is_over: bool,
+}
+
+impl Subscriber {
+    /// The messages that come, one after the other, each waited for at most so long. The first error
+    /// is the last item: [`DeadlineExceeded`](ErrorKind::DeadlineExceeded) if no message came in time.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use pubsub::{ErrorKind, Node, NodeOptions, TopicSettings};
+    /// # let directory = std::env::temp_dir().join(format!("fabricast-doc-samples-{}", std::process::id()));
+    /// # let path = directory.clone();
+    /// # let node = Node::join(NodeOptions { directory, ..NodeOptions::default() })?;
+    /// # let topic = node.topic("lines", &TopicSettings::default())?;
+    /// # let (mut subscriber, publisher) = (topic.subscriber()?, topic.publisher()?);
+    /// let timeout = Duration::from_millis(50);
+    /// for line in ["one", "two"] {
+    ///     publisher.push(line.as_bytes(), timeout)?;
+    /// }
+    /// let mut lines = Vec::new();
+    /// for sample in subscriber.samples(timeout) {
+    ///     match sample {
+    ///         Ok(sample) => lines.push(sample.to_vec()?),
+    ///         Err(error) => assert_eq!(error.kind(), ErrorKind::DeadlineExceeded),
+    ///     }
+    /// }
+    /// assert_eq!(lines, [b"one", b"two"]);
+    /// # drop((subscriber, publisher, topic, node));
+    /// # std::fs::remove_dir_all(path)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn samples(&mut self, timeout: Duration) -> Samples<'_> {
+        Samples { subscriber: self, timeout, is_over: false }
+    }
+}
+
+impl Iterator for Samples<'_> {
+    type Item = Result<Sample>;
+
+    fn next(&mut self) -> Option<Result<Sample>> {
+        if self.is_over {
+            return None;
+        }
+        let pulled = self.subscriber.pull(self.timeout);
+        self.is_over = pulled.is_err();
+        Some(pulled)
+    }
+}
+
+impl std::iter::FusedIterator for Samples<'_> {}

@@ -1,0 +1,90 @@
+//! Topics of values of one type, and subscribers that need no settings.
+
+use std::time::Duration;
+
+use pubsub::{ErrorKind, Reliability, TopicSettings};
+
+use crate::ground::{Ground, PATIENCE};
+
+/// Waited for in vain.
+const SOON: Duration = Duration::from_millis(50);
+
+pubsub::plain! {
+    /// Where something is.
+    #[derive(Debug, PartialEq)]
+    struct Pose {
+        position: [f64; 3],
+        number: u64,
+    }
+}
+
+fn pose(number: u64) -> Pose {
+    Pose { position: [number as f64, -0.5, f64::INFINITY], number }
+}
+
+#[test]
+fn typed_topic_carries_values_between_members() {
+    let ground = Ground::new();
+    let (node, other) = (ground.join(), ground.join());
+    let publisher = node.topic_of::<Pose>("pose").unwrap().publisher().unwrap();
+    let mut subscriber = other.topic_of::<Pose>("pose").unwrap().subscriber().unwrap();
+    publisher.untyped().wait_for_subscribers(1, PATIENCE).unwrap();
+    for number in 0..5 {
+        assert_eq!(publisher.publish(&pose(number), PATIENCE).unwrap().readers, 1);
+        assert_eq!(subscriber.pull(PATIENCE).unwrap(), pose(number));
+    }
+    assert!(subscriber.try_pull().unwrap().is_none());
+    publisher.try_publish(&pose(7)).unwrap().unwrap();
+    let sample = subscriber.untyped().pull(PATIENCE).unwrap();
+    assert_eq!((sample.sequence(), subscriber.value_of(&sample).unwrap()), (6, pose(7)));
+}
+
+#[test]
+fn type_of_another_size_is_refused() {
+    let ground = Ground::new();
+    let node = ground.join();
+    let topic = node.topic_of::<Pose>("pose").unwrap();
+    let error = node.topic_of::<[u8; 31]>("pose").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::SettingsDiffer, "{error}");
+    let error = topic.untyped().typed::<[u8; 31]>().unwrap_err();
+    assert_eq!((error.kind(), error.subject()), (ErrorKind::SettingsDiffer, Some("pose")));
+    assert!(error.to_string().contains("[u8; 31]"), "{error}");
+    let error = node.topic_of::<[u64; 0]>("nothing").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+    // As it is, whatever its other settings are.
+    let settings = TopicSettings { reliability: Reliability::DropOldest, ..Default::default() };
+    node.topic_of_with::<u64>("numbers", &settings).unwrap().publisher().unwrap();
+}
+
+#[test]
+fn message_that_is_no_value_is_an_error_and_the_next_is_read() {
+    let ground = Ground::new();
+    let node = ground.join();
+    let topic = node.topic_of::<u64>("numbers").unwrap();
+    let (publisher, mut subscriber) = (topic.publisher().unwrap(), topic.subscriber().unwrap());
+    publisher.untyped().push(b"short", PATIENCE).unwrap();
+    publisher.publish(&7, PATIENCE).unwrap();
+    let error = subscriber.pull(PATIENCE).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Malformed, "{error}");
+    assert_eq!(subscriber.pull(PATIENCE).unwrap(), 7);
+}
+
+#[test]
+fn subscriber_takes_a_topic_as_it_is_and_waits_for_it() {
+    let ground = Ground::new();
+    let node = ground.join();
+    let error = node.subscribe("later", SOON).unwrap_err();
+    assert_eq!((error.kind(), error.subject()), (ErrorKind::Unknown, Some("later")));
+    let settings = TopicSettings { depth: 3, largest: 100, ..Default::default() };
+    std::thread::scope(|scope| {
+        let reads = scope.spawn(|| {
+            let mut subscriber = node.subscribe("later", PATIENCE).unwrap();
+            subscriber.pull(PATIENCE).unwrap().to_vec().unwrap()
+        });
+        std::thread::sleep(SOON);
+        let publisher = node.topic("later", &settings).unwrap().publisher().unwrap();
+        publisher.wait_for_subscribers(1, PATIENCE).unwrap();
+        publisher.push(b"hello", PATIENCE).unwrap();
+        assert_eq!(reads.join().unwrap(), b"hello");
+    });
+}

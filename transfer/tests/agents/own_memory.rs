@@ -1,0 +1,107 @@
+//! Memory that callers had before: vectors, and what other libraries allocated.
+
+use gpu::Device;
+use transfer::path::{Path, Policy};
+use transfer::{Agent, AgentOptions, HostBuffer, Rights};
+
+use crate::common::{PATIENCE, alone};
+use crate::house::with_rails;
+use crate::rails::tcp;
+
+const LENGTH: usize = 1 << 20;
+
+fn agent(label: &str, is_far: bool) -> Agent {
+    let options = AgentOptions::new(label);
+    let far = |options: AgentOptions| with_rails(options.take_all_for_remote(), tcp(), 1);
+    Agent::start(if is_far { far(options) } else { options }).unwrap()
+}
+
+/// There and back, by a fabric and within the process; then the vector is the caller's again.
+#[test]
+fn vectors_are_put_and_got_and_given_back() {
+    let _alone = alone();
+    for (is_far, path) in [(true, Path::FabricDirect), (false, Path::SameProcess)] {
+        let (mut here, there) = (agent("here", is_far), agent("there", is_far));
+        let mine: Vec<u8> = (0..LENGTH).map(|at| (at * 7) as u8).collect();
+        let address = mine.as_ptr().addr();
+        let (buffer, theirs) = (
+            HostBuffer::from_vec(mine.clone()).unwrap(),
+            HostBuffer::from_vec(vec![0; LENGTH]).unwrap(),
+        );
+        assert_ne!(buffer.address() as usize, address, "of the clone");
+        let local = here.register(&buffer, Rights::ALL).unwrap();
+        let remote = there.register(&theirs, Rights::ALL).unwrap();
+        let peer = here.connect(&there.card().encode().unwrap(), PATIENCE).unwrap();
+        let descriptor = remote.descriptor().encode().unwrap();
+        let route = here.join(peer, &local, &descriptor, &Policy::default(), PATIENCE).unwrap();
+        assert_eq!(route.path(), path, "{}", route.choice());
+        let put = here.put_all(&route, None).unwrap();
+        here.wait(put, PATIENCE).unwrap();
+        let mut came = vec![0; LENGTH];
+        theirs.read(0, &mut came).unwrap();
+        assert!(came == mine, "other bytes came");
+        buffer.write(0, &vec![0; LENGTH]).unwrap();
+        let get = here.get_all(&route, None).unwrap();
+        here.wait(get, PATIENCE).unwrap();
+
+        let buffer = buffer.into_vec().unwrap_err(); // its region has it
+        drop(route);
+        here.close(PATIENCE).unwrap();
+        there.close(PATIENCE).unwrap();
+        drop((local, remote));
+        assert!(buffer.into_vec().unwrap() == mine);
+        assert!(theirs.into_vec().unwrap() == mine);
+    }
+}
+
+#[test]
+#[allow(unsafe_code)]
+fn memory_by_a_pointer_stays_the_callers() {
+    let _alone = alone();
+    let (mut here, there) = (agent("here", true), agent("there", true));
+    let mut memory = vec![5_u8; LENGTH];
+    let start = memory.as_mut_ptr();
+    // SAFETY: the vector outlives both agents, and is used by nothing else before they are closed.
+    let buffer = unsafe { HostBuffer::from_pointer(start, LENGTH) }.unwrap();
+    let remote = there.register(&buffer, Rights::ALL).unwrap();
+    let local = here.register(HostBuffer::new(LENGTH as u64).unwrap(), Rights::ALL).unwrap();
+    let peer = here.connect(&there.card().encode().unwrap(), PATIENCE).unwrap();
+    let descriptor = remote.descriptor().encode().unwrap();
+    let route = here.join(peer, &local, &descriptor, &Policy::default(), PATIENCE).unwrap();
+    let put = here.put_all(&route, None).unwrap();
+    here.wait(put, PATIENCE).unwrap();
+    drop(route);
+    here.close(PATIENCE).unwrap();
+    there.close(PATIENCE).unwrap();
+    drop((local, remote));
+    let buffer = buffer.into_vec().unwrap_err();
+    assert_eq!(buffer.length(), LENGTH as u64);
+    drop(buffer);
+    assert!(memory == vec![0; LENGTH]);
+}
+
+/// A device of this process copies from and to it.
+#[test]
+fn device_reaches_own_memory() {
+    let _alone = alone();
+    let (mut here, there) = (agent("here", false), agent("there", false));
+    let device = Device::open("stand-in:0".parse().unwrap()).unwrap();
+    let memory = device.allocate_shared(LENGTH as u64, &[]).unwrap();
+    let buffer = HostBuffer::from_vec(vec![9; LENGTH]).unwrap();
+    let local = here.register(&buffer, Rights::ALL).unwrap();
+    let remote = there.register(&memory, Rights::ALL).unwrap();
+    let peer = here.connect(&there.card().encode().unwrap(), PATIENCE).unwrap();
+    let descriptor = remote.descriptor().encode().unwrap();
+    let route = here.join(peer, &local, &descriptor, &Policy::default(), PATIENCE).unwrap();
+    let put = here.put_all(&route, None).unwrap();
+    here.wait(put, PATIENCE).unwrap();
+    let mut came = vec![0; LENGTH];
+    let range = memory.slice(0, LENGTH as u64).unwrap();
+    device.stream().unwrap().download(&range, &mut came, PATIENCE).unwrap();
+    assert!(came == vec![9; LENGTH]);
+}
+
+#[test]
+fn empty_vector_is_refused() {
+    assert!(HostBuffer::from_vec(Vec::new()).is_err());
+}
