@@ -381,29 +381,6 @@ impl Publisher {
         self.post.desk.topic.here().subscribers()
     }
 
-    /// Waits until so many [subscribers](Self::subscribers) would get a message.
-    ///
-    /// # Errors
-    /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded), with how many there are;
-    /// [`Closed`](ErrorKind::Closed), [`Forked`](ErrorKind::Forked).
-    pub fn wait_for_subscribers(&self, count: u32, patience: Duration) -> Result<()> {
-        const PAUSE: Duration = Duration::from_millis(5);
-        let (operation, deadline) = ("wait for subscribers", ipc::deadline(patience));
-        loop {
-            self.post.desk.house.check(operation)?;
-            let found = self.subscribers();
-            if found >= count {
-                return Ok(());
-            }
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                let detail = format!("{found} of {count} are there");
-                return Err(Error::new(operation, ErrorKind::DeadlineExceeded, detail));
-            }
-            std::thread::sleep(left.min(PAUSE));
-        }
-    }
-
     /// Borrows memory for a message of so many bytes; waits for it, if there is none.
     ///
     /// If this publisher has all the [loans](crate::TopicSettings::loans) that it may have, waits as

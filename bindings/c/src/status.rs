@@ -57,7 +57,7 @@ pub(crate) enum Status {
 
 impl Status {
     /// In the order of their numbers, in words.
-    const ALL: [(Self, &CStr); 21] = [
+    const ALL: [(Self, &CStr); 22] = [
         (Self::Ok, c"ok"),
         (Self::Failed, c"failed"),
         (Self::InvalidArgument, c"invalid argument"),

@@ -455,7 +455,7 @@ fn who_subscribes_again_before_the_other_node_knows_that_it_did_not_is_told_of_n
         let again = reading.topic.arrivals().subscribe(&reading.caller()).unwrap();
         let before = std::mem::replace(&mut subscriber, again);
         let dispose = |words| {
-            drop(reading.topic.dispose(&reading.caller(), reading.arrivals.ledger(), words))
+            reading.topic.dispose(&reading.caller(), reading.arrivals.ledger(), words);
         };
         reading.topic.arrivals().unsubscribe(&reading.caller(), &before, dispose).unwrap();
         reading.reads_anew();

@@ -36,6 +36,12 @@ pub fn ip_of(number: u8) -> IpAddr {
 /// Runs this program again in namespaces, in the role of this name, if that is permitted here.
 #[track_caller]
 pub fn run_inside(role: &str) {
+    run_inside_for(role, LONGEST);
+}
+
+/// The same, for so long at most.
+#[track_caller]
+pub fn run_inside_for(role: &str, longest: Duration) {
     // Does all that is needed work here?
     let attempt = "ip link add hub type bridge && \
                    ip link add cable type veth peer name wire && unshare --net true";
@@ -49,7 +55,7 @@ pub fn run_inside(role: &str) {
         Err(error) => testkit::skip!("there is no unshare here: {error}"),
     }
     let mut command = children::again_by(&UNSHARE, ["inside", role]);
-    Child::start(command.stdout(Stdio::inherit())).finish(LONGEST);
+    Child::start(command.stdout(Stdio::inherit())).finish(longest);
 }
 
 /// Makes what all cables lead to.

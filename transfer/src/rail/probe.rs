@@ -79,8 +79,9 @@ impl Driver {
                 State::Meeting { probe: Probe::Asked(address, answer), .. }
                     if answer.try_recv() == Ok(true) =>
                 {
-                    let detail =
-                        format!("{address} refuses connections (ECONNREFUSED): its process has ended");
+                    let detail = format!(
+                        "{address} refuses connections (ECONNREFUSED): its process has ended"
+                    );
                     let error = Error::new(MEET, ErrorKind::Closed, detail);
                     self.part(number, Parting::Lost, error);
                     continue;

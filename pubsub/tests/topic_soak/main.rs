@@ -1,0 +1,74 @@
+//! The soak test of topics: two nodes, three topics of each reliability, twelve processes; processes
+//! are killed and stopped, the link between the nodes is cut, and services end in order. Every
+//! published message is read, or counted as missed by the reader that did not get it.
+//!
+//! A supervisor starts, in two network namespaces, a service, two publishers and three readers for
+//! each node. A publisher publishes numbered messages on all topics. A reader subscribes to all of
+//! them, and compares every byte, each publisher's order, and the numbers that it did not get with
+//! those that its subscriber counts as missed. At the end all processes have to be idle, and to hold
+//! no more descriptors and memory than at the beginning.
+//!
+//! ```text
+//! topic_soak [--seconds N] [--seed N]
+//! ```
+#![allow(missing_docs, unreachable_pub)]
+
+mod account;
+mod message;
+#[path = "../namespaces/cables.rs"]
+#[allow(dead_code)]
+mod network;
+mod publisher;
+mod reader;
+mod service;
+mod supervisor;
+mod topics;
+
+use std::process::ExitCode;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+testkit::entry_of_children!(enter);
+
+/// What a child of the supervisor does.
+fn enter(words: &[&str]) {
+    if std::env::var_os("FABRICAST_TEST_LOG").is_some() {
+        let _ = tracing_subscriber::fmt()
+            .with_max_level(tracing_subscriber::filter::LevelFilter::INFO)
+            .with_writer(std::io::stderr)
+            .try_init();
+    }
+    match *words {
+        ["inside", arguments] => {
+            let (seconds, seed) = arguments.split_once(':').expect("seconds and seed");
+            let seconds = Duration::from_secs(seconds.parse().expect("seconds"));
+            supervisor::run(seconds, seed.parse().expect("a seed"));
+        }
+        ["service", directory, number] => {
+            service::run(directory.as_ref(), number.parse().expect("a node's number"));
+        }
+        ["publisher", directory] => publisher::run(directory.as_ref()),
+        ["reader", directory] => reader::run(directory.as_ref()),
+        _ => panic!("no role {words:?}"),
+    }
+}
+
+fn main() -> ExitCode {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let (mut seconds, mut seed) = (60_u64, now.as_nanos() as u64 % 1_000_000_000);
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    for pair in arguments.chunks(2) {
+        let value = pair.get(1).and_then(|value| value.parse().ok());
+        match (pair[0].as_str(), value) {
+            ("--seconds", Some(value)) => seconds = value,
+            ("--seed", Some(value)) => seed = value,
+            _ => {
+                eprintln!("topic_soak [--seconds N] [--seed N]");
+                return ExitCode::from(2);
+            }
+        }
+    }
+    println!("seed {seed}, {seconds} s");
+    let longest = Duration::from_secs(seconds + 300);
+    network::run_inside_for(&format!("{seconds}:{seed}"), longest);
+    ExitCode::SUCCESS
+}

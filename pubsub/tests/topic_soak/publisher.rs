@@ -1,0 +1,48 @@
+//! Publishes on all topics until it is told to stop, and says what it published.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
+
+use testkit::children::{next_line, say};
+
+use crate::message::Message;
+use crate::topics::{self, LONGEST};
+
+/// Between two messages of a topic.
+const PAUSE: Duration = Duration::from_millis(50);
+
+pub fn run(directory: &Path) {
+    let node = topics::join(directory);
+    let is_over = &AtomicBool::new(false);
+    let mut seed = [0; 8];
+    getrandom::fill(&mut seed).expect("random bytes");
+    let id = u64::from_le_bytes(seed);
+    let (node, mut lines) = (&node, Vec::new());
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = topics::all()
+            .into_iter()
+            .map(|(name, settings)| {
+                scope.spawn(move || {
+                    let topic = node.topic(&name, &settings).expect("the topic");
+                    let publisher = topic.publisher().expect("a publisher");
+                    let mut number = 0;
+                    while !is_over.load(Relaxed) {
+                        number += 1;
+                        let bytes = Message { publisher: id, number }.bytes();
+                        publisher.push(&bytes, LONGEST).expect("a message that is published");
+                        std::thread::sleep(PAUSE);
+                    }
+                    // Alive until all was asked: the end of a publisher is not under test here.
+                    (format!("{name} {id} {number}"), publisher)
+                })
+            })
+            .collect();
+        say(&format!("ready {id}"));
+        while next_line().is_some_and(|line| line != "stop") {}
+        is_over.store(true, Relaxed);
+        lines.extend(threads.into_iter().map(|thread| thread.join().expect("a thread that ends")));
+    });
+    lines.iter().for_each(|(line, _)| say(line));
+    while next_line().is_some() {}
+}

@@ -1,0 +1,84 @@
+//! Reads all topics, checks each message, and says what it got when it is asked.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
+
+use pubsub::{ErrorKind, Node, TopicSettings};
+use testkit::children::{next_line, say};
+
+use crate::account::Account;
+use crate::message::Message;
+use crate::topics;
+
+/// How long a pull waits before it looks whether it is over.
+const LOOK: Duration = Duration::from_millis(500);
+
+pub fn run(directory: &Path) {
+    let node = topics::join(directory);
+    let (is_over, mut lines) = (&AtomicBool::new(false), Vec::new());
+    let node = &node;
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = topics::all()
+            .into_iter()
+            .map(|(name, settings)| scope.spawn(move || read(node, name, &settings, is_over)))
+            .collect();
+        say("ready");
+        while next_line().is_some_and(|line| line != "stop") {}
+        is_over.store(true, Relaxed);
+        lines.extend(threads.into_iter().map(|thread| thread.join().expect("a thread that ends")));
+    });
+    lines.iter().for_each(|(account, _)| say(&account.line()));
+    // Subscribed until the supervisor has looked whether all are idle.
+    while next_line().is_some() {}
+}
+
+fn read(
+    node: &Node,
+    name: String,
+    settings: &TopicSettings,
+    is_over: &AtomicBool,
+) -> (Account, pubsub::Subscriber) {
+    let topic = node.topic(&name, settings).expect("the topic");
+    let mut subscriber = topic.subscriber().expect("a subscriber");
+    let mut account = Account { topic: name, ..Account::default() };
+    // Of subscribers that were evicted.
+    let mut missed_before = 0;
+    loop {
+        match subscriber.pull(LOOK) {
+            Ok(sample) => {
+                let bytes = sample.to_vec().expect("a sample that is valid");
+                let message = Message::of(&bytes)
+                    .unwrap_or_else(|| panic!("{}: the bytes of no message", account.topic));
+                let received = account.publishers.entry(message.publisher).or_default();
+                let before = *received;
+                assert!(
+                    received.take(message.number),
+                    "{}: {message:?} came twice or out of order, after {before:?}",
+                    account.topic
+                );
+            }
+            Err(error) if error.kind() == ErrorKind::DeadlineExceeded => {
+                if is_over.load(Relaxed) {
+                    break;
+                }
+            }
+            Err(error) if error.kind() == ErrorKind::Evicted => {
+                missed_before += subscriber.missed();
+                account.evictions += 1;
+                subscriber = topic.subscriber().expect("a subscriber after an eviction");
+            }
+            Err(error) => panic!("{}: pull: {error}", account.topic),
+        }
+        account.missed = missed_before + subscriber.missed();
+        let gaps: u64 = account.publishers.values().map(|received| received.gaps()).sum();
+        assert!(
+            account.missed >= gaps || account.evictions > 0,
+            "{}: {gaps} messages did not come, {} were counted as missed: {account:?}",
+            account.topic,
+            account.missed
+        );
+    }
+    account.missed = missed_before + subscriber.missed();
+    (account, subscriber)
+}

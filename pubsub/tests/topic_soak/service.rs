@@ -1,0 +1,33 @@
+//! A service that ends when its input does.
+
+use std::path::Path;
+use std::time::Duration;
+
+use pubsub::{NetworkOptions, Node, NodeOptions, ServiceMode};
+use testkit::children::wait_for_end_of_input;
+
+use crate::network::address;
+use crate::topics::LONGEST;
+
+/// Shorter than the longest cut of the link, so that nodes are given up, too.
+const LOST_AFTER: Duration = Duration::from_secs(5);
+
+pub fn run(directory: &Path, number: u8) {
+    let network = NetworkOptions {
+        listen: Some(address(number)),
+        peers: vec![address(3 - number).to_string()],
+        insecure: true,
+        name: format!("node {number}"),
+        lost_after: LOST_AFTER,
+        ..NetworkOptions::default()
+    };
+    let options = NodeOptions {
+        directory: directory.to_owned(),
+        service: ServiceMode::Standing,
+        network: Some(network),
+        patience: LONGEST,
+        ..NodeOptions::default()
+    };
+    let _node = Node::join(options).expect("the node has no other service");
+    wait_for_end_of_input();
+}

@@ -1,0 +1,46 @@
+//! The topics, and how a process joins its node.
+
+use std::path::Path;
+use std::time::Duration;
+
+use pubsub::{Node, NodeOptions, Reliability, ServiceMode, TopicSettings};
+
+/// Longer than any failure that the supervisor makes.
+pub const LONGEST: Duration = Duration::from_secs(120);
+
+/// Longer than the supervisor stops a process: a reader that goes on in time is not evicted.
+const RELEASE_DEADLINE: Duration = Duration::from_secs(20);
+
+/// More than readers fall behind while the machine is busy, and less than while they are stopped for
+/// long.
+const DEPTH: u32 = 256;
+
+pub const LARGEST: usize = 16 << 10;
+
+/// All topics, with their names.
+pub fn all() -> Vec<(String, TopicSettings)> {
+    let reliabilities = [Reliability::Reliable, Reliability::DropOldest, Reliability::DropNewest];
+    let numbered = |reliability| (0..3).map(move |number| (reliability, number));
+    let named = reliabilities.into_iter().flat_map(numbered).map(|(reliability, number)| {
+        let settings = TopicSettings {
+            reliability,
+            depth: DEPTH,
+            largest: LARGEST as u64,
+            release_deadline: RELEASE_DEADLINE,
+            ..TopicSettings::default()
+        };
+        (format!("{reliability}-{number}"), settings)
+    });
+    named.collect()
+}
+
+/// Joins a node that another process serves.
+pub fn join(directory: &Path) -> Node {
+    let options = NodeOptions {
+        directory: directory.to_owned(),
+        service: ServiceMode::Outside,
+        patience: LONGEST,
+        ..NodeOptions::default()
+    };
+    Node::join(options).expect("the node has a service")
+}
