@@ -11,7 +11,6 @@ mod leftovers;
 pub(crate) mod protocol;
 mod reception;
 mod registry;
-mod reserve;
 
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};

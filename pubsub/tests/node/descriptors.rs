@@ -1,14 +1,11 @@
-//! Subscribers that are waited for by their descriptors, at a node of several processes; and a service
-//! that has none left.
+//! Subscribers that are waited for by their descriptors, at a node of several processes.
 
 use std::collections::HashSet;
-use std::process::Stdio;
 
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
-use pubsub::{ErrorKind, Event, Node, Subscriber};
-use testkit::children::{self, Child};
+use pubsub::{Event, Subscriber};
 
-use crate::ground::{Ground, Other, PATIENCE, message, number_of, options, settings};
+use crate::ground::{Ground, Other, PATIENCE, message, number_of, settings};
 
 /// Some of those that have something.
 fn told(loops: &Epoll) -> Vec<usize> {
@@ -113,22 +110,4 @@ fn of_very_many_topics_those_are_told_of_that_have_something() {
             }
         }
     }
-}
-
-#[test]
-fn a_service_without_descriptors_tells_processes_that_join_why_they_cannot() {
-    let ground = Ground::new();
-    let words = [ground.path().to_str().unwrap(), "serves-with-many-files"];
-    let mut service = Child::start(children::again(words).stdout(Stdio::piped()));
-    assert_eq!(service.line(PATIENCE).as_deref(), Some("full"));
-    for _ in 0..3 {
-        let error = Node::join(options(ground.path())).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::TooMany, "{error}");
-        let text = error.to_string();
-        assert!(text.contains("files open") && text.contains("ulimit"), "{text}");
-    }
-    service.say("close some");
-    assert_eq!(service.line(PATIENCE).as_deref(), Some("room"));
-    drop(Node::join(options(ground.path())).unwrap());
-    service.end(PATIENCE);
 }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use pubsub::{ErrorKind, Node, NodeOptions, ServiceMode};
-use testkit::children::{next_line, say, wait_for_end_of_input};
+use testkit::children::wait_for_end_of_input;
 
 use crate::ground::{
     Gate, PATIENCE, message, number_of, on_a_device, options, publish, publish_and_hang,
@@ -27,20 +27,6 @@ fn enter(words: &[&str]) {
         // Serves, if nobody else does.
         ["serves"] => {
             let node = join(ServiceMode::Embedded);
-            wait_for_end_of_input();
-            drop(node);
-        }
-        // Serves, and then has as many files open as it may, until it is told to close some.
-        ["serves-with-many-files"] => {
-            let node = join(ServiceMode::Embedded);
-            let mut files = Vec::new();
-            while let Ok(file) = std::fs::File::open("/dev/null") {
-                files.push(file);
-            }
-            say("full");
-            next_line();
-            files.truncate(files.len().saturating_sub(100));
-            say("room");
             wait_for_end_of_input();
             drop(node);
         }

@@ -48,7 +48,6 @@ use super::connection::{Connection, relieve};
 use super::election::Membership;
 use super::protocol::{Notice, Refusal, Request};
 use super::registry::Registry;
-use super::reserve::Reserve;
 use crate::error::{Error, ErrorKind, Result};
 use crate::hall::Hall;
 use crate::pool::PoolId;
@@ -138,9 +137,6 @@ impl Seat {
 pub(super) struct Reception {
     options: ServiceOptions,
     listener: ChannelListener,
-    reserve: Reserve,
-    /// That was said.
-    is_out_of_descriptors: bool,
     bell: Arc<WakeFd>,
     is_over: Arc<AtomicBool>,
     /// It is over since it could not go on.
@@ -180,8 +176,6 @@ impl Reception {
         let mut reception = Self {
             options,
             listener,
-            reserve: Reserve::new(),
-            is_out_of_descriptors: false,
             bell,
             is_over,
             has_failed: false,
@@ -336,33 +330,11 @@ impl Reception {
 
     fn let_in(&mut self) {
         match self.listener.accept(Duration::ZERO) {
-            Ok(channel) => {
-                self.is_out_of_descriptors = false;
-                self.receive(channel);
-            }
+            Ok(channel) => self.receive(channel),
             Err(ChannelError::DeadlineExceeded { .. }) => {}
-            Err(error) => {
-                if is_out_of_descriptors(&error) {
-                    self.refuse_for_lack_of_descriptors();
-                }
-                // Others may let go of some.
-                std::thread::sleep(LOOK);
-            }
+            // Out of descriptors, say: others may let go of some.
+            Err(_) => std::thread::sleep(LOOK),
         }
-    }
-
-    fn refuse_for_lack_of_descriptors(&mut self) {
-        let why = format!(
-            "its service, process {}, has as many files open as it may. Raise that limit (ulimit -n), or \
-             end what has them open",
-            std::process::id()
-        );
-        if !std::mem::replace(&mut self.is_out_of_descriptors, true) {
-            tracing::error!("no process can join: this one has as many files open as it may");
-        }
-        self.reserve.lend(&self.listener, |channel| {
-            see_off(&mut Connection::new(channel), ErrorKind::TooMany, why);
-        });
     }
 
     fn receive(&mut self, channel: Channel) {
@@ -473,10 +445,4 @@ struct Ready {
 /// Tells one why the connection ends.
 fn see_off(connection: &mut Connection, kind: ErrorKind, why: impl Into<String>) {
     connection.send(&Notice::SeenOff { why: Refusal::new(kind, why) }, Vec::new());
-}
-
-fn is_out_of_descriptors(error: &ChannelError) -> bool {
-    let ChannelError::System { cause, .. } = error else { return false };
-    let code = cause.raw_os_error().map(Errno::from_raw);
-    matches!(code, Some(Errno::EMFILE | Errno::ENFILE))
 }
