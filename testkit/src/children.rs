@@ -291,6 +291,14 @@ impl Child {
         self.signal(libc::SIGCONT);
     }
 
+    /// Its output, to be read by another thread. It has to be a pipe.
+    ///
+    /// # Panics
+    /// If it is none, or was taken.
+    pub fn output(&mut self) -> std::process::ChildStdout {
+        self.process.stdout.take().expect("an output that is a pipe")
+    }
+
     /// How many descriptors it has open.
     ///
     /// # Panics

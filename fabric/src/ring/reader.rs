@@ -230,6 +230,11 @@ impl Reader {
         Ok(())
     }
 
+    /// Chunks that came, taken or not.
+    pub fn came(&self) -> u64 {
+        self.sequence + self.arrived.iter().map(|word| u64::from(word.count_ones())).sum::<u64>()
+    }
+
     /// Looks whether the next chunk is there, with its flag: for a reader that is not
     /// told. `look` reads a header, `flag` a word at an offset of the ring.
     pub fn look(

@@ -115,13 +115,16 @@ pub enum Terms {
     Refused { connection: u64, reason: String },
     /// From the reader: the ring is of no use any more.
     Again { connection: u64, reason: String },
+    /// From the writer, where nothing moves: so many chunks should have come, and the reader is known to
+    /// be done with the ring up to this position.
+    Check { connection: u64, chunks: u64, read: u64 },
 }
 
 impl Terms {
     /// Who writes such a letter.
     pub fn side(&self) -> Side {
         match self {
-            Self::Wish { .. } | Self::Answer { .. } => Side::Writer,
+            Self::Wish { .. } | Self::Answer { .. } | Self::Check { .. } => Side::Writer,
             Self::Offer { .. } | Self::Refused { .. } | Self::Again { .. } => Side::Reader,
         }
     }
@@ -151,7 +154,7 @@ impl Terms {
                 }
                 (!are_addresses(from, further)).then_some("addresses that cannot be")
             }
-            Self::Answer { .. } => None,
+            Self::Answer { .. } | Self::Check { .. } => None,
             Self::Refused { reason, .. } | Self::Again { reason, .. } => {
                 (reason.len() > LONGEST_REASON).then_some("a reason without end")
             }

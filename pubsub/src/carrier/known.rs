@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::peers::NodeIdentity;
+use crate::peers::{NodeIdentity, Run};
 use crate::report::Row;
 
 /// Names that are kept of nodes that are not there, at most.
@@ -15,6 +15,8 @@ const MOST_OF_TOPIC: usize = 64;
 #[derive(Debug, Default)]
 pub(super) struct Known {
     labels: BTreeMap<NodeIdentity, String>,
+    /// The last start of their services.
+    runs: BTreeMap<NodeIdentity, Run>,
     /// By topic: what a node missed, each time that it was given up.
     given_up: BTreeMap<u32, BTreeMap<NodeIdentity, u64>>,
 }
@@ -31,6 +33,20 @@ impl Known {
             self.labels.retain(|node, _| is_there(node));
         }
         self.labels.insert(node, label);
+    }
+
+    /// A node is there. True if it is the service that was there before: the connection with it was
+    /// lost, and it was not.
+    pub(super) fn returns(
+        &mut self,
+        node: NodeIdentity,
+        run: Run,
+        is_there: impl Fn(&NodeIdentity) -> bool,
+    ) -> bool {
+        if self.runs.len() >= MOST_NAMES {
+            self.runs.retain(|node, _| is_there(node));
+        }
+        self.runs.insert(node, run) == Some(run)
     }
 
     /// What a node calls itself, or did when it was there last; empty if that is not known.
@@ -98,6 +114,15 @@ mod tests {
     }
 
     #[test]
+    fn a_service_that_was_lost_and_is_back_is_told_from_the_next_one() {
+        let (node, mut known) = (NodeIdentity([1; 16]), Known::default());
+        let mut returns = |run| known.returns(node, run, |_| true);
+        let [first, second] = [0, 1].map(Run::new);
+        assert!(first != second && !returns(first));
+        assert!(returns(first) && !returns(second) && returns(second));
+    }
+
+    #[test]
     fn what_is_kept_of_those_that_are_gone_has_an_end() {
         let mut known = Known::default();
         for number in 0..2 * MOST_NAMES {
@@ -106,7 +131,9 @@ mod tests {
             let first = NodeIdentity([0; 16]);
             known.is_called(NodeIdentity(bytes), number.to_string(), |node| *node == first);
             known.gives_up(7, NodeIdentity(bytes), 1);
+            known.returns(NodeIdentity(bytes), Run::new(0), |node| *node == first);
             assert!(known.labels.len() <= MOST_NAMES && known.label(first) == "0");
+            assert!(known.runs.len() <= MOST_NAMES);
         }
         assert_eq!(known.given_up[&7].len(), MOST_OF_TOPIC);
     }

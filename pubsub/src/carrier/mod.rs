@@ -320,11 +320,15 @@ impl Carrier {
     fn hears(&mut self, now: Instant, event: Event) {
         tracing::trace!(?event, "from another node");
         match event {
-            Event::Appeared { node, session, label, ours, .. } => {
+            Event::Appeared { node, session, run, label, ours } => {
                 tracing::info!(%node, label, "another node is there");
                 let remote = Remote { session, ours: ours.ip(), provider: None, changes: 0 };
                 self.nodes.insert(node, remote);
-                self.known.is_called(node, label, |node| self.nodes.contains_key(node));
+                let is_there = |node: &NodeIdentity| self.nodes.contains_key(node);
+                self.known.is_called(node, label, is_there);
+                if self.known.returns(node, run, is_there) {
+                    self.renew_connections();
+                }
                 self.plan.appears(now, node);
                 self.stir_all();
                 self.misfits.forget(node);

@@ -9,7 +9,7 @@ use super::{Carrier, key};
 use crate::bridge::Command;
 use crate::bridge::{Report, Side, TopicKey, Worker, WorkerOptions, Workers};
 use crate::error::Result;
-use crate::peers::NodeIdentity;
+use crate::peers::{NodeIdentity, is_here};
 
 /// How long to wait until it is tried again to start them.
 const RESTS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(60));
@@ -21,7 +21,7 @@ fn serves(local: IpAddr, wanted: IpAddr) -> bool {
     let is_far = |address: IpAddr| !address.to_canonical().is_loopback();
     // From another address of this machine the system finds its way; but nobody else reaches its
     // loopback.
-    local == wanted || is_far(local) || !is_far(wanted)
+    local == wanted || is_far(local) && is_here(local) || !is_far(wanted)
 }
 
 impl Carrier {
@@ -108,6 +108,15 @@ impl Carrier {
     pub(super) fn lose_node(&self, node: NodeIdentity) {
         for worker in self.workers.iter().flat_map(Workers::all) {
             let _ = worker.tell(Command::LoseNode(node));
+        }
+    }
+
+    /// The connection with a node was lost, and is back. What the workers' connections have on their
+    /// way the system sends again when it likes, which is the later the longer the link was down:
+    /// other ones begin at once.
+    pub(super) fn renew_connections(&self) {
+        for worker in self.workers.iter().flat_map(Workers::all) {
+            let _ = worker.tell(Command::Renew);
         }
     }
 
@@ -245,5 +254,7 @@ mod tests {
             ["127.0.0.1", "::ffff:127.0.0.1", "10.0.0.1"].map(|it| it.parse::<IpAddr>().unwrap());
         assert!(serves(loopback, loopback) && serves(loopback, near) && serves(far, loopback));
         assert!(!serves(loopback, far) && !serves(near, far));
+        // Where this machine cannot be reached, whatever it was.
+        assert!(!serves("192.0.2.1".parse().unwrap(), far));
     }
 }

@@ -38,8 +38,9 @@ impl Mesh {
             (Frame::Claim { instead_of }, _) if node < self.me.identity => {
                 let number = SessionNumber(self.next_session);
                 self.next_session = self.next_session.wrapping_add(1);
+                let is_stale = self.is_stale(&node, now);
                 let Some(known) = self.nodes.get_mut(&node) else { return Ok(()) };
-                let steps = known.pair.claims(connection, instead_of, number);
+                let steps = known.pair.claims(connection, instead_of, (number, is_stale));
                 self.perform(steps, now);
             }
             (Frame::Accept { session }, _) if node > self.me.identity => {
@@ -106,8 +107,9 @@ impl Mesh {
             self.ask(node, now);
         }
         if self.me.identity < node {
-            let step =
-                self.nodes.get_mut(&node).and_then(|known| known.pair.introduced(connection));
+            let is_stale = self.is_stale(&node, now);
+            let known = self.nodes.get_mut(&node);
+            let step = known.and_then(|known| known.pair.introduced(connection, is_stale));
             self.perform(step, now);
         }
         Ok(())
@@ -130,14 +132,14 @@ impl Mesh {
     fn establish(&mut self, connection: Connection, session: SessionNumber, now: Duration) {
         let Some(line) = self.lines.get_mut(&connection) else { return };
         let Some(peer) = &line.peer else { return };
-        let (node, label) = (peer.identity, peer.label.clone());
+        let (node, run, label) = (peer.identity, peer.run, peer.label.clone());
         line.session.establish(now);
         line.number = Some(session);
         line.since = now;
         self.absent.comes(line);
         let (ours, theirs) = (line.ours, line.theirs);
         tracing::debug!(%node, label, %session, %theirs, "a node appeared");
-        let event = Event::Appeared { node, session, label, ours };
+        let event = Event::Appeared { node, session, run, label, ours };
         self.actions.push_back(Action::Tell(event));
         let acquaintance = line.acquaintance();
         self.tell_interests(connection, now);

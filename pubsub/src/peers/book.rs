@@ -12,6 +12,8 @@ use super::session::Timing;
 pub(super) const MOST_LEARNT: usize = 1024;
 /// How soon an address is dialled again because others tell of it.
 const SOONEST: Duration = Duration::from_secs(1);
+/// What each address adds to the longest pause, where there are many.
+const PAUSE_OF_EACH: Duration = Duration::from_millis(5);
 /// Doublings of the pause between two attempts.
 const MOST_DOUBLINGS: u32 = 20;
 
@@ -54,11 +56,11 @@ pub(super) struct Entry {
 }
 
 impl Entry {
-    /// Twice as long each time.
-    fn next_pause(&mut self, timing: &Timing) -> Duration {
+    /// Twice as long each time, up to this.
+    fn next_pause(&mut self, timing: &Timing, longest: Duration) -> Duration {
         let doublings = self.attempts.min(MOST_DOUBLINGS);
         self.attempts = doublings + 1;
-        (timing.first_pause * (1 << doublings)).min(timing.longest_pause)
+        (timing.first_pause * (1 << doublings)).min(longest)
     }
 }
 
@@ -200,6 +202,9 @@ impl Book {
         chance: &mut Chance,
         now: Duration,
     ) {
+        // All of them together are not dialled too often.
+        let of_all = PAUSE_OF_EACH * self.entries.len() as u32;
+        let longest = timing.longest_pause.max(of_all).min(timing.lasting_pause);
         let Some(entry) = self.entries.get_mut(address) else { return };
         if entry.stage == Stage::Own {
             return;
@@ -208,11 +213,11 @@ impl Book {
             End::Lasting(why) => {
                 entry.why_not = Some(why);
                 entry.attempts = MOST_DOUBLINGS;
-                timing.longest_pause
+                timing.lasting_pause
             }
             End::Failed(why) => {
                 entry.why_not = Some(why);
-                entry.next_pause(timing)
+                entry.next_pause(timing, longest)
             }
             // Nothing is wrong with the address. It rests as long as its node has a session.
             End::Duplicate => {
@@ -224,14 +229,26 @@ impl Book {
                 entry.why_not = Some(why);
                 entry.absent = now;
                 // Who comes and goes is not dialled ever faster.
-                if lasted >= timing.longest_pause {
+                if lasted >= timing.lasting_pause {
                     entry.attempts = 0;
                 }
-                entry.next_pause(timing)
+                entry.next_pause(timing, longest)
             }
         };
         entry.since = now;
         entry.stage = Stage::Resting { until: now + jittered(pause, chance) };
+    }
+
+    /// Nothing is heard on the session with a node, which may have come about by this address: another
+    /// connection is tried now.
+    pub(super) fn is_stale(&mut self, node: &NodeIdentity, dialled: Option<&str>, now: Duration) {
+        for (address, entry) in &mut self.entries {
+            let is_idle = matches!(entry.stage, Stage::Resting { .. });
+            if entry.node.as_ref() == Some(node) && (is_idle || dialled == Some(address.as_str())) {
+                entry.stage = Stage::Resting { until: now };
+                entry.attempts = 0;
+            }
+        }
     }
 
     /// The session with a node ended, for this reason, whichever side had opened it: addresses of the
@@ -271,4 +288,58 @@ pub(super) enum End {
         why: String,
         lasted: Duration,
     },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The longest pause between attempts at an address, among so many.
+    fn longest_pause(addresses: u32, end: impl Fn() -> End) -> Duration {
+        let (timing, mut chance) = (Timing::new(Duration::from_secs(5)), Chance(7));
+        let (mut book, mut now, mut longest) = (Book::default(), Duration::ZERO, Duration::ZERO);
+        for number in 0..addresses {
+            book.add(number.to_string(), Origin::Given, None, now);
+        }
+        for _ in 0..100 {
+            assert!(book.due(now, &timing, |_| false).contains(&"0".to_owned()));
+            book.over("0", end(), &timing, &mut chance, now);
+            let Stage::Resting { until } = book.entries["0"].stage else { panic!("busy") };
+            longest = longest.max(until - now);
+            now = until;
+        }
+        longest
+    }
+
+    #[test]
+    fn an_address_is_dialled_every_quarter_second_and_many_are_less_often() {
+        let failed = || End::Failed("refused".to_owned());
+        let within = |pause: Duration, most: u64| {
+            let most = Duration::from_millis(most);
+            assert!(pause <= most && pause > most * 3 / 4, "{pause:?} of {most:?}");
+        };
+        within(longest_pause(1, failed), 250);
+        within(longest_pause(1000, failed), 5000);
+        within(longest_pause(1, || End::Lasting("version".to_owned())), 10_000);
+        let lost = || End::Lost { why: String::new(), lasted: Duration::from_secs(60) };
+        within(longest_pause(1, lost), 100);
+    }
+
+    #[test]
+    fn address_of_a_session_that_is_stale_is_dialled_at_once() {
+        let (timing, node) = (Timing::new(Duration::from_secs(5)), NodeIdentity([1; 16]));
+        for dialled in [Some("there"), None] {
+            let (mut book, now) = (Book::default(), Duration::from_secs(1));
+            book.add("there".to_owned(), Origin::Given, None, now);
+            assert_eq!(book.due(now, &timing, |_| false), ["there"]);
+            book.reached("there", (node, "label"), now);
+            if dialled.is_none() {
+                // The session is another one.
+                book.over("there", End::Duplicate, &timing, &mut Chance(7), now);
+            }
+            assert!(book.due(now + timing.lasting_pause, &timing, |_| true).is_empty());
+            book.is_stale(&node, dialled, now);
+            assert_eq!(book.due(now, &timing, |_| false), ["there"]);
+        }
+    }
 }

@@ -3,15 +3,21 @@
 use std::net::SocketAddr;
 
 use super::directory::Change;
-use super::identity::{NodeIdentity, SessionNumber};
+use super::identity::{NodeIdentity, Run, SessionNumber};
 use super::reason::Reason;
 
 /// What happened. Of one session, `Appeared` comes first, and `Vanished` last.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Event {
-    /// A session with a node began; as both call it, and as the node calls itself. What moves the
-    /// payloads binds to the address of our end of the connection.
-    Appeared { node: NodeIdentity, session: SessionNumber, label: String, ours: SocketAddr },
+    /// A session with a node began; as both call it, and as the node calls itself. `run` is one start
+    /// of its service. What moves the payloads binds to the address of our end of the connection.
+    Appeared {
+        node: NodeIdentity,
+        session: SessionNumber,
+        run: Run,
+        label: String,
+        ours: SocketAddr,
+    },
     /// What the node publishes and subscribes has changed, in order. A session begins without any
     /// interests, and soon has such an event, be it without changes.
     Interests { node: NodeIdentity, session: SessionNumber, changes: Vec<Change> },

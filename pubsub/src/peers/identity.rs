@@ -67,7 +67,7 @@ impl fmt::Display for SessionNumber {
 
 /// One start of a node's service. A later one takes the place of an earlier one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub(super) struct Run {
+pub(crate) struct Run {
     /// Nanoseconds since 1970.
     pub(super) started: u64,
     /// Tells apart those that started at the same time.
@@ -75,7 +75,7 @@ pub(super) struct Run {
 }
 
 impl Run {
-    pub(super) fn new(chance: u64) -> Self {
+    pub(crate) fn new(chance: u64) -> Self {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Self { started: since.as_nanos() as u64, chance }
     }

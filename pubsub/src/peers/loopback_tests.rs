@@ -90,7 +90,7 @@ fn next(peers: &Peers) -> Event {
 /// The session with a node that appears next. What comes first must be that.
 fn appears(peers: &Peers, number: u8) -> SessionNumber {
     match next(peers) {
-        Event::Appeared { node, session, label, ours } => {
+        Event::Appeared { node, session, label, ours, .. } => {
             assert_eq!((node, label), (identity(number), format!("node {number}")));
             assert!(ours.ip().is_loopback());
             session

@@ -65,6 +65,8 @@ pub(super) struct Line {
     pub(super) is_reserved: bool,
     /// It said goodbye, so there is nothing more to say.
     pub(super) is_told: bool,
+    /// Nothing was heard for longer than it should take: another connection is tried.
+    pub(super) is_stale: bool,
 }
 
 /// A node with which there are connections.
@@ -197,6 +199,7 @@ impl Mesh {
             has_asked: false,
             is_reserved: self.is_reserved,
             is_told: false,
+            is_stale: false,
         };
         self.lines.insert(connection, line);
         connection
@@ -206,6 +209,7 @@ impl Mesh {
     pub(super) fn received(&mut self, connection: Connection, bytes: &[u8], now: Duration) {
         let Some(line) = self.lines.get_mut(&connection) else { return };
         line.session.receive(bytes, now);
+        line.is_stale = false;
         // What came may end it.
         while let Some(line) = self.lines.get_mut(&connection) {
             let done = match line.session.next() {
@@ -257,16 +261,25 @@ impl Mesh {
             self.end(connection, reason, now);
         }
         self.absent.tick(now);
-        let nodes = &self.nodes;
-        let due = self.book.due(now, &self.timing, |node| has_session(nodes, node));
+        let Self { lines, nodes, book, timing, .. } = self;
+        for line in lines.values_mut().filter(|line| !line.is_stale) {
+            line.is_stale = line.session.is_stale(now);
+            if let (true, Some(peer)) = (line.is_stale, &line.peer) {
+                tracing::debug!(node = %peer.identity, "a session moves nothing: another is tried");
+                book.is_stale(&peer.identity, line.dialled.as_deref(), now);
+            }
+        }
+        let due = book.due(now, timing, |node| is_heard(nodes, lines, node));
         self.actions.extend(due.into_iter().map(|address| Action::Dial { address }));
     }
 
     /// When `tick` has something to do next.
     pub(super) fn deadline(&self) -> Option<Duration> {
-        let sessions = self.lines.values().filter_map(|line| line.session.deadline()).min();
-        let dialling = self.book.deadline(|node| has_session(&self.nodes, node));
-        sessions.into_iter().chain(dialling).min()
+        let sessions = self.lines.values().filter_map(|line| line.session.deadline());
+        let heard = self.lines.values().filter(|line| !line.is_stale);
+        let stale = heard.filter_map(|line| line.session.stale_at());
+        let dialling = self.book.deadline(|node| is_heard(&self.nodes, &self.lines, node));
+        sessions.chain(stale).chain(dialling).min()
     }
 
     // --------------------------------------------------------------- commands
@@ -387,6 +400,13 @@ impl Mesh {
         }
     }
 
+    /// Was nothing heard of a node for longer than it should take, though it has a session?
+    pub(super) fn is_stale(&self, node: &NodeIdentity, now: Duration) -> bool {
+        let current = self.nodes.get(node).and_then(|known| known.pair.current());
+        let line = current.and_then(|(connection, _)| self.lines.get(&connection));
+        line.is_some_and(|line| line.session.is_stale(now))
+    }
+
     /// Has this node a session?
     pub(super) fn has_session(&self, node: &NodeIdentity) -> bool {
         has_session(&self.nodes, node)
@@ -395,4 +415,15 @@ impl Mesh {
 
 fn has_session(nodes: &HashMap<NodeIdentity, Node>, node: &NodeIdentity) -> bool {
     nodes.get(node).is_some_and(|known| known.pair.current().is_some())
+}
+
+/// Has it one that moves something?
+fn is_heard(
+    nodes: &HashMap<NodeIdentity, Node>,
+    lines: &BTreeMap<Connection, Line>,
+    node: &NodeIdentity,
+) -> bool {
+    let current = nodes.get(node).and_then(|known| known.pair.current());
+    let line = current.and_then(|(connection, _)| lines.get(&connection));
+    line.is_some_and(|line| !line.is_stale)
 }

@@ -43,7 +43,8 @@ pub(crate) use directory::{Change, Interest};
 pub(crate) use event::Event;
 pub(crate) use handle::{Peers, beyond_loopback, check};
 pub use identity::NodeIdentity;
-pub(crate) use identity::SessionNumber;
+pub(crate) use identity::{Run, SessionNumber};
 #[cfg(test)]
 pub(crate) use protocol::VERSION;
 pub(crate) use report::{PeerReport, PeerState};
+pub(crate) use socket::is_here;

@@ -52,19 +52,21 @@ impl Pair {
         self.current
     }
 
-    /// As the asker: a connection on which both have said hello.
-    pub(super) fn introduced(&mut self, connection: Connection) -> Option<Step> {
+    /// As the asker: a connection on which both have said hello. A session that is stale, on which
+    /// nothing was heard for too long, is as good as none.
+    pub(super) fn introduced(&mut self, connection: Connection, is_stale: bool) -> Option<Step> {
         self.held.push_back(connection);
-        self.claim_next()
+        self.claim_next(is_stale)
     }
 
-    fn claim_next(&mut self) -> Option<Step> {
+    fn claim_next(&mut self, is_stale: bool) -> Option<Step> {
         if self.claimed.is_some() {
             return None;
         }
         let on = self.held.pop_front()?;
         self.claimed = Some(on);
-        Some(Step::Claim { on, instead_of: self.current.map(|(_, session)| session) })
+        let current = self.current.filter(|_| !is_stale);
+        Some(Step::Claim { on, instead_of: current.map(|(_, session)| session) })
     }
 
     /// As the asker: the claim was accepted. None if there was no such claim.
@@ -76,18 +78,19 @@ impl Pair {
         }
         self.claimed = None;
         let mut steps = self.take_over(on, session);
-        steps.extend(self.claim_next());
+        steps.extend(self.claim_next(false));
         Some(steps)
     }
 
-    /// As the decider: a claim came.
+    /// As the decider: a claim came. The session that there is may be stale.
     pub(super) fn claims(
         &mut self,
         on: Connection,
         instead_of: Option<SessionNumber>,
-        session: SessionNumber,
+        (session, is_stale): (SessionNumber, bool),
     ) -> Vec<Step> {
-        if instead_of.is_some() && instead_of == self.current.map(|(_, session)| session) {
+        let current = self.current.filter(|_| !is_stale).map(|(_, session)| session);
+        if instead_of.is_some() && instead_of == current {
             return vec![Step::Refuse(on)];
         }
         let mut steps = vec![Step::Accept { on, session }];
@@ -107,6 +110,42 @@ impl Pair {
         self.current.take_if(|(current, _)| *current == connection);
         self.claimed.take_if(|claimed| *claimed == connection);
         self.held.retain(|held| *held != connection);
-        self.claim_next()
+        self.claim_next(false)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The two sides of a session.
+    fn session() -> (Pair, Pair) {
+        let (first, number) = (Connection(1), SessionNumber(1));
+        let (mut asker, mut decider) = (Pair::default(), Pair::default());
+        assert!(asker.introduced(first, false).is_some());
+        decider.claims(first, None, (number, false));
+        asker.accepted(first, number).unwrap();
+        (asker, decider)
+    }
+
+    #[test]
+    fn another_connection_takes_the_place_of_a_session_that_is_stale_at_either_side() {
+        let (first, second, number) = (Connection(1), Connection(2), SessionNumber(2));
+        for (at_asker, at_decider) in [(false, false), (true, false), (false, true), (true, true)] {
+            let (mut asker, mut decider) = session();
+            let Some(Step::Claim { on, instead_of }) = asker.introduced(second, at_asker) else {
+                panic!("no claim");
+            };
+            assert_eq!((on, instead_of.is_none()), (second, at_asker));
+            let steps = decider.claims(second, instead_of, (number, at_decider));
+            if !at_asker && !at_decider {
+                assert_eq!(steps, [Step::Refuse(second)]);
+                continue;
+            }
+            let taken = [Step::Replace(first), Step::Establish { on: second, session: number }];
+            assert_eq!(steps[0], Step::Accept { on: second, session: number });
+            assert_eq!(steps[1..], taken);
+            assert_eq!(asker.accepted(second, number).unwrap(), taken);
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! The thread that binds a mesh to sockets. It sleeps until something is to be done.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +13,7 @@ use super::mesh::{Action, Mesh};
 use super::names::{Answer, Names};
 use super::pair::Connection;
 use super::queue::Queue;
-use super::socket::{self, Moved};
+use super::socket::{self, Moved, is_here};
 use crate::lock::lock;
 use crate::wake::WakeFd;
 
@@ -26,6 +26,13 @@ const READ_AT_ONCE: usize = 4 << 20;
 const ACCEPTED_AT_ONCE: usize = 16;
 /// How long nobody is let in when the system has no room for one more.
 const REST: Duration = Duration::from_millis(200);
+/// How long an attempt to connect is waited for before another one is made beside it: what the first
+/// one sent may have been lost, and the system sends it again only after a second, and then ever later.
+const ATTEMPT: Duration = Duration::from_millis(250);
+/// Addresses that are dialled at the same time, beyond which each has one attempt.
+const MOST_TWICE: usize = 64;
+/// How often it is looked whether the addresses of connections are still this machine's.
+const ADDRESSES: Duration = Duration::from_millis(400);
 /// How long the other side has to hear why a connection ends, and how many may take so long.
 const LINGERING: Duration = Duration::from_millis(500);
 const MOST_LEAVING: usize = 64;
@@ -51,7 +58,12 @@ impl Shared {
 #[derive(Debug)]
 struct Dialling {
     address: String,
+    to: SocketAddr,
+    /// The first attempt, which may take long where the way is long, and the latest beside it.
     stream: TcpStream,
+    second: Option<TcpStream>,
+    /// When there is to be another one.
+    again: Duration,
     until: Duration,
     /// Where else the same may be reached.
     others: Vec<SocketAddr>,
@@ -71,7 +83,8 @@ enum Whose {
     Bell,
     Listener,
     Line(Connection),
-    Dialling(usize),
+    /// Whether it is the second attempt.
+    Dialling(usize, bool),
     Leaving,
 }
 
@@ -93,6 +106,8 @@ pub(super) struct Service {
     lines: BTreeMap<Connection, TcpStream>,
     dialling: Vec<Dialling>,
     leaving: Vec<Leaving>,
+    /// When it is looked next whether addresses are still here.
+    addresses: Duration,
     names: Names,
     room: Box<[u8]>,
 }
@@ -120,6 +135,7 @@ impl Service {
             lines: BTreeMap::new(),
             dialling: Vec::new(),
             leaving: Vec::new(),
+            addresses: Duration::ZERO,
             names,
             room: vec![0; ROOM].into(),
         }
@@ -174,7 +190,9 @@ impl Service {
         for dialling in self.dialling.extract_if(.., is_late).collect::<Vec<_>>() {
             self.try_next(dialling, "nobody answered");
         }
+        self.dial_again(now);
         let mut mesh = lock(&shared.mesh);
+        self.look_at_addresses(&mut mesh, now);
         mesh.tick(self.looked);
         while let Some(action) = mesh.next_action() {
             match action {
@@ -203,7 +221,7 @@ impl Service {
         let next = mesh.deadline();
         drop(mesh);
         self.see_off();
-        let dialling = self.dialling.iter().map(|dialling| dialling.until);
+        let dialling = self.dialling.iter().map(|dialling| dialling.until.min(dialling.again));
         let leaving = self.leaving.iter().map(|leaving| leaving.until);
         let rest = (self.nobody_until > now).then_some(self.nobody_until);
         next.into_iter().chain(dialling).chain(leaving).chain(rest).min()
@@ -242,7 +260,10 @@ impl Service {
         }
         drop(mesh);
         for (index, dialling) in self.dialling.iter().enumerate() {
-            add(Whose::Dialling(index), dialling.stream.as_fd(), false, true);
+            add(Whose::Dialling(index, false), dialling.stream.as_fd(), false, true);
+            if let Some(second) = &dialling.second {
+                add(Whose::Dialling(index, true), second.as_fd(), false, true);
+            }
         }
         for leaving in &self.leaving {
             add(Whose::Leaving, leaving.stream.as_fd(), true, !leaving.rest.is_empty());
@@ -271,14 +292,18 @@ impl Service {
                 Whose::Bell => self.shared.bell.silence(),
                 Whose::Listener => self.accept(),
                 Whose::Line(connection) => self.serve(connection, found),
-                Whose::Dialling(index) => has_connected.push(index),
+                Whose::Dialling(index, is_second) => has_connected.push((index, is_second)),
                 // All of them are looked at before the next sleep.
                 Whose::Leaving => {}
             }
         }
         // From the back, so that the numbers of the others stay what they were.
-        for index in has_connected.into_iter().rev() {
-            let dialling = self.dialling.swap_remove(index);
+        has_connected.dedup_by_key(|(index, _)| *index);
+        for (index, is_second) in has_connected.into_iter().rev() {
+            let mut dialling = self.dialling.swap_remove(index);
+            if is_second && let Some(second) = &mut dialling.second {
+                std::mem::swap(second, &mut dialling.stream);
+            }
             self.has_connected(dialling);
         }
     }
@@ -384,8 +409,16 @@ impl Service {
         while let Some(next) = others.pop() {
             match socket::begin_to_connect(next, self.own) {
                 Ok(stream) => {
-                    let until = self.shared.now() + self.patience;
-                    return self.dialling.push(Dialling { address, stream, until, others });
+                    let now = self.shared.now();
+                    return self.dialling.push(Dialling {
+                        address,
+                        to: next,
+                        stream,
+                        second: None,
+                        again: now + ATTEMPT,
+                        until: now + self.patience,
+                        others,
+                    });
                 }
                 Err(error) => why = format!("{next}: {error}"),
             }
@@ -393,7 +426,37 @@ impl Service {
         self.not_reached(&address, why);
     }
 
-    fn has_connected(&mut self, dialling: Dialling) {
+    /// Makes another attempt where the last one takes long.
+    fn dial_again(&mut self, now: Duration) {
+        let are_few = self.dialling.len() <= MOST_TWICE;
+        for dialling in self.dialling.iter_mut().filter(|dialling| now >= dialling.again) {
+            dialling.again = now + ATTEMPT;
+            if are_few {
+                dialling.second = socket::begin_to_connect(dialling.to, self.own).ok();
+            }
+        }
+    }
+
+    /// Ends connections from addresses that this machine does not have any more.
+    fn look_at_addresses(&mut self, mesh: &mut Mesh, now: Duration) {
+        if now < self.addresses {
+            return;
+        }
+        self.addresses = now + ADDRESSES;
+        let ours: BTreeSet<_> = mesh.lines.values().map(|line| line.ours.ip()).collect();
+        let is_far = |address: &IpAddr| !address.to_canonical().is_loopback();
+        let gone: BTreeSet<_> =
+            ours.into_iter().filter(is_far).filter(|it| !is_here(*it)).collect();
+        if gone.is_empty() {
+            return;
+        }
+        let of_gone = mesh.lines.iter().filter(|(_, line)| gone.contains(&line.ours.ip()));
+        for connection in of_gone.map(|(connection, _)| *connection).collect::<Vec<_>>() {
+            mesh.broken(connection, "this machine does not have its address any more", now);
+        }
+    }
+
+    fn has_connected(&mut self, mut dialling: Dialling) {
         match socket::connected(&dialling.stream) {
             Ok(ends) => {
                 let now = self.shared.now();
@@ -402,7 +465,13 @@ impl Service {
                     self.lines.insert(connection, dialling.stream);
                 }
             }
-            Err(error) => self.try_next(dialling, &error.to_string()),
+            Err(error) => match dialling.second.take() {
+                Some(second) => {
+                    dialling.stream = second;
+                    self.dialling.push(dialling);
+                }
+                None => self.try_next(dialling, &error.to_string()),
+            },
         }
     }
 

@@ -16,6 +16,8 @@ pub(super) struct Timing {
     /// The pause before dialling again, which grows from one to the other.
     pub(super) first_pause: Duration,
     pub(super) longest_pause: Duration,
+    /// The pause where the next attempt would most likely end like the last.
+    pub(super) lasting_pause: Duration,
     /// Who was told of, and cannot be reached for so long, is forgotten.
     pub(super) forgotten_after: Duration,
 }
@@ -26,11 +28,18 @@ impl Timing {
             lost_after,
             introducing: lost_after.clamp(Duration::from_secs(2), Duration::from_secs(10)),
             first_pause: Duration::from_millis(100),
-            longest_pause: Duration::from_secs(10),
+            // A link that is back is noticed within it.
+            longest_pause: Duration::from_millis(250),
+            lasting_pause: Duration::from_secs(10),
             forgotten_after: Duration::from_secs(600),
         }
     }
 }
+
+/// The longest pause between heartbeats: how soon it is noticed that a connection moves nothing.
+const SLOWEST_PACE: Duration = Duration::from_millis(500);
+/// No sooner: a busy machine is no reason for another connection.
+const SOONEST_STALE: Duration = Duration::from_millis(500);
 
 /// Bytes that may wait for one peer before one more letter is refused.
 const MOST_WAITING: usize = 8 << 20;
@@ -75,7 +84,7 @@ impl Session {
             heard: now,
             spoke: now,
             until: now + timing.introducing,
-            pace: timing.lost_after / 4,
+            pace: (timing.lost_after / 4).min(SLOWEST_PACE),
             lost_after: timing.lost_after,
             is_deaf: false,
         }
@@ -95,7 +104,7 @@ impl Session {
             let hello = Hello::decode(body)?;
             self.was_greeted = true;
             let theirs = Duration::from_millis(u64::from(hello.lost_after));
-            self.pace = self.lost_after.min(theirs) / 4;
+            self.pace = self.pace.min(theirs / 4);
             return Ok(Some(Came::Hello(hello)));
         }
         let frame = protocol::decode(body)?;
@@ -177,6 +186,18 @@ impl Session {
             return self.send(&Frame::Heartbeat);
         }
         Ok(())
+    }
+
+    /// Since when another connection would be better, if nothing is heard until then: the link may
+    /// have been down, and what the system retransmits is the later the longer it was.
+    pub(super) fn stale_at(&self) -> Option<Duration> {
+        let longest = (self.pace * 5 / 2).max(SOONEST_STALE);
+        (self.is_established && !self.is_deaf).then(|| self.heard + longest)
+    }
+
+    /// Was nothing heard for longer than it should take?
+    pub(super) fn is_stale(&self, now: Duration) -> bool {
+        self.stale_at().is_some_and(|at| now >= at)
     }
 
     /// When `tick` has something to do next.

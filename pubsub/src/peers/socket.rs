@@ -1,7 +1,7 @@
 //! TCP sockets that never block.
 
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::AsRawFd;
 
 use nix::errno::Errno;
@@ -24,12 +24,23 @@ pub(super) fn begin_to_connect(to: SocketAddr, own: Option<IpAddr>) -> io::Resul
             && own.is_loopback() == to.ip().is_loopback()
     };
     if let Some(own) = own.filter(leads_there) {
-        bind(stream.as_raw_fd(), &SockaddrStorage::from(SocketAddr::new(own, 0)))?;
+        match bind(stream.as_raw_fd(), &SockaddrStorage::from(SocketAddr::new(own, 0))) {
+            // The machine does not have it any more: from wherever it leads there now.
+            Ok(()) | Err(Errno::EADDRNOTAVAIL) => {}
+            Err(error) => return Err(error.into()),
+        }
     }
     match connect(stream.as_raw_fd(), &SockaddrStorage::from(to)) {
         Ok(()) | Err(Errno::EINPROGRESS) => Ok(stream),
         Err(error) => Err(error.into()),
     }
+}
+
+/// Has this machine the address, as far as can be told? Connections from one that it does not have any
+/// more move nothing, and the system does not end them.
+pub(crate) fn is_here(address: IpAddr) -> bool {
+    let bound = UdpSocket::bind((address, 0));
+    !bound.is_err_and(|error| error.kind() == ErrorKind::AddrNotAvailable)
 }
 
 /// Nobody can connect any more, whoever else has the socket.

@@ -19,7 +19,7 @@ const UNSHARE: [&str; 4] = ["unshare", "--user", "--map-root-user", "--net"];
 const LONGEST: Duration = Duration::from_secs(600);
 
 #[track_caller]
-fn ip(arguments: &str) {
+pub fn ip(arguments: &str) {
     let output = Command::new("ip").args(arguments.split(' ')).output().unwrap();
     assert!(output.status.success(), "ip {arguments}: {output:?}");
 }

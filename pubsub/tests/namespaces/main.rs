@@ -8,4 +8,5 @@ mod cables;
 mod ground;
 mod other_side;
 mod peers;
+mod recovery;
 mod topics;

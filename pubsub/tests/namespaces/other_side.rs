@@ -20,6 +20,7 @@ fn enter(words: &[&str]) {
     if let ["inside", what] = words {
         return match *what {
             "peers" => crate::peers::inside(),
+            "recovery" => crate::recovery::inside(),
             "topics" => crate::topics::inside(),
             _ => panic!("no role {what}"),
         };
@@ -39,6 +40,9 @@ fn enter(words: &[&str]) {
             let network = Some(network);
             let _node = Node::join(NodeOptions { network, ..options(place) }).unwrap();
             wait_for_end_of_input();
+        }
+        ["reads-in-its-service", number] => {
+            crate::recovery::read_for_ever(place, number.parse().unwrap());
         }
         ["reads-for-ever", topic] => {
             let service = ServiceMode::Outside;

@@ -198,6 +198,8 @@ struct Destination<R> {
     credit: u64,
     left: u64,
     blocked_since: Option<u64>,
+    /// The provider had no room for it when it had its turn last.
+    is_busy: bool,
     counters: DestinationCounters,
 }
 
@@ -295,6 +297,7 @@ impl<W: Wire> Outbound<W> {
                 credit: 0,
                 left: 0,
                 blocked_since: None,
+                is_busy: false,
                 counters: DestinationCounters::default(),
             });
         }
@@ -334,6 +337,7 @@ impl<W: Wire> Outbound<W> {
         destination.next = destination.delivered;
         destination.unread.clear();
         (destination.credit, destination.left, destination.blocked_since) = (0, 0, None);
+        destination.is_busy = false;
         match destination.writing.take() {
             // Nothing of a sheet that is not among the held ones was written.
             Some(Writing::Batch { sheet, .. }) => wire.give_sheet(sheet, false),
@@ -430,6 +434,11 @@ impl<W: Wire> Outbound<W> {
     /// The ring of a node that is connected.
     pub(crate) fn ring_of(&self, node: NodeIdentity) -> Option<W::Ring> {
         self.destinations[self.place_of(node)?].ring
+    }
+
+    /// Has the provider no room for what a node is to be written next?
+    pub(crate) fn is_busy(&self, node: NodeIdentity) -> bool {
+        self.place_of(node).is_some_and(|place| self.destinations[place].is_busy)
     }
 
     fn place_of(&self, node: NodeIdentity) -> Option<usize> {

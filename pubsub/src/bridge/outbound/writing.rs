@@ -55,7 +55,9 @@ impl<W: Wire> Outbound<W> {
                     }
                 }
             };
-            match wire.push(ring, message, part, at).map_err(Stop::Peer)? {
+            let pushed = wire.push(ring, message, part, at).map_err(Stop::Peer)?;
+            destination.is_busy = pushed == Pushed::Busy;
+            match pushed {
                 Pushed::Posted(_) | Pushed::Written => {}
                 Pushed::Blocked(_) => {
                     if destination.blocked_since.is_none() {

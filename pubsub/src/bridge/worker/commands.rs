@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use super::engine::{Engine, nanoseconds};
+use super::renewal::LINK_IS_BACK;
 use super::topics::{Heat, InTopic, Name, OutTopic, Task};
 use super::{Command, Counters, NodeIdentity, Report, TopicKey, TopicOptions, WorkerOptions};
 use crate::bridge::Side;
@@ -79,6 +80,7 @@ impl Engine {
                         wish: None,
                         past: None,
                         is_untold: false,
+                        doublings: 0,
                         heat: Heat::default(),
                     };
                     let place = self.ins.put(topic);
@@ -91,6 +93,7 @@ impl Engine {
                 }
                 Command::Letter(key, node, terms) => self.read_letter(key, node, terms),
                 Command::LoseNode(node) => self.lose_node(node),
+                Command::Renew => self.begin_anew(LINK_IS_BACK),
                 Command::ReportBehind(key) => self.report_behind(key),
                 Command::Count(answer) => {
                     let _ = answer.try_send(self.count());

@@ -79,6 +79,7 @@ pub(super) struct Engine {
     pub(super) now: Now,
     next_look: u64,
     next_look_for_answers: u64,
+    pub(super) next_look_at_connections: u64,
     pub(super) connections: u64,
     failures: u32,
     pub(super) sleeps: u64,
@@ -127,6 +128,7 @@ impl Engine {
             now: Now { steady: 0, real: 0 },
             next_look: 0,
             next_look_for_answers: 0,
+            next_look_at_connections: 0,
             connections: 0,
             failures: 0,
             sleeps: 0,
@@ -438,6 +440,7 @@ impl Engine {
             self.look_for_answers(patience);
         }
         self.look_at_those_held_up();
+        self.look_at_connections();
         self.renew_if_due();
     }
 }

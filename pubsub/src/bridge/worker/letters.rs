@@ -4,6 +4,7 @@ use fabric::Address;
 use fabric::ring::RingOptions;
 use ipc::{Layout, Segment};
 
+use super::checks::Movement;
 use super::engine::Engine;
 use super::topics::{Link, Name, Tap, Task, Wish};
 use super::{NodeIdentity, Report, SMALLEST, TopicFacts, TopicKey};
@@ -60,7 +61,9 @@ impl Engine {
             self.reports.tell(Report::Lost { key, node, side: Side::Writer, reason });
             return;
         }
-        topic.links.insert(node, Link { connection, wished: Some(since) });
+        topic
+            .links
+            .insert(node, Link { connection, wished: Some(since), movement: Movement::default() });
         let facts = topic.facts;
         self.connections = connection;
         let further = self.further_lanes(self.lanes_of(&facts).into());
@@ -120,6 +123,9 @@ impl Engine {
                     }
                     Err(error) => self.lose_tap(place, error),
                 }
+            }
+            Terms::Check { connection, chunks, read } => {
+                self.hear_check(place, connection, (chunks, read));
             }
             Terms::Offer { connection, ring, position, from, further } => {
                 let Some(topic) = self.outs.get(place) else { return };
@@ -186,7 +192,7 @@ impl Engine {
         self.note_room(accepted.as_ref().err());
         let (ring, answer) = accepted?;
         let Some(topic) = self.outs.get(place) else { return Ok(()) };
-        topic.links.insert(node, Link { connection, wished: None });
+        topic.links.insert(node, Link { connection, wished: None, movement: Movement::default() });
         topic.outbound.connect(node, ring, position, &mut self.deck);
         let key = topic.key;
         self.senders.insert(ring, place);
@@ -266,7 +272,7 @@ impl Engine {
             }
         };
         self.receivers.insert(ring, place);
-        topic.tap = Some(Tap { ring, pinned, wish, since, is_connected: false });
+        topic.tap = Some(Tap { ring, pinned, wish, since, is_connected: false, difference: None });
         Ok(offer)
     }
 

@@ -1,5 +1,6 @@
 //! A thread that owns an endpoint, and moves topics' messages through it.
 
+mod checks;
 mod commands;
 mod doorbell;
 mod endpoint;
@@ -151,6 +152,9 @@ pub enum Command {
     /// A node is gone: all connections to it are lost, and nothing of it is waited for. What is kept
     /// for it stays.
     LoseNode(NodeIdentity),
+    /// A link was down for a while: all connections begin anew by another endpoint, as soon as that may
+    /// be.
+    Renew,
     /// Each node is [reported](Report::Behind) that does not have the oldest message of a topic that
     /// is kept, or is not connected.
     ReportBehind(TopicKey),

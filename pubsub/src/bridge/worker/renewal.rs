@@ -7,6 +7,8 @@
 //! - if a provider does not say what became of a write: what it was made from is released only then;
 //! - if rings whose writers are gone take too much memory, in all or of one node;
 //! - if there is no room for another ring's notices, and rings that are gone keep theirs;
+//! - if a node that could not be reached is back, or a connection moves nothing: what it has on its way
+//!   may be sent again late, or never arrive;
 //! - if there are too many addresses of those that are gone;
 //! - if a thread of a further lane ended, which has what it was given.
 //!
@@ -30,12 +32,17 @@ use crate::error::{Error, ErrorKind, Result};
 const RENEW: &str = "begin a bridge's endpoint anew";
 const MUCH_MEMORY: &str = "rings whose writers are gone take much memory";
 const NO_SHARES: &str = "rings that are gone keep their shares of the completion queue";
+/// A connection with a node moves nothing, though there is something to be moved.
+pub(super) const MOVES_NOTHING: &str = "a connection moves nothing";
+/// What connections have on their way may be sent again late.
+pub(super) const LINK_IS_BACK: &str = "a node that could not be reached is back";
 /// Rings of the greatest size that are kept for one node, and in all.
 const MOST_RINGS: (u64, u64) = (8, 32);
 /// Addresses after which there should be a new endpoint, and how many there may be until then.
 const MOST_ADDRESSES: (usize, usize) = (512, 4096);
 /// How long an endpoint is used at least, unless a provider hangs, in nanoseconds.
 const REST: u64 = 5_000_000_000;
+const SHORT_REST: u64 = 1_000_000_000;
 
 /// When there has to be a new endpoint.
 #[derive(Debug, Default)]
@@ -54,6 +61,16 @@ pub(super) struct Renewal {
 impl Renewal {
     pub(super) fn count(&self) -> u64 {
         self.count
+    }
+
+    /// How long this endpoint is used at least.
+    fn rest(&self) -> u64 {
+        match self.awaited {
+            Some(LINK_IS_BACK | MOVES_NOTHING) if self.count == 0 => 0,
+            // It takes longer to lose a node.
+            Some(LINK_IS_BACK) => SHORT_REST,
+            _ => REST,
+        }
     }
 
     /// May a node have another ring?
@@ -117,12 +134,29 @@ impl Engine {
         self.options.ring.saturating_mul(1 + self.lane_domains.len() as u64)
     }
 
+    /// Has another endpoint as soon as that may be.
+    pub(super) fn begin_anew(&mut self, why: &'static str) {
+        let mr_mode = self.deck.port.endpoint().domain().capabilities().mr_mode;
+        if self.peers.is_empty() {
+            // It was never connected.
+            return;
+        }
+        if mr_mode.contains(MrMode::ENDPOINT) {
+            tracing::warn!(why, "the endpoint cannot be begun anew: memory belongs to it");
+            return;
+        }
+        if why == LINK_IS_BACK || self.renewal.awaited.is_none() {
+            self.renewal.awaited = Some(why);
+        }
+        self.renew_if_due();
+    }
+
     fn why_renew(&self) -> Option<&'static str> {
         let outs = self.outs.iter().chain(&self.leaving);
         if outs.into_iter().any(|topic| topic.outbound.is_overdue(self.now)) {
             return Some("the provider does not say what became of a write");
         }
-        if self.now.steady < self.renewal.last + REST {
+        if self.now.steady < self.renewal.last + self.renewal.rest() {
             return None;
         }
         if self.deck.port.broken_lane().is_some() {
@@ -208,6 +242,17 @@ impl Engine {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn endpoints_are_used_for_a_while_and_less_long_where_a_node_is_back() {
+        let rest = |count, awaited| Renewal { count, awaited, ..Renewal::default() }.rest();
+        assert_eq!([None, Some(MUCH_MEMORY)].map(|why| rest(0, why)), [REST; 2]);
+        assert_eq!([Some(LINK_IS_BACK), Some(MOVES_NOTHING)].map(|why| rest(0, why)), [0; 2]);
+        assert_eq!(
+            [Some(LINK_IS_BACK), Some(MOVES_NOTHING)].map(|why| rest(1, why)),
+            [SHORT_REST, REST]
+        );
+    }
 
     #[test]
     fn shares_of_rings_that_are_gone_are_a_reason_once_none_is_left() {

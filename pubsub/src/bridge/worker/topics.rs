@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use fabric::ring::{ReceiverId, View};
 use gpu::{Device, Memory};
 
+use super::checks::{Difference, Movement};
 use super::{NodeIdentity, TopicKey};
 use crate::bridge::deck::{Arrived, Deck, Reading, Ticket};
 use crate::bridge::inbound::{Broken, Inbound};
@@ -41,6 +42,7 @@ pub(super) struct Link {
     pub(super) connection: u64,
     /// Since when a ring is wished for; None: messages flow.
     pub(super) wished: Option<u64>,
+    pub(super) movement: Movement,
 }
 
 /// A topic that is sent.
@@ -72,6 +74,8 @@ pub(super) struct Tap {
     pub(super) wish: Wish,
     pub(super) since: u64,
     pub(super) is_connected: bool,
+    /// Between what the writer says and what is here.
+    pub(super) difference: Option<Difference>,
 }
 
 /// A topic that is received from a node.
@@ -88,6 +92,8 @@ pub(super) struct InTopic {
     pub(super) past: Option<Memory>,
     /// It released chunks of which the writer may not know.
     pub(super) is_untold: bool,
+    /// How often it was of no use to begin anew since its connection moved nothing.
+    pub(super) doublings: u32,
     pub(super) heat: Heat,
 }
 

@@ -1,0 +1,70 @@
+//! Another process of the machine pretends to be a peer, at a provider that believes that.
+
+use std::io::Write;
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use pubsub::bridge::{Worker, WorkerOptions};
+
+use super::support::{Log, Nodes, Published, Where, options};
+use super::{KEY, lengths, receive, send};
+
+/// Two seconds until it is noticed, some round trips, and what a busy machine needs.
+const BOUND: Duration = Duration::from_secs(5);
+const COUNT: u64 = 3000;
+
+fn port(worker: &Worker) -> u16 {
+    let address = worker.address();
+    u16::from_be_bytes([address[2], address[3]])
+}
+
+/// What `net` of libfabric 1.17 takes for the first words of the endpoint at that port, in another
+/// process than those that it knows.
+fn request(port: u16) -> [u8; 40] {
+    let mut bytes = [0; 40];
+    // Version, kind and length of what follows.
+    bytes[..4].copy_from_slice(&[3, 0, 0, 8]);
+    bytes[24..32].copy_from_slice(&1_u64.to_ne_bytes());
+    bytes[34..36].copy_from_slice(&port.to_be_bytes());
+    bytes[36..].copy_from_slice(&0x7fff_fff0_u32.to_be_bytes());
+    bytes
+}
+
+/// Takes the connection that one side has with the other in its place, in the middle of everything.
+fn a_connection_is_taken(at: u8) {
+    let options = WorkerOptions { lanes: 1, ..options("=net") };
+    let mut nodes = Nodes::start(2, &options);
+    let log = Log::default();
+    receive(&nodes, KEY, 1, Where::Host, &log);
+    let source = Published::new(&lengths(&[64, 5000, 100_000]), Where::Host, 0, COUNT);
+    let is_done = send(&nodes, KEY, source, &[1]);
+    let mut forged = Vec::new();
+    for part in 1..=3 {
+        nodes.until("some are there", |_| log.len() as u64 >= part * COUNT / 5 || is_done());
+        let (victim, other) = (nodes.of(at), nodes.of(1 - at));
+        let address = ("127.0.0.1", port(victim));
+        // It may have another endpoint by now.
+        if let Ok(mut stream) = TcpStream::connect(address) {
+            stream.write_all(&request(port(other))).unwrap();
+            forged.push(stream);
+        }
+        let (came, began) = (log.len(), Instant::now());
+        nodes.until("messages come again", |_| log.len() > came + 20 || is_done());
+        let took = began.elapsed();
+        println!("the connection of {at} was taken: messages again after {took:?}");
+        assert!(took < BOUND, "{took:?}");
+    }
+    nodes.until("all are delivered", |_| is_done());
+    log.check(COUNT);
+    assert!(nodes.failed.is_empty() && !forged.is_empty(), "{:?}", nodes.failed);
+}
+
+#[test]
+fn a_reader_whose_connection_is_taken_gets_another_one() {
+    a_connection_is_taken(1);
+}
+
+#[test]
+fn a_writer_whose_connection_is_taken_gets_another_one() {
+    a_connection_is_taken(0);
+}
