@@ -155,8 +155,7 @@ impl HostBuffer {
         drop(pinned);
         let again = |body| Self(Arc::new(Inner { body, length, pinned: Mutex::default() }));
         let Body::Private(memory) = body else { return Err(again(body)) };
-        let memory =
-            Arc::try_unwrap(memory).map_err(|memory| again(Body::Private(memory)))?;
+        let memory = Arc::try_unwrap(memory).map_err(|memory| again(Body::Private(memory)))?;
         memory.into_vec().map_err(|memory| again(Body::Private(Arc::new(memory))))
     }
 

@@ -28,7 +28,8 @@ mod wire;
 
 pub use agent::{
     Agent, AgentCard, AgentOptions, Condition, Done, Event, FabricAddress, LONGEST_LABEL,
-    LONGEST_NOTICE, MOST_OPERATIONS, MOST_REGIONS, Notice, PeerId, Remains, Route, Token, Whereabouts, clean,
+    LONGEST_NOTICE, MOST_OPERATIONS, MOST_REGIONS, Notice, PeerId, Remains, Route, Token,
+    Whereabouts, clean,
 };
 pub use blocks::{Blocks, InArray, MOST_STRIDES, Rows, Strided};
 pub use error::{Error, ErrorKind, Result};

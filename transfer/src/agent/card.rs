@@ -204,8 +204,7 @@ mod tests {
 
     #[test]
     fn what_was_written_is_read() {
-        let bare =
-            AgentCard { socket: None, fabrics: Vec::new(), regions: Vec::new(), ..card() };
+        let bare = AgentCard { socket: None, fabrics: Vec::new(), regions: Vec::new(), ..card() };
         for card in [card(), bare] {
             assert_eq!(AgentCard::decode(&card.encode().unwrap()).unwrap(), card);
         }
