@@ -7,8 +7,8 @@
 //! ```
 //!
 //! The agents meet at a socket in a directory that both see. What they have to know of each other
-//! before (a card and a descriptor: some bytes) travels through the pipes that the second process
-//! has anyway; it could be a file, a launcher or a message as well. By which path the bytes go,
+//! before (cards: some bytes, which tell of regions by name) travels through the pipes that the
+//! second process has anyway; it could be a file, a launcher or a message as well. By which path the bytes go,
 //! and why not by the others, is printed.
 
 use std::error::Error;
@@ -18,8 +18,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 use std::{env, fs, process};
 
-use fabricast::gpu::{Block, Device, Implementation, Memory, Stream};
-use fabricast::transfer::path::Policy;
+use fabricast::gpu::{Device, Implementation, Memory, Stream};
 use fabricast::transfer::{Agent, AgentOptions, Event, InArray, Notice, Rights, Strided};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
@@ -85,8 +84,7 @@ fn ask(device: &str) -> Result<()> {
     let buffer = Buffer::new(device)?;
     let directory = Directory::make()?;
     let mut other = Other::start(device, &directory.0)?;
-    let (their_card, their_region) =
-        (receive(&mut other.output()?)?, receive(&mut other.output()?)?);
+    let their_card = receive(&mut other.output()?)?;
 
     let mut agent = Agent::start(AgentOptions::new("asks").directory(&directory.0))?;
     let region = agent.register(&buffer.memory, Rights::ALL)?;
@@ -94,7 +92,7 @@ fn ask(device: &str) -> Result<()> {
 
     // Joined once: the path is chosen, and what it needs is mapped.
     let peer = agent.connect(&their_card, PATIENCE)?;
-    let route = agent.join(peer, &region, &their_region, &Policy::default(), PATIENCE)?;
+    let route = agent.route_to(peer, "buffer", &region, PATIENCE)?;
     println!("{} is taken:\n{}", route.path(), route.choice());
     if device.starts_with("stand-in:") {
         println!("(the device is a stand-in of host memory: it takes the path that a GPU would)\n");
@@ -102,8 +100,7 @@ fn ask(device: &str) -> Result<()> {
 
     // Put, with a notice: when the other one has that, it has the data.
     buffer.write(&question())?;
-    let whole = [Block { to: 0, from: 0, length: LENGTH }];
-    let token = agent.put(&route, &whole, Some(Notice::new(QUESTION, b"all of it")?))?;
+    let token = agent.put_all(&route, Some(Notice::new(QUESTION, b"all of it")?))?;
     let put = agent.wait(token, PATIENCE)?;
     println!("put {} bytes", put.bytes);
 
@@ -121,7 +118,7 @@ fn ask(device: &str) -> Result<()> {
         assert_eq!(*byte, if is_inside { expected[at] } else { 0 }, "byte {at}");
     }
     println!("got a tile of {} bytes in {} rows", tile.bytes(), tile.count());
-    let token = agent.get(&route, &whole, None)?;
+    let token = agent.get_all(&route, None)?;
     agent.wait(token, PATIENCE)?;
     assert!(buffer.read()? == expected, "other bytes came");
 
@@ -137,8 +134,8 @@ fn answer(device: &str, directory: &Path) -> Result<()> {
     let buffer = Buffer::new(device)?;
     let region = agent.register(&buffer.memory, Rights::ALL)?;
     let (mut input, mut output) = (io::stdin().lock(), io::stdout().lock());
+    agent.publish("buffer", &region)?;
     send(&mut output, &agent.card().encode()?)?;
-    send(&mut output, &region.descriptor().encode()?)?;
     let asking = agent.connect(&receive(&mut input)?, PATIENCE)?;
 
     let notice = wait_for(&mut agent, QUESTION)?;
@@ -172,13 +169,13 @@ fn send(to: &mut impl Write, bytes: &[u8]) -> Result<()> {
 }
 
 fn receive(from: &mut impl Read) -> Result<Vec<u8>> {
-    /// Longer than any card or descriptor.
+    /// Longer than any card.
     const LONGEST: u32 = 1 << 16;
     let mut length = [0; 4];
     from.read_exact(&mut length)?;
     let length = u32::from_le_bytes(length);
     if length > LONGEST {
-        return Err("that is no card and no descriptor".into());
+        return Err("that is no card".into());
     }
     let mut bytes = vec![0; length as usize];
     from.read_exact(&mut bytes)?;

@@ -13,10 +13,10 @@
 use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
-use std::time::{Duration, Instant};
-use std::{env, fs, process, thread};
+use std::time::Duration;
+use std::{env, fs, process};
 
-use fabricast::pubsub::{Node, NodeOptions, Topic, TopicSettings};
+use fabricast::pubsub::{Node, NodeOptions, TopicSettings};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
@@ -30,20 +30,14 @@ fn main() -> Result<()> {
     match arguments.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
         [] => publish("host"),
         [place] => publish(place),
-        ["read", place, directory] => read(place, Path::new(directory)),
+        ["read", directory] => read(Path::new(directory)),
         _ => Err("usage: topics [PLACE]".into()),
     }
 }
 
-/// The topic, which the first to come makes. Who says something else of it is refused.
-fn join(directory: &Path, label: &str, place: &str) -> Result<Topic> {
-    let settings = TopicSettings { memory: place.parse()?, largest: LENGTH, ..Default::default() };
-    let node = Node::join(NodeOptions {
-        directory: directory.to_owned(),
-        label: label.to_owned(),
-        ..Default::default()
-    })?;
-    Ok(node.topic("numbers", &settings)?)
+fn join(directory: &Path, label: &str) -> Result<Node> {
+    let (directory, label) = (directory.to_owned(), label.to_owned());
+    Ok(Node::join(NodeOptions { directory, label, ..Default::default() })?)
 }
 
 /// What is in a message: no two are the same.
@@ -54,9 +48,11 @@ fn content(number: u64) -> Vec<u8> {
 /// The first process.
 fn publish(place: &str) -> Result<()> {
     let directory = Directory::make()?;
-    let publisher = join(&directory.0, "publishes", place)?.publisher()?;
-    let mut reader = Reader::start(place, &directory.0)?;
-    reader.wait_until(|| publisher.subscribers() > 0)?;
+    let node = join(&directory.0, "publishes")?;
+    let settings = TopicSettings { memory: place.parse()?, largest: LENGTH, ..Default::default() };
+    let publisher = node.topic("numbers", &settings)?.publisher()?;
+    let mut reader = Reader::start(&directory.0)?;
+    publisher.wait_for_subscribers(1, PATIENCE)?;
     for number in 0..MESSAGES {
         // Memory of the topic's own. A program that can write there directly, a kernel for
         // example, needs no copy at all: `loan.slice()` says where it is.
@@ -72,12 +68,12 @@ fn publish(place: &str) -> Result<()> {
     Ok(())
 }
 
-/// The second process.
-fn read(place: &str, directory: &Path) -> Result<()> {
-    let mut subscriber = join(directory, "reads", place)?.subscriber()?;
-    for number in 0..MESSAGES {
+/// The second process. It takes the topic as it is.
+fn read(directory: &Path) -> Result<()> {
+    let mut subscriber = join(directory, "reads")?.subscribe("numbers", PATIENCE)?;
+    for (number, sample) in (0..MESSAGES).zip(subscriber.samples(PATIENCE)) {
         // The message as it lies there. It is given back when the sample is dropped.
-        let sample = subscriber.pull(PATIENCE)?;
+        let sample = sample?;
         assert_eq!(&*sample.metadata(), format!("number {number}").as_bytes());
         assert!(sample.to_vec()? == content(number), "other bytes came");
     }
@@ -107,23 +103,9 @@ impl Drop for Directory {
 struct Reader(Child);
 
 impl Reader {
-    fn start(place: &str, directory: &Path) -> Result<Self> {
+    fn start(directory: &Path) -> Result<Self> {
         let mut command = Command::new(env::current_exe()?);
-        Ok(Self(command.arg("read").arg(place).arg(directory).spawn()?))
-    }
-
-    fn wait_until(&mut self, is_so: impl Fn() -> bool) -> Result<()> {
-        let end = Instant::now() + PATIENCE;
-        while !is_so() {
-            if let Some(status) = self.0.try_wait()? {
-                return Err(format!("the reader ended: {status}").into());
-            }
-            if Instant::now() >= end {
-                return Err("no reader came in time".into());
-            }
-            thread::sleep(Duration::from_millis(1));
-        }
-        Ok(())
+        Ok(Self(command.arg("read").arg(directory).spawn()?))
     }
 
     fn finish(&mut self) -> Result<()> {

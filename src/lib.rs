@@ -28,6 +28,9 @@
 //! `fabricast demo` runs two nodes with topics, and `fabricast bench` measures. A program that wants
 //! the library only takes it with `default-features = false`.
 
+mod error;
+
+pub use error::{Error, Result};
 pub use fabric;
 pub use gpu;
 pub use ipc;

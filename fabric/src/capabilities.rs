@@ -196,6 +196,20 @@ impl Capabilities {
         separate.unwrap_or(&self.provider)
     }
 
+    /// Does the provider reach peers by TCP connections, to the address and port that their endpoints
+    /// are called? Then a port where nothing listens is that of a process that has ended.
+    ///
+    /// ```
+    /// use fabric::{EndpointKind, Query};
+    /// let query = Query::new(EndpointKind::Rdm).provider("tcp;ofi_rxm").source("127.0.0.1");
+    /// assert!(query.first()?.capabilities().connects_by_tcp());
+    /// # Ok::<(), fabric::Error>(())
+    /// ```
+    #[must_use]
+    pub fn connects_by_tcp(&self) -> bool {
+        self.provider.split(';').any(|layer| matches!(layer, "tcp" | "net" | "sockets"))
+    }
+
     /// How many providers are stacked: 1 for a native one.
     #[must_use]
     pub fn layers(&self) -> usize {

@@ -4,6 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use ipc::Spin;
+
 use super::notice::Notice;
 use super::{Agent, REST};
 use crate::error::{Error, ErrorKind, Result};
@@ -132,7 +134,12 @@ impl Agent {
             let mut waiting = self.waiting;
             let found = home.doorbell.wait(&mut waiting, until, || {
                 self.progress();
-                self.poll_event()
+                let event = self.poll_event();
+                if event.is_none() && self.waiting == Spin::Always && !self.far.rails.is_empty() {
+                    // As in `rest`: a rail's thread hears what comes.
+                    std::thread::yield_now();
+                }
+                event
             });
             self.waiting = waiting;
             if let Some(event) = found {

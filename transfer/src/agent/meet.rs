@@ -93,7 +93,10 @@ impl Agent {
                 Fabric::None { why } => {
                     (ErrorKind::NoPath, Some(format!("no fabric leads there: {why}")))
                 }
-                Fabric::Connected { .. } => (ErrorKind::NoPath, None),
+                // It was met.
+                Fabric::Connected { .. } => {
+                    (ErrorKind::Closed, Some("it was lost again at once".to_owned()))
+                }
             },
         };
         let detail = socket.into_iter().chain(fabric).collect::<Vec<_>>().join("; ");

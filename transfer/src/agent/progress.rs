@@ -190,6 +190,12 @@ impl Agent {
     pub(super) fn rest(&mut self, longest: Duration) {
         /// Sleeps end late by about as much.
         const LATE: Duration = Duration::from_micros(80);
+        if self.waiting == Spin::Always && !self.far.under_way.is_empty() {
+            // What is waited for is done by a rail's thread, which may have no other core: it would
+            // get this one only when the system takes it from who spins, milliseconds later.
+            std::thread::yield_now();
+            return;
+        }
         if self.waiting == Spin::Always || !self.chores.is_empty() {
             std::hint::spin_loop();
             return;

@@ -482,6 +482,8 @@ impl Driver {
                 || moved.elapsed() < if is_busy { EAGER } else { WAKEFUL }
             {
                 self.queue.pause();
+                // Who waits for what this does may have no other core.
+                std::thread::yield_now();
                 continue;
             }
             if let Some(outcome) = self.queue.wait_or_wake(self.longest_rest()) {

@@ -29,12 +29,8 @@ pub(super) enum Probe {
 }
 
 impl Probe {
-    fn start(provider: &str, address: &[u8]) -> Self {
-        let connects_by_tcp =
-            provider.split(';').any(|layer| matches!(layer, "tcp" | "net" | "sockets"));
-        let Some(address) = socket_address(address).filter(|_| connects_by_tcp) else {
-            return Self::Impossible;
-        };
+    fn start(address: &[u8]) -> Self {
+        let Some(address) = socket_address(address) else { return Self::Impossible };
         let (tell, answer) = channel();
         let thread = std::thread::Builder::new().name("fabricast-probe".to_owned());
         let ask = move || {
@@ -74,7 +70,10 @@ impl Driver {
                 State::Meeting { began, probe: Probe::NotAsked, .. }
                     if is_unsent && now.saturating_duration_since(*began) >= AFTER =>
                 {
-                    Probe::start(&self.domain.capabilities().provider, link.address())
+                    match self.domain.capabilities().connects_by_tcp() {
+                        true => Probe::start(link.address()),
+                        false => Probe::Impossible,
+                    }
                 }
                 State::Meeting { probe: Probe::Asked(address, answer), .. }
                     if answer.try_recv() == Ok(true) =>
@@ -133,15 +132,13 @@ mod tests {
     fn probe_tells_a_refused_connection_from_an_accepted_one() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        let is_refused = |provider: &str| match Probe::start(provider, &bytes_of(address)) {
+        let is_refused = || match Probe::start(&bytes_of(address)) {
             Probe::Asked(_, answer) => answer.recv_timeout(2 * LONGEST).unwrap(),
             other => panic!("{other:?}"),
         };
-        assert!(!is_refused("tcp"));
+        assert!(!is_refused());
         drop(listener);
-        assert!(is_refused("tcp;ofi_rxm"));
-        for (provider, address) in [("verbs", bytes_of(address)), ("net", vec![])] {
-            assert!(matches!(Probe::start(provider, &address), Probe::Impossible), "{provider}");
-        }
+        assert!(is_refused());
+        assert!(matches!(Probe::start(b""), Probe::Impossible));
     }
 }

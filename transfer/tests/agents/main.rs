@@ -22,4 +22,5 @@ mod own_memory;
 mod own_use;
 mod printed;
 mod rails;
+mod spinning;
 mod unreachable;

@@ -45,8 +45,7 @@ fn killed_agent_is_told_at_once_by_its_socket() {
 #[test]
 fn killed_agent_is_told_at_once_by_its_fabric() {
     let _alone = alone();
-    // One tries again silently, and the other one says what became of its connection.
-    for (provider, cause) in [(tcp(), "ECONNREFUSED"), ("tcp;ofi_rxm", "connection lost")] {
+    for provider in [tcp(), "tcp;ofi_rxm"] {
         let mut house = House::open_far(provider, 1);
         let mut neighbour = house.neighbour(&format!("far by {provider} 1: host"), &[]);
         let label = AgentCard::decode(&neighbour.card).unwrap().label;
@@ -58,7 +57,10 @@ fn killed_agent_is_told_at_once_by_its_fabric() {
         assert!(took < SOON && used < SOON / 5, "{took:?}, {used:?} of a processor");
         assert_eq!((error.kind(), error.peer()), (ErrorKind::Closed, Some(&*label)), "{error}");
         let text = error.to_string();
-        assert!(text.contains(cause) && text.contains("127.0.0.1:"), "{provider}: {error}");
+        // The system's answer; rxm may be faster to say what became of its connection.
+        let has_cause = text.contains("ECONNREFUSED")
+            || (provider != tcp() && text.contains("connection lost"));
+        assert!(has_cause && text.contains("127.0.0.1:"), "{provider}: {error}");
     }
 }
 

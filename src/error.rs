@@ -1,0 +1,150 @@
+//! The errors of all crates as one type.
+
+use std::error::Error as StdError;
+use std::{fmt, io};
+
+/// What calls of any of the crates give.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// An error of any of the crates: `?` makes it, and the variant has the original with its kind.
+///
+/// ```
+/// use fabricast::{Error, gpu, pubsub, transfer};
+///
+/// fn copy() -> fabricast::Result<()> {
+///     let device = gpu::Device::open("stand-in:0".parse()?)?;
+///     let agent = transfer::Agent::start(transfer::AgentOptions::new("copies"))?;
+///     agent.register(device.allocate_shared(4096, &[])?, transfer::Rights::READ)?;
+///     "no place".parse::<pubsub::MemoryPlace>()?;
+///     Ok(())
+/// }
+///
+/// let error = copy().unwrap_err();
+/// assert!(matches!(
+///     &error,
+///     Error::Pubsub(original) if original.kind() == pubsub::ErrorKind::InvalidArgument
+/// ));
+/// assert!(!error.is_deadline_exceeded());
+/// println!("{error}"); // the text of the original
+/// ```
+#[non_exhaustive]
+pub enum Error {
+    /// Of a fabric.
+    Fabric(fabric::Error),
+    /// Of a device.
+    Gpu(gpu::Error),
+    /// Of an agent, or of memory that is shared.
+    Transfer(transfer::Error),
+    /// Of a node or a topic.
+    Pubsub(pubsub::Error),
+    /// Of a channel between processes.
+    Channel(ipc::ChannelError),
+    /// Of a shared segment.
+    Segment(ipc::SegmentError),
+    /// Of an allocator in shared memory.
+    Allocator(ipc::AllocatorError),
+    /// Of a queue in shared memory.
+    Queue(ipc::QueueError),
+    /// Of the system.
+    System(io::Error),
+}
+
+macro_rules! each {
+    ($self:ident, $error:ident => $value:expr) => {
+        match $self {
+            Self::Fabric($error) => $value,
+            Self::Gpu($error) => $value,
+            Self::Transfer($error) => $value,
+            Self::Pubsub($error) => $value,
+            Self::Channel($error) => $value,
+            Self::Segment($error) => $value,
+            Self::Allocator($error) => $value,
+            Self::Queue($error) => $value,
+            Self::System($error) => $value,
+        }
+    };
+}
+
+macro_rules! from {
+    ($($variant:ident: $error:ty),* $(,)?) => {
+        $(
+            impl From<$error> for Error {
+                fn from(error: $error) -> Self {
+                    Self::$variant(error)
+                }
+            }
+        )*
+    };
+}
+
+from! {
+    Fabric: fabric::Error,
+    Gpu: gpu::Error,
+    Transfer: transfer::Error,
+    Pubsub: pubsub::Error,
+    Channel: ipc::ChannelError,
+    Segment: ipc::SegmentError,
+    Allocator: ipc::AllocatorError,
+    Queue: ipc::QueueError,
+    System: io::Error,
+}
+
+impl Error {
+    /// Did a deadline pass? Whatever was waited for may still happen.
+    #[must_use]
+    pub fn is_deadline_exceeded(&self) -> bool {
+        match self {
+            Self::Fabric(error) => error.kind() == fabric::ErrorKind::DeadlineExceeded,
+            Self::Gpu(error) => error.kind() == gpu::ErrorKind::DeadlineExceeded,
+            Self::Transfer(error) => error.kind() == transfer::ErrorKind::DeadlineExceeded,
+            Self::Pubsub(error) => error.kind() == pubsub::ErrorKind::DeadlineExceeded,
+            Self::Channel(error) => matches!(error, ipc::ChannelError::DeadlineExceeded { .. }),
+            Self::System(error) => error.kind() == io::ErrorKind::TimedOut,
+            Self::Segment(_) | Self::Allocator(_) | Self::Queue(_) => false,
+        }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        each!(self, error => error.fmt(f))
+    }
+}
+
+/// The text of `Display`, since that is what a program shows whose `main` returns it; with `{:#?}`, all
+/// that is known.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match f.alternate() {
+            true => each!(self, error => fmt::Debug::fmt(error, f)),
+            false => fmt::Display::fmt(self, f),
+        }
+    }
+}
+
+impl StdError for Error {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        each!(self, error => error.source())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_of_all_crates_keep_kind_text_and_cause() {
+        let original = gpu::Device::open("stand-in:99".parse().unwrap()).unwrap_err();
+        let error = Error::from(original.clone());
+        assert!(matches!(&error, Error::Gpu(inner) if inner.kind() == original.kind()));
+        assert_eq!(
+            [error.to_string(), format!("{error:?}")],
+            [(); 2].map(|()| original.to_string())
+        );
+        assert_eq!(error.source().is_some(), original.source().is_some());
+        let late = ipc::ChannelError::DeadlineExceeded { waiting_for: "a message" };
+        assert!(Error::from(late).is_deadline_exceeded());
+        assert!(!Error::from(ipc::QueueError::Full).is_deadline_exceeded());
+        assert!(Error::from(io::Error::from(io::ErrorKind::TimedOut)).is_deadline_exceeded());
+    }
+}

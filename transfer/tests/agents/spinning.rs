@@ -1,0 +1,69 @@
+//! Agents that spin while they wait, with no core for each of their threads.
+#![allow(unsafe_code)]
+
+use std::time::{Duration, Instant};
+
+use gpu::Block;
+use ipc::Spin;
+use transfer::path::{Path, Policy};
+use transfer::{Agent, AgentOptions, Event, HostBuffer, Notice, Rights};
+
+use crate::common::{PATIENCE, alone};
+use crate::house::with_rails;
+use crate::rails::tcp;
+
+/// Keeps this thread, and those that it starts, on one core.
+fn stay_on_one_core() {
+    // SAFETY: the set is large enough for what the call says, and lives while it runs; all bytes zero
+    // is an empty set.
+    unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        assert_eq!(libc::sched_getaffinity(0, size_of_val(&set), &raw mut set), 0);
+        let first = (0..libc::CPU_SETSIZE as usize).find(|core| libc::CPU_ISSET(*core, &set));
+        libc::CPU_ZERO(&mut set);
+        libc::CPU_SET(first.unwrap(), &mut set);
+        assert_eq!(libc::sched_setaffinity(0, size_of_val(&set), &raw const set), 0);
+    }
+}
+
+/// The median time of a put and of hearing of it, where both agents wait so.
+fn round_trip(waiting: Spin) -> Duration {
+    let start = |label| {
+        let options = AgentOptions::new(label).take_all_for_remote().waiting(waiting);
+        Agent::start(with_rails(options, tcp(), 1)).unwrap()
+    };
+    let (mut here, mut there) = (start("here"), start("there"));
+    let register =
+        |agent: &Agent| agent.register(HostBuffer::new(4096).unwrap(), Rights::ALL).unwrap();
+    let (mine, theirs) = (register(&here), register(&there));
+    let peer = here.connect(&there.card().encode().unwrap(), PATIENCE).unwrap();
+    let descriptor = theirs.descriptor().encode().unwrap();
+    let route = here.join(peer, &mine, &descriptor, &Policy::default(), PATIENCE).unwrap();
+    assert_eq!(route.path(), Path::FabricDirect);
+    let block = [Block { to: 0, from: 0, length: 64 }];
+    let mut times: Vec<_> = (0..101)
+        .map(|_| {
+            let begun = Instant::now();
+            let put = here.put(&route, &block, Some(Notice::new(1, b"").unwrap())).unwrap();
+            here.wait(put, PATIENCE).unwrap();
+            while !matches!(there.next_event(PATIENCE).unwrap(), Event::Notice { .. }) {}
+            begun.elapsed()
+        })
+        .collect();
+    times.sort_unstable();
+    times[times.len() / 2]
+}
+
+/// The thread of a rail that does what is waited for gets the core when it needs it, and not only when
+/// the system takes it from who spins.
+#[test]
+fn agents_that_spin_leave_the_core_to_their_rails() {
+    let _alone = alone();
+    std::thread::spawn(|| {
+        stay_on_one_core();
+        let (sleeping, spinning) = (round_trip(Spin::Never), round_trip(Spin::Always));
+        assert!(spinning < 4 * sleeping + Duration::from_micros(200), "{spinning:?}, {sleeping:?}");
+    })
+    .join()
+    .unwrap();
+}
