@@ -80,7 +80,8 @@ fn run(measurement: &Measurement) -> Result<(), Failure> {
 }
 
 fn main() -> ExitCode {
-    command::process::raise_descriptor_limit();
+    // Topics and processes have some each. Where it cannot be raised, what takes more says so.
+    let _ = ipc::DescriptorLimit::raise();
     let arguments = command::arguments::read::<Arguments>();
     let result =
         command::log::start(None, LevelFilter::WARN).and_then(|()| run(&arguments.command));

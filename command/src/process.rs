@@ -9,7 +9,7 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::libc;
 use nix::sys::prctl::set_pdeathsig;
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 use nix::unistd::{alarm, getpid, getppid};
 
@@ -73,20 +73,6 @@ fn becomes_of(signal: Signal, what: SigHandler) -> Result<(), Errno> {
     let action = SigAction::new(what, SaFlags::empty(), SigSet::empty());
     // SAFETY: no function of this process is called by it.
     unsafe { sigaction(signal, &action) }.map(drop)
-}
-
-/// More descriptors than any command needs: some programs that are started look at all that they may
-/// have.
-const MOST_DESCRIPTORS: u64 = 1 << 20;
-
-/// Lets this process have as many file descriptors as it may: topics and peers have some each, and
-/// the usual limit is low.
-pub fn raise_descriptor_limit() {
-    let Ok((now, most)) = getrlimit(Resource::RLIMIT_NOFILE) else { return };
-    let wanted = most.min(MOST_DESCRIPTORS);
-    if now < wanted {
-        let _ = setrlimit(Resource::RLIMIT_NOFILE, wanted, most);
-    }
 }
 
 /// Refuses, before anything is begun, what would take more file descriptors than this process may have.

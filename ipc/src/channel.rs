@@ -14,12 +14,15 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use crate::limits::{DescriptorLimit, LimitReached};
 use crate::patience::deadline;
 
 mod listener;
 
 pub use listener::{ChannelListener, DirectoryLock};
 
+/// The longest path of a socket, in bytes.
+pub const LONGEST_PATH: usize = 107;
 /// The longest message, in bytes.
 pub const MOST_BYTES: usize = 64 << 10;
 /// Between two attempts to send descriptors while too many are on their way.
@@ -56,9 +59,27 @@ pub enum ChannelError {
         /// At most.
         most: usize,
     },
+    /// Descriptors of a message were lost, since this process may not have so many open.
+    DescriptorsLost {
+        /// The message's bytes.
+        bytes: Vec<u8>,
+        /// Descriptors that it came with.
+        sent: usize,
+        /// Those of them that this process could have had. They are closed again.
+        came: usize,
+        /// When they were lost.
+        limit: DescriptorLimit,
+    },
     /// Somebody listens at this path already.
     InUse(PathBuf),
-    /// A path of a socket has at most 107 bytes and no zero in it.
+    /// Something else than a socket is at this path, and is left there.
+    NotASocket {
+        /// Where.
+        path: PathBuf,
+        /// What it is.
+        found: &'static str,
+    },
+    /// A path of a socket has 1 to 107 bytes and no zero in it.
     InvalidPath(PathBuf),
 }
 
@@ -79,9 +100,24 @@ impl fmt::Display for ChannelError {
             Self::TooLong { length, most } => {
                 write!(f, "a message of {length}, where {most} is the most")
             }
+            Self::DescriptorsLost { sent, came, limit, .. } => write!(
+                f,
+                "this process could receive {came} of the {sent} descriptors of a message: {limit}"
+            ),
             Self::InUse(path) => write!(f, "somebody listens at {} already", path.display()),
+            Self::NotASocket { path, found } => write!(
+                f,
+                "{} is {found}, not a socket. Remove it, or choose another directory",
+                path.display()
+            ),
             Self::InvalidPath(path) => {
-                write!(f, "{} cannot be the path of a socket", path.display())
+                let length = path.as_os_str().len();
+                write!(
+                    f,
+                    "{} cannot be the path of a socket: that has 1 to {LONGEST_PATH} bytes without a \
+                     zero, and this has {length}. Choose a shorter directory",
+                    path.display()
+                )
             }
         }
     }
@@ -93,7 +129,9 @@ crate::debug::debug_for_people!(ChannelError {
     Closed,
     TooManyOnTheirWay,
     TooLong { length, most },
+    DescriptorsLost { bytes, sent, came, limit },
     InUse(path),
+    NotASocket { path, found },
     InvalidPath(path),
 });
 
@@ -110,7 +148,7 @@ impl std::error::Error for ChannelError {
 pub type Result<T> = std::result::Result<T, ChannelError>;
 
 fn system(call: &'static str, path: Option<&Path>) -> ChannelError {
-    let cause = io::Error::last_os_error();
+    let cause = LimitReached::explain(io::Error::last_os_error());
     ChannelError::System { call, path: path.map(Path::to_owned), cause }
 }
 
@@ -179,7 +217,7 @@ fn address(path: &Path) -> Result<(libc::sockaddr_un, libc::socklen_t)> {
     address.sun_family = libc::AF_UNIX as libc::sa_family_t;
     let bytes = path.as_os_str().as_bytes();
     // An abstract name would stop at the network namespace.
-    if bytes.is_empty() || bytes.len() >= address.sun_path.len() || bytes.contains(&0) {
+    if bytes.is_empty() || bytes.len() > LONGEST_PATH || bytes.contains(&0) {
         return Err(ChannelError::InvalidPath(path.to_owned()));
     }
     for (to, from) in address.sun_path.iter_mut().zip(bytes) {
@@ -210,6 +248,14 @@ fn wait(fd: &OwnedFd, events: i16, end: Instant, waiting_for: &'static str) -> R
 struct Control([u8; 16 + MOST_DESCRIPTORS * size_of::<RawFd>()]);
 
 impl Channel {
+    /// Refuses what no socket's path can be.
+    ///
+    /// # Errors
+    /// `InvalidPath`.
+    pub fn check_path(path: &Path) -> Result<()> {
+        address(path).map(drop)
+    }
+
     /// Connects to whoever listens at the path.
     ///
     /// # Errors
@@ -428,7 +474,7 @@ impl Channel {
     ///
     /// # Errors
     /// `DeadlineExceeded`, `Closed`, `TooLong` for one that does not keep to the
-    /// limits, `System`.
+    /// limits, `DescriptorsLost`, `System`.
     pub fn receive(&self, patience: Duration) -> Result<Message> {
         let end = deadline(patience);
         let mut bytes = vec![0; MOST_BYTES + 1];
@@ -459,15 +505,23 @@ impl Channel {
             if got == 0 {
                 return Err(ChannelError::Closed);
             }
-            if message.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0 {
+            if message.msg_flags & libc::MSG_TRUNC != 0 {
                 return Err(ChannelError::TooLong { length: MOST_BYTES + 1, most: MOST_BYTES });
             }
             bytes.truncate(got as usize);
-            // Descriptors can be lost on the way, if this process has too many.
-            let announced = usize::from(bytes.remove(0));
-            if announced != descriptors.len() {
-                let (length, most) = (announced, descriptors.len());
+            let (sent, came) = (usize::from(bytes.remove(0)), descriptors.len());
+            // There was room for all of them here: the kernel could not open more.
+            if message.msg_flags & libc::MSG_CTRUNC != 0 && came < sent && sent <= MOST_DESCRIPTORS
+            {
+                let limit = DescriptorLimit::of_this_process();
+                return Err(ChannelError::DescriptorsLost { bytes, sent, came, limit });
+            }
+            if message.msg_flags & libc::MSG_CTRUNC != 0 {
+                let (length, most) = (MOST_DESCRIPTORS + 1, MOST_DESCRIPTORS);
                 return Err(ChannelError::TooLong { length, most });
+            }
+            if sent != came {
+                return Err(ChannelError::TooLong { length: sent, most: came });
             }
             return Ok(Message { bytes, descriptors });
         }

@@ -14,6 +14,53 @@ fn directory(name: &str) -> PathBuf {
     path
 }
 
+/// A child, which has limits of its own.
+fn in_a_child(test: impl FnOnce()) {
+    assert!(testkit::children::ForkedChild::new(test).wait().success());
+}
+
+fn set_limit(resource: libc::__rlimit_resource_t, value: u64) {
+    let limit = libc::rlimit { rlim_cur: value, rlim_max: value };
+    // SAFETY: a valid limit.
+    assert_eq!(unsafe { libc::setrlimit(resource, &raw const limit) }, 0);
+}
+
+#[test]
+fn descriptors_beyond_the_limit_are_named_and_the_bytes_arrive() {
+    in_a_child(|| {
+        let (a, b) = Channel::pair().unwrap();
+        let null = std::fs::File::open("/dev/null").unwrap();
+        a.send(b"files", &[null.as_fd(); 40], PATIENCE).unwrap();
+        a.send(b"next", &[null.as_fd(); 2], PATIENCE).unwrap();
+        // Those that are open, and a few.
+        let soft = 10 + u64::from(null.as_fd().as_raw_fd() as u32);
+        set_limit(libc::RLIMIT_NOFILE, soft);
+        let error = b.receive(PATIENCE).unwrap_err();
+        let text = error.to_string();
+        let ChannelError::DescriptorsLost { bytes, sent, came, .. } = error else {
+            panic!("{text}")
+        };
+        assert!(bytes == b"files" && sent == 40 && came < 40, "{text}");
+        for part in [" descriptors are open", "ulimit -n", &format!("the soft limit is {soft}")] {
+            assert!(text.contains(part), "{text}");
+        }
+        // None of them is kept, and what comes next arrives.
+        assert_eq!(b.receive(PATIENCE).unwrap().descriptors.len(), 2);
+    });
+}
+
+#[test]
+fn a_segment_beyond_the_longest_file_is_an_error() {
+    in_a_child(|| {
+        const LAYOUT: crate::Layout = crate::Layout::new("test", 1);
+        set_limit(libc::RLIMIT_FSIZE, 1 << 16);
+        // By SIGXFSZ, which ends a process by default.
+        let error = crate::Segment::create(LAYOUT, 1 << 17).unwrap_err().to_string();
+        assert!(error.contains("may have 65536 bytes") && error.contains("ulimit -f"), "{error}");
+        crate::Segment::create(LAYOUT, 1 << 12).unwrap();
+    });
+}
+
 /// A user has so many descriptors on their way as a process of its may have open, if it is not
 /// the system's administrator: a child that is nobody in particular.
 #[test]
@@ -214,7 +261,9 @@ fn a_listener_is_alone_and_replaces_the_dead() {
     assert!(!left.exists());
     // Other files are left alone.
     std::fs::write(&path, "not a socket").unwrap();
-    assert!(ChannelListener::bind(&path).is_err());
+    let error = ChannelListener::bind(&path).unwrap_err();
+    assert!(matches!(error, ChannelError::NotASocket { .. }), "{error}");
+    assert!(error.to_string().contains("is a regular file, not a socket. Remove it"), "{error}");
     assert!(path.exists());
     std::fs::remove_dir_all(&directory).unwrap();
 }
@@ -224,6 +273,8 @@ fn a_path_must_fit() {
     for path in ["", "a\0b", &"x".repeat(108)] {
         let error = ChannelListener::bind(Path::new(path)).unwrap_err();
         assert!(matches!(error, ChannelError::InvalidPath(_)), "{error}");
+        assert!(error.to_string().contains("1 to 107 bytes"), "{error}");
+        assert!(error.to_string().contains(&format!("this has {}", path.len())), "{error}");
     }
 }
 

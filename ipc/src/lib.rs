@@ -12,6 +12,7 @@ pub mod crash_test;
 mod debug;
 mod futex;
 pub mod life;
+pub mod limits;
 pub mod lock;
 mod marked_bell;
 #[cfg(all(test, loom))]
@@ -28,6 +29,7 @@ pub use allocator::{Allocator, AllocatorError, Block, Owner, Place, Statistics};
 pub use bell::{Doorbell, Spin};
 pub use channel::{Channel, ChannelError, ChannelListener, Credentials, DirectoryLock, Message};
 pub use life::{Incarnation, Life, Roster};
+pub use limits::{DescriptorLimit, LimitReached};
 pub use lock::Held;
 pub use marked_bell::MarkedBell;
 pub use page::page_size;

@@ -63,8 +63,7 @@ impl Life {
 
     /// The process at the other end of a channel, which sent this descriptor of itself.
     ///
-    /// Since Linux 6.5 the kernel says which process connected, and what was sent is not looked at.
-    /// Before, the process of the descriptor has to have the number that the kernel gives for the
+    /// Since Linux 6.5 the kernel says which process connected, whichever process was sent. Before, the process of the descriptor has to have the number that the kernel gives for the
     /// other end. A process of a PID namespace that this one does not see has the number 0 in both
     /// answers, so among these any is accepted. Where /proc is not of this process's own namespace, the
     /// two are not comparable, and nothing is compared.
@@ -82,6 +81,7 @@ impl Life {
     /// `InvalidData` if the descriptor is not of a process, or of another one than that at the other
     /// end, or of one that has ended; what the system says.
     pub fn of_peer(channel: &Channel, sent: OwnedFd) -> io::Result<Self> {
+        let sent = Self::from_fd(sent)?;
         match Self::by_kernel(channel) {
             Some(life) => Ok(life),
             None => Self::by_number(channel, sent),
@@ -108,8 +108,7 @@ impl Life {
     }
 
     /// What was sent, if it stands for a process with the number of the other end.
-    fn by_number(channel: &Channel, sent: OwnedFd) -> io::Result<Self> {
-        let sent = Self::from_fd(sent)?;
+    fn by_number(channel: &Channel, sent: Self) -> io::Result<Self> {
         if Self::of_this_process()?.number()? != i64::from(std::process::id()) {
             return Ok(sent);
         }
@@ -543,8 +542,8 @@ mod tests {
         let own = Life::of_this_process().unwrap();
         assert_eq!(own.number().unwrap(), i64::from(std::process::id()));
         assert_eq!(other.number().unwrap(), i64::from(number));
-        assert!(!Life::by_number(&here, sent(&own)).unwrap().is_over());
-        let error = Life::by_number(&here, sent(&other)).unwrap_err();
+        assert!(!Life::by_number(&here, own.try_clone().unwrap()).unwrap().is_over());
+        let error = Life::by_number(&here, other.try_clone().unwrap()).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::InvalidData);
         assert!(error.to_string().contains(&number.to_string()), "{error}");
         let by_kernel = Life::by_kernel(&here);
@@ -558,7 +557,7 @@ mod tests {
         reap(number);
         // A process that has ended is not at the other end.
         assert_eq!(other.number().unwrap(), -1);
-        assert!(Life::by_number(&here, sent(&other)).is_err());
+        assert!(Life::by_number(&here, other.try_clone().unwrap()).is_err());
         // The child's end is not that of the peer, which is this process.
         match by_kernel {
             Some(peer) => {

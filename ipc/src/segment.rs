@@ -19,6 +19,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::Duration;
 
+use crate::limits::{LimitReached, check_file_size};
 use crate::page::page_size;
 use crate::words::{KernelWords, Words, words_of_a_slice};
 
@@ -234,7 +235,8 @@ impl Mapping {
 }
 
 fn system(call: &'static str, length: u64) -> SegmentError {
-    SegmentError::System { call, length, cause: io::Error::last_os_error() }
+    let cause = LimitReached::explain(io::Error::last_os_error());
+    SegmentError::System { call, length, cause }
 }
 
 impl Segment {
@@ -262,6 +264,9 @@ impl Segment {
         }
         // SAFETY: just opened, and nobody else's.
         let file = unsafe { OwnedFd::from_raw_fd(file) };
+        let failed =
+            |cause| SegmentError::System { call: "ftruncate", length: length as u64, cause };
+        check_file_size(length as u64).map_err(failed)?;
         // SAFETY: a descriptor of ours.
         if unsafe { libc::ftruncate(file.as_raw_fd(), length as i64) } < 0 {
             return Err(system("ftruncate", length as u64));

@@ -5,6 +5,9 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+/// Names and what they stand for.
+type Pairs<'a> = &'a [(&'a str, &'a str)];
+
 use testkit::directory::Directory;
 
 /// Only reached by what fails.
@@ -116,7 +119,7 @@ impl Ground {
     pub(crate) fn says_with(
         &self,
         arguments: &[&str],
-        (input, environment, words): (&str, &[(&str, &str)], &[(&str, &str)]),
+        (input, environment, words): (&str, Pairs<'_>, Pairs<'_>),
         code: i32,
         error: &str,
     ) {

@@ -70,9 +70,9 @@ fn file_with_an_unknown_setting() {
 }
 
 #[test]
-fn address_beyond_loopback() {
-    let why = "fabricast: reach nodes at 0.0.0.0:0 failed: it is beyond loopback, and other nodes are not \
-               authenticated, nor is anything encrypted. Add --insecure to agree to that\n";
+fn other_nodes_without_consent() {
+    let why = "fabricast: reach nodes at 0.0.0.0:0 failed: other nodes are not authenticated, nor is anything \
+               encrypted, so on loopback each user of the machine can connect. Add --insecure to agree to that\n";
     Ground::new().says(&["node", "--listen", "0.0.0.0:0", "--log", "error"], 2, why);
 }
 

@@ -77,13 +77,17 @@ fn peer_that_is_not_there() {
                fabricast: publish in topic \"t\" failed: 0 of 1 subscriber came in time (--timeout). Start subscribers first, or \
                wait longer\n";
     let publish = ["pub", "t", "--pattern", "--wait-for", "1", "--timeout", "2"];
-    Ground::new().says(&[&publish[..], &["--peers", "127.0.0.1:9"]].concat(), 4, why);
+    Ground::new().says(&[&publish[..], &["--insecure", "--peers", "127.0.0.1:9"]].concat(), 4, why);
     let why = "fabricast: waiting for topic \"t\": it does not exist yet at this node or at one that it is connected to \
                (node directory: {directory}/node)\n\
                fabricast: cannot reach 127.0.0.1:9: Connection refused (os error 111); retrying\n\
                fabricast: open topic \"t\" failed: it does not exist at this node or at one that it is connected to \
                (node directory: {directory}/node). Start a publisher first, or create it: --largest 1MiB\n";
-    Ground::new().says(&["sub", "t", "--timeout", "2", "--peers", "127.0.0.1:9"], 4, why);
+    Ground::new().says(
+        &["sub", "t", "--timeout", "2", "--insecure", "--peers", "127.0.0.1:9"],
+        4,
+        why,
+    );
 }
 
 #[test]
@@ -135,7 +139,7 @@ fn port_that_another_node_has() {
     let ground = Ground::new();
     let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = other.local_addr().unwrap().to_string();
-    let _node = ground.start(&["node", "--listen", &address], None);
+    let _node = ground.start(&["node", "--insecure", "--listen", &address], None);
     let ended = ground.run(&["paths", "--topics"]);
     let flat = ended.output.split_whitespace().collect::<Vec<_>>().join(" ");
     let expected = format!(

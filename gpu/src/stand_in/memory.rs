@@ -216,12 +216,31 @@ fn memory_file(operation: &'static str, length: u64) -> Result<OwnedFd> {
     }
     // SAFETY: just made, and nobody else's.
     let file = File::from(unsafe { OwnedFd::from_raw_fd(number) });
+    check_file_size(operation, length)?;
     file.set_len(length).map_err(|_| Error::system(operation, "ftruncate"))?;
     // SAFETY: no pointers.
     if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, SEALS) } != 0 {
         return Err(Error::system(operation, "fcntl F_ADD_SEALS"));
     }
     Ok(file.into())
+}
+
+/// Refuses to make a file so long if that is beyond the limit of this process: the system would
+/// not only refuse it, but kill the process by `SIGXFSZ`.
+fn check_file_size(operation: &'static str, length: u64) -> Result<()> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: room for the answer.
+    let is_known = unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) } == 0;
+    if !is_known || length <= limit.rlim_cur {
+        return Ok(());
+    }
+    let detail = format!(
+        "{length} bytes, where a file of this process, shared memory included, may have {}. Raise \
+         the limit: ulimit -f",
+        limit.rlim_cur
+    );
+    let error = Error::new(operation, ErrorKind::OutOfMemory, detail);
+    Err(error.with_code(libc::EFBIG.into()))
 }
 
 fn is_sealed(file: BorrowedFd<'_>) -> bool {
@@ -393,6 +412,20 @@ mod tests {
         let state = super::super::state(0);
         state.take("test", LENGTH).unwrap();
         Physical::create_with_pages(0, LENGTH, state, true, page).unwrap()
+    }
+
+    #[test]
+    fn memory_beyond_the_longest_file_is_an_error() {
+        let child = testkit::children::ForkedChild::new(|| {
+            let limit = libc::rlimit { rlim_cur: 4096, rlim_max: 4096 };
+            // SAFETY: a valid limit.
+            assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) }, 0);
+            // By SIGXFSZ, which ends a process by default.
+            let error = memory_file("test", 8192).unwrap_err();
+            assert_eq!(error.code(), Some(libc::EFBIG.into()));
+            assert!(error.to_string().contains("ulimit -f"), "{error}");
+        });
+        assert!(child.wait().success());
     }
 
     #[test]

@@ -27,7 +27,7 @@ impl ChannelListener {
     /// more, left by one that was killed, is replaced.
     ///
     /// # Errors
-    /// `InUse`, `InvalidPath`, `DeadlineExceeded`, `System`.
+    /// `InUse`, `NotASocket`, `InvalidPath`, `DeadlineExceeded`, `System`.
     pub fn bind(path: &Path) -> Result<Self> {
         Self::bind_with_mode(path, 0o600)
     }
@@ -114,6 +114,19 @@ impl ChannelListener {
         is_socket && is_refused()
     }
 
+    /// What is at a path, if it is something else than a socket.
+    #[must_use]
+    pub fn other_than_socket(path: &Path) -> Option<&'static str> {
+        let kind = std::fs::symlink_metadata(path).ok()?.file_type();
+        match kind {
+            _ if kind.is_socket() => None,
+            _ if kind.is_file() => Some("a regular file"),
+            _ if kind.is_dir() => Some("a directory"),
+            _ if kind.is_symlink() => Some("a symbolic link"),
+            _ => Some("a device or a pipe"),
+        }
+    }
+
     /// Where it listens.
     #[must_use]
     pub fn path(&self) -> &Path {
@@ -163,6 +176,9 @@ impl Drop for ChannelListener {
 
 /// Removes a socket that nobody listens at.
 fn remove_dead(path: &Path) -> Result<()> {
+    if let Some(found) = ChannelListener::other_than_socket(path) {
+        return Err(ChannelError::NotASocket { path: path.to_owned(), found });
+    }
     if !ChannelListener::is_abandoned(path) {
         return Err(ChannelError::InUse(path.to_owned()));
     }

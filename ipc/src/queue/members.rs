@@ -147,27 +147,42 @@ impl<W: Words, const E: usize> Queue<W, E> {
         &self,
         caller: &Caller<'_>,
         subscriber: &mut Subscriber,
-        mut dispose: impl FnMut([u64; E]),
+        dispose: impl FnMut([u64; E]),
     ) -> Result<()> {
-        let place = subscriber.place();
+        let tail = self.stop_seat(caller, subscriber.seat, dispose)?;
+        self.advance(subscriber, tail);
+        Ok(())
+    }
+
+    /// As [`stop`](Self::stop), for a subscription that nothing is taken by any more. Gives the
+    /// position up to which entries were delivered.
+    ///
+    /// # Errors
+    /// As for `stop`.
+    pub fn stop_seat(
+        &self,
+        caller: &Caller<'_>,
+        seat: Seat,
+        mut dispose: impl FnMut([u64; E]),
+    ) -> Result<u64> {
         let locked = self.lock(caller)?;
-        if !self.is_subscribed(subscriber) {
+        if !self.is_seated(seat) {
             return Err(QueueError::NotSubscribed);
         }
-        self.deactivate(place);
+        self.deactivate(seat.place);
         let tail = self.words.load(layout::TAIL, Relaxed);
-        for position in subscriber.cursor.max(tail.saturating_sub(self.slots))..tail {
+        let (cursor, _) = self.progress_of(seat);
+        for position in cursor.max(tail.saturating_sub(self.slots))..tail {
             let slot = self.slot(position);
             if self.words.load(slot + layout::SEQUENCE, Acquire) == position + 1 {
-                self.take_off(slot, waiting(place) | holding(place), &mut dispose);
+                self.take_off(slot, waiting(seat.place) | holding(seat.place), &mut dispose);
             }
         }
         // What others have still to read stays, and says that it was delivered to this one, too,
         // whose mark is gone: the next who lets go of it may be the last.
-        self.advance(subscriber, tail);
         drop(locked);
         self.room().ring();
-        Ok(())
+        Ok(tail)
     }
 
     /// From here on nothing more is delivered to a participant. What it has still to read, and

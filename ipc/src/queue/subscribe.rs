@@ -321,7 +321,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
     #[inline]
     pub(super) fn advance(&self, subscriber: &mut Subscriber, to: u64) {
         subscriber.cursor = to;
-        // For others to see how far it is; nothing depends on it.
+        // For others to see how far it is, and for the end of a subscription whose reader is gone.
         self.words.store(layout::subscriber(subscriber.place(), layout::CURSOR), to, Relaxed);
     }
 

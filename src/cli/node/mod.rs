@@ -92,14 +92,14 @@ fn status_of(rows: &[Row], serves: bool) -> Option<String> {
     Some(format!("serves node {identity} as its service number {service}; {listens}"))
 }
 
-/// Refuses what is beyond loopback, unless that was agreed to.
+/// Refuses other nodes, unless that was agreed to.
 fn check_insecure(network: &NetworkOptions) -> Result<(), Failure> {
-    let Some(address) = network.beyond_loopback().filter(|_| !network.insecure) else {
+    let Some(address) = network.first_address().filter(|_| !network.insecure) else {
         return Ok(());
     };
     let why = format!(
-        "reach nodes at {address} failed: it is beyond loopback, and other nodes are not authenticated, nor is anything \
-         encrypted. Add --insecure to agree to that"
+        "reach nodes at {address} failed: other nodes are not authenticated, nor is anything encrypted, so on \
+         loopback each user of the machine can connect. Add --insecure to agree to that"
     );
     Err(Failure::new(Exit::Usage, why))
 }

@@ -1,0 +1,130 @@
+//! What the system lets this process have: open descriptors, and bytes of a file.
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::io;
+
+/// Descriptors that this process has open, and how many it may have.
+///
+/// ```
+/// use ipc::DescriptorLimit;
+/// let limit = DescriptorLimit::of_this_process();
+/// assert!(limit.to_string().contains("ulimit -n"));
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DescriptorLimit {
+    open: u64,
+    soft: u64,
+    hard: u64,
+}
+
+impl DescriptorLimit {
+    /// As it is now. Needs no descriptor.
+    #[must_use]
+    pub fn of_this_process() -> Self {
+        /// More are not looked for: each one takes a call.
+        const MOST_COUNTED: u64 = 1 << 20;
+        let (soft, hard) = limit(libc::RLIMIT_NOFILE);
+        // SAFETY: no pointers; a descriptor that is not open is an error that is counted as such.
+        let is_open = |fd: &u64| unsafe { libc::fcntl(*fd as libc::c_int, libc::F_GETFD) } >= 0;
+        let open = (0..soft.min(MOST_COUNTED)).filter(is_open).count() as u64;
+        Self { open, soft, hard }
+    }
+
+    /// Raises the soft limit of this process to the hard one.
+    ///
+    /// For the `main` of a program, and not for a library: `select()` cannot name descriptors from
+    /// 1024 on, and the processes that are started later inherit the limit.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn raise() -> io::Result<()> {
+        let (soft, hard) = limit(libc::RLIMIT_NOFILE);
+        let raised = libc::rlimit { rlim_cur: hard, rlim_max: hard };
+        // SAFETY: a valid limit.
+        if soft < hard && unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const raised) } < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for DescriptorLimit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { open, soft, hard } = self;
+        write!(f, "{open} descriptors are open, and the soft limit is {soft}. ")?;
+        match soft < hard {
+            true => write!(f, "Raise it: ulimit -n {hard}"),
+            false => f.write_str(
+                "Raise the hard limit, as root or in /etc/security/limits.conf, and then: ulimit -n",
+            ),
+        }
+    }
+}
+
+/// Soft and hard.
+fn limit(resource: libc::__rlimit_resource_t) -> (u64, u64) {
+    let mut found = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: room for the answer. It cannot fail; if it did, both would be 0.
+    unsafe { libc::getrlimit(resource, &raw mut found) };
+    (found.rlim_cur, found.rlim_max)
+}
+
+/// A limit of this process that was reached, with the numbers and the remedy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum LimitReached {
+    /// Too many descriptors are open (`EMFILE`).
+    Descriptors(DescriptorLimit),
+    /// A file would be longer than files may be (`EFBIG`): bytes.
+    FileSize {
+        /// At most.
+        most: u64,
+    },
+}
+
+impl LimitReached {
+    /// What the system said, with the numbers and the remedy if it was about one of these limits.
+    #[must_use]
+    pub fn explain(error: io::Error) -> io::Error {
+        let reached = match error.raw_os_error() {
+            Some(libc::EMFILE) => Self::Descriptors(DescriptorLimit::of_this_process()),
+            Some(libc::EFBIG) => Self::FileSize { most: limit(libc::RLIMIT_FSIZE).0 },
+            _ => return error,
+        };
+        io::Error::new(error.kind(), reached)
+    }
+
+    /// The limit that an error is about, if it was [explained](Self::explain).
+    #[must_use]
+    pub fn of(error: &io::Error) -> Option<Self> {
+        error.get_ref()?.downcast_ref().copied()
+    }
+}
+
+impl fmt::Display for LimitReached {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Descriptors(limit) => write!(f, "too many open files: {limit}"),
+            Self::FileSize { most } => write!(
+                f,
+                "a file of this process, shared memory included, may have {most} bytes. Raise the \
+                 limit: ulimit -f"
+            ),
+        }
+    }
+}
+
+impl std::error::Error for LimitReached {}
+
+/// Refuses to make a file so long if that is beyond the limit of this process: the system would
+/// not only refuse it, but kill the process by `SIGXFSZ`.
+///
+/// # Errors
+/// [`LimitReached::FileSize`].
+pub fn check_file_size(length: u64) -> io::Result<()> {
+    match length > limit(libc::RLIMIT_FSIZE).0 {
+        true => Err(LimitReached::explain(io::Error::from_raw_os_error(libc::EFBIG))),
+        false => Ok(()),
+    }
+}
