@@ -203,6 +203,26 @@ fn stopped_subscriber_costs_others_no_messages_and_no_time() {
 }
 
 #[test]
+fn memory_grows_without_waiting_for_stopped_processes() {
+    let ground = Ground::new();
+    let node = ground.join();
+    let (reliability, largest) = (Reliability::DropOldest, 1 << 20);
+    let settings = TopicSettings { reliability, largest, ..settings() };
+    let topic = node.topic("numbers", &settings).unwrap();
+    let (mut reader, publisher) = (topic.subscriber().unwrap(), topic.publisher().unwrap());
+    let stopped = Other::start("subscribes numbers", ground.path());
+    until("the other subscriber", || publisher.subscribers() == 2);
+    stopped.stop();
+    let mut kept = Vec::new();
+    for number in 0..20 {
+        let start = Instant::now();
+        publisher.push(&vec![number; 1 << 20], PATIENCE).unwrap();
+        assert!(start.elapsed() < Duration::from_secs(1), "{number}: {:?}", start.elapsed());
+        kept.push(reader.pull(PATIENCE).unwrap());
+    }
+}
+
+#[test]
 fn subscribers_that_keep_all_samples_of_a_best_effort_topic_are_told_and_evicted() {
     for reliability in BEST_EFFORT {
         let ground = Ground::new();
