@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use testkit::directory::Directory;
+
 /// Names and what they stand for.
 type Pairs<'a> = &'a [(&'a str, &'a str)];
-
-use testkit::directory::Directory;
 
 /// Only reached by what fails.
 const LIMIT: Duration = Duration::from_secs(60);
