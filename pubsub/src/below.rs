@@ -1,6 +1,9 @@
 //! What the errors of `ipc` and `gpu` mean here.
 
+use std::io;
+
 use ipc::{AllocatorError, QueueError, SegmentError};
+use nix::libc;
 
 use crate::error::{Error, ErrorKind};
 
@@ -43,6 +46,12 @@ pub(crate) fn of_segment(operation: &'static str, cause: SegmentError) -> Error 
 }
 
 pub(crate) fn of_device(operation: &'static str, cause: gpu::Error) -> Error {
+    if let (gpu::ErrorKind::OutOfMemory, Some(code)) = (cause.kind(), cause.code())
+        && let Some(limit) =
+            [libc::EMFILE, libc::EFBIG].into_iter().find(|it| code == i64::from(*it))
+    {
+        return Error::of(operation, io::Error::from_raw_os_error(limit));
+    }
     let kind = match cause.kind() {
         gpu::ErrorKind::DeadlineExceeded => ErrorKind::DeadlineExceeded,
         gpu::ErrorKind::OverBudget | gpu::ErrorKind::OutOfMemory => ErrorKind::OverBudget,

@@ -4,6 +4,8 @@ use std::error::Error as StdError;
 use std::fmt;
 use std::sync::Arc;
 
+use ipc::LimitReached;
+
 errors::define! {
     // The service tells members the kind by its place in this list: a new order is a new version of
     // `service::protocol`.
@@ -20,7 +22,8 @@ errors::define! {
         OverBudget = "over budget",
         /// The message is longer than the topic's largest.
         TooLong = "too long",
-        /// There is no place for one more.
+        /// There is no place for one more, or this process or its service has no descriptor left for
+        /// one: the detail says which limit that is.
         TooMany = "too many",
         /// The publisher has as many [loans](crate::Loan) as its topic allows each; the detail says how
         /// many that is.
@@ -81,9 +84,30 @@ impl Error {
         kind: ErrorKind,
         cause: impl Into<Box<dyn StdError + Send + Sync>>,
     ) -> Self {
+        let cause: Box<dyn StdError + Send + Sync> = match cause.into().downcast() {
+            Ok(cause) => Box::new(LimitReached::explain(*cause)),
+            Err(cause) => cause,
+        };
         let mut error = Self::bare(operation, kind);
-        error.0.cause = Some(cause.into().into());
+        error.0.cause = Some(cause.into());
+        let limit = error.limit_reached();
+        if kind == ErrorKind::Failed && matches!(limit, Some(LimitReached::Descriptors(_))) {
+            error.0.kind = ErrorKind::TooMany;
+        }
         error
+    }
+
+    /// The limit of this process that it is about, if it is about one.
+    pub(crate) fn limit_reached(&self) -> Option<LimitReached> {
+        let mut next = self.source();
+        while let Some(cause) = next {
+            let reached = cause.downcast_ref().and_then(LimitReached::of);
+            if reached.is_some() {
+                return reached;
+            }
+            next = cause.source();
+        }
+        None
     }
 
     /// Names the topic, node or path that it is about, if none is named yet.

@@ -27,9 +27,15 @@ pub(crate) trait Office: Send + Sync + Debug {
     fn forget(&self, topic: u32);
     /// Streams of this process are at messages: somebody looks now and then how far they are.
     fn tend(&self) {}
+    /// What could not be done at this topic, since another process holds a lock, is tried again until
+    /// it is done.
+    fn retry(&self, topic: u32, attempt: Retry);
     /// Fails once the node is closed.
     fn check(&self) -> Result<()>;
 }
+
+/// True if it is done. It waits no longer for a lock than the caller does.
+pub(crate) type Retry = Box<dyn FnMut(&Caller<'_>) -> bool + Send>;
 
 /// A process in its node.
 #[derive(Debug)]

@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use gpu::Stream;
-use ipc::{Place, Seat, Spin};
+use ipc::{Caller, Place, QueueError, Seat, Spin};
 
 use crate::below;
 use crate::error::{Error, ErrorKind, Result};
@@ -99,18 +99,45 @@ impl Subscription {
 
 impl Drop for Subscription {
     fn drop(&mut self) {
-        let Desk { house, topic, .. } = &self.desk;
-        if !house.born.is_current() || !self.has_nothing_more_to_release() {
+        if !self.desk.house.born.is_current() || !self.has_nothing_more_to_release() {
             return;
         }
-        let caller = house.caller();
         for direction in Direction::BOTH {
-            let ledger = self.desk.pool(direction).ledger();
+            self.desk.ends(direction, self.seat(direction), End::Everything);
+        }
+    }
+}
+
+/// What a subscription gives up of a queue.
+#[derive(Debug, Clone, Copy)]
+enum End {
+    /// All but what its samples hold.
+    Unread,
+    /// All.
+    Everything,
+}
+
+impl Desk {
+    /// Ends what a subscription has of a queue: now or, as long as a process that is stopped holds
+    /// the queue's lock, later. One that was removed has nothing.
+    fn ends(&self, direction: Direction, seat: Seat, end: End) {
+        let pool = match direction {
+            Direction::Here => Arc::clone(&self.here),
+            Direction::Arrivals => Arc::clone(&self.arrivals),
+        };
+        let topic = Arc::clone(&self.topic);
+        let attempt = move |caller: &Caller<'_>| {
             let dispose = |words| {
-                topic.dispose(&caller, ledger, words);
+                topic.dispose(caller, pool.ledger(), words);
             };
-            // It was removed, or whoever holds the lock is stopped: then it ends with the process.
-            let _ = topic.queue(direction).unseat(&caller, self.seat(direction), dispose);
+            let ended = match end {
+                End::Unread => topic.queue(direction).stop_seat(caller, seat, dispose).map(drop),
+                End::Everything => topic.queue(direction).unseat(caller, seat, dispose),
+            };
+            !matches!(ended, Err(QueueError::Held(_)))
+        };
+        if !attempt(&self.house.brief_caller()) {
+            self.house.office.retry(self.topic.number(), Box::new(attempt));
         }
     }
 }
@@ -394,8 +421,7 @@ impl Subscriber {
 
 impl Drop for Subscriber {
     fn drop(&mut self) {
-        let Desk { house, topic, .. } = &self.shared.desk;
-        if !house.born.is_current() {
+        if !self.shared.desk.house.born.is_current() {
             return;
         }
         for direction in Direction::BOTH {
@@ -403,16 +429,10 @@ impl Drop for Subscriber {
                 self.shared.release(direction, position);
             }
         }
-        let caller = house.caller();
-        for (direction, subscriber) in
-            [(Direction::Here, &mut self.here), (Direction::Arrivals, &mut self.arrivals)]
+        for seat in
+            [(Direction::Here, self.here.seat()), (Direction::Arrivals, self.arrivals.seat())]
         {
-            let ledger = self.shared.desk.pool(direction).ledger();
-            let dispose = |words| {
-                topic.dispose(&caller, ledger, words);
-            };
-            // What its samples hold they go on holding; or it was removed before.
-            let _ = topic.queue(direction).stop(&caller, subscriber, dispose);
+            self.shared.desk.ends(seat.0, seat.1, End::Unread);
         }
         self.shared.desk.changed();
     }

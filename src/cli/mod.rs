@@ -23,6 +23,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use command::{exit, histogram, process, size, stages, text};
+use nix::sys::signal::{SigSet, Signal};
 use tracing_subscriber::filter::LevelFilter;
 
 /// Moves GPU and host memory over whatever fabric is there.
@@ -69,7 +70,8 @@ pub(crate) fn main() -> ExitCode {
         Command::Node(arguments) => (arguments.log(), LevelFilter::INFO),
         _ => (None, LevelFilter::WARN),
     };
-    exit::conclude(command::log::start(said, usual).and_then(|()| match arguments.command {
+    let started = command::log::start(said, usual).inspect(|()| adapt_to_limits());
+    exit::conclude(started.and_then(|()| match arguments.command {
         Command::Info(arguments) => info::run(&arguments),
         Command::Paths(arguments) => paths::run(&arguments),
         Command::Node(arguments) => node::run(&arguments),
@@ -81,6 +83,20 @@ pub(crate) fn main() -> ExitCode {
         Command::Bench { arguments } => bench::run(&arguments),
         Command::Demo(arguments) => demo::run(&arguments),
     }))
+}
+
+/// A process has a descriptor for each topic and each other process of its node, so the command
+/// takes as many as it may: it calls no `select()`, which could not name those from 1024 on. And a
+/// file that may not be longer is an error of what writes it, in all threads, and not the end.
+fn adapt_to_limits() {
+    if let Err(error) = ipc::DescriptorLimit::raise() {
+        tracing::warn!(%error, "cannot raise the limit of open descriptors (ulimit -n)");
+    }
+    let mut signals = SigSet::empty();
+    signals.add(Signal::SIGXFSZ);
+    if let Err(error) = signals.thread_block() {
+        tracing::warn!(%error, "cannot block SIGXFSZ");
+    }
 }
 
 #[cfg(test)]

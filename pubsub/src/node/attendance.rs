@@ -15,7 +15,7 @@ use super::line::OwnService;
 use super::options::NodeOptions;
 use crate::error::{Error, ErrorKind, Result};
 use crate::hall::Hall;
-use crate::house::Office;
+use crate::house::{Office, Retry};
 use crate::lock::lock;
 use crate::pool::{Direction, Piece, Pool, PoolId};
 use crate::report::Row;
@@ -56,7 +56,7 @@ struct Used {
 #[derive(Default)]
 struct State {
     pools: HashMap<PoolId, Arc<Pool>>,
-    /// Pools of devices that this process cannot map, and why.
+    /// Pools that are not what the service says, and why.
     strange: HashMap<PoolId, String>,
     topics: HashMap<u32, Used>,
     /// Those that publishers of this process wait at, and when the service was told so last.
@@ -79,6 +79,8 @@ pub(super) struct Shared {
     is_closed: AtomicBool,
     /// The link looks how far streams are.
     is_tending: AtomicBool,
+    /// What waits for locks of topics.
+    unfinished: Mutex<Vec<(u32, Retry)>>,
     leaving_since: OnceLock<Instant>,
     /// The service said that it may go: nothing names this process any more.
     has_left: AtomicBool,
@@ -112,6 +114,7 @@ impl Shared {
             state: Mutex::default(),
             is_closed: AtomicBool::new(false),
             is_tending: AtomicBool::new(false),
+            unfinished: Mutex::default(),
             leaving_since: OnceLock::new(),
             has_left: AtomicBool::new(false),
             membership: Mutex::new(Some(membership)),
@@ -164,6 +167,22 @@ impl Shared {
             self.is_tending.store(true, Ordering::Release);
         }
         is_any_busy
+    }
+
+    /// Tries again what waits for locks. True if it is to be tried once more.
+    pub(super) fn retry(&self) -> bool {
+        let mut unfinished = std::mem::take(&mut *lock(&self.unfinished));
+        let caller = Caller { patience: Duration::ZERO, ..Caller::new(self.me, &**self.roster()) };
+        unfinished.retain_mut(|(topic, attempt)| {
+            let is_done = attempt(&caller);
+            if is_done {
+                self.say(Request::Changed { number: *topic });
+            }
+            !is_done
+        });
+        let mut all = lock(&self.unfinished);
+        all.append(&mut unfinished);
+        !all.is_empty()
     }
 
     /// Waits until no stream of this process writes messages any more. One that does not end may
@@ -288,7 +307,7 @@ impl Shared {
         if state.pools.contains_key(&id) {
             return;
         }
-        match Pool::open(books) {
+        match Pool::keep(books) {
             Ok(pool) if pool.id() == id => {
                 state.pools.insert(id, Arc::new(pool));
             }
@@ -308,9 +327,12 @@ impl Shared {
         }
     }
 
-    /// Pieces of a pool are in use now.
+    /// Pieces of a pool are in use now. What cannot be mapped yet is tried again by what needs it.
     pub(super) fn has_grown(&self, id: PoolId) {
-        self.use_pool(id, Pool::map_admitted);
+        let Some(pool) = lock(&self.state).pools.get(&id).cloned() else { return };
+        if let Err(error) = pool.map_admitted() {
+            tracing::warn!(%error, "cannot map a piece of a pool yet");
+        }
     }
 
     fn use_pool(&self, id: PoolId, how: impl FnOnce(&Pool) -> Result<()>) {
@@ -320,6 +342,20 @@ impl Shared {
             let mut state = lock(&self.state);
             state.pools.remove(&id);
             state.strange.insert(id, error.to_string());
+        }
+    }
+
+    /// The service gives a topic, and this process could not receive it.
+    pub(super) fn has_no_topic(&self, request: u64, number: u32, error: Error) {
+        // The service believes that it is used.
+        self.say(Request::Forget { number, given: 1 });
+        self.is_answered(request, Err(error));
+    }
+
+    /// Nothing that was asked for can be received.
+    pub(super) fn fail_all(&self, error: &Error) {
+        for (_, pending) in lock(&self.state).pending.drain() {
+            let _ = pending.answer.send(Err(error.clone()));
         }
     }
 
@@ -441,11 +477,13 @@ impl State {
     fn with_pools(&self, topic: Arc<Topic>) -> Result<Answer> {
         let pool = |direction| {
             let id = PoolId { place: topic.settings().place, direction };
-            self.pools.get(&id).cloned().ok_or_else(|| {
+            let Some(pool) = self.pools.get(&id) else {
                 let why = self.strange.get(&id);
                 let why = why.map_or("its pools were not sent", String::as_str);
-                Error::new("map the memory of a topic", ErrorKind::Unknown, why)
-            })
+                return Err(Error::new("map the memory of a topic", ErrorKind::Unknown, why));
+            };
+            pool.check_view()?;
+            Ok(Arc::clone(pool))
         };
         let (here, arrivals) = (pool(Direction::Here)?, pool(Direction::Arrivals)?);
         Ok(Answer::Topic { topic, here, arrivals })
@@ -495,6 +533,11 @@ impl Office for Attendance {
 
     fn forget(&self, topic: u32) {
         self.shared.let_go(topic);
+    }
+
+    fn retry(&self, topic: u32, attempt: Retry) {
+        lock(&self.shared.unfinished).push((topic, attempt));
+        self.shared.bell.ring();
     }
 
     fn tend(&self) {

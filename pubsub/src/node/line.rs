@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use ipc::{Channel, ChannelError, Life, Message, Participant};
+use ipc::{Channel, ChannelError, ChannelListener, Life, Message, Participant};
 
 use super::link::of_channel;
 use super::options::{NodeOptions, ServiceMode};
@@ -266,7 +266,13 @@ impl Coming<'_> {
     ) -> Result<(Channel, Answered)> {
         loop {
             let (channel, by) = self.reach()?;
-            let answered = greet(&channel).and_then(|()| self.hear(&channel, by));
+            let answered = match greet(&channel) {
+                // Why it closed the connection comes behind the news that it did.
+                Err(closed) if closed.kind() == ErrorKind::Closed => {
+                    self.hear(&channel, by).map_err(|_| closed)
+                }
+                greeted => greeted.and_then(|()| self.hear(&channel, by)),
+            };
             match answered {
                 Ok(Some(answered)) => {
                     self.vacant_since.set(None);
@@ -296,6 +302,10 @@ impl Coming<'_> {
                         return Ok(None);
                     }
                     continue;
+                }
+                // Why comes behind the news that it closed the connection, if it says so.
+                Err(ChannelError::Closed) => {
+                    channel.receive(Duration::ZERO).map_err(|error| of_channel(operation, error))?
                 }
                 Err(error) => return Err(of_channel(operation, error)),
             };
@@ -349,7 +359,10 @@ pub(super) fn connect(operation: &'static str, directory: &Path) -> Result<Optio
         Err(ChannelError::System { ref cause, .. })
             if matches!(cause.kind(), Io::NotFound | Io::ConnectionRefused) =>
         {
-            Ok(None)
+            let Some(found) = ChannelListener::other_than_socket(&path) else { return Ok(None) };
+            let error = ChannelError::NotASocket { path, found };
+            Err(Error::because(operation, ErrorKind::InvalidArgument, error)
+                .on(directory.display()))
         }
         // Its backlog is full: it is busy, or about to end.
         Err(ChannelError::DeadlineExceeded { .. } | ChannelError::Closed) => Ok(None),

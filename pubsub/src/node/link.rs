@@ -19,7 +19,8 @@ use crate::service::protocol::{self, LIVES_AT_ONCE, Notice, Request};
 const TAKING: Duration = Duration::from_secs(10);
 /// How long one that leaves waits for a service to tell.
 const LEAVING: Duration = Duration::from_secs(5);
-/// Between two attempts to come back to a service that cannot take this process now.
+/// Between two attempts to come back to a service that cannot take this process now, or to take a
+/// lock that another one holds.
 const AGAIN: Duration = Duration::from_millis(50);
 /// The longest sleep.
 const LONGEST: Duration = Duration::from_secs(5);
@@ -48,7 +49,9 @@ pub(super) fn say(
 pub(super) fn of_channel(operation: &'static str, error: ChannelError) -> Error {
     let kind = match &error {
         ChannelError::Closed => ErrorKind::Closed,
-        ChannelError::TooManyOnTheirWay => ErrorKind::TooMany,
+        ChannelError::TooManyOnTheirWay | ChannelError::DescriptorsLost { .. } => {
+            ErrorKind::TooMany
+        }
         ChannelError::DeadlineExceeded { .. } => ErrorKind::DeadlineExceeded,
         _ => ErrorKind::Failed,
     };
@@ -156,6 +159,9 @@ fn turn(shared: &Shared, link: &Link, said: &mut Said) -> Next {
     if shared.tend() {
         longest = longest.min(TENDING);
     }
+    if shared.retry() {
+        longest = longest.min(AGAIN);
+    }
     match ask_for_office(shared, channel, said) {
         Ok(next) => longest = next.map_or(longest, |next| longest.min(next)),
         Err(_) => return Next::Lost,
@@ -183,6 +189,12 @@ fn turn(shared: &Shared, link: &Link, said: &mut Said) -> Next {
             Ok(message) => message,
             Err(ChannelError::DeadlineExceeded { .. }) if is_over => return Next::Lost,
             Err(ChannelError::DeadlineExceeded { .. }) => return Next::Stay,
+            Err(error @ ChannelError::DescriptorsLost { .. }) => {
+                if has_lost(shared, error) {
+                    continue;
+                }
+                return Next::Lost;
+            }
             Err(_) => return Next::Lost,
         };
         match hear(shared, channel, message) {
@@ -194,6 +206,28 @@ fn turn(shared: &Shared, link: &Link, said: &mut Said) -> Next {
             }
         }
     }
+}
+
+/// A message came without its descriptors, since this process may not have so many. True if it can
+/// do without them: a topic is refused to what asked for it, and the life of another process is
+/// watched by the service. What the service takes for known here it sends again to one that comes
+/// back.
+fn has_lost(shared: &Shared, error: ChannelError) -> bool {
+    let operation = "receive from the service of the node";
+    let ChannelError::DescriptorsLost { bytes, .. } = &error else { return false };
+    let notice = protocol::decode(operation, bytes);
+    let error = of_channel(operation, error);
+    match notice {
+        Ok(Notice::Topic { request, number }) => shared.has_no_topic(request, number, error),
+        Ok(Notice::Lives { .. }) => {
+            tracing::warn!(%error, "this process does not see by itself whether another one ends");
+        }
+        _ => {
+            shared.fail_all(&error);
+            return false;
+        }
+    }
+    true
 }
 
 /// Does what the service says.

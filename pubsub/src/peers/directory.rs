@@ -12,8 +12,8 @@ use super::reason::Reason;
 use crate::error::{Error, ErrorKind, Result};
 use crate::settings::{LONGEST_TOPIC, SharedSettings, TopicSettings};
 
-/// Topics that one node may have an interest in.
-pub(super) const MOST_INTERESTS: usize = 1 << 14;
+/// Topics that one node may have an interest in, and so those that it may have.
+pub(crate) const MOST_INTERESTS: usize = 1 << 14;
 /// Changes of one frame: they fit in a note, however long the names are.
 const CHANGES_AT_ONCE: usize = LONGEST_NOTE / (LONGEST_TOPIC + 64);
 

@@ -39,7 +39,7 @@ mod session_tests;
 #[cfg(test)]
 mod simulation;
 
-pub(crate) use directory::{Change, Interest};
+pub(crate) use directory::{Change, Interest, MOST_INTERESTS};
 pub(crate) use event::Event;
 pub(crate) use handle::{Peers, beyond_loopback, check};
 pub use identity::NodeIdentity;

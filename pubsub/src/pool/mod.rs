@@ -119,8 +119,8 @@ pub(crate) struct Pool {
     limit: u64,
     segment: Segment,
     ledger: Ledger<MappedWords>,
-    /// Where it is mapped; or why this process cannot map it.
-    view: std::result::Result<View, String>,
+    /// Where it is mapped. It is tried each time that it is needed and not there yet.
+    view: OnceLock<View>,
     pieces: Mutex<Pieces>,
     /// For copies in and out of a device's memory; made when one is first needed.
     stream: OnceLock<Stream>,
@@ -139,23 +139,24 @@ impl Pool {
             .map_err(|cause| below::of_segment(operation, cause).on(id))?;
         let ledger = Ledger::format(segment.words(), id, limit, most_blocks)?;
         segment.mark_ready();
-        let view = View::new(id, limit)?;
-        Self::over(segment, ledger, Ok(view))
+        let pool = Self::over(segment, ledger)?;
+        pool.view()?;
+        Ok(pool)
     }
 
-    /// What another process made.
+    /// What another process made, mapped at once.
+    #[cfg(test)]
     pub(crate) fn open(books: OwnedFd) -> Result<Self> {
-        let (segment, ledger) = Self::attach(books)?;
-        let view = View::new(ledger.id()?, ledger.limit())?;
-        Self::over(segment, ledger, Ok(view))
+        let pool = Self::keep(books)?;
+        pool.check_view()?;
+        Ok(pool)
     }
 
     /// What another process made, to be kept for those that use it: also if its memory is that
-    /// of a device which this process does not see.
+    /// of a device which this process does not see, or if it cannot be mapped now.
     pub(crate) fn keep(books: OwnedFd) -> Result<Self> {
         let (segment, ledger) = Self::attach(books)?;
-        let view = View::new(ledger.id()?, ledger.limit()).map_err(|error| error.to_string());
-        Self::over(segment, ledger, view)
+        Self::over(segment, ledger)
     }
 
     fn attach(books: OwnedFd) -> Result<(Segment, Ledger<MappedWords>)> {
@@ -165,17 +166,13 @@ impl Pool {
         Ok((segment, ledger))
     }
 
-    fn over(
-        segment: Segment,
-        ledger: Ledger<MappedWords>,
-        view: std::result::Result<View, String>,
-    ) -> Result<Self> {
+    fn over(segment: Segment, ledger: Ledger<MappedWords>) -> Result<Self> {
         Ok(Self {
             id: ledger.id()?,
             limit: ledger.limit(),
             segment,
             ledger,
-            view,
+            view: OnceLock::new(),
             pieces: Mutex::default(),
             stream: OnceLock::new(),
             copies: Copies::default(),
@@ -185,9 +182,21 @@ impl Pool {
     }
 
     fn view(&self) -> Result<&View> {
-        self.view.as_ref().map_err(|why| {
-            Error::new("use the memory of a pool", ErrorKind::Unknown, why.as_str()).on(self.id)
-        })
+        match self.view.get() {
+            Some(view) => Ok(view),
+            None => self.make_view(),
+        }
+    }
+
+    #[cold]
+    fn make_view(&self) -> Result<&View> {
+        let view = View::new(self.id, self.limit)?;
+        Ok(self.view.get_or_init(|| view))
+    }
+
+    /// Can this process map it? Tried anew if it could not before.
+    pub(crate) fn check_view(&self) -> Result<()> {
+        self.view().map(drop)
     }
 
     /// Are these the books of this pool, and not those of another that is called the same?
@@ -217,7 +226,7 @@ impl Pool {
 
     /// The device whose memory it is; None if this process does not see it.
     pub(crate) fn device(&self) -> Option<&Device> {
-        self.view.as_ref().ok().map(|view| &view.device)
+        self.view().ok().map(|view| &view.device)
     }
 
     // ------------------------------------------------------------- pieces

@@ -1,6 +1,7 @@
 use std::time::{Duration, Instant};
 
 use ipc::{Immortal, Spin};
+use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 
 use super::*;
 
@@ -216,4 +217,20 @@ fn a_note_is_about_one_message() {
     assert_eq!((note.way(), note.origin(), note.times().wire), (Way::SharedMemory, [0; 16], 0));
     // A name of nothing is harmless.
     pool.ledger().note(Block::from_bits(u64::MAX)).set_metadata(&[1; 256]);
+}
+
+#[test]
+fn a_pool_that_could_not_be_mapped_once_is_mapped_later() {
+    const LIMIT: u64 = 1 << 38;
+    let pool = Pool::create(ID, LIMIT, 64).unwrap();
+    let child = testkit::children::ForkedChild::new(|| {
+        let addresses = |most| setrlimit(Resource::RLIMIT_AS, most, RLIM_INFINITY).unwrap();
+        let kept = Pool::keep(pool.books().try_clone_to_owned().unwrap()).unwrap();
+        // Beside the one that is mapped, which the child has too, there is no room for another.
+        addresses(LIMIT + LIMIT / 2);
+        let error = kept.check_view().unwrap_err();
+        addresses(RLIM_INFINITY);
+        kept.check_view().unwrap_or_else(|again| panic!("{error}, and then: {again}"));
+    });
+    assert!(child.wait().success());
 }

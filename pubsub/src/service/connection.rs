@@ -81,8 +81,14 @@ impl Connection {
         }
     }
 
-    /// Sends what waits, as far as there is room.
-    pub(super) fn flush(&mut self) {
+    /// Sends what waits, as far as there is room. True if something was sent.
+    pub(super) fn flush(&mut self) -> bool {
+        let waited = self.waiting.len();
+        self.send_waiting();
+        self.waiting.len() < waited
+    }
+
+    fn send_waiting(&mut self) {
         self.is_held_up = false;
         while let Some((bytes, descriptors)) = self.waiting.front() {
             let on_their_way = self.on_their_way + descriptors.len();

@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use ipc::{Credentials, Incarnation};
+use ipc::{Channel, Credentials, Incarnation};
 use nix::fcntl::{FcntlArg, Flock, FlockArg, fcntl};
 use nix::libc;
 
@@ -44,8 +44,11 @@ pub(crate) fn lock_in(directory: &Path) -> PathBuf {
     directory.join(SERVICE)
 }
 
-/// Makes the directory of a node, or refuses one that others could tamper with.
+/// Makes the directory of a node, or refuses one that others could tamper with, or that no socket
+/// can be in.
 pub(crate) fn prepare(operation: &'static str, directory: &Path) -> Result<()> {
+    Channel::check_path(&socket_in(directory))
+        .map_err(|error| Error::because(operation, ErrorKind::InvalidArgument, error))?;
     DirBuilder::new()
         .recursive(true)
         .mode(0o700)
@@ -245,6 +248,7 @@ impl Membership {
     ) -> Result<()> {
         let failed = failed(operation, directory);
         let file = open(directory, MEMBERS).map_err(failed)?;
+        ipc::limits::check_file_size(size_of::<NodeIdentity>() as u64).map_err(failed)?;
         file.write_all_at(&node.map_or([0; 16], |node| node.0), 0).map_err(failed)
     }
 

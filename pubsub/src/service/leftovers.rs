@@ -86,8 +86,11 @@ pub fn clean(directory: &Path, is_rehearsal: bool) -> Result<Condition> {
         Error::because(OPERATION, ErrorKind::Failed, error).on(directory.display())
     })?;
     if !ChannelListener::is_abandoned(&socket) {
-        let why = "it is no socket that was left";
-        return Ok(Condition::Unknown(socket, why.to_owned()));
+        let why = match ChannelListener::other_than_socket(&socket) {
+            Some(found) => format!("it is {found}, not a socket"),
+            None => "a process listens at it, and is not at the node".to_owned(),
+        };
+        return Ok(Condition::Unknown(socket, why));
     }
     if !is_rehearsal {
         fs::remove_file(&socket).map_err(failed)?;
@@ -131,7 +134,8 @@ mod tests {
         drop(listener);
         fs::remove_file(&socket).unwrap();
         fs::write(&socket, "a file").unwrap();
-        assert!(is_unknown(clean(&directory, false).unwrap()));
+        let Condition::Unknown(_, why) = clean(&directory, false).unwrap() else { panic!() };
+        assert_eq!(why, "it is a regular file, not a socket");
         fs::remove_dir_all(directory).unwrap();
     }
 }

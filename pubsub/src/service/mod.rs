@@ -20,6 +20,7 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use ipc::{ChannelListener, Incarnation};
+use nix::sys::signal::{SigSet, Signal};
 
 pub use self::leftovers::{Condition, check_directory, clean};
 #[cfg(any(test, feature = "fuzzing"))]
@@ -74,6 +75,7 @@ impl Service {
         let thread = std::thread::Builder::new()
             .name("fabricast-node".into())
             .spawn(move || {
+                block_file_size_signal();
                 let has_failed = reception.serve();
                 // Only now may another one serve.
                 drop(office);
@@ -106,6 +108,16 @@ impl Service {
             tracing::error!("the thread of a node's service panicked");
             true
         })
+    }
+}
+
+/// A provider that makes a file in shared memory beyond the limit of this process is refused it, and
+/// does not end the process: threads that are started by this one inherit the mask.
+fn block_file_size_signal() {
+    let mut signals = SigSet::empty();
+    signals.add(Signal::SIGXFSZ);
+    if let Err(error) = signals.thread_block() {
+        tracing::warn!(%error, "the thread of a node's service cannot block SIGXFSZ");
     }
 }
 

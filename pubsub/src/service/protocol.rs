@@ -22,8 +22,6 @@ pub(crate) const VERSION: u8 = 7;
 pub(crate) const LONGEST_LABEL: usize = 64;
 /// Lives in one message, with room for what else it may carry.
 pub(crate) const LIVES_AT_ONCE: usize = 32;
-/// Rows of a report in one message: each is at most some hundred bytes long.
-pub(crate) const ROWS_AT_ONCE: usize = 64;
 
 /// What a process says to the service.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

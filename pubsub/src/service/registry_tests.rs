@@ -1,3 +1,5 @@
+use std::sync::Barrier;
+
 use ipc::Immortal;
 
 use super::*;
@@ -236,4 +238,52 @@ fn those_that_left_something_are_named() {
     let third = Participant::new(6, 1).unwrap();
     topic.here().subscribe(&Caller::new(third, &Immortal)).unwrap();
     assert_eq!(registry.names(&me()).unwrap().into_iter().collect::<Vec<_>>(), [third, other]);
+}
+
+#[test]
+fn a_held_lock_of_one_topic_does_not_stop_the_clean_up_of_others() {
+    let mut registry = with_a_topic();
+    registry.open("second", Some(shared(&SETTINGS)), || 8).unwrap();
+    let [dead, stopped] = [5, 6].map(|place| Participant::new(place, 1).unwrap());
+    let [first, second] = [7, 8].map(|number| Arc::clone(registry.desk(number).unwrap().0));
+    for topic in [&first, &second] {
+        topic.claim(dead).unwrap();
+        topic.here().subscribe(&Caller::new(dead, &Immortal)).unwrap();
+    }
+    first.here().publish(&Caller::new(stopped, &Immortal), Default::default(), |_| {}).unwrap();
+    let is_clean = |topic: &Topic| {
+        let census = topic.census();
+        census.publishers.is_empty() && census.subscribers.is_empty()
+    };
+    let (is_held, may_go_on) = (Barrier::new(2), Barrier::new(2));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let hold = |_| {
+                is_held.wait();
+                may_go_on.wait();
+            };
+            first.here().find_entries(&Caller::new(stopped, &Immortal), hold).unwrap();
+        });
+        is_held.wait();
+        let error = registry.bury(&me(), dead).unwrap_err();
+        let (held, others) = (is_clean(&first), is_clean(&second));
+        may_go_on.wait();
+        assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
+        assert!(!held && others, "the others' clean-up waits for one lock");
+    });
+    registry.bury(&me(), dead).unwrap();
+    assert!(is_clean(&first));
+}
+
+#[test]
+fn a_node_has_a_bounded_number_of_topics() {
+    let mut registry = with_a_topic();
+    registry.most_topics = 2;
+    registry.open("second", Some(shared(&SETTINGS)), || 8).unwrap();
+    let error = registry.open("third", Some(shared(&SETTINGS)), || 9).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TooMany);
+    assert!(error.to_string().contains("at most 2 topics"), "{error}");
+    registry.open("first", None, || 10).unwrap();
+    assert!(registry.forget_unused(8));
+    registry.open("third", Some(shared(&SETTINGS)), || 9).unwrap();
 }

@@ -212,3 +212,44 @@ fn a_publisher_waits_no_longer_than_it_says_for_one_that_holds_a_lock() {
     assert_eq!(subscriber.pull(FAR).unwrap().to_vec().unwrap(), b"first");
     assert_eq!(subscriber.pull(FAR).unwrap().to_vec().unwrap(), b"lent");
 }
+
+#[test]
+fn a_subscriber_dropped_while_a_lock_is_held_is_in_nothings_way_afterwards() {
+    let home = Home::new(&settings());
+    let (mut subscriber, other) = (home.subscriber(), home.subscriber());
+    let publisher = home.publisher();
+    publisher.push(b"first", FAR).unwrap();
+    publisher.push(b"second", FAR).unwrap();
+    let sample = subscriber.pull(FAR).unwrap();
+    let (is_held, may_go_on) = (Barrier::new(2), Barrier::new(2));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut is_first = true;
+            let hold = |_| {
+                if std::mem::take(&mut is_first) {
+                    is_held.wait();
+                    may_go_on.wait();
+                }
+            };
+            let stopped = Caller::new(home.admit(), &*home.clerk.roster);
+            home.topic.here().find_entries(&stopped, hold).unwrap();
+        });
+        is_held.wait();
+        let start = Instant::now();
+        drop((subscriber, other));
+        assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
+        assert!(home.retry() > 0, "nothing is left to be done while the lock is held");
+        may_go_on.wait();
+    });
+    assert_eq!(home.retry(), 0);
+    // It holds what it held, and nothing more is delivered to it.
+    assert!(home.topic.census().subscribers.is_empty());
+    assert!(sample.is_valid());
+    assert_eq!(sample.to_vec().unwrap(), b"first");
+    for _ in 0..100 {
+        publisher.push(b"for nobody", FAR).unwrap();
+    }
+    assert_eq!(home.blocks_taken(), 1);
+    drop(sample);
+    assert_eq!(home.blocks_taken(), 0);
+}

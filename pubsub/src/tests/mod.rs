@@ -10,10 +10,10 @@ mod ordered;
 mod ordered_deaths;
 mod readiness;
 
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use ipc::{
@@ -22,7 +22,7 @@ use ipc::{
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::hall::{Bell, Hall};
-use crate::house::{Desk, House, Office};
+use crate::house::{Desk, House, Office, Retry};
 use crate::peers::NodeIdentity;
 use crate::pool::{Direction, Ledger, Pool, PoolId};
 use crate::settings::{SharedPlace, SharedSettings};
@@ -49,6 +49,16 @@ struct Clerk {
     waits: AtomicU64,
     is_closed: AtomicBool,
     outward: Arc<Bell>,
+    attempts: Attempts,
+}
+
+#[derive(Default)]
+struct Attempts(Mutex<Vec<Retry>>);
+
+impl std::fmt::Debug for Attempts {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} attempts", self.0.lock().unwrap().len())
+    }
 }
 
 impl Office for Clerk {
@@ -75,6 +85,10 @@ impl Office for Clerk {
     }
 
     fn forget(&self, _topic: u32) {}
+
+    fn retry(&self, _topic: u32, attempt: Retry) {
+        self.attempts.0.lock().unwrap().push(attempt);
+    }
 
     fn check(&self) -> Result<()> {
         if self.is_closed.load(Acquire) {
@@ -135,6 +149,7 @@ impl Home {
             changes: AtomicU64::new(0),
             waits: AtomicU64::new(0),
             is_closed: AtomicBool::new(false),
+            attempts: Attempts::default(),
             outward: Arc::clone(Hall::create(NodeIdentity([1; 16])).unwrap().outward()),
         };
         Self { hall, clerk: Arc::new(clerk), topic, here, arrivals }
@@ -173,6 +188,14 @@ impl Home {
     fn blocks_taken(&self) -> u64 {
         let taken = |pool: &Pool| pool.statistics(&self.caller()).unwrap().blocks_taken;
         taken(&self.here) + taken(&self.arrivals)
+    }
+
+    /// Tries again what a lock was in the way of; gives how much is left.
+    fn retry(&self) -> usize {
+        let mut attempts = self.clerk.attempts.0.lock().unwrap();
+        let caller = Caller { patience: SOON, ..self.caller() };
+        attempts.retain_mut(|attempt| !attempt(&caller));
+        attempts.len()
     }
 
     fn close(&self) {

@@ -4,6 +4,7 @@
 use std::ffi::OsStr;
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -183,6 +184,18 @@ impl Other {
     pub fn start(role: &str, place: &Path) -> Self {
         let words = std::iter::once(place.as_os_str()).chain(role.split(' ').map(OsStr::new));
         Self(Child::start(&mut children::again(words)))
+    }
+
+    /// The same, for one that says something.
+    pub fn start_speaking(role: &str, place: &Path) -> Self {
+        let words = std::iter::once(place.as_os_str()).chain(role.split(' ').map(OsStr::new));
+        Self(Child::start(children::again(words).stdout(Stdio::piped())))
+    }
+
+    /// The next line that it says; None if it has ended.
+    #[track_caller]
+    pub fn line(&mut self) -> Option<String> {
+        self.0.line(PATIENCE)
     }
 
     #[track_caller]

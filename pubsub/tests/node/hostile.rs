@@ -68,6 +68,24 @@ fn garbage_is_turned_away() {
 }
 
 #[test]
+fn a_process_that_joins_by_the_life_of_another_is_not_taken_for_it() {
+    let ground = Ground::new();
+    let _node = ground.join();
+    let child = ForkedChild::new(|| std::thread::sleep(PATIENCE));
+    let channel = connect(ground.path());
+    channel.send(&HELLO, &[child.pidfd().as_fd()], PATIENCE).unwrap();
+    // Refused where the kernel does not tell which process it is; else it is a member.
+    let is_member = !channel.receive(PATIENCE).unwrap().descriptors.is_empty();
+    child.kill();
+    assert!(child.was_killed());
+    if is_member {
+        std::thread::sleep(Duration::from_millis(500));
+        assert!(!channel.has_ended(), "the end of another process was taken for this one's");
+    }
+    is_well(&ground);
+}
+
+#[test]
 fn a_crowd_that_says_nothing_holds_up_nobody() {
     let ground = Ground::new();
     let _node = ground.join();

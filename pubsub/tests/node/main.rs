@@ -7,6 +7,7 @@ mod descriptors;
 mod ground;
 mod hostile;
 mod joining;
+mod limits;
 mod loans;
 mod messages;
 mod ordered;

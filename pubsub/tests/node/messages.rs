@@ -2,9 +2,34 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use pubsub::{ErrorKind, Event, Reliability, TopicSettings};
+use pubsub::{ErrorKind, Event, Reliability, Row, TopicSettings};
 
 use crate::ground::{Ground, Other, PATIENCE, message, number_of, publish, settings, until};
+
+/// More than the buffer of a socket holds: it comes in parts, as they are taken.
+#[test]
+fn a_report_longer_than_a_sockets_buffer_arrives() {
+    const TOPICS: usize = 250;
+    let ground = Ground::new();
+    let node = ground.join();
+    let name = |number: usize| format!("{number:0>200}");
+    let topics: Vec<_> =
+        (0..TOPICS).map(|number| node.topic(&name(number), &settings()).unwrap()).collect();
+    let subscribers: Vec<_> = topics
+        .iter()
+        .flat_map(|topic| [topic.subscriber().unwrap(), topic.subscriber().unwrap()])
+        .collect();
+    let publishers: Vec<_> = topics.iter().map(|topic| topic.publisher().unwrap()).collect();
+    let is_complete = |rows: &[Row]| {
+        let count = |is_meant: fn(&Row) -> bool| rows.iter().filter(|row| is_meant(row)).count();
+        assert_eq!(count(|row| matches!(row, Row::Topic { .. })), TOPICS);
+        assert_eq!(count(|row| matches!(row, Row::Publisher { .. })), TOPICS);
+        assert_eq!(count(|row| matches!(row, Row::Subscriber { .. })), 2 * TOPICS);
+    };
+    is_complete(&pubsub::report(ground.path()).unwrap());
+    is_complete(&node.report().unwrap());
+    drop((subscribers, publishers));
+}
 
 #[test]
 fn a_message_says_where_it_comes_from() {

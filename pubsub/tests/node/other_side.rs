@@ -1,9 +1,11 @@
 //! What the other processes of a test do.
 
 use std::path::Path;
+use std::time::Instant;
 
+use nix::sys::resource::Resource;
 use pubsub::{ErrorKind, Node, NodeOptions, ServiceMode};
-use testkit::children::wait_for_end_of_input;
+use testkit::children::{say, wait_for_end_of_input};
 
 use crate::ground::{
     Gate, PATIENCE, message, number_of, on_a_device, options, publish, publish_and_hang,
@@ -11,6 +13,28 @@ use crate::ground::{
 };
 
 testkit::entry_of_children!(enter);
+
+/// Says how far a message goes: all the way, or until an error that names the limit.
+fn limited(options: &NodeOptions, names: &str) {
+    let since = Instant::now();
+    let used = || -> pubsub::Result<()> {
+        let node = Node::join(options.clone())?;
+        let topic = node.topic("numbers", &settings())?;
+        let (mut subscriber, publisher) = (topic.subscriber()?, topic.publisher()?);
+        publisher.push(&message(1), PATIENCE)?;
+        assert_eq!(number_of(&subscriber.pull(PATIENCE)?), 1);
+        Ok(())
+    };
+    match used() {
+        Ok(()) => say("used"),
+        Err(error) => {
+            let text = error.to_string();
+            assert!(text.contains(names), "{text}");
+            assert!(since.elapsed() < PATIENCE / 4, "{text}, after {:?}", since.elapsed());
+            say("refused");
+        }
+    }
+}
 
 fn enter(words: &[&str]) {
     crate::ground::log();
@@ -126,6 +150,23 @@ fn enter(words: &[&str]) {
                 (0..number(count)).map(|_| subscriber.pull(PATIENCE).unwrap()).collect();
             wait_for_end_of_input();
             drop(samples);
+        }
+        // Joins, publishes and reads with few descriptors, or hears at once that they are too few.
+        ["has-few-descriptors", soft] => {
+            nix::sys::resource::setrlimit(Resource::RLIMIT_NOFILE, number(soft), 4096).unwrap();
+            limited(&NodeOptions { service: comes, ..options(place) }, "ulimit -n");
+        }
+        // The same where files are short, shared memory included.
+        ["has-short-files", bytes] => {
+            nix::sys::resource::setrlimit(Resource::RLIMIT_FSIZE, number(bytes), 1 << 40).unwrap();
+            limited(&NodeOptions { service: comes, ..options(place) }, "ulimit -f");
+        }
+        ["serves-with-few-descriptors", soft] => {
+            let node = join(ServiceMode::Embedded);
+            nix::sys::resource::setrlimit(Resource::RLIMIT_NOFILE, number(soft), 4096).unwrap();
+            say("serves");
+            wait_for_end_of_input();
+            drop(node);
         }
         _ => panic!("no role {words:?}"),
     }

@@ -10,7 +10,7 @@ use std::time::Instant;
 use ipc::Participant;
 
 use super::Reception;
-use crate::error::ErrorKind;
+use crate::error::{ErrorKind, Result};
 use crate::pool::{Piece, PoolId};
 use crate::service::protocol::Notice;
 use crate::service::registry::{Growing, pools_of};
@@ -18,14 +18,21 @@ use crate::service::registry::{Growing, pools_of};
 impl Reception {
     /// Lets a pool grow, if it may.
     pub(super) fn grow(&mut self, id: PoolId, bytes: u64) {
-        let Some(seat) = &self.seat else { return };
+        if let Err(error) = self.try_to_grow(id, bytes) {
+            tracing::warn!(%error, bytes, "a pool cannot grow");
+        }
+    }
+
+    pub(super) fn try_to_grow(&mut self, id: PoolId, bytes: u64) -> Result<()> {
+        let Some(seat) = &self.seat else { return Ok(()) };
         match self.registry.grow(&seat.caller(), id, bytes) {
             Ok(Some(number)) => self.hand_out(id, number),
             Ok(None) => {}
             // It is asked for again.
             Err(error) if error.kind() == ErrorKind::DeadlineExceeded => {}
-            Err(error) => tracing::warn!(%error, bytes, "a pool cannot grow"),
+            Err(error) => return Err(error),
         }
+        Ok(())
     }
 
     /// Sends a piece to all that use the pool, and waits for them to have it.
@@ -38,7 +45,8 @@ impl Reception {
             .map(|(who, _)| *who)
             .collect();
         // Whoever brought it itself has it.
-        let awaits = users.into_iter().filter(|who| self.send_pieces(*who, id, ticket)).collect();
+        let awaits =
+            users.into_iter().filter(|who| self.send_pieces_or_log(*who, id, ticket)).collect();
         if let Some(keeping) = self.registry.pools.get_mut(&id) {
             let since = Instant::now();
             keeping.growing = Some(Growing { number, ticket, awaits, since });
@@ -53,42 +61,41 @@ impl Reception {
     }
 
     /// Sends a process the pieces of a pool that it does not have, if there are any.
-    fn send_pieces(&mut self, who: Participant, id: PoolId, ticket: u64) -> bool {
+    fn send_pieces(&mut self, who: Participant, id: PoolId, ticket: u64) -> Result<bool> {
         let mut has_sent = false;
-        let Some(guest) = self.guests.get_mut(&who) else { return false };
-        let Some(has) = guest.pools.get_mut(&id) else { return false };
-        loop {
-            match self.registry.piece(id, *has) {
-                Ok(Some(Piece { memory, length, name })) => {
-                    let number = *has as u32;
-                    *has += 1;
-                    let notice = Notice::Piece { pool: id, number, length, name, ticket };
-                    guest.connection.send(&notice, vec![memory]);
-                    has_sent = true;
-                }
-                Ok(None) => return has_sent,
-                Err(error) => {
-                    tracing::warn!(%error, "a piece of a pool cannot be handed out");
-                    return has_sent;
-                }
-            }
+        let Some(guest) = self.guests.get_mut(&who) else { return Ok(false) };
+        let Some(has) = guest.pools.get_mut(&id) else { return Ok(false) };
+        while let Some(Piece { memory, length, name }) = self.registry.piece(id, *has)? {
+            let number = *has as u32;
+            *has += 1;
+            let notice = Notice::Piece { pool: id, number, length, name, ticket };
+            guest.connection.send(&notice, vec![memory]);
+            has_sent = true;
         }
+        Ok(has_sent)
+    }
+
+    fn send_pieces_or_log(&mut self, who: Participant, id: PoolId, ticket: u64) -> bool {
+        self.send_pieces(who, id, ticket).unwrap_or_else(|error| {
+            tracing::warn!(%error, "a piece of a pool cannot be handed out");
+            false
+        })
     }
 
     /// Gives a process the pools of a topic, as far as it does not have them.
-    pub(super) fn send_pools(&mut self, who: Participant, number: u32) {
-        let Some(kept) = self.registry.topics.get(&number) else { return };
+    pub(super) fn send_pools(&mut self, who: Participant, number: u32) -> Result<()> {
+        let Some(kept) = self.registry.topics.get(&number) else { return Ok(()) };
         for id in pools_of(kept.topic.settings().place) {
-            let Some(guest) = self.guests.get_mut(&who) else { return };
+            let Some(guest) = self.guests.get_mut(&who) else { return Ok(()) };
             if let Entry::Vacant(unknown) = guest.pools.entry(id) {
-                let Some(books) = self.registry.books(id) else { return };
+                let books = self.registry.books(id)?;
                 unknown.insert(0);
                 guest.connection.send(&Notice::Pool { pool: id }, vec![books]);
             }
             let growing = self.registry.pools.get(&id).and_then(|it| it.growing.as_ref());
             let ticket = growing.map(|growing| growing.ticket);
             let sent_as = ticket.unwrap_or_else(|| self.ticket());
-            if self.send_pieces(who, id, sent_as)
+            if self.send_pieces(who, id, sent_as)?
                 && let Some(keeping) = self.registry.pools.get_mut(&id)
                 && let Some(growing) = &mut keeping.growing
             {
@@ -96,13 +103,16 @@ impl Reception {
                 growing.awaits.insert(who);
             }
         }
+        Ok(())
     }
 
     /// All that a process that came back lacks of what it uses.
     pub(super) fn send_missing(&mut self, who: Participant) {
         let Some(guest) = self.guests.get(&who) else { return };
         for number in guest.topics.keys().copied().collect::<Vec<_>>() {
-            self.send_pools(who, number);
+            if let Err(error) = self.send_pools(who, number) {
+                tracing::warn!(%error, %who, "a process does not get all pools of its topics");
+            }
         }
     }
 
@@ -174,7 +184,7 @@ impl Reception {
         if self.gathering.is_none() {
             let ticket = self.ticket();
             for who in lacking {
-                self.send_pieces(who, id, ticket);
+                self.send_pieces_or_log(who, id, ticket);
             }
         }
     }

@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use ipc::{ChannelError, Fate, Life, Message, Participant};
+use ipc::{ChannelError, DescriptorLimit, Fate, Life, Message, Participant};
 
 use super::{Guest, IN_A_ROW, KEPT_PLACES, Reception, see_off};
 use crate::error::{Error, ErrorKind, Result};
@@ -14,7 +14,8 @@ use crate::service::protocol::{self, LIVES_AT_ONCE, LONGEST_LABEL, Notice, Refus
 use crate::settings::SharedSettings;
 
 const RECEIVING: &str = "receive a process";
-const OUT_OF_DESCRIPTORS: &str = "the service is out of descriptors";
+/// Descriptors that are not used to let one more process in.
+const KEPT_DESCRIPTORS: usize = 8;
 /// What one may ask for while the others are still handing over.
 const MOST_HELD: usize = 4096;
 
@@ -30,6 +31,12 @@ impl Newcomer {
     pub(super) fn into_connection(self) -> Connection {
         self.connection
     }
+}
+
+/// The service has none left for one more process.
+pub(super) fn lacks_descriptors(connection: &mut Connection, limit: DescriptorLimit) {
+    let why = format!("the node's service, process {}: {limit}", std::process::id());
+    see_off(connection, ErrorKind::TooMany, why);
 }
 
 fn turn_away(connection: &mut Connection, error: &Error) {
@@ -60,17 +67,29 @@ fn only(descriptors: Vec<OwnedFd>) -> Result<OwnedFd> {
     Ok(descriptor)
 }
 
-fn life_of(descriptor: OwnedFd) -> Result<Life> {
-    Life::from_fd(descriptor)
+/// The process at the other end, whichever one it says it is.
+fn life_of(connection: &Connection, sent: OwnedFd) -> Result<Life> {
+    Life::of_peer(connection.channel(), sent)
         .map_err(|error| Error::because(RECEIVING, ErrorKind::Malformed, error))
 }
 
 impl Reception {
-    /// Hears the first that one says.
-    pub(super) fn introduce(&mut self, mut connection: Connection) {
+    /// Hears the first that one says, and goes on with what it is told.
+    pub(super) fn introduce(&mut self, stranger: super::Stranger) {
+        let super::Stranger { mut connection, since } = stranger;
+        let since = if connection.flush() { Instant::now() } else { since };
         let message = match connection.channel().receive(Duration::ZERO) {
             Ok(message) => message,
+            Err(ChannelError::DeadlineExceeded { .. }) => {
+                if !connection.is_broken() {
+                    self.strangers.push(super::Stranger { connection, since });
+                }
+                return;
+            }
             Err(ChannelError::Closed) => return,
+            Err(ChannelError::DescriptorsLost { limit, .. }) => {
+                return lacks_descriptors(&mut connection, limit);
+            }
             Err(error) => return see_off(&mut connection, ErrorKind::Malformed, error.to_string()),
         };
         let Message { bytes, descriptors } = message;
@@ -99,7 +118,7 @@ impl Reception {
 
     fn hears_hello(&mut self, mut connection: Connection, label: String, files: Vec<OwnedFd>) {
         let life = match label.len() {
-            0..=LONGEST_LABEL => only(files).and_then(life_of),
+            0..=LONGEST_LABEL => only(files).and_then(|sent| life_of(&connection, sent)),
             _ => Err(malformed("its label is too long")),
         };
         let life = match life {
@@ -119,8 +138,12 @@ impl Reception {
         let Some(seat) = &self.seat else { return };
         let copies = (life.try_clone(), life.try_clone(), seat.keys(), self.known_lives());
         let (Ok(known), Ok(watched), Ok(keys), Ok(lives)) = copies else {
-            return see_off(&mut connection, ErrorKind::Failed, OUT_OF_DESCRIPTORS);
+            return lacks_descriptors(&mut connection, DescriptorLimit::of_this_process());
         };
+        // Those that are there need some: to be told of one more, to come back, for their topics.
+        if !self.has_descriptors(self.guests.len() + KEPT_DESCRIPTORS) {
+            return lacks_descriptors(&mut connection, DescriptorLimit::of_this_process());
+        }
         // Without some places nobody could take over.
         let is_full = seat.roster.vacancies() <= KEPT_PLACES;
         let admitted = if is_full { None } else { seat.roster.admit(known) };
@@ -135,6 +158,12 @@ impl Reception {
         let guest = Guest::new(label, connection);
         log_change!(self, %who, process = guest.process, label = guest.label, "a process joins");
         self.guests.insert(who, guest);
+    }
+
+    /// Could so many descriptors more be opened?
+    fn has_descriptors(&self, count: usize) -> bool {
+        let copies = (0..count).map(|_| self.bell.as_fd().try_clone_to_owned());
+        copies.collect::<std::io::Result<Vec<_>>>().is_ok()
     }
 
     /// All lives, in as many messages as it takes.
@@ -172,7 +201,7 @@ impl Reception {
     ) {
         let taken = <[OwnedFd; 2]>::try_from(descriptors)
             .map_err(|_| malformed("another number of descriptors than it speaks of"))
-            .and_then(|[life, hall]| Ok((life_of(life)?, Hall::open(hall)?)));
+            .and_then(|[life, hall]| Ok((life_of(&connection, life)?, Hall::open(hall)?)));
         let (life, hall) = match taken {
             Ok(taken) => taken,
             Err(error) => return turn_away(&mut connection, &error),
@@ -199,7 +228,7 @@ impl Reception {
         };
         let copies = (life.try_clone(), life.try_clone(), seat.keys(), self.known_lives());
         let (Ok(known), Ok(watched), Ok(keys), Ok(lives)) = copies else {
-            return see_off(&mut connection, ErrorKind::Failed, OUT_OF_DESCRIPTORS);
+            return lacks_descriptors(&mut connection, DescriptorLimit::of_this_process());
         };
         seat.roster.learn(who, known);
         self.tell_of_a_life(who, &life);
@@ -454,24 +483,37 @@ impl Reception {
             self.has_changed(number);
             self.carry_on();
         }
-        self.send_pools(who, number);
-        let Some(segment) = self.registry.segment(number) else { return };
-        self.tell(who, &Notice::Topic { request, number }, vec![segment]);
-        if is_new {
-            self.prepare(number);
+        let ready = self.send_pools(who, number).and_then(|()| match is_new {
+            true => self.prepare(number),
+            false => Ok(()),
+        });
+        match ready.and_then(|()| self.registry.segment(number)) {
+            Ok(segment) => self.tell(who, &Notice::Topic { request, number }, vec![segment]),
+            Err(error) => {
+                self.tell(who, &Notice::Refused { request, why: Refusal::of(&error) }, Vec::new());
+                self.forgets(who, number, 1);
+            }
         }
     }
 
     /// Some memory for a topic that somebody begins to use, so that the first message does not
-    /// wait for it.
-    fn prepare(&mut self, number: u32) {
-        let Some((topic, [here, _])) = self.registry.desk(number) else { return };
+    /// wait for it. Fails where a limit of the service's process does not let it have any.
+    fn prepare(&mut self, number: u32) -> Result<()> {
+        let Some((topic, [here, _])) = self.registry.desk(number) else { return Ok(()) };
         let (id, first) = (here.id(), topic.settings().largest);
-        let Some(seat) = &self.seat else { return };
+        let Some(seat) = &self.seat else { return Ok(()) };
         // If nobody can tell now, whoever needs it asks for it.
         let free = here.statistics(&seat.caller()).map_or(first, |found| found.largest_free);
-        if free < first {
-            self.grow(id, first);
+        if free >= first {
+            return Ok(());
+        }
+        match self.try_to_grow(id, first) {
+            Err(error) if error.limit_reached().is_some() => Err(error),
+            Err(error) => {
+                tracing::warn!(%error, first, "a pool cannot grow");
+                Ok(())
+            }
+            Ok(()) => Ok(()),
         }
     }
 

@@ -36,7 +36,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use ipc::{Caller, Channel, ChannelError, ChannelListener, Life, MappedWords, Participant, Roster};
+use ipc::{
+    Caller, Channel, ChannelError, ChannelListener, DescriptorLimit, Life, LimitReached,
+    MappedWords, Participant, Roster,
+};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
@@ -77,6 +80,7 @@ const SERVING: &str = "serve a node";
 #[derive(Debug)]
 struct Stranger {
     connection: Connection,
+    /// When it came, or took something last.
     since: Instant,
 }
 
@@ -138,6 +142,8 @@ pub(super) struct Reception {
     options: ServiceOptions,
     listener: ChannelListener,
     bell: Arc<WakeFd>,
+    /// A descriptor for one that comes when there are no others.
+    spare: Option<OwnedFd>,
     is_over: Arc<AtomicBool>,
     /// It is over since it could not go on.
     has_failed: bool,
@@ -173,10 +179,12 @@ impl Reception {
         is_over: Arc<AtomicBool>,
     ) -> Result<Self> {
         let registry = Registry::new(options.budgets);
+        let spare = bell.as_fd().try_clone_to_owned();
         let mut reception = Self {
             options,
             listener,
             bell,
+            spare: Some(spare.map_err(|error| Error::of(SERVING, error))?),
             is_over,
             has_failed: false,
             seat: None,
@@ -226,9 +234,9 @@ impl Reception {
             self.has_died(who);
         }
         let strangers = std::mem::take(&mut self.strangers);
-        for (stranger, has_spoken) in strangers.into_iter().zip(ready.strangers) {
-            if has_spoken {
-                self.introduce(stranger.connection);
+        for (stranger, is_ready) in strangers.into_iter().zip(ready.strangers) {
+            if is_ready {
+                self.introduce(stranger);
             } else if stranger.since.elapsed() < INTRODUCING {
                 self.strangers.push(stranger);
             }
@@ -296,11 +304,12 @@ impl Reception {
             PollFd::new(descriptor, PollFlags::POLLIN)
         }
         let mut entries = vec![entry(self.bell.as_fd()), entry(self.listener.as_fd())];
-        entries.extend(self.strangers.iter().map(|stranger| entry(stranger.connection.as_fd())));
-        for guest in self.guests.values() {
+        let strangers = self.strangers.iter().map(|stranger| &stranger.connection);
+        let guests = self.guests.values().map(|guest| &guest.connection);
+        for connection in strangers.chain(guests) {
             let mut flags = PollFlags::POLLIN;
-            flags.set(PollFlags::POLLOUT, guest.connection.has_waiting());
-            entries.push(PollFd::new(guest.connection.as_fd(), flags));
+            flags.set(PollFlags::POLLOUT, connection.has_waiting());
+            entries.push(PollFd::new(connection.as_fd(), flags));
         }
         let lives: Vec<_> = self.lives.iter().collect();
         entries.extend(lives.iter().map(|(_, life)| entry(life.as_fd())));
@@ -332,8 +341,24 @@ impl Reception {
         match self.listener.accept(Duration::ZERO) {
             Ok(channel) => self.receive(channel),
             Err(ChannelError::DeadlineExceeded { .. }) => {}
-            // Out of descriptors, say: others may let go of some.
+            Err(ChannelError::System { cause, .. }) => match LimitReached::of(&cause) {
+                Some(LimitReached::Descriptors(limit)) => self.refuse_next(limit),
+                _ => std::thread::sleep(LOOK),
+            },
             Err(_) => std::thread::sleep(LOOK),
+        }
+    }
+
+    /// Out of descriptors: what comes is told so, by the one that is kept for this.
+    fn refuse_next(&mut self, limit: DescriptorLimit) {
+        drop(self.spare.take());
+        if let Ok(channel) = self.listener.accept(Duration::ZERO) {
+            guests::lacks_descriptors(&mut Connection::new(channel), limit);
+        }
+        self.spare = self.bell.as_fd().try_clone_to_owned().ok();
+        // Another thread may have taken it: others may let go of some.
+        if self.spare.is_none() {
+            std::thread::sleep(LOOK);
         }
     }
 

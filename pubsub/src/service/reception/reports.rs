@@ -4,7 +4,10 @@ use super::Reception;
 use crate::error::ErrorKind;
 use crate::pool::Direction;
 use crate::report::Row;
-use crate::service::protocol::{Notice, ROWS_AT_ONCE, Refusal};
+use crate::service::protocol::{self, Notice, Refusal};
+
+/// Bytes of the rows of one message: several of these fit into the buffer of a socket.
+const PART: usize = 16 << 10;
 
 impl Reception {
     /// What one is told who asks who is there.
@@ -14,14 +17,22 @@ impl Reception {
             let why = Refusal::new(ErrorKind::Failed, why);
             return vec![Notice::Refused { request, why }];
         }
-        let rows = self.report();
-        let mut parts = rows.chunks(ROWS_AT_ONCE).peekable();
-        let mut notices = Vec::new();
-        while let Some(part) = parts.next() {
-            let is_last = parts.peek().is_none();
-            notices.push(Notice::Rows { request, rows: part.to_vec(), is_last });
+        let mut parts = vec![Vec::new()];
+        let mut bytes = 0;
+        for row in self.report() {
+            let length = protocol::encode(&row).len();
+            if bytes + length > PART && bytes > 0 {
+                parts.push(Vec::new());
+                bytes = 0;
+            }
+            bytes += length;
+            if let Some(part) = parts.last_mut() {
+                part.push(row);
+            }
         }
-        notices
+        let last = parts.len() - 1;
+        let notices = parts.into_iter().enumerate();
+        notices.map(|(at, rows)| Notice::Rows { request, rows, is_last: at == last }).collect()
     }
 
     /// All that is to be told. The first row is the node's.
