@@ -24,6 +24,7 @@ mod house;
 mod loan;
 mod loans;
 mod lock;
+mod log_limit;
 mod node;
 mod peers;
 mod pool;

@@ -45,10 +45,12 @@ use self::misfits::Misfits;
 use self::plan::{Plan, of_topic};
 use self::receiving::{Parting, Receiving};
 use self::told::Count;
+use self::work::{Open, Opening};
 use crate::bridge::{Provider, TopicKey, Worker, Workers};
 use crate::error::Result;
 use crate::hall::Bell;
 use crate::lock::lock;
+use crate::log_limit::LogLimit;
 use crate::peers::{Change, Event, Interest, NodeIdentity, Peers, SessionNumber};
 use crate::pool::{Pool, PoolId};
 use crate::topic::Topic;
@@ -153,6 +155,11 @@ pub(crate) struct Carrier {
     /// Where they are.
     local: Option<IpAddr>,
     workers_rest: Option<Rest>,
+    /// Those that are being started, and how.
+    opening: Option<Opening>,
+    open: Open,
+    /// Nodes that are not told yet what there is here.
+    unspoken: Vec<(NodeIdentity, SessionNumber)>,
     /// Why there are none, if they could not be started.
     why_no_workers: Option<String>,
     /// Workers that end.
@@ -168,6 +175,9 @@ pub(crate) struct Carrier {
     parting: Vec<Parting>,
     /// Something is to be tried again soon, of which nobody tells.
     is_behind: bool,
+    began: Instant,
+    /// Of what other nodes can cause.
+    log: LogLimit,
 }
 
 fn key(number: u32) -> TopicKey {
@@ -202,6 +212,9 @@ impl Carrier {
             workers: None,
             local: None,
             workers_rest: None,
+            opening: None,
+            open: Workers::start,
+            unspoken: Vec::new(),
             why_no_workers: None,
             farewells: Vec::new(),
             counts: Vec::new(),
@@ -211,7 +224,14 @@ impl Carrier {
             beginnings: BTreeMap::new(),
             parting: Vec::new(),
             is_behind: false,
+            began: Instant::now(),
+            log: LogLimit::new(),
         })
+    }
+
+    /// May one more line be logged that another node causes?
+    fn may_log(&mut self, now: Instant) -> bool {
+        self.log.allows(now.saturating_duration_since(self.began))
     }
 
     /// How the next service of this node is to be connected: at the port and by the name that other
@@ -238,6 +258,7 @@ impl Carrier {
         let deadline = deadlines
             .chain(workers.map(|rest| rest.until()))
             .chain(looks.then_some(now + LOOK))
+            .chain(self.late_opening())
             .min();
         deadline.map(|when| when.saturating_duration_since(now))
     }
@@ -321,7 +342,9 @@ impl Carrier {
         tracing::trace!(?event, "from another node");
         match event {
             Event::Appeared { node, session, label, ours, .. } => {
-                tracing::info!(%node, label, "another node is there");
+                if self.may_log(now) {
+                    tracing::info!(%node, label, "another node is there");
+                }
                 let remote = Remote { session, ours: ours.ip(), provider: None, changes: 0 };
                 self.nodes.insert(node, remote);
                 self.known.is_called(node, label, |node| self.nodes.contains_key(node));
@@ -329,12 +352,10 @@ impl Carrier {
                 self.stir_all();
                 self.misfits.forget(node);
                 self.tell_provider(node);
+                self.unspoken.push((node, session));
                 // They tell all that are there, if it is another one.
                 self.see_to_workers(now);
-                // Only now: who knows that nothing can go here does not keep anything for this node.
-                if let Err(error) = self.peers.speak_to(node, session) {
-                    tracing::warn!(%error, %node, "it does not learn what there is here");
-                }
+                self.speak_unless_opening();
             }
             Event::Interests { node, session, changes } if self.is_session(node, session) => {
                 // What was refused may be another matter now.
@@ -366,8 +387,11 @@ impl Carrier {
             }
             Event::Vanished { node, session, reason } if self.is_session(node, session) => {
                 let label = self.known.label(node);
-                tracing::info!(%node, label, %reason, "another node is gone");
+                if self.log.allows(now.saturating_duration_since(self.began)) {
+                    tracing::info!(%node, label, %reason, "another node is gone");
+                }
                 self.nodes.remove(&node);
+                self.unspoken.retain(|(other, _)| *other != node);
                 self.plan.vanishes(now, node);
                 self.agenda.stir_all(self.plan.topics_of(node));
                 self.misfits.forget(node);
@@ -415,6 +439,9 @@ impl Drop for Carrier {
     fn drop(&mut self) {
         // Sources and sinks go first: they use names of this service.
         self.workers = None;
+        if let Some(opening) = self.opening.take() {
+            opening.end();
+        }
         for farewell in self.farewells.drain(..) {
             if farewell.join().is_err() {
                 tracing::error!("a thread that ended workers panicked");

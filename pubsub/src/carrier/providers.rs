@@ -7,6 +7,7 @@
 //! says of topics before it is taken for nothing.
 
 use std::fmt;
+use std::time::Instant;
 
 use super::Carrier;
 use super::letters::Letter;
@@ -88,7 +89,9 @@ impl Carrier {
         if self.misfits.strangers(node) == strangers.as_ref() {
             return;
         }
+        let may_log = self.may_log(Instant::now());
         match &strangers {
+            _ if !may_log => {}
             Some(strangers) => {
                 let label = self.known.label(node);
                 let Strangers { here, there } = strangers;

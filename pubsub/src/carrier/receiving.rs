@@ -2,6 +2,7 @@
 
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
+use std::time::Instant;
 
 use super::letters::Letter;
 use super::lines::Line;
@@ -48,7 +49,10 @@ impl Carrier {
             Ok(Letter::Obituary { topic, publishers }) => {
                 self.hears_of_the_dead(node, &topic, publishers);
             }
-            Err(error) => tracing::warn!(%error, %node, "a letter that cannot be read"),
+            Err(error) if self.may_log(Instant::now()) => {
+                tracing::warn!(%error, %node, "a letter that cannot be read");
+            }
+            Err(_) => {}
         }
     }
 

@@ -1,20 +1,46 @@
 //! The workers that move messages: where they are, what they are told, and what they say.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, TryRecvError, bounded};
 
 use super::letters::Letter;
 use super::rest::Rest;
 use super::{Carrier, key};
 use crate::bridge::Command;
 use crate::bridge::{Report, Side, TopicKey, Worker, WorkerOptions, Workers};
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::peers::NodeIdentity;
 
 /// How long to wait until it is tried again to start them.
 const RESTS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(60));
 /// Reports of one worker that are heard before others have their turn.
 const REPORTS: usize = 1024;
+
+/// How workers are started.
+pub(super) type Open = fn(usize, &WorkerOptions, IpAddr) -> Result<Workers>;
+
+/// Workers that are being started.
+pub(super) struct Opening {
+    local: IpAddr,
+    since: Instant,
+    outcome: Receiver<Result<Workers>>,
+    /// It takes so long that nothing waits for it any more.
+    is_late: bool,
+}
+
+/// How long the end of a service waits for a provider that is being opened.
+const FAREWELL: Duration = Duration::from_secs(5);
+
+impl Opening {
+    /// Waits for it, lest the process ends while a provider is in the middle of it. One that hangs is
+    /// left behind.
+    pub(super) fn end(self) {
+        drop(self.outcome.recv_timeout(FAREWELL));
+    }
+}
 
 /// Can workers at this address be reached from others that are reached from that one?
 fn serves(local: IpAddr, wanted: IpAddr) -> bool {
@@ -41,15 +67,98 @@ impl Carrier {
             tracing::info!(%local, "other nodes reach this one at another address");
             self.retire_workers();
         }
+        if let Some(opening) = &mut self.opening {
+            let (local, outcome) = match opening.outcome.try_recv() {
+                Err(TryRecvError::Empty) => return self.is_still_opening(now),
+                Ok(outcome) => (opening.local, outcome),
+                Err(TryRecvError::Disconnected) => {
+                    let detail = "the thread that opens a provider panicked";
+                    (opening.local, Err(Error::new("start a bridge", ErrorKind::Failed, detail)))
+                }
+            };
+            self.opening = None;
+            return self.has_opened(now, local, outcome);
+        }
         if self.workers_rest.is_some_and(|rest| !rest.is_over(now)) {
             return;
         }
+        match self.begin_to_open(now, local) {
+            Ok(opening) => {
+                self.opening = Some(opening);
+                // No node is promised anything that cannot be kept for it yet.
+                self.plan.set_can_send(false);
+            }
+            Err(error) => self.has_opened(now, local, Err(error)),
+        }
+    }
+
+    /// A provider is opened by a thread of its own: one that hangs holds up nothing but the messages
+    /// that go between nodes.
+    fn begin_to_open(&self, now: Instant, local: IpAddr) -> Result<Opening> {
         let options = WorkerOptions {
             policy: self.options.policy(),
             lanes: self.options.lanes,
             ..WorkerOptions::default()
         };
-        match Workers::start(self.options.workers, &options, local) {
+        let (count, open) = (self.options.workers, self.open);
+        let (told, outcome) = bounded(1);
+        let bell = Arc::clone(&self.household.bell);
+        std::thread::Builder::new()
+            .name("fabricast-open".into())
+            .spawn(move || {
+                // If nothing waits for it any more, it is closed again here.
+                let _ = told.send(open(count, &options, local));
+                bell.ring();
+            })
+            .map_err(|error| Error::of("start a bridge", error))?;
+        Ok(Opening { local, since: now, outcome, is_late: false })
+    }
+
+    /// Other nodes do not wait for a provider that takes long.
+    fn is_still_opening(&mut self, now: Instant) {
+        let longest = self.longest_opening();
+        let Some(opening) = self.opening.as_mut().filter(|it| !it.is_late) else { return };
+        if now < opening.since + longest {
+            return;
+        }
+        opening.is_late = true;
+        let local = opening.local;
+        let why = format!("opening a provider at {local} takes longer than {longest:?}");
+        tracing::error!(why, "no messages go between nodes until a provider is open");
+        self.why_no_workers = Some(why);
+        self.plan.set_can_send(false);
+        self.speak_to_all();
+        self.stir_all();
+    }
+
+    fn longest_opening(&self) -> Duration {
+        self.options.lost_after / 2
+    }
+
+    /// When it is to be looked again at a provider that is being opened, if nothing tells before.
+    pub(super) fn late_opening(&self) -> Option<Instant> {
+        let opening = self.opening.as_ref().filter(|it| !it.is_late)?;
+        Some(opening.since + self.longest_opening())
+    }
+
+    /// Those that have come are told what there is here, unless it is about to be known by what
+    /// messages go: who knows that nothing can go here does not keep anything for this node.
+    pub(super) fn speak_unless_opening(&mut self) {
+        if self.opening.as_ref().is_none_or(|it| it.is_late) {
+            self.speak_to_all();
+        }
+    }
+
+    fn speak_to_all(&mut self) {
+        for (node, session) in std::mem::take(&mut self.unspoken) {
+            if let Err(error) = self.peers.speak_to(node, session) {
+                tracing::warn!(%error, %node, "it does not learn what there is here");
+            }
+        }
+    }
+
+    fn has_opened(&mut self, now: Instant, local: IpAddr, outcome: Result<Workers>) {
+        match outcome {
             Ok(workers) => {
                 if let Some(first) = workers.all().next() {
                     let provider = &first.provider().name;
@@ -71,6 +180,7 @@ impl Carrier {
             }
         }
         self.plan.set_can_send(self.workers.is_some());
+        self.speak_to_all();
         self.stir_all();
     }
 

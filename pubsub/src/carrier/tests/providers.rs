@@ -1,7 +1,10 @@
 //! Nodes whose provider is none that this one's understands.
 
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use super::*;
-use crate::bridge::{Provider, Terms, TopicFacts};
+use crate::bridge::{Provider, Terms, TopicFacts, WorkerOptions, Workers};
 use crate::carrier::letters::Letter;
 use crate::peers::SessionNumber;
 
@@ -146,4 +149,40 @@ fn letters_that_are_none_are_refused_and_do_no_harm() {
             reading.take(&mut subscriber).is_some()
         });
     }
+}
+
+#[test]
+fn a_provider_that_hangs_holds_up_only_messages_between_nodes() {
+    static MAY_OPEN: AtomicBool = AtomicBool::new(false);
+    fn hang(count: usize, options: &WorkerOptions, local: IpAddr) -> crate::Result<Workers> {
+        let end = Instant::now() + FAR;
+        while !MAY_OPEN.load(Ordering::Acquire) && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        Workers::start(count, options, local)
+    }
+    let place = Place::new(1);
+    let lost_after = Duration::from_secs(1);
+    let mut carrier = place.carrier(&NetworkOptions { lost_after, ..network() });
+    carrier.open = hang;
+    let other = one_that_wants(&carrier, 2);
+    carrier.set_topics(place.topics(true, false));
+    let end = Instant::now() + FAR;
+    let (mut is_told, mut knows_interests) = (false, false);
+    while !is_told || !knows_interests {
+        assert!(Instant::now() < end, "told: {is_told}, knows interests: {knows_interests}");
+        let turn = Instant::now();
+        carrier.turn();
+        assert!(turn.elapsed() < FAR / 4, "the service waited for a provider");
+        is_told |= carrier.rows().iter().any(
+            |row| matches!(row, Row::NotCarried { why } if why.contains("takes longer than 500ms")),
+        );
+        knows_interests |= std::iter::from_fn(|| other.next_event())
+            .any(|event| matches!(event, Event::Interests { .. }));
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    assert!(!place.topic.is_carried());
+    MAY_OPEN.store(true, Ordering::Release);
+    until("the topic to be carried", &mut [&mut carrier], || place.topic.is_carried());
+    assert!(!carrier.rows().iter().any(|row| matches!(row, Row::NotCarried { .. })));
 }

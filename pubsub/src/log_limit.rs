@@ -1,0 +1,76 @@
+//! How many lines may be logged that other nodes, or whatever connects as one, can cause.
+
+use std::time::Duration;
+
+/// Lines that may come at once.
+const BURST: u32 = 100;
+/// The time from one to the next behind them.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// A limit of some log lines together. Moments are told as the time since any one.
+#[derive(Debug)]
+pub(crate) struct LogLimit {
+    left: u32,
+    /// Up to when what may be logged was added to `left`.
+    counted: Duration,
+    suppressed: u64,
+}
+
+impl LogLimit {
+    pub(crate) fn new() -> Self {
+        Self { left: BURST, counted: Duration::ZERO, suppressed: 0 }
+    }
+
+    /// May one more be logged? If some were not, that is logged before.
+    pub(crate) fn allows(&mut self, now: Duration) -> bool {
+        let Some(suppressed) = self.next(now) else { return false };
+        if suppressed > 0 {
+            tracing::warn!(
+                suppressed,
+                "log lines about other nodes were suppressed: too many came"
+            );
+        }
+        true
+    }
+
+    /// How many were suppressed since the last one; None if this one is to be, too.
+    fn next(&mut self, now: Duration) -> Option<u64> {
+        let passed = now.saturating_sub(self.counted).as_secs() / PAUSE.as_secs();
+        self.counted += PAUSE * u32::try_from(passed).unwrap_or(u32::MAX);
+        self.left = BURST.min(self.left.saturating_add(u32::try_from(passed).unwrap_or(u32::MAX)));
+        match self.left.checked_sub(1) {
+            Some(left) => {
+                self.left = left;
+                Some(std::mem::take(&mut self.suppressed))
+            }
+            None => {
+                self.suppressed += 1;
+                None
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_burst_of_log_lines_is_cut_and_those_left_out_are_counted() {
+        let mut limit = LogLimit::new();
+        let mut logged = Vec::new();
+        // For 20 seconds, 700 a second.
+        for line in 0..14_000 {
+            let now = Duration::from_secs(5) + Duration::from_micros(line * 20_000_000 / 14_000);
+            logged.extend(limit.next(now));
+        }
+        assert!((100..=121).contains(&logged.len()), "{}", logged.len());
+        assert_eq!(logged[..100], [0; 100]);
+        assert!(logged[101..].iter().all(|suppressed| (600..800).contains(suppressed)));
+        // Afterwards all are logged again.
+        let later = Duration::from_secs(3600);
+        assert!(limit.next(later).is_some_and(|suppressed| suppressed > 0));
+        assert!((0..99).all(|_| limit.next(later) == Some(0)));
+        assert_eq!(limit.next(later), None);
+    }
+}
