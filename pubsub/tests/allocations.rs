@@ -92,6 +92,7 @@ fn network(directory: &Path, listen: SocketAddr, peer: SocketAddr) -> Node {
     let network = NetworkOptions {
         listen: Some(listen),
         peers: vec![peer.to_string()],
+        insecure: true,
         ..NetworkOptions::default()
     };
     Node::join(NodeOptions { network: Some(network), ..options(directory) }).unwrap()

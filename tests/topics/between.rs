@@ -7,7 +7,8 @@ use crate::house::{House, PATIENCE, Process, parse, topic};
 
 /// Serves a node that others reach. Gives where.
 fn serve(house: &House, more: &[&str]) -> (Process, String) {
-    let mut node = house.start(&[&["node", "--listen", "127.0.0.1:0"][..], more].concat());
+    let mut node =
+        house.start(&[&["node", "--insecure", "--listen", "127.0.0.1:0"][..], more].concat());
     node.wait_for("serves node");
     let report = house.wait_until("an address", |report| report["node"]["listens"].is_string());
     (node, report["node"]["listens"].as_str().unwrap().to_owned())
@@ -55,7 +56,8 @@ fn a_node_that_is_served_anew_is_still_connected() {
         node.signal(signal);
         node.end();
         // The same again, while the one who reads serves already, and hands it over.
-        let mut next = houses[1].start(&["node", "--listen", &before, "--peers", &address]);
+        let mut next =
+            houses[1].start(&["node", "--insecure", "--listen", &before, "--peers", &address]);
         next.wait_for("its service number 3");
         let after =
             houses[1].wait_until("an address", |report| report["node"]["listens"].is_string());
@@ -188,7 +190,8 @@ fn nothing_is_kept_for_a_node_that_is_a_stranger_from_the_first_moment_on() {
     let publish = ["pub", "t", "--pattern", "--count", "3", "--wait-for", "1", "--timeout", "4"];
     let mut publisher = houses[0].start(&[&publish[..], &["--json"]].concat());
     publisher.wait_for("waiting for 1 subscriber");
-    let _two = houses[1].start(&["node", "--provider", "tcp;ofi_rxm", "--peers", &address]);
+    let _two =
+        houses[1].start(&["node", "--insecure", "--provider", "tcp;ofi_rxm", "--peers", &address]);
     let mut sub = houses[1].start(&["sub", "t", "--largest", "1M"]);
     let code = publisher.end().code();
     let sent = parse(&publisher.output());
@@ -200,7 +203,9 @@ fn nothing_is_kept_for_a_node_that_is_a_stranger_from_the_first_moment_on() {
 #[test]
 fn a_provider_that_cannot_carry_messages_is_refused() {
     let house = House::open();
-    for told in [&["--listen", "127.0.0.1:0"][..], &["--peers", "127.0.0.1:9"]] {
+    for told in
+        [&["--insecure", "--listen", "127.0.0.1:0"][..], &["--insecure", "--peers", "127.0.0.1:9"]]
+    {
         let (code, said) =
             house.run(&[&["node", "--provider", "carrier-pigeon"][..], told].concat());
         assert_eq!(code, Some(3), "{said}");
@@ -216,7 +221,7 @@ fn why_nothing_goes_to_other_nodes_is_told() {
     let (_one, address) = serve(&houses[0], &[]);
     let paths = houses[0].json(&["paths", "--topics", "--json"]);
     assert!(paths["not_carried"].is_null(), "{paths}");
-    let sub = ["sub", "t", "--largest", "1M", "--peers", &address];
+    let sub = ["sub", "t", "--largest", "1M", "--insecure", "--peers", &address];
     let mut sub = houses[1].start(&[&sub[..], &["--provider", "carrier-pigeon"]].concat());
     sub.wait_for("no messages go between this node and others: ");
     let paths = wait_for_paths(&houses[1], |paths| paths["not_carried"].is_string());
@@ -232,7 +237,7 @@ fn that_an_address_is_taken_is_told_until_it_is_free() {
     let house = House::open();
     let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = other.local_addr().unwrap().to_string();
-    let mut node = house.start(&["node", "--listen", &address]);
+    let mut node = house.start(&["node", "--insecure", "--listen", &address]);
     node.wait_for("it does not listen for other nodes");
     let paths = wait_for_paths(&house, |paths| paths["not_carried"].is_string());
     let why = paths["not_carried"].as_str().unwrap();
@@ -308,10 +313,12 @@ fn one_that_is_away_is_told_of_by_its_name() {
 #[test]
 fn a_service_of_its_own_that_may_not_reach_others_is_refused() {
     let house = House::open();
-    let (code, said) = house.run(&["node", "--listen", "0.0.0.0:0"]);
-    assert_eq!(code, Some(2), "{said}");
-    assert!(said.contains("beyond loopback") && said.contains("insecure"), "{said}");
-    assert!(!house.node().exists(), "nobody joined anything");
+    for address in ["0.0.0.0:0", "127.0.0.1:0"] {
+        let (code, said) = house.run(&["node", "--listen", address]);
+        assert_eq!(code, Some(2), "{said}");
+        assert!(said.contains("not authenticated") && said.contains("insecure"), "{said}");
+        assert!(!house.node().exists(), "nobody joined anything");
+    }
     // Who serves in passing does what it came for.
     let publish = ["pub", "t", "--pattern", "--count", "1", "--listen", "0.0.0.0:0"];
     let (code, said) = house.run(&publish);

@@ -187,6 +187,7 @@ pub(super) fn serve(service: &Service) -> Result<Node, Failure> {
         lanes: network.lanes as usize,
         workers: network.workers as usize,
         lost_after: PATIENCE,
+        insecure: true,
         ..NetworkOptions::default()
     });
     Ok(Node::join(NodeOptions {

@@ -139,8 +139,8 @@ typedef struct fabricast_node_options {
                                requires, "^NAME" denies; NULL: the best */
     const char *source;     /* the address that messages leave from; NULL: usual */
     int64_t lost_after;     /* a node that was not heard of for so long is lost, nanoseconds */
-    uint32_t insecure;      /* 1: beyond loopback, though nobody is authenticated and nothing
-                               is encrypted */
+    uint32_t insecure;      /* 1: other nodes, though none is authenticated and nothing is
+                               encrypted yet; on loopback each user of the machine can connect */
     uint32_t workers;       /* threads that carry messages; 0: usual */
 } fabricast_node_options;
 

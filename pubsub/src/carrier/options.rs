@@ -18,6 +18,7 @@ use crate::peers;
 /// let network = NetworkOptions {
 ///     listen: Some("127.0.0.1:7007".parse()?),
 ///     peers: vec!["127.0.0.1:7008".into()],
+///     insecure: true,
 ///     ..NetworkOptions::default()
 /// };
 /// let options = NodeOptions { network: Some(network), ..NodeOptions::default() };
@@ -32,8 +33,8 @@ pub struct NetworkOptions {
     pub peers: Vec<String>,
     /// A node, as `host:port`, that tells of the others.
     pub rendezvous: Option<String>,
-    /// Beyond loopback, though whoever can connect is believed, and whoever sees the packets
-    /// can read them.
+    /// Other nodes at all, though none is authenticated and nothing is encrypted yet: whatever can
+    /// connect, on loopback each user of this machine, reads and publishes in all topics.
     pub insecure: bool,
     /// What the node calls itself to others; the label of its service if empty.
     pub name: String,
@@ -63,8 +64,8 @@ impl NetworkOptions {
     /// The most [workers](Self::workers) that can be asked for.
     pub const MOST_WORKERS: u32 = 16;
 
-    /// Refuses what would be in vain, whatever else there is: addresses that are none, and those
-    /// beyond loopback without [`insecure`](Self::insecure). A service that is told such a thing
+    /// Refuses what would be in vain, whatever else there is: addresses that are none, and any without
+    /// [`insecure`](Self::insecure). A service that is told such a thing
     /// serves its node all the same, and logs that it cannot reach others.
     ///
     /// `label` is what the service calls itself, if the node has no name.
@@ -74,7 +75,7 @@ impl NetworkOptions {
     ///
     /// ```
     /// use pubsub::{ErrorKind, NetworkOptions};
-    /// let listen = Some("0.0.0.0:7007".parse()?);
+    /// let listen = Some("127.0.0.1:7007".parse()?);
     /// let mut network = NetworkOptions { listen, ..NetworkOptions::default() };
     /// assert_eq!(network.check("camera").unwrap_err().kind(), ErrorKind::InvalidArgument);
     /// network.insecure = true;
@@ -107,13 +108,10 @@ impl NetworkOptions {
         bridge::check_provider(&self.policy(), self.source)
     }
 
-    /// Logs what it means that nodes beyond loopback are allowed, if there may be some.
+    /// Logs what it means that other nodes are allowed, if there may be some.
     pub(crate) fn say_if_insecure(&self) {
-        if let Some(address) = peers::beyond_loopback(self).filter(|_| self.insecure) {
-            tracing::warn!(
-                %address,
-                "insecure: peers beyond loopback are not authenticated, and nothing is encrypted"
-            );
+        if let Some(address) = peers::first_address(self).filter(|_| self.insecure) {
+            tracing::warn!(address, "insecure: {}", peers::INSECURE);
         }
     }
 

@@ -46,6 +46,7 @@ fn network() -> NetworkOptions {
     NetworkOptions {
         listen: Some("127.0.0.1:0".parse().unwrap()),
         lost_after: Duration::from_millis(500),
+        insecure: true,
         ..NetworkOptions::default()
     }
 }
@@ -246,6 +247,7 @@ fn one_that_wants(carrier: &Carrier, identity: u8) -> Peers {
         peers: vec![carrier.listens().unwrap()],
         lost_after: FAR,
         name: "silent".to_owned(),
+        insecure: true,
         ..NetworkOptions::default()
     };
     let peers = Peers::start_open(&network, NodeIdentity([identity; 16]));

@@ -7,10 +7,11 @@ use super::mesh::{Line, Mesh};
 use super::pair::Connection;
 use super::reason::{Parting, Reason};
 
-/// Connections that are held at the same time.
+/// Connections that are held at the same time. Those that this node dials do not count: there are
+/// as many as addresses that it was given, and others told of.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Limits {
-    /// In all.
+    /// Of those that came, in all.
     pub(super) connections: usize,
     /// Of those that came from one address.
     pub(super) of_one_source: usize,
@@ -59,7 +60,7 @@ impl Mesh {
         {
             oldest_from(from)
         } else if strangers.len() >= self.limits.strangers
-            || self.lines.len() >= self.limits.connections
+            || lines().count() >= self.limits.connections
         {
             // Where most come from, most are of no good: others lose nothing by it.
             let busiest =

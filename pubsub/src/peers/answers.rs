@@ -77,7 +77,9 @@ impl Mesh {
             if hello.run == self.me.run {
                 return Err(Reason::Ended(Parting::Oneself));
             }
-            tracing::warn!(%node, label = hello.label, "another service has this node's identity");
+            if self.log.allows(now) {
+                tracing::warn!(%node, label = hello.label, "another service has this node's identity");
+            }
             return Err(Reason::Ended(Parting::Twin));
         }
         let Some(line) = self.lines.get_mut(&connection) else { return Ok(()) };
@@ -85,6 +87,14 @@ impl Mesh {
         let (run, label) = (hello.run, hello.label.clone());
         line.peer = Some(hello);
         let known = self.nodes.entry(node).or_insert_with(|| Node { run, pair: Pair::default() });
+        if run != known.run && known.pair.current().is_some() {
+            // As long as a session lives nothing takes its place but a connection of the same
+            // service: anything may say that it is this node, started later.
+            if self.log.allows(now) {
+                tracing::warn!(%node, label, "a node that has a session comes as another service");
+            }
+            return Err(Reason::Ended(Parting::Occupied));
+        }
         if run < known.run {
             return Err(Reason::Ended(Parting::Superseded));
         }
@@ -190,7 +200,9 @@ impl Mesh {
                 continue;
             }
             if !self.book.learn(*node, *address, now) {
-                tracing::warn!(%node, %address, "more addresses are told of than can be kept");
+                if self.log.allows(now) {
+                    tracing::warn!(%node, %address, "more addresses are told of than can be kept");
+                }
                 return;
             }
         }

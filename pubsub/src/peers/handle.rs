@@ -1,6 +1,6 @@
 //! What a node service holds of its peers.
 
-use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -28,8 +28,8 @@ use crate::wake::WakeFd;
 const START: &str = "start to look after peers";
 const LISTEN: &str = "listen for other nodes";
 
-/// Refuses what is impossible, or leads beyond loopback without
-/// [`insecure`](NetworkOptions::insecure), for a node that is called so.
+/// Refuses what is impossible, and any other node without [`insecure`](NetworkOptions::insecure),
+/// for a node that is called so.
 pub(crate) fn check(network: &NetworkOptions, label: &str) -> Result<()> {
     let refuse = |detail: String| Err(Error::new(START, ErrorKind::InvalidArgument, detail));
     if label.len() > LONGEST_LABEL || label.chars().any(char::is_control) {
@@ -47,24 +47,22 @@ pub(crate) fn check(network: &NetworkOptions, label: &str) -> Result<()> {
     for address in network.peers.iter().chain(&network.rendezvous) {
         names::check(START, address)?;
     }
-    match beyond_loopback(network) {
-        Some(address) if !network.insecure => refuse(format!(
-            "{address} is beyond loopback. There is no authentication and no encryption \
-             yet: who can connect is believed. \"insecure\" allows it"
-        )),
+    match first_address(network) {
+        Some(address) if !network.insecure => {
+            refuse(format!("{address}: {INSECURE}. Allow it: \"insecure\""))
+        }
         _ => Ok(()),
     }
 }
 
-/// The first address that is, if one is.
-pub(crate) fn beyond_loopback(network: &NetworkOptions) -> Option<SocketAddr> {
-    let dialled = network.peers.iter().chain(&network.rendezvous);
-    let mut addresses = dialled.filter_map(|address| address.parse().ok()).chain(network.listen);
-    addresses.find(|address: &SocketAddr| is_beyond_loopback(address.ip()))
-}
+/// What it means that nodes are connected.
+pub(crate) const INSECURE: &str = "nodes are not authenticated and nothing is encrypted yet, so \
+    whatever can connect reads and publishes in all topics; on loopback, each user of the machine";
 
-fn is_beyond_loopback(address: IpAddr) -> bool {
-    !address.to_canonical().is_loopback()
+/// The first address at which this node meets others, if there is one.
+pub(crate) fn first_address(network: &NetworkOptions) -> Option<String> {
+    let dialled = network.peers.iter().chain(&network.rendezvous).cloned();
+    network.listen.map(|address| address.to_string()).into_iter().chain(dialled).next()
 }
 
 /// The other nodes, looked after by a thread. Dropping it says goodbye to them, for which
@@ -135,7 +133,7 @@ impl Peers {
             is_over: AtomicBool::new(false),
         });
         let own = listens.map(|address| address.ip());
-        let service = Service::new(Arc::clone(&shared), listener, own, network.insecure);
+        let service = Service::new(Arc::clone(&shared), listener, own);
         let thread = std::thread::Builder::new()
             .name("fabricast-peers".to_owned())
             .spawn(move || service.run())

@@ -65,7 +65,8 @@ impl fmt::Display for SessionNumber {
     }
 }
 
-/// One start of a node's service. A later one takes the place of an earlier one.
+/// One start of a node's service. A later one takes the place of an earlier one that has no session
+/// any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub(super) struct Run {
     /// Nanoseconds since 1970.

@@ -61,6 +61,7 @@ fn options(number: u8, peers: &[SocketAddr]) -> Options {
         name: format!("node {number}"),
         // Other builds may keep both processors busy.
         lost_after: Duration::from_secs(20),
+        insecure: true,
         ..NetworkOptions::default()
     };
     Options(number, network)
@@ -276,7 +277,7 @@ fn five_find_each_other_through_one_of_them() {
 }
 
 #[test]
-fn beyond_loopback_only_if_it_is_allowed() {
+fn other_nodes_are_met_only_if_it_is_allowed() {
     let refused = |change: fn(&mut Options)| {
         let mut options = options(1, &[]);
         change(&mut options);
@@ -284,11 +285,26 @@ fn beyond_loopback_only_if_it_is_allowed() {
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
         error.to_string()
     };
-    let any = refused(|options| options.listen = Some("0.0.0.0:0".parse().unwrap()));
-    assert!(any.contains("insecure") && any.contains("beyond loopback"), "{any}");
-    refused(|options| options.listen = Some("[::]:0".parse().unwrap()));
-    refused(|options| options.peers = vec!["192.0.2.1:7".to_owned()]);
-    refused(|options| options.rendezvous = Some("[2001:db8::1]:7".to_owned()));
+    // On loopback any user of the machine could connect.
+    for listen in ["127.0.0.1:0", "[::1]:0", "0.0.0.0:0", "[::]:0"] {
+        let mut options = options(1, &[]);
+        (options.listen, options.insecure) = (Some(listen.parse().unwrap()), false);
+        let why = started(options).unwrap_err().to_string();
+        for part in [listen, "not authenticated", "each user of the machine", "\"insecure\""] {
+            assert!(why.contains(part), "{why}");
+        }
+    }
+    for peer in ["127.0.0.1:7", "192.0.2.1:7", "a-name:7"] {
+        for is_rendezvous in [false, true] {
+            let mut options = options(1, &[]);
+            (options.listen, options.insecure) = (None, false);
+            match is_rendezvous {
+                true => options.rendezvous = Some(peer.to_owned()),
+                false => options.peers = vec![peer.to_owned()],
+            }
+            assert_eq!(started(options).unwrap_err().kind(), ErrorKind::InvalidArgument);
+        }
+    }
     for address in ["", "host", "host:", ":7", "host:0", "127.0.0.1:0", "a b:7", "a:b:7"] {
         let mut options = options(1, &[]);
         options.peers = vec![address.to_owned()];

@@ -18,6 +18,7 @@ use super::reason::{Parting, Reason};
 use super::report::Absent;
 use super::session::{Session, Timing};
 use crate::error::{Error, ErrorKind, Result};
+use crate::log_limit::LogLimit;
 use crate::text::shortened;
 
 /// What a mesh begins with.
@@ -93,6 +94,8 @@ pub(super) struct Mesh {
     next_connection: u64,
     pub(super) next_session: u64,
     is_deaf: bool,
+    /// Of what others can cause.
+    pub(super) log: LogLimit,
 }
 
 impl Mesh {
@@ -133,6 +136,7 @@ impl Mesh {
             next_connection: 0,
             next_session,
             is_deaf: false,
+            log: LogLimit::new(),
         }
     }
 
@@ -161,10 +165,9 @@ impl Mesh {
         now: Duration,
     ) -> Option<Connection> {
         let failed = match result {
-            Ok((ours, theirs)) if self.lines.len() < self.limits.connections => {
+            Ok((ours, theirs)) => {
                 return Some(self.open(Some(address.to_owned()), ours, theirs, now));
             }
-            Ok(_) => Parting::Crowded.to_string(),
             Err(why) => why,
         };
         tracing::debug!(address, why = failed, "a peer was not reached");

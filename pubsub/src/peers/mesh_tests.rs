@@ -5,9 +5,12 @@ use std::time::{Duration, SystemTime};
 
 use proptest::prelude::*;
 
+use super::admission::Limits;
 use super::directory::Interest;
-use super::identity::{Chance, NodeIdentity};
+use super::identity::{Chance, NodeIdentity, Run};
+use super::mesh::{Mesh, Start};
 use super::report::PeerState;
+use super::session::Timing;
 use super::simulation::{Plan, World};
 use crate::settings::TopicSettings;
 
@@ -231,29 +234,64 @@ fn one_that_meets_itself_does_not_dial_itself_again() {
 }
 
 #[test]
-fn the_later_of_two_with_one_identity_is_heard_and_the_other_learns_why_not() {
-    let mut plans = plans(3, 1, Acquaintance::All);
-    plans[1].identity = plans[0].identity;
-    let mut world = World::new(plans, 1);
-    world.start(0, 1);
-    world.start(2, 1);
-    world.run(LONG);
-    assert_eq!(world.connections(0, 2), 1);
-    world.start(1, 2);
-    world.run(LONG);
-    assert_eq!(world.connections(0, 2), 0);
-    assert_eq!(world.connections(1, 2), 1);
-    let events = world.hosts[2].events;
-    world.run(LONG);
-    assert_eq!(world.hosts[2].events, events, "they take turns");
-    let reports = world.hosts[0].mesh.as_ref().unwrap().reports(|_| SystemTime::UNIX_EPOCH);
-    for host in [1, 2] {
-        let address = address(host, 0).to_string();
-        let report = reports.iter().find(|report| report.address == address).unwrap();
-        assert_eq!(report.state, PeerState::Waiting);
-        let why = report.why_not.as_deref().unwrap();
-        assert!(why.contains("identity") || why.contains("started later"), "{why}");
+fn a_session_is_not_taken_over_by_another_service_of_its_identity() {
+    for started in [2, 0] {
+        let mut plans = plans(3, 1, Acquaintance::All);
+        plans[1].identity = plans[0].identity;
+        let mut world = World::new(plans, 1);
+        world.start(0, 1);
+        world.start(2, 1);
+        world.run(LONG);
+        let session = world.hosts[2].sessions[&world.hosts[0].identity()].session;
+        // By its clock it is the later one, or the earlier one.
+        world.start(1, started);
+        world.run(LONG);
+        assert_eq!(world.connections(0, 2), 1);
+        assert_eq!(world.connections(1, 2), 0);
+        assert_eq!(world.hosts[2].sessions[&world.hosts[0].identity()].session, session);
+        let reports = world.hosts[1].mesh.as_ref().unwrap().reports(|_| SystemTime::UNIX_EPOCH);
+        for host in [0, 2] {
+            let address = address(host, 0).to_string();
+            let report = reports.iter().find(|report| report.address == address).unwrap();
+            assert_eq!(report.state, PeerState::Waiting);
+            let why = report.why_not.as_deref().unwrap();
+            assert!(why.contains("identity"), "{why}");
+        }
+        // It has its turn when the first one is gone.
+        world.stop(0, false);
+        world.run(LONG);
+        assert_eq!(world.connections(1, 2), 1);
     }
+}
+
+#[test]
+fn connections_that_come_and_those_that_are_dialled_do_not_take_each_others_places() {
+    let limits = Limits { connections: 4, of_one_source: 2, strangers: 2 };
+    let peer = address(1, 0);
+    let start = Start {
+        identity: identity(0, 1),
+        run: Run { started: 1, chance: 1 },
+        label: String::new(),
+        listens: Some(address(0, 0)),
+        peers: vec![peer.to_string()],
+        rendezvous: None,
+        timing: Timing::new(Duration::from_secs(3)),
+        limits,
+    };
+    let mut mesh = Mesh::new(start, Duration::ZERO);
+    let come = |mesh: &mut Mesh| {
+        let from = (0..8).map(|host| address(2 + host / 4, 0));
+        from.filter(|from| mesh.accepted(address(0, 0), *from, Duration::ZERO).is_some()).count()
+    };
+    assert_eq!(come(&mut mesh), 8, "each takes the place of one before it");
+    assert_eq!(mesh.lines.len(), 2);
+    for count in 3..16 {
+        let ends = Ok((address(0, 0), peer));
+        assert!(mesh.dialled(&peer.to_string(), ends, Duration::ZERO).is_some());
+        assert_eq!(mesh.lines.len(), count);
+    }
+    assert_eq!(come(&mut mesh), 8);
+    assert_eq!(mesh.lines.len(), 15);
 }
 
 #[test]

@@ -41,7 +41,7 @@ mod simulation;
 
 pub(crate) use directory::{Change, Interest, MOST_INTERESTS};
 pub(crate) use event::Event;
-pub(crate) use handle::{Peers, beyond_loopback, check};
+pub(crate) use handle::{INSECURE, Peers, check, first_address};
 pub use identity::NodeIdentity;
 pub(crate) use identity::SessionNumber;
 #[cfg(test)]

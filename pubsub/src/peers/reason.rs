@@ -49,6 +49,8 @@ pub(crate) enum Parting {
     Malformed,
     /// The other was not heard for too long.
     Silent,
+    /// The node has a session with another service of the same identity, which is not over.
+    Occupied,
 }
 
 impl Reason {
@@ -116,6 +118,9 @@ impl fmt::Display for Parting {
             Self::Backlog => "more waits to be sent to it than may wait",
             Self::Malformed => "it broke the rules",
             Self::Silent => "it was not heard for too long",
+            Self::Occupied => {
+                "another service of the same identity has a session, which is not over"
+            }
         })
     }
 }

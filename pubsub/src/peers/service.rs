@@ -80,8 +80,6 @@ pub(super) struct Service {
     shared: Arc<Shared>,
     listener: Option<TcpListener>,
     own: Option<IpAddr>,
-    /// Beyond loopback is allowed.
-    is_insecure: bool,
     patience: Duration,
     nobody_until: Duration,
     is_deaf: bool,
@@ -102,7 +100,6 @@ impl Service {
         shared: Arc<Shared>,
         listener: Option<TcpListener>,
         own: Option<IpAddr>,
-        is_insecure: bool,
     ) -> Self {
         let names = Names::new(Arc::clone(&shared.bell));
         let patience = lock(&shared.mesh).timing.introducing;
@@ -110,7 +107,6 @@ impl Service {
             shared,
             listener,
             own,
-            is_insecure,
             patience,
             nobody_until: Duration::ZERO,
             is_deaf: false,
@@ -291,8 +287,11 @@ impl Service {
                 Err(error) => {
                     use std::io::ErrorKind::{ConnectionAborted, Interrupted, WouldBlock};
                     if !matches!(error.kind(), WouldBlock | Interrupted | ConnectionAborted) {
-                        tracing::warn!(%error, "nobody can be let in");
-                        self.nobody_until = self.shared.now() + REST;
+                        let now = self.shared.now();
+                        if lock(&self.shared.mesh).log.allows(now) {
+                            tracing::warn!(%error, "no connection of another node can be accepted");
+                        }
+                        self.nobody_until = now + REST;
                     }
                     return;
                 }
@@ -363,13 +362,6 @@ impl Service {
             Ok(found) => found,
             Err(why) => return self.not_reached(&address, why),
         };
-        if !self.is_insecure {
-            found.retain(|address| address.ip().to_canonical().is_loopback());
-            if found.is_empty() {
-                let why = "it leads beyond loopback, which is not allowed without \"insecure\"";
-                return self.not_reached(&address, why.to_owned());
-            }
-        }
         // The last is tried first, below.
         found.reverse();
         self.try_others(address, found, "it leads nowhere".to_owned());

@@ -48,7 +48,7 @@ declare! {
         peers: Vec<String> = Vec::new(), "none", |all| addresses(all);
         /// A node, as host:port, that tells of the others.
         rendezvous: Option<String> = None, "none", |any| addresses(any);
-        /// Allow other nodes beyond loopback, though they are not authenticated and nothing is encrypted.
+        /// Allow other nodes, though none is authenticated and nothing is encrypted yet: whatever can connect, on loopback each user of the machine, reads and publishes in all topics.
         insecure: bool = false, "false", anything;
         /// What the node is called among others.
         node_name: Option<String> = None, "the label", label;
