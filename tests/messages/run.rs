@@ -10,6 +10,9 @@ use testkit::directory::Directory;
 /// Only reached by what fails.
 const LIMIT: Duration = Duration::from_secs(60);
 
+/// Names and what stands for them.
+pub(crate) type Pairs<'a> = &'a [(&'a str, &'a str)];
+
 /// A directory with a node in it.
 pub(crate) struct Ground {
     directory: Directory,
@@ -116,7 +119,7 @@ impl Ground {
     pub(crate) fn says_with(
         &self,
         arguments: &[&str],
-        (input, environment, words): (&str, &[(&str, &str)], &[(&str, &str)]),
+        (input, environment, words): (&str, Pairs<'_>, Pairs<'_>),
         code: i32,
         error: &str,
     ) {
