@@ -13,6 +13,9 @@ type Pairs<'a> = &'a [(&'a str, &'a str)];
 /// Only reached by what fails.
 const LIMIT: Duration = Duration::from_secs(60);
 
+/// Names and what stands for them.
+pub(crate) type Pairs<'a> = &'a [(&'a str, &'a str)];
+
 /// A directory with a node in it.
 pub(crate) struct Ground {
     directory: Directory,
