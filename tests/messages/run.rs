@@ -7,9 +7,6 @@ use std::time::{Duration, Instant};
 
 use testkit::directory::Directory;
 
-/// Names and what they stand for.
-type Pairs<'a> = &'a [(&'a str, &'a str)];
-
 /// Only reached by what fails.
 const LIMIT: Duration = Duration::from_secs(60);
 

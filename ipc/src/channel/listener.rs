@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::life::Incarnation;
+use crate::limits::LimitReached;
 use crate::patience::deadline;
 
 use super::{Channel, ChannelError, Result, address, new_socket, system, wait};
@@ -226,7 +227,7 @@ impl DirectoryLock {
     /// `DeadlineExceeded`, `System`.
     pub fn take(directory: &Path) -> Result<Self> {
         let failed = |call, cause| {
-            let path = Some(directory.to_owned());
+            let (path, cause) = (Some(directory.to_owned()), LimitReached::explain(cause));
             Err(ChannelError::System { call, path, cause })
         };
         let file = match File::open(directory) {

@@ -87,9 +87,10 @@ impl Mesh {
         let dialled = line.dialled.clone();
         let (run, label) = (hello.run, hello.label.clone());
         line.peer = Some(hello);
+        let is_stale = self.is_stale(&node, now);
         let known = self.nodes.entry(node).or_insert_with(|| Node { run, pair: Pair::default() });
-        if run != known.run && known.pair.current().is_some() {
-            // As long as a session lives nothing takes its place but a connection of the same
+        if run != known.run && known.pair.current().is_some() && !is_stale {
+            // As long as a session moves something nothing takes its place but a connection of the same
             // service: anything may say that it is this node, started later.
             if self.log.allows(now) {
                 tracing::warn!(%node, label, "a node that has a session comes as another service");

@@ -265,6 +265,24 @@ fn a_session_is_not_taken_over_by_another_service_of_its_identity() {
 }
 
 #[test]
+fn a_silent_session_gives_way_to_another_service_of_its_identity() {
+    let mut plans = plans(3, 1, Acquaintance::All);
+    plans[1].identity = plans[0].identity;
+    let mut world = World::new(plans, 1);
+    world.start(0, 1);
+    world.start(2, 1);
+    world.run(LONG);
+    // As if its machine lost its power: that it ended is not seen.
+    world.cut(0, 2);
+    world.stop(0, false);
+    world.run(Duration::from_millis(1500));
+    assert!(world.hosts[2].sessions.contains_key(&world.hosts[0].identity()));
+    world.start(1, 2);
+    world.run(Duration::from_millis(500));
+    assert_eq!(world.connections(1, 2), 1);
+}
+
+#[test]
 fn connections_that_come_and_those_that_are_dialled_do_not_take_each_others_places() {
     let limits = Limits { connections: 4, of_one_source: 2, strangers: 2 };
     let peer = address(1, 0);
