@@ -44,7 +44,7 @@ errors::define! {
     /// use gpu::{Device, ErrorKind};
     /// let error = Device::open("stand-in:99".parse().unwrap()).unwrap_err();
     /// assert_eq!(error.kind(), ErrorKind::NoSuchDevice);
-    /// assert!(error.to_string().starts_with("stand-in:99: open: no such device"), "{error}");
+    /// assert!(error.to_string().starts_with("stand-in:99: open failed: no such device"), "{error}");
     /// ```
     pub struct Error {
         device: Option<DeviceName>,

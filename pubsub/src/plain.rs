@@ -53,6 +53,14 @@ unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}
 /// }
 /// ```
 ///
+/// All fields are there:
+///
+/// ```compile_fail
+/// pubsub::plain! {
+///     struct Conditional { #[cfg(any())] hidden: u32, number: u32, time: u64 }
+/// }
+/// ```
+///
 /// Not every byte is a truth value:
 ///
 /// ```compile_fail
@@ -78,6 +86,8 @@ macro_rules! plain {
 
             const _: () = {
                 const fn is_plain<T: $crate::Plain>() {}
+                // A field that an attribute removes would hide padding.
+                $( let _ = ::core::mem::offset_of!($name, $field); )*
                 $( is_plain::<$type>(); )*
                 assert!(
                     ::core::mem::size_of::<$name>() == 0 $( + ::core::mem::size_of::<$type>() )*,

@@ -400,7 +400,10 @@ impl Subscriber {
         if held < self.most_samples || !self.has_more(direction) {
             return Ok(());
         }
-        let detail = format!("it holds {held} and may hold {}", self.most_samples);
+        let detail = format!(
+            "it holds {held} and may hold {}. Drop samples, or make the topic deeper",
+            self.most_samples
+        );
         Err(Error::new("pull", ErrorKind::TooManySamples, detail).on(self.topic()))
     }
 

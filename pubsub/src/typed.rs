@@ -180,7 +180,15 @@ impl<T: Plain> TypedPublisher<T> {
         self.publisher.try_push(bytes_of(value))
     }
 
-    /// The publisher, whatever its values are: to wait for subscribers, to flush, to count.
+    /// Waits for subscribers, as [`Publisher::wait_for_subscribers`].
+    ///
+    /// # Errors
+    /// As [`Publisher::wait_for_subscribers`].
+    pub fn wait_for_subscribers(&self, count: u32, timeout: Duration) -> Result<u32> {
+        self.publisher.wait_for_subscribers(count, timeout)
+    }
+
+    /// The publisher, whatever its values are: to flush, to count.
     #[must_use]
     pub fn untyped(&self) -> &Publisher {
         &self.publisher

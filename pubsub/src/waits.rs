@@ -99,12 +99,16 @@ impl Node {
     ///
     /// # Errors
     /// [`Unknown`](ErrorKind::Unknown) if it does not exist before the deadline; as
-    /// [`open`](Self::open).
+    /// [`open`](Self::open), each attempt of which may take the node's own patience where its service
+    /// does not answer.
     pub fn wait_for_topic(&self, name: &str, timeout: Duration) -> Result<Topic> {
         let mut unknown = None;
         let topic = find_by(ipc::deadline(timeout), || match self.open(name) {
             Ok(topic) => Ok(Some(topic)),
-            Err(error) if error.kind() == ErrorKind::Unknown => {
+            // Its service may be about to have a successor.
+            Err(error)
+                if matches!(error.kind(), ErrorKind::Unknown | ErrorKind::DeadlineExceeded) =>
+            {
                 unknown = Some(error);
                 Ok(None)
             }

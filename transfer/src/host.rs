@@ -130,7 +130,8 @@ impl HostBuffer {
     /// # Safety
     /// All bytes from `start` on can be read and written until the last handle to this buffer is gone,
     /// those of regions among them: when these were [withdrawn](crate::Agent::withdraw) and dropped,
-    /// or their agent was [closed](crate::Agent::close). No references to them are used meanwhile.
+    /// those for own use and all others when their agent was [closed](crate::Agent::close) without an
+    /// error. No references to them are used meanwhile.
     pub unsafe fn from_pointer(start: *mut u8, length: usize) -> Result<Self> {
         // SAFETY: the caller's promise.
         Self::private(length, || unsafe { Private::of_pointer(start, length) })

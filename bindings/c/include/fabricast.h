@@ -103,8 +103,8 @@ size_t fabricast_open_handles(void);
 /*
  * A line of the log, without an end of line: good until the callback returns. Any thread calls
  * it, of the library or in one of its functions, but one at a time: the others wait. So it
- * returns soon, throws nothing, does not leave by longjmp, and waits for no other thread that
- * uses the library. What functions that it calls would log is left out.
+ * returns soon, throws nothing, does not leave by longjmp, waits for no other thread that uses
+ * the library, and calls none of its functions: they fail there (FABRICAST_E_INVALID_ARGUMENT).
  */
 typedef void (*fabricast_log_callback)(int32_t level, const char *text, void *user_data);
 
@@ -179,8 +179,8 @@ fabricast_status fabricast_node_options_init(fabricast_node_options *options, si
 
 /*
  * Joins a node. With NULL as options, the usual one. Options by which other nodes can never be
- * reached are refused: FABRICAST_E_INVALID_ARGUMENT for peers without a port, and for addresses
- * beyond loopback if insecure is 0; FABRICAST_E_NO_PROVIDER for a provider that is not here.
+ * reached are refused: FABRICAST_E_INVALID_ARGUMENT for peers without a port, and for any listen,
+ * peers or rendezvous if insecure is 0; FABRICAST_E_NO_PROVIDER for a provider that is not here.
  */
 fabricast_status fabricast_node_join(const fabricast_node_options *options,
                                      fabricast_node **node);

@@ -1,7 +1,6 @@
 //! What the library logs, for a function of the host's.
 #![allow(unsafe_code)]
 
-use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_void};
 use std::fmt::{self, Write};
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -12,7 +11,7 @@ use tracing::level_filters::LevelFilter;
 use tracing::subscriber::{Interest, set_global_default};
 use tracing::{Event, Id, Level, Metadata, Subscriber, span};
 
-use crate::boundary::{Argument, FromC, export};
+use crate::boundary::{Argument, FromC, IN_CALLBACK, export};
 use crate::failure::{Failure, Result, c_text};
 use crate::registry::Registry;
 
@@ -61,11 +60,6 @@ const LEVELS: [LevelFilter; 6] = [
 
 /// What is logged: a place in [`LEVELS`].
 static LEVEL: AtomicI32 = AtomicI32::new(0);
-
-thread_local! {
-    /// Does this thread run a callback?
-    static IS_CALLED: Cell<bool> = const { Cell::new(false) };
-}
 
 fn filter() -> LevelFilter {
     LEVELS.get(LEVEL.load(Ordering::Relaxed) as usize).copied().unwrap_or(LevelFilter::OFF)
@@ -127,17 +121,21 @@ impl Visit for Line {
 
 /// Calls the host's function. What is logged by that function itself is left out.
 fn tell(level: i32, text: &CStr) {
-    if IS_CALLED.replace(true) {
+    if IN_CALLBACK.replace(true) {
         return;
     }
     let log = &Registry::current().log;
     // Held meanwhile: whoever takes the function away waits for it.
-    if let Some((callback, user_data)) = *log.lock().unwrap_or_else(PoisonError::into_inner) {
+    // The level may have been lowered since the line was begun.
+    let sink = log.lock().unwrap_or_else(PoisonError::into_inner);
+    let sink_now = sink.filter(|_| level <= LEVEL.load(Ordering::Relaxed));
+    if let Some((callback, user_data)) = sink_now {
         // SAFETY: the header says what the function may do, and that it and its data are there
         // until it is taken away.
         unsafe { callback(level, text.as_ptr(), user_data.0) };
     }
-    IS_CALLED.set(false);
+    drop(sink);
+    IN_CALLBACK.set(false);
 }
 
 export! {
@@ -151,12 +149,11 @@ export! {
         if !usize::try_from(level).is_ok_and(|level| level < LEVELS.len()) {
             return Err(Failure::invalid(OPERATION, format_args!("{level} is not a level")));
         }
-        if IS_CALLED.get() {
-            return Err(Failure::invalid(OPERATION, "the log's own callback called it"));
-        }
-        let sink = callback.map(|callback| (callback, user_data));
+        let sink = callback.filter(|_| level != 0).map(|callback| (callback, user_data));
+        let mut current = Registry::current().log.lock().unwrap_or_else(PoisonError::into_inner);
         LEVEL.store(if sink.is_some() { level } else { 0 }, Ordering::Relaxed);
-        *Registry::current().log.lock().unwrap_or_else(PoisonError::into_inner) = sink;
+        *current = sink;
+        drop(current);
         STARTED.call_once(|| {
             // Nothing else in this library logs to anywhere.
             let _ = set_global_default(Log);

@@ -22,7 +22,8 @@ const INFO: &CStr = match (FI_MAJOR_VERSION, FI_MINOR_VERSION) {
     (1, ..20) => c"FABRIC_1.3",
     (1, _) => c"FABRIC_1.7",
     (2, ..5) => c"FABRIC_1.8",
-    _ => c"FABRIC_1.9",
+    (2, ..7) => c"FABRIC_1.9",
+    _ => panic!("name the symbol version of fi_getinfo for these headers"),
 };
 
 /// `name @ symbol version (arguments) -> result, or what it answers without the library`
@@ -109,7 +110,8 @@ fn open(name: &CStr) -> Result<Library, String> {
     let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
     if handle.is_null() {
         return Err(format!(
-            "libfabric is not installed ({}). Install it with apt install libfabric1",
+            "libfabric is not installed ({}). Install it with apt install libfabric1, or name its \
+             directory in LD_LIBRARY_PATH",
             failure()
         ));
     }
@@ -164,7 +166,7 @@ mod tests {
         let Err(error) = open(c"libfabric-absent.so.1") else { panic!("it was loaded") };
         let start = "libfabric is not installed (libfabric-absent.so.1: ";
         assert!(error.starts_with(start), "{error}");
-        assert!(error.ends_with("). Install it with apt install libfabric1"), "{error}");
+        assert!(error.contains("). Install it with apt install libfabric1, "), "{error}");
     }
 
     #[test]

@@ -104,7 +104,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
             }
             WhenFull::DropOldest | WhenFull::DropNewest => {
                 locked.drop_what_is_too_old(tail, active, &mut dispose)?;
-                locked.first_not_held(tail, &mut dispose)?
+                locked.first_not_held(tail, active, &mut dispose)?
             }
         };
         let slot = self.slot(position);
@@ -303,7 +303,12 @@ impl<W: Words, const E: usize> Locked<'_, W, E> {
     }
 
     /// The first position from here on whose slot nobody holds.
-    fn first_not_held(&self, tail: u64, dispose: &mut impl FnMut([u64; E])) -> Result<u64> {
+    fn first_not_held(
+        &self,
+        tail: u64,
+        active: u32,
+        dispose: &mut impl FnMut([u64; E]),
+    ) -> Result<u64> {
         let words = self.words();
         let mut positions = tail..tail + self.queue.slots;
         let free = |position: &u64| {
@@ -315,12 +320,44 @@ impl<W: Words, const E: usize> Locked<'_, W, E> {
                     words.load(slot + Queue::<W, E>::READERS, Acquire) == 0
                 }
         };
-        let position = positions.find(free).ok_or(QueueError::Full)?;
+        let position = match positions.find(free) {
+            Some(position) => position,
+            None => self.take_back_oldest(tail, active, dispose).ok_or(QueueError::Full)?,
+        };
         if position != tail {
             let skipped = words.load(layout::SKIPPED, Relaxed).wrapping_add(position - tail);
             words.store(layout::SKIPPED, skipped, Relaxed);
         }
         Ok(position)
+    }
+
+    /// Where others hold all other slots, the oldest of those that only wait is taken back, though it
+    /// is not too old: what is held must stop nothing.
+    #[cold]
+    fn take_back_oldest(
+        &self,
+        tail: u64,
+        active: u32,
+        dispose: &mut impl FnMut([u64; E]),
+    ) -> Option<u64> {
+        if !self.queue.when_full.drops() {
+            return None;
+        }
+        let words = self.words();
+        let readers =
+            |position| words.load(self.queue.slot(position) + Queue::<W, E>::READERS, Acquire);
+        let may_go = |position: &u64| {
+            let (waits, holds) = (readers(*position) >> 32, readers(*position) & !WAITING);
+            let has_room = u64::from(active) & !waits != 0;
+            holds == 0 && (self.queue.when_full != WhenFull::DropNewest || has_room)
+        };
+        let number = |position: &u64| {
+            words.load(self.queue.slot(*position) + Queue::<W, E>::NUMBER, Relaxed)
+        };
+        let position = (tail..tail + self.queue.slots).filter(may_go).min_by_key(number)?;
+        self.drop_entry(self.queue.slot(position), dispose);
+        // It may have been claimed just now.
+        (readers(position) == 0).then_some(position)
     }
 
     /// Would an entry that is unread have been dropped before? It was held when its turn came,

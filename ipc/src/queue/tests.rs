@@ -179,6 +179,40 @@ fn entries_that_are_held_leave_others_their_whole_depth() {
 }
 
 #[test]
+fn held_entries_and_an_idle_reader_stop_no_others() {
+    for when_full in [WhenFull::DropOldest, WhenFull::DropNewest] {
+        let queue = queue(16, when_full);
+        let me = caller(0);
+        let [mut keeps_up, mut first, mut second, mut idle] =
+            [(); 4].map(|()| queue.subscribe(&me).unwrap());
+        let mut value = 0;
+        let mut publish = |keeps_up: &mut _| {
+            queue.publish(&me, [value], |_| {}).unwrap();
+            let taken = queue.take(keeps_up).unwrap();
+            assert_eq!((taken.entry, taken.missed), ([value], 0), "{when_full:?}");
+            queue.release(keeps_up, taken.position);
+            value += 1;
+        };
+        // Together they leave fewer slots than the depth.
+        for holder in [&mut first, &mut second] {
+            for _ in 0..30 {
+                publish(&mut keeps_up);
+                while let Some(taken) = queue.take(holder) {
+                    if taken.entry[0] % 30 >= 28 {
+                        queue.release(holder, taken.position);
+                    }
+                }
+            }
+        }
+        for _ in 0..200 {
+            publish(&mut keeps_up);
+        }
+        let taken = queue.take(&mut idle).unwrap();
+        assert!(taken.missed > 200, "{} were missed", taken.missed);
+    }
+}
+
+#[test]
 fn the_newest_is_refused_only_if_nobody_has_room() {
     let queue = queue(3, WhenFull::DropNewest);
     let me = caller(0);

@@ -59,25 +59,34 @@ impl Carrier {
             let far = addresses().find(|address| !address.to_canonical().is_loopback());
             far.or_else(|| addresses().next())
         };
-        let Some(local) = self.options.source.or_else(ours) else { return };
+        let local = self.options.source.or_else(ours);
+        if let Some(opening) = &mut self.opening {
+            // Also when all nodes have left meanwhile: what was opened is taken.
+            let (place, outcome) = (opening.local, opening.outcome.try_recv());
+            let outcome = match outcome {
+                Err(TryRecvError::Empty) if local.is_none_or(|local| serves(place, local)) => {
+                    return self.is_still_opening(now);
+                }
+                // At an address that others do not reach any more: its thread closes it again.
+                Err(TryRecvError::Empty) => None,
+                Ok(outcome) => Some(outcome),
+                Err(TryRecvError::Disconnected) => {
+                    let detail = "the thread that opens a provider panicked";
+                    Some(Err(Error::new("open a provider", ErrorKind::Failed, detail)))
+                }
+            };
+            self.opening = None;
+            if let Some(outcome) = outcome {
+                return self.has_opened(now, place, outcome);
+            }
+        }
+        let Some(local) = local else { return };
         if self.workers.is_some() {
             if self.local.is_some_and(|now| serves(now, local)) {
                 return;
             }
             tracing::info!(%local, "other nodes reach this one at another address");
             self.retire_workers();
-        }
-        if let Some(opening) = &mut self.opening {
-            let (local, outcome) = match opening.outcome.try_recv() {
-                Err(TryRecvError::Empty) => return self.is_still_opening(now),
-                Ok(outcome) => (opening.local, outcome),
-                Err(TryRecvError::Disconnected) => {
-                    let detail = "the thread that opens a provider panicked";
-                    (opening.local, Err(Error::new("start a bridge", ErrorKind::Failed, detail)))
-                }
-            };
-            self.opening = None;
-            return self.has_opened(now, local, outcome);
         }
         if self.workers_rest.is_some_and(|rest| !rest.is_over(now)) {
             return;
@@ -110,7 +119,7 @@ impl Carrier {
                 let _ = told.send(open(count, &options, local));
                 bell.ring();
             })
-            .map_err(|error| Error::of("start a bridge", error))?;
+            .map_err(|error| Error::of("open a provider", error))?;
         Ok(Opening { local, since: now, outcome, is_late: false })
     }
 
@@ -123,7 +132,9 @@ impl Carrier {
         }
         opening.is_late = true;
         let local = opening.local;
-        let why = format!("opening a provider at {local} takes longer than {longest:?}");
+        let why = format!(
+            "opening a provider at {local} takes longer than {longest:?}; the setting \"provider\" chooses another"
+        );
         tracing::error!(why, "no messages go between nodes until a provider is open");
         self.why_no_workers = Some(why);
         self.plan.set_can_send(false);

@@ -27,9 +27,9 @@ impl NodeOptions {
     /// | `FABRICAST_DIRECTORY`, `FABRICAST_LABEL` | [`directory`](Self::directory), [`label`](Self::label) |
     /// | `FABRICAST_SERVICE` | [`service`](Self::service): `embedded` or `outside` |
     /// | `FABRICAST_PATIENCE` | [`patience`](Self::patience), in seconds |
-    /// | `FABRICAST_BUDGET_HOST`, `FABRICAST_BUDGET_DEVICE` | [`budgets`](Self::budgets), with K, M or G |
+    /// | `FABRICAST_BUDGET_HOST`, `FABRICAST_BUDGET_DEVICE` | [`budgets`](Self::budgets), with K, M, G, KiB, MiB or GiB |
     /// | `FABRICAST_LISTEN`, `FABRICAST_PEERS`, `FABRICAST_RENDEZVOUS` | [`network`](Self::network): where other nodes are; peers with commas between them |
-    /// | `FABRICAST_INSECURE` | `true`: other nodes may be beyond loopback |
+    /// | `FABRICAST_INSECURE` | `true`: other nodes may be reached, though they are not authenticated |
     /// | `FABRICAST_NODE_NAME`, `FABRICAST_PROVIDER`, `FABRICAST_SOURCE`, `FABRICAST_LANES`, `FABRICAST_WORKERS`, `FABRICAST_LOST_AFTER` | the rest of [`NetworkOptions`](crate::NetworkOptions) |
     ///
     /// ```
@@ -140,11 +140,13 @@ fn seconds(text: &str) -> Read<Duration> {
 }
 
 fn size(text: &str) -> Read<u64> {
-    let (digits, shift) = match text.strip_suffix(['K', 'k']) {
+    let short = text.strip_suffix("iB").filter(|short| short.ends_with(['K', 'M', 'G']));
+    let short = short.unwrap_or(text);
+    let (digits, shift) = match short.strip_suffix(['K', 'k']) {
         Some(digits) => (digits, 10),
-        None => match text.strip_suffix(['M', 'm']) {
+        None => match short.strip_suffix(['M', 'm']) {
             Some(digits) => (digits, 20),
-            None => text.strip_suffix(['G', 'g']).map_or((text, 0), |digits| (digits, 30)),
+            None => short.strip_suffix(['G', 'g']).map_or((text, 0), |digits| (digits, 30)),
         },
     };
     let number: Option<u64> =

@@ -129,7 +129,10 @@ impl Registry {
         };
         settings.check(operation)?;
         if self.topics.len() >= self.most_topics {
-            let detail = format!("a node has at most {} topics", self.most_topics);
+            let detail = format!(
+                "a node has at most {} topics. Close some that are not used",
+                self.most_topics
+            );
             return Err(Error::new(operation, ErrorKind::TooMany, detail).on(name));
         }
         let wanted = settings.reserves(0).blocks;

@@ -47,6 +47,9 @@ impl Arrival {
     }
 }
 
+/// Publishers of other nodes that are known at a time: nodes come with ever new identities.
+const MOST_ELSEWHERE: usize = 4096;
+
 #[derive(Debug)]
 pub(crate) struct Account {
     /// Publishers of this node, by their lines: a line is one's at a time.
@@ -126,6 +129,10 @@ impl Account {
         let key = (arrival.node, line_of(publisher));
         let is_told = arrival.first != 0 && self.since <= arrival.since;
         let unknown = Known { publisher, next: if is_told { arrival.first } else { sequence } };
+        if self.elsewhere.len() >= MOST_ELSEWHERE && !self.elsewhere.contains_key(&key) {
+            // Of that one it is not counted what is missing before its next message.
+            self.elsewhere.pop_first();
+        }
         let known = self.elsewhere.entry(key).or_insert(unknown);
         if known.publisher < publisher {
             // It has the line of one that left.

@@ -18,6 +18,8 @@ const MESSAGES: usize = 4;
 const BYTES: usize = 5;
 const WAITS: usize = 6;
 const DROPPED: usize = 7;
+/// Beside the number of a publisher: it is at the line no more. What it did is known until the next.
+const GONE: u64 = 1 << 63;
 /// Beside the name of whose it is: the service has reserved memory for its loans.
 const PROMISED: u64 = 1 << 32;
 
@@ -80,7 +82,7 @@ pub(super) fn claim<W: Words>(words: &W, me: Participant) -> Result<(PublisherLi
         words.compare_exchange(line.at(WHO), 0, u64::from(me.number())).is_ok()
     };
     let mut all: Vec<_> = lines(words).collect();
-    all.sort_by_key(|line| line.word(NUMBER));
+    all.sort_by_key(|line| line.word(NUMBER) & !GONE);
     let Some(line) = all.into_iter().find(free) else {
         let detail = format!("{MOST_PUBLISHERS} publish on this node");
         return Err(Error::new("make a publisher", ErrorKind::TooMany, detail));
@@ -185,13 +187,13 @@ impl<'a, W: Words> PublisherLine<'a, W> {
         let word = |which| self.words.load(self.at(which), Acquire);
         // One that died at a message has published it, or never will.
         let is_idle = word(WHO) == 0 || word(SEQUENCE) == last;
-        (is_idle && word(NUMBER) == publisher >> 8).then_some((publisher, last))
+        (is_idle && word(NUMBER) & !GONE == publisher >> 8).then_some((publisher, last))
     }
 
     /// As [`settled`](Self::settled), also if it is at the next one now.
     pub(super) fn last(&self) -> Option<(u64, u64)> {
         let word = |which| self.words.load(self.at(which), Acquire);
-        let serial = word(NUMBER);
+        let serial = word(NUMBER) & !GONE;
         let last = word(MESSAGES).wrapping_add(word(DROPPED));
         (serial != 0).then(|| (self.id(serial), last))
     }
@@ -199,7 +201,7 @@ impl<'a, W: Words> PublisherLine<'a, W> {
     pub(crate) fn seen(&self) -> Option<PublisherSeen> {
         let who = self.who()?;
         let serial = self.words.load(self.at(NUMBER), Acquire);
-        (serial != 0).then(|| PublisherSeen {
+        (serial != 0 && serial & GONE == 0).then(|| PublisherSeen {
             who,
             id: self.id(serial),
             sequence: self.word(SEQUENCE),
@@ -214,6 +216,11 @@ impl<'a, W: Words> PublisherLine<'a, W> {
     /// did stays known until there is another one.
     pub(crate) fn give_back(&self) {
         self.pressure().clear();
+        // First: who dies with the line in its name, before it has made it its own, is another one.
+        let number = self.word(NUMBER);
+        if number != 0 {
+            self.words.store(self.at(NUMBER), number | GONE, Release);
+        }
         self.words.store(self.at(WHO), 0, Release);
     }
 }

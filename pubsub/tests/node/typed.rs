@@ -28,7 +28,7 @@ fn typed_topic_carries_values_between_members() {
     let (node, other) = (ground.join(), ground.join());
     let publisher = node.topic_of::<Pose>("pose").unwrap().publisher().unwrap();
     let mut subscriber = other.topic_of::<Pose>("pose").unwrap().subscriber().unwrap();
-    publisher.untyped().wait_for_subscribers(1, PATIENCE).unwrap();
+    publisher.wait_for_subscribers(1, PATIENCE).unwrap();
     for number in 0..5 {
         assert_eq!(publisher.publish(&pose(number), PATIENCE).unwrap().readers, 1);
         assert_eq!(subscriber.pull(PATIENCE).unwrap(), pose(number));

@@ -338,13 +338,14 @@ impl Agent {
     /// but what [`explain`](Self::explain) tells then.
     ///
     /// # Errors
-    /// As [`connect`](Self::connect), but for the first three.
-    pub fn inspect(&mut self, card: &[u8], patience: Duration) -> Result<PeerId> {
+    /// As [`connect`](Self::connect), but for [`NoPath`](ErrorKind::NoPath), and for
+    /// [`Closed`](ErrorKind::Closed) and [`DeadlineExceeded`](ErrorKind::DeadlineExceeded) of a fabric.
+    pub fn inspect(&mut self, card: &[u8], timeout: Duration) -> Result<PeerId> {
         check_fork(self.born, peer::CONNECT)?;
         let card = AgentCard::decode(card)?;
-        let end = ipc::deadline(patience);
+        let end = ipc::deadline(timeout);
         // Its socket may be nowhere here: that must not take all the time that there is.
-        let for_socket = if self.far.leads_to(&card) { patience / 2 } else { patience };
+        let for_socket = if self.far.leads_to(&card) { timeout / 2 } else { timeout };
         let (home, is_remote) = (Arc::clone(&self.home), self.takes_all_for_remote);
         let mut progress = || self.progress_while_waiting();
         let met = Peer::meet(&home, &card, is_remote, (for_socket, &mut progress));

@@ -77,8 +77,11 @@ impl Agent {
     ) -> Result<Route> {
         let card = &self.peer(peer.0, JOIN)?.card;
         let Some((_, remote)) = card.regions.iter().find(|(known, _)| known == name) else {
-            let known: Vec<_> =
-                card.regions.iter().map(|(name, _)| format!("\"{name}\"")).collect();
+            let known: Vec<_> = card
+                .regions
+                .iter()
+                .map(|(name, _)| format!("\"{}\"", name.escape_debug()))
+                .collect();
             let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
             let detail =
                 format!("its card tells of no region \"{}\": {known}", name.escape_debug());

@@ -79,7 +79,8 @@ impl Driver {
                     if answer.try_recv() == Ok(true) =>
                 {
                     let detail = format!(
-                        "{address} refuses connections (ECONNREFUSED): its process has ended"
+                        "{address} refuses connections (ECONNREFUSED): its process has ended, or a \
+                         firewall rejects them. Start it and take its new card"
                     );
                     let error = Error::new(MEET, ErrorKind::Closed, detail);
                     self.part(number, Parting::Lost, error);

@@ -9,6 +9,7 @@ mod argument;
 mod structure;
 
 use std::any::Any;
+use std::cell::Cell;
 use std::ffi::CStr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
@@ -120,11 +121,21 @@ impl<T> Answer for *mut T {
     }
 }
 
-/// Runs a function's body; if it fails, or panics, the thread's last error says why.
+thread_local! {
+    /// Does this thread run a callback of the host's?
+    pub(crate) static IN_CALLBACK: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs a function's body; if it fails, or panics, the thread's last error says why. A callback calls
+/// none: it may run while the library holds a lock.
 pub(crate) fn call<A: Answer>(
     operation: &'static CStr,
     body: impl FnOnce() -> Result<A::Value>,
 ) -> A {
+    let body = || match IN_CALLBACK.get() {
+        true => Err(Failure::invalid(operation, "the callback of the log called it")),
+        false => body(),
+    };
     let outcome = catch_unwind(AssertUnwindSafe(body))
         .unwrap_or_else(|panic| Err(Failure::new(Status::Panicked, operation, words_of(&*panic))));
     match outcome {

@@ -141,12 +141,14 @@ impl<F: Fn(&str) -> Option<OsString>> Environment<F> {
     }
 }
 
-/// A number of bytes, as `64K`.
+/// A number of bytes, as `64K` or `64KiB`.
 fn bytes(text: &str) -> Option<u64> {
-    let (number, shift) = match text.as_bytes().last()? {
-        b'K' | b'k' => (&text[..text.len() - 1], 10),
-        b'M' | b'm' => (&text[..text.len() - 1], 20),
-        b'G' | b'g' => (&text[..text.len() - 1], 30),
+    let short = text.strip_suffix("iB").filter(|short| short.ends_with(['K', 'M', 'G']));
+    let short = short.unwrap_or(text);
+    let (number, shift) = match short.as_bytes().last()? {
+        b'K' | b'k' => (&short[..short.len() - 1], 10),
+        b'M' | b'm' => (&short[..short.len() - 1], 20),
+        b'G' | b'g' => (&short[..short.len() - 1], 30),
         _ => (text, 0),
     };
     let number: u64 = number.parse().ok()?;

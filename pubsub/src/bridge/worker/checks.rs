@@ -184,7 +184,10 @@ impl Engine {
         let Some(tap) = topic.tap.as_mut() else { return };
         match verdict {
             Verdict::Stays => {}
-            Verdict::Over => tap.difference = None,
+            Verdict::Over => {
+                tap.difference = None;
+                topic.doublings = 0;
+            }
             Verdict::Broken => {
                 tap.difference = None;
                 topic.doublings = (doublings + 1).min(MOST_DOUBLINGS);

@@ -43,6 +43,10 @@ const MOST_ADDRESSES: (usize, usize) = (512, 4096);
 /// How long an endpoint is used at least, unless a provider hangs, in nanoseconds.
 const REST: u64 = 5_000_000_000;
 const SHORT_REST: u64 = 1_000_000_000;
+/// Doublings of the short one while nodes come back again and again: others must not pay for them.
+const MOST_DOUBLINGS: u32 = 4;
+/// When the last return is forgotten.
+const FORGOTTEN: u64 = 60_000_000_000;
 
 /// When there has to be a new endpoint.
 #[derive(Debug, Default)]
@@ -55,6 +59,8 @@ pub(super) struct Renewal {
     is_short: bool,
     /// When it was done last.
     last: u64,
+    /// How often it was done since a link was back, one soon after the other.
+    returns: u32,
     count: u64,
 }
 
@@ -68,7 +74,7 @@ impl Renewal {
         match self.awaited {
             Some(LINK_IS_BACK | MOVES_NOTHING) if self.count == 0 => 0,
             // It takes longer to lose a node.
-            Some(LINK_IS_BACK) => SHORT_REST,
+            Some(LINK_IS_BACK) => SHORT_REST << self.returns.min(MOST_DOUBLINGS),
             _ => REST,
         }
     }
@@ -200,8 +206,14 @@ impl Engine {
         self.receivers.clear();
         self.closing.clear();
         self.deck.closed.clear();
-        let count = self.renewal.count + 1;
-        self.renewal = Renewal { last: self.now.steady, count, ..Renewal::default() };
+        let (count, before) = (self.renewal.count + 1, &self.renewal);
+        let is_soon = before.count > 0 && self.now.steady - before.last < FORGOTTEN;
+        let returns = match why == LINK_IS_BACK && is_soon {
+            true => (before.returns + 1).min(MOST_DOUBLINGS),
+            false if is_soon => before.returns,
+            false => 0,
+        };
+        self.renewal = Renewal { last: self.now.steady, count, returns, ..Renewal::default() };
         for place in 0..self.outs.len() {
             if let Some(topic) = self.outs.get(place) {
                 topic.outbound.forget_rings();
