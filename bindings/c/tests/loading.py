@@ -20,7 +20,7 @@ MOST_MILLISECONDS = 50
 
 
 class Options(ctypes.Structure):
-    """fabricast_node_options up to the field "listen"."""
+    """fabricast_node_options of the first version of the interface."""
 
     _fields_ = [
         ("size", ctypes.c_size_t),
@@ -32,7 +32,10 @@ class Options(ctypes.Structure):
         ("service", ctypes.c_uint32),
         ("waiting", ctypes.c_uint32),
         ("listen", ctypes.c_char_p),
-        ("behind", ctypes.c_char * 256),
+        ("others", ctypes.c_void_p * 5),  # peers, rendezvous, name, provider, source
+        ("lost_after", ctypes.c_int64),
+        ("insecure", ctypes.c_uint32),
+        ("workers", ctypes.c_uint32),
     ]
 
 
@@ -62,9 +65,8 @@ def load():
 def join(library, listen=None):
     """A node, or None and why not."""
     options, node = Options(), ctypes.c_void_p()
-    # The size of the first version of the structure.
-    assert library.fabricast_node_options_init(ctypes.byref(options), ctypes.c_size_t(120)) == 0
-    options.listen = listen
+    assert library.fabricast_node_options_init(ctypes.byref(options), ctypes.c_size_t(ctypes.sizeof(options))) == 0
+    options.listen, options.insecure = listen, int(listen is not None)
     if library.fabricast_node_join(ctypes.byref(options), ctypes.byref(node)) != 0:
         return None, library.fabricast_error_message().decode()
     return node, ""

@@ -40,6 +40,9 @@ static void eviction(fabricast_node *node)
     EXPECT(FABRICAST_E_EVICTED, fabricast_subscriber_pull(idle, LONG, &sample));
     DONE(fabricast_subscriber_event(idle, &event, sizeof event));
     CHECK(event.kind == FABRICAST_EVENT_EVICTED);
+    /* What it had still to read, too, is missed. */
+    DONE(fabricast_subscriber_event(idle, &event, sizeof event));
+    CHECK(event.kind == FABRICAST_EVENT_GAP && event.missed == 4);
     DONE(fabricast_subscriber_event(idle, &event, sizeof event));
     CHECK(event.kind == FABRICAST_EVENT_NONE);
     memset(&counters, 0xff, sizeof counters);

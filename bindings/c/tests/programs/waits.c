@@ -42,7 +42,7 @@ static void one_to_another(void)
     began = now();
     CHECK(publisher_wait(publisher, 1, 250) == FABRICAST_E_DEADLINE_EXCEEDED);
     CHECK(now() - began >= 0.25 && now() - began < 30);
-    CHECK(strstr(fabricast_error_message(), "0 of 1") != NULL);
+    CHECK(strstr(fabricast_error_message(), "0 subscribers of 1") != NULL);
     tell(out);
     CHECK(publisher_wait(publisher, 1, -1) == 0);
     /* It would have missed it. */
