@@ -97,7 +97,8 @@ fn of_device(error: gpu::Error) -> Error {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
+    use std::sync::{Mutex, MutexGuard, PoisonError};
     use std::time::Duration;
 
     use gpu::stand_in::{Behaviour, behave, refuse_points, refuse_records};
@@ -106,7 +107,13 @@ mod tests {
 
     const DELAY: Duration = Duration::from_millis(100);
 
-    /// A stream of a device that no other test slows down.
+    static DEVICE_ONE: Mutex<()> = Mutex::new(());
+
+    /// For a test that changes how the device `stand-in:1` behaves: tests may share a process.
+    pub(crate) fn alone() -> MutexGuard<'static, ()> {
+        DEVICE_ONE.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn slow() -> (Copies<u32>, gpu::Memory) {
         let device = Device::open("stand-in:1".parse().unwrap()).unwrap();
         behave(1, Behaviour { delay: DELAY, ..Behaviour::default() });
@@ -124,6 +131,7 @@ mod tests {
 
     #[test]
     fn what_was_half_begun_is_told_of_when_that_half_is_done() {
+        let _alone = alone();
         let (mut copies, memory) = slow();
         let start = Instant::now();
         let half = |stream: &Stream| {
@@ -139,6 +147,7 @@ mod tests {
 
     #[test]
     fn a_copy_that_cannot_be_asked_after_is_not_taken_for_done() {
+        let _alone = alone();
         let (mut copies, memory) = slow();
         copies.begin(7, |stream| stream.fill(&memory.whole(), 1));
         refuse_points(1, true);
@@ -151,6 +160,7 @@ mod tests {
     /// What it touches is not free before, although the driver refused to mark its end.
     #[test]
     fn copy_whose_end_was_not_marked_is_done_with_the_next_one() {
+        let _alone = alone();
         for is_followed in [true, false] {
             let (mut copies, memory) = slow();
             let start = Instant::now();

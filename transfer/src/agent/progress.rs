@@ -235,6 +235,7 @@ mod tests {
     /// However many streams hang, and with how many peers; and those that do not hang are settled.
     #[test]
     fn streams_that_hang_have_one_deadline_together() {
+        let _alone = crate::copies::tests::alone();
         let device = Device::open("stand-in:1".parse().unwrap()).unwrap();
         let memory = || device.allocate_shared(LENGTH, &[]).unwrap();
         let mut here = Agent::start(AgentOptions::new("here")).unwrap();

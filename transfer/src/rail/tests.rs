@@ -215,6 +215,7 @@ fn who_has_no_staging_memory_or_asks_for_more_copies_than_slots_is_refused() {
 /// The copy is under way, although the device's driver refused to mark its end.
 #[test]
 fn region_is_kept_until_a_copy_whose_end_was_not_marked_is_over() {
+    let _alone = crate::copies::tests::alone();
     let mut world = World::new();
     world.hello(SESSION, world.home.identity);
     let device = Device::open("stand-in:1".parse().unwrap()).unwrap();
