@@ -125,7 +125,7 @@ fn tell(level: i32, text: &CStr) {
         return;
     }
     let log = &Registry::current().log;
-    // Held meanwhile: whoever takes the function away waits for it.
+    // Held meanwhile: taking the function away waits for the end of its call.
     // The level may have been lowered since the line was begun.
     let sink = log.lock().unwrap_or_else(PoisonError::into_inner);
     let sink_now = sink.filter(|_| level <= LEVEL.load(Ordering::Relaxed));

@@ -224,3 +224,28 @@ impl<'a, W: Words> PublisherLine<'a, W> {
         self.words.store(self.at(WHO), 0, Release);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use ipc::LocalWords;
+
+    use super::*;
+
+    #[test]
+    fn killed_while_it_takes_a_used_line_it_is_not_the_last_publisher() {
+        let words = &LocalWords::zeroed(PUBLISHERS + MOST_PUBLISHERS * LINE);
+        let [first, second] = [1, 2].map(|place| Participant::new(place, 1).unwrap());
+        let (line, serial) = claim(&words, first).unwrap();
+        line.count(8);
+        assert_eq!(line.seen().map(|seen| (seen.who, seen.id)), Some((first, line.id(serial))));
+        line.give_back();
+        // It has taken the line, and nothing more.
+        words.compare_exchange(line.at(WHO), 0, u64::from(second.number())).unwrap();
+        assert_eq!((line.who(), line.seen()), (Some(second), None));
+        assert!(!line.is_of(second, line.id(serial)));
+        // What the last one did is known all the same.
+        assert_eq!(line.last(), Some((line.id(serial), 1)));
+        line.give_back();
+        assert_eq!(line.settled(), Some((line.id(serial), 1)));
+    }
+}

@@ -264,6 +264,11 @@ mod tests {
             [Some(LINK_IS_BACK), Some(MOVES_NOTHING)].map(|why| rest(1, why)),
             [SHORT_REST, REST]
         );
+        // Where nodes come back again and again, longer each time.
+        let rest = |returns| {
+            Renewal { count: 1, returns, awaited: Some(LINK_IS_BACK), ..Renewal::default() }.rest()
+        };
+        assert_eq!([0, 1, 4, 9].map(rest), [1, 2, 16, 16].map(|times| times * SHORT_REST));
     }
 
     #[test]

@@ -163,14 +163,49 @@ fn letters_that_are_none_are_refused_and_do_no_harm() {
     }
 }
 
+/// Holds up who opens a provider.
+fn wait_for(flag: &AtomicBool) {
+    let end = Instant::now() + FAR;
+    while !flag.load(Ordering::Acquire) && Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+#[test]
+fn provider_that_opens_when_all_nodes_have_left_is_taken() {
+    static MAY_OPEN: AtomicBool = AtomicBool::new(false);
+    fn hang(count: usize, options: &WorkerOptions, local: IpAddr) -> crate::Result<Workers> {
+        wait_for(&MAY_OPEN);
+        Workers::start(count, options, local)
+    }
+    let place = Place::new(1);
+    let lost_after = Duration::from_secs(1);
+    let mut carrier = place.carrier(&NetworkOptions { lost_after, ..network() });
+    carrier.open = hang;
+    let turn_until = |carrier: &mut Carrier, is_so: &dyn Fn(&Carrier) -> bool| {
+        let end = Instant::now() + FAR;
+        while !is_so(carrier) {
+            assert!(Instant::now() < end);
+            carrier.turn();
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    };
+    let other = one_that_wants(&carrier, 2);
+    turn_until(&mut carrier, &|carrier| carrier.opening.is_some());
+    drop(other);
+    turn_until(&mut carrier, &|carrier| carrier.nodes.is_empty());
+    let late = Instant::now() + lost_after;
+    turn_until(&mut carrier, &|_| Instant::now() >= late);
+    assert_ne!(carrier.longest_wait(Instant::now()), Some(Duration::ZERO), "it does not rest");
+    MAY_OPEN.store(true, Ordering::Release);
+    turn_until(&mut carrier, &|carrier| carrier.opening.is_none() && carrier.workers.is_some());
+}
+
 #[test]
 fn a_provider_that_hangs_holds_up_only_messages_between_nodes() {
     static MAY_OPEN: AtomicBool = AtomicBool::new(false);
     fn hang(count: usize, options: &WorkerOptions, local: IpAddr) -> crate::Result<Workers> {
-        let end = Instant::now() + FAR;
-        while !MAY_OPEN.load(Ordering::Acquire) && Instant::now() < end {
-            std::thread::sleep(Duration::from_millis(2));
-        }
+        wait_for(&MAY_OPEN);
         Workers::start(count, options, local)
     }
     let place = Place::new(1);
