@@ -53,10 +53,10 @@ fn descriptors_beyond_the_limit_are_named_and_the_bytes_arrive() {
 fn a_segment_beyond_the_longest_file_is_an_error() {
     in_a_child(|| {
         const LAYOUT: crate::Layout = crate::Layout::new("test", 1);
-        set_limit(libc::RLIMIT_FSIZE, 1 << 16);
+        set_limit(libc::RLIMIT_FSIZE, 1 << 20);
         // By SIGXFSZ, which ends a process by default.
-        let error = crate::Segment::create(LAYOUT, 1 << 17).unwrap_err().to_string();
-        assert!(error.contains("may have 65536 bytes") && error.contains("ulimit -f"), "{error}");
+        let error = crate::Segment::create(LAYOUT, 1 << 21).unwrap_err().to_string();
+        assert!(error.contains("may have 1048576 bytes") && error.contains("ulimit -f"), "{error}");
         crate::Segment::create(LAYOUT, 1 << 12).unwrap();
     });
 }

@@ -472,14 +472,18 @@ fn who_subscribes_again_before_the_other_node_knows_is_told_what_does_not_come()
         reading.topic.arrivals().unsubscribe(&reading.caller(), &before, dispose).unwrap();
         reading.reads_anew();
         // The other node may hear of both at once, or let go of some between them: of what was begun
-        // before something may still come first.
+        // before something may still come first, and what is let go of after that is told.
         let (mut has_any, mut missing) = (false, 0);
         until("messages", &mut [&mut writer, &mut reader], || {
             next += u64::from(writing.publish(next).is_ok());
             let Some(entry) = reading.take(&mut subscriber) else { return false };
             assert!(entry.sequence > last, "{} after {last}", entry.sequence);
+            let between = entry.sequence - last - 1;
             if std::mem::replace(&mut has_any, true) {
-                missing += entry.sequence - last - 1;
+                missing += between;
+            } else {
+                missing = reading.not_come();
+                assert!(missing <= between, "{missing} of {between}");
             }
             assert_eq!(reading.not_come(), missing);
             last = entry.sequence;
