@@ -349,7 +349,7 @@ impl Carrier {
                 let is_there = |node: &NodeIdentity| self.nodes.contains_key(node);
                 self.known.is_called(node, label, is_there);
                 if self.known.returns(node, run, is_there) {
-                    self.renew_connections();
+                    self.renew_connections(node);
                 }
                 self.plan.appears(now, node);
                 self.stir_all();
