@@ -14,11 +14,19 @@ pub(crate) struct LogLimit {
     /// Up to when what may be logged was added to `left`.
     counted: Duration,
     suppressed: u64,
+    #[cfg(test)]
+    all_suppressed: u64,
 }
 
 impl LogLimit {
     pub(crate) fn new() -> Self {
-        Self { left: BURST, counted: Duration::ZERO, suppressed: 0 }
+        Self {
+            left: BURST,
+            counted: Duration::ZERO,
+            suppressed: 0,
+            #[cfg(test)]
+            all_suppressed: 0,
+        }
     }
 
     /// May one more be logged? If some were not, that is logged before.
@@ -33,6 +41,12 @@ impl LogLimit {
         true
     }
 
+    /// How many were suppressed so far.
+    #[cfg(test)]
+    pub(crate) fn suppressed(&self) -> u64 {
+        self.all_suppressed
+    }
+
     /// How many were suppressed since the last one; None if this one is to be, too.
     fn next(&mut self, now: Duration) -> Option<u64> {
         let passed = now.saturating_sub(self.counted).as_secs() / PAUSE.as_secs();
@@ -45,6 +59,10 @@ impl LogLimit {
             }
             None => {
                 self.suppressed += 1;
+                #[cfg(test)]
+                {
+                    self.all_suppressed += 1;
+                }
                 None
             }
         }

@@ -8,6 +8,8 @@ use crate::{Node, Publisher, Sample, Subscriber, Topic};
 
 /// Between two looks at what no bell rings for: the first, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(20));
+/// How long the service may take for an answer, also where less is left.
+const LEAST: Duration = Duration::from_millis(50);
 
 /// Looks until something is found or the deadline has passed, with pauses that grow.
 fn find_by<T>(deadline: Instant, mut look: impl FnMut() -> Result<Option<T>>) -> Result<Option<T>> {
@@ -98,21 +100,29 @@ impl Node {
     /// exists.
     ///
     /// # Errors
-    /// [`Unknown`](ErrorKind::Unknown) if it does not exist before the deadline; as
-    /// [`open`](Self::open), each attempt of which may take the node's own patience where its service
-    /// does not answer.
+    /// [`Unknown`](ErrorKind::Unknown) if it does not exist before the deadline;
+    /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded) if the service does not answer until then, or
+    /// 50 ms where less is left; as [`open`](Self::open).
     pub fn wait_for_topic(&self, name: &str, timeout: Duration) -> Result<Topic> {
-        let mut unknown = None;
-        let topic = find_by(ipc::deadline(timeout), || match self.open(name) {
-            Ok(topic) => Ok(Some(topic)),
-            // Its service may be about to have a successor.
-            Err(error)
-                if matches!(error.kind(), ErrorKind::Unknown | ErrorKind::DeadlineExceeded) =>
-            {
-                unknown = Some(error);
-                Ok(None)
+        let mut unknown: Option<Error> = None;
+        let (deadline, patience) = (ipc::deadline(timeout), self.patience());
+        let topic = find_by(deadline, || {
+            let left = deadline.saturating_duration_since(Instant::now()).max(LEAST);
+            match self.open_within(name, patience.min(left)) {
+                Ok(topic) => Ok(Some(topic)),
+                // Its service may be about to have a successor.
+                Err(error)
+                    if matches!(error.kind(), ErrorKind::Unknown | ErrorKind::DeadlineExceeded) =>
+                {
+                    // An attempt that was cut short says less than the one before.
+                    let was_cut_short = error.kind() != ErrorKind::Unknown && left < patience;
+                    if unknown.is_none() || !was_cut_short {
+                        unknown = Some(error);
+                    }
+                    Ok(None)
+                }
+                Err(error) => Err(error),
             }
-            Err(error) => Err(error),
         })?;
         match (topic, unknown) {
             (Some(topic), _) => Ok(topic),

@@ -17,6 +17,7 @@ mod plan;
 mod providers;
 mod receiving;
 mod rest;
+mod room;
 mod sink;
 mod source;
 #[cfg(test)]
@@ -27,7 +28,6 @@ mod work;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -313,8 +313,10 @@ impl Carrier {
 
     /// Is somebody of this node in the way of what comes from others?
     pub(crate) fn waits(&self, number: u32) -> bool {
+        let Some(line) = self.lines.get(&number) else { return false };
+        let holds = line.facts.topic.refusal_holds();
         let mut of_topic = self.receiving.range(of_topic(number));
-        of_topic.any(|(_, receiving)| receiving.waits.load(Ordering::Acquire))
+        of_topic.any(|(_, receiving)| receiving.room.is_wanted(holds))
     }
 
     /// Sees to what happened.
@@ -349,7 +351,7 @@ impl Carrier {
                 let is_there = |node: &NodeIdentity| self.nodes.contains_key(node);
                 self.known.is_called(node, label, is_there);
                 if self.known.returns(node, run, is_there) {
-                    self.renew_connections();
+                    self.renew_connections(node);
                 }
                 self.plan.appears(now, node);
                 self.stir_all();

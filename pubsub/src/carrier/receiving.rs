@@ -1,11 +1,11 @@
 //! What comes from other nodes: their letters, and with them their topics.
 
-use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use super::letters::Letter;
 use super::lines::Line;
+use super::room::Room;
 use super::sink::TopicSink;
 use super::{Carrier, Facts, key};
 use crate::bridge::Command;
@@ -22,7 +22,7 @@ pub(super) struct Receiving {
     origin: OriginId,
     /// The writer's last wish.
     connection: u64,
-    pub(super) waits: Arc<AtomicBool>,
+    pub(super) room: Arc<Room>,
     /// As long as the sink lives.
     sink: Weak<()>,
 }
@@ -116,7 +116,7 @@ impl Carrier {
             SharedPlace::Host => None,
             SharedPlace::Device(_) => facts.arrivals.device().cloned(),
         };
-        let waits = Arc::new(AtomicBool::new(false));
+        let room = Arc::new(Room::new());
         let pool = &facts.arrivals;
         let (sink, alive) = {
             let alive = Arc::new(());
@@ -124,14 +124,14 @@ impl Carrier {
             let household = &self.household;
             let begins = self.beginnings.remove(&(number, node));
             let begins = begins.filter(|begins| begins.topic == theirs);
-            (TopicSink::new(household, topic, pool, (origin, begins), &waits, alive), weak)
+            (TopicSink::new(household, topic, pool, (origin, begins), &room, alive), weak)
         };
         let from = topic.delivered(&origin).map_or(0, |last| last + 1);
         workers.place(key(number), topic.settings().largest);
         let worker = workers.of(key(number));
         match worker.receive_topic(key(number), node, from, device, Box::new(sink)) {
             Ok(()) => {
-                let receiving = Receiving { origin, connection, waits, sink: alive };
+                let receiving = Receiving { origin, connection, room, sink: alive };
                 self.receiving.insert((number, node), receiving);
                 true
             }

@@ -2,13 +2,13 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use ipc::{Block, Words};
 
 use super::Household;
 use super::beginnings::Beginning;
+use super::room::Room;
 use super::source::place_of;
 use crate::bridge::{Finished, MessageHeader, Place, Sink, Stages};
 use crate::clock;
@@ -35,8 +35,8 @@ pub(super) struct TopicSink {
     begins: Option<Beginning>,
     /// Who subscribes from before this position of the arrivals on is to get all of those.
     since: u64,
-    /// It waits for room in the queue: then whoever holds messages for too long is in its way.
-    waits: Arc<AtomicBool>,
+    /// Whether it waits for some: then whoever holds messages for too long is in its way.
+    room: Arc<Room>,
     /// When that was said last.
     said: Option<Instant>,
     /// Something was delivered: what another writer left is settled.
@@ -67,7 +67,7 @@ impl TopicSink {
         topic: &Arc<Topic>,
         pool: &Arc<Pool>,
         (origin, begins): (OriginId, Option<Beginning>),
-        waits: &Arc<AtomicBool>,
+        room: &Arc<Room>,
         alive: Arc<()>,
     ) -> Self {
         topic.receives(origin);
@@ -79,16 +79,21 @@ impl TopicSink {
             begun: VecDeque::new(),
             begins,
             since: topic.arrivals().position(),
-            waits: Arc::clone(waits),
+            room: Arc::clone(room),
             said: None,
             has_settled: false,
             _alive: alive,
         }
     }
 
-    /// Says that it does, and again each second: somebody may be in the way.
+    /// A message waits for room until there is some.
     fn waits_for_room(&mut self) {
-        self.waits.store(true, Ordering::Release);
+        self.room.is_awaited();
+        self.says_that_there_is_none();
+    }
+
+    /// Says it at once, and again each second: somebody may be in the way.
+    fn says_that_there_is_none(&mut self) {
         let now = Instant::now();
         if self.said.is_none_or(|said| now.saturating_duration_since(said) >= SAYING) {
             self.said = Some(now);
@@ -135,7 +140,7 @@ impl Sink for TopicSink {
             Err(error) => return Err(error.on(self.topic.name())),
         };
         if self.topic.settings().reliability == Reliability::Reliable {
-            self.waits.store(false, Ordering::Release);
+            self.room.is_there();
         }
         let slice = match self.pool.slice(place, header.length) {
             Ok(slice) => slice,
@@ -195,7 +200,8 @@ impl Sink for TopicSink {
                 self.free(block);
                 if !self.topic.arrivals().has_room() {
                     // Subscribers hold all messages that there may be: they may do so for a while.
-                    self.waits_for_room();
+                    self.room.was_refused();
+                    self.says_that_there_is_none();
                     self.begun.pop_front();
                     return Ok(Finished::Published);
                 }
@@ -204,12 +210,12 @@ impl Sink for TopicSink {
             Err(error) => return Err(error),
         }
         self.begun.pop_front();
-        self.waits.store(false, Ordering::Release);
+        self.room.is_there();
         Ok(Finished::Published)
     }
 
     fn abandon(&mut self) {
-        self.waits.store(false, Ordering::Release);
+        self.room.is_there();
         while let Some((block, _)) = self.begun.pop_front() {
             self.free(block);
         }

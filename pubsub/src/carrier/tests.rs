@@ -7,12 +7,12 @@ mod providers;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::bounded;
 use ipc::{Caller, Life, Participant, QueueError};
 
+use super::room::Room;
 use super::sink::TopicSink;
 use super::{Carrier, Crowded, Facts, Household, NetworkOptions, Settling};
 use crate::bridge::{Finished, MessageHeader, Metadata, Sink, Stages};
@@ -497,10 +497,10 @@ fn what_is_missing_before_one_that_found_no_room_is_told_with_the_next_one() {
     let settings = SharedSettings { reliability: Reliability::DropNewest, ..settings() };
     let place = Place::with(1, settings);
     let mut subscriber = place.topic.arrivals().subscribe(&place.caller()).unwrap();
-    let (waits, alive) = (Arc::new(AtomicBool::new(false)), Arc::new(()));
+    let (room, alive) = (Arc::new(Room::new()), Arc::new(()));
     let origin = (OriginId { node: NOBODY, topic: 3 }, None);
     let household = place.household();
-    let mut sink = TopicSink::new(&household, &place.topic, &place.arrivals, origin, &waits, alive);
+    let mut sink = TopicSink::new(&household, &place.topic, &place.arrivals, origin, &room, alive);
     let mut comes = |position: u64| {
         let (length, publisher, sequence) = (8, 1, position + 1);
         let (published, posted, metadata) = (0, 0, Metadata::NONE);
@@ -520,6 +520,39 @@ fn what_is_missing_before_one_that_found_no_room_is_told_with_the_next_one() {
     assert_eq!(take(), Some((DEPTH + 3, 2)));
     comes(DEPTH + 3);
     assert_eq!((take(), take()), (Some((DEPTH + 4, 2)), None));
+}
+
+#[test]
+fn a_reader_is_in_nobodys_way_once_what_was_refused_does_not_come_again() {
+    let settings = SharedSettings { reliability: Reliability::DropNewest, ..settings() };
+    let place = Place::with(1, settings);
+    let mut subscriber = place.topic.arrivals().subscribe(&place.caller()).unwrap();
+    let (room, alive) = (Arc::new(Room::new()), Arc::new(()));
+    let origin = (OriginId { node: NOBODY, topic: 3 }, None);
+    let household = place.household();
+    let mut sink = TopicSink::new(&household, &place.topic, &place.arrivals, origin, &room, alive);
+    let mut position = 0;
+    // Its reader holds all messages that there may be.
+    while place.topic.arrivals().has_room() {
+        let (length, publisher, sequence) = (8, 1, position + 1);
+        let (published, posted, metadata) = (0, 0, Metadata::NONE);
+        let header =
+            MessageHeader { position, length, publisher, sequence, published, posted, metadata };
+        assert!(sink.begin(&header).unwrap().is_some());
+        assert!(!room.is_wanted(FAR));
+        assert_eq!(sink.finish(&header, &Stages::default()).unwrap(), Finished::Published);
+        place.topic.arrivals().take(&mut subscriber).unwrap();
+        position += 1;
+    }
+    let (length, publisher, sequence) = (8, 1, position + 1);
+    let (published, posted, metadata) = (0, 0, Metadata::NONE);
+    let header =
+        MessageHeader { position, length, publisher, sequence, published, posted, metadata };
+    assert!(sink.begin(&header).unwrap().is_some());
+    assert_eq!(sink.finish(&header, &Stages::default()).unwrap(), Finished::Published);
+    assert!(room.is_wanted(FAR), "one was refused");
+    std::thread::sleep(place.topic.refusal_holds());
+    assert!(!room.is_wanted(place.topic.refusal_holds()), "and none came after it");
 }
 
 #[test]

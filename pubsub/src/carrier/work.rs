@@ -232,12 +232,12 @@ impl Carrier {
         }
     }
 
-    /// The connection with a node was lost, and is back. What the workers' connections have on their
-    /// way the system sends again when it likes, which is the later the longer the link was down:
-    /// other ones begin at once.
-    pub(super) fn renew_connections(&self) {
+    /// The connection with a node was lost, and is back. What the workers' connections with it have on
+    /// their way the system sends again when it likes, which is the later the longer the link was
+    /// down: other ones begin at once.
+    pub(super) fn renew_connections(&self, node: NodeIdentity) {
         for worker in self.workers.iter().flat_map(Workers::all) {
-            let _ = worker.tell(Command::Renew);
+            let _ = worker.tell(Command::Returned(node));
         }
     }
 

@@ -274,6 +274,16 @@ impl Shared {
         operation: &'static str,
         request: impl FnOnce(u64) -> Request,
     ) -> Result<Answer> {
+        self.ask_within(operation, self.options.patience, request)
+    }
+
+    /// The same, but waits no longer than that.
+    pub(super) fn ask_within(
+        &self,
+        operation: &'static str,
+        patience: Duration,
+        request: impl FnOnce(u64) -> Request,
+    ) -> Result<Answer> {
         let (sender, receiver) = bounded(1);
         let number = {
             let mut state = lock(&self.state);
@@ -288,13 +298,13 @@ impl Shared {
             number
         };
         self.bell.ring();
-        match receiver.recv_timeout(self.options.patience) {
+        match receiver.recv_timeout(patience) {
             Ok(answer) => answer.map_err(|error| error.during(operation)),
             Err(_) => {
                 lock(&self.state).pending.remove(&number);
                 // It may have come at the last moment.
                 receiver.try_recv().unwrap_or_else(|_| {
-                    let detail = format!("no answer within {:?}", self.options.patience);
+                    let detail = format!("no answer within {patience:?}");
                     Err(Error::new(operation, ErrorKind::DeadlineExceeded, detail))
                 })
             }

@@ -22,6 +22,9 @@ const LEAVING: Duration = Duration::from_secs(5);
 /// Between two attempts to come back to a service that cannot take this process now, or to take a
 /// lock that another one holds.
 const AGAIN: Duration = Duration::from_millis(50);
+/// The longest pause before this process comes back that lacks descriptors. It is twice as long each
+/// time, and short again once the connection lasted that long.
+const LACKING: Duration = Duration::from_secs(5);
 /// The longest sleep.
 const LONGEST: Duration = Duration::from_secs(5);
 /// How often the service is told of those that wait.
@@ -65,6 +68,8 @@ enum Next {
     Lost,
     /// It cannot keep this process now.
     Refused,
+    /// This process may not have as many descriptors as were sent to it.
+    LacksDescriptors,
     /// This process has left, or the node is closed to it.
     Over,
 }
@@ -85,10 +90,46 @@ struct Said {
     asked: Option<Instant>,
 }
 
+/// The pause before a process comes back that lacked descriptors at its last connections.
+#[derive(Debug)]
+struct Lack {
+    pause: Duration,
+    since: Instant,
+}
+
+impl Lack {
+    fn new(now: Instant) -> Self {
+        Self { pause: AGAIN, since: now }
+    }
+
+    /// The connection is over: how long to wait before the next one.
+    fn next(&mut self, now: Instant) -> Duration {
+        if now.saturating_duration_since(self.since) >= self.pause + LACKING {
+            self.pause = AGAIN;
+        }
+        let pause = self.pause;
+        (self.pause, self.since) = ((2 * pause).min(LACKING), now);
+        pause
+    }
+}
+
+/// Waits, but not as long as that once this process leaves.
+fn pause(shared: &Shared, pause: Duration) {
+    let end = Instant::now() + pause;
+    while shared.leaving_since().is_none() {
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return;
+        }
+        std::thread::sleep(left.min(AGAIN));
+    }
+}
+
 /// Runs until the process has left.
 pub(super) fn run(shared: &Shared, link: Link) {
     let mut link = Some(link);
     let mut said = Said::default();
+    let mut lack = Lack::new(Instant::now());
     loop {
         let Some(open) = &link else {
             match come_back(shared) {
@@ -112,6 +153,10 @@ pub(super) fn run(shared: &Shared, link: Link) {
             Next::Refused => {
                 link = None;
                 std::thread::sleep(AGAIN);
+            }
+            Next::LacksDescriptors => {
+                link = None;
+                pause(shared, lack.next(Instant::now()));
             }
             Next::Over => return,
         }
@@ -193,7 +238,7 @@ fn turn(shared: &Shared, link: &Link, said: &mut Said) -> Next {
                 if has_lost(shared, error) {
                     continue;
                 }
-                return Next::Lost;
+                return Next::LacksDescriptors;
             }
             Err(_) => return Next::Lost,
         };

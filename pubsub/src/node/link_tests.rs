@@ -218,6 +218,33 @@ fn one_who_leaves_and_is_alone_waits_for_nobody() {
 }
 
 #[test]
+fn process_that_lacks_descriptors_comes_back_with_growing_pauses() {
+    let start = Instant::now();
+    let (mut lack, mut now, mut times) = (Lack::new(start), start, 0);
+    while now < start + Duration::from_secs(60) {
+        // Each connection ends as soon as it is there.
+        now += lack.next(now);
+        times += 1;
+    }
+    assert!((15..=20).contains(&times), "{times}");
+    // It had enough of them for a while.
+    now += 3 * LACKING;
+    assert_eq!(lack.next(now), AGAIN);
+}
+
+#[test]
+fn an_answer_is_waited_for_no_longer_than_was_said() {
+    let directory = directory("patience");
+    let shared = member(&directory);
+    let start = Instant::now();
+    let asks = |number| Request::Report { request: number };
+    let asked = shared.ask_within("test", Duration::from_millis(100), asks);
+    assert_eq!(asked.map(drop).unwrap_err().kind(), ErrorKind::DeadlineExceeded);
+    assert!(start.elapsed() < shared.options.patience / 2, "{:?}", start.elapsed());
+    std::fs::remove_dir_all(directory).unwrap();
+}
+
+#[test]
 fn a_service_that_died_is_left_also_if_its_connections_stay() {
     let directory = directory("zombie");
     let shared = member(&directory);

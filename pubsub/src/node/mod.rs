@@ -226,7 +226,7 @@ impl Node {
         // In a child a device would not be found, which is not why.
         self.house.check_fork("open a topic")?;
         let shared = SharedSettings::of(settings).map_err(|error| error.on(name))?;
-        self.ask_for(name, Some(shared))
+        self.ask_for(name, Some(shared), self.patience())
     }
 
     /// Opens a topic as whoever made it wanted it. If nobody has at this node, it is made as a node
@@ -238,14 +238,29 @@ impl Node {
     /// [`NoDevice`](ErrorKind::NoDevice) if its memory is a device's that this process does not
     /// see.
     pub fn open(&self, name: &str) -> Result<Topic> {
-        self.ask_for(name, None)
+        self.open_within(name, self.patience())
     }
 
-    fn ask_for(&self, name: &str, settings: Option<SharedSettings>) -> Result<Topic> {
+    /// How long the service may take for an answer.
+    pub(crate) fn patience(&self) -> Duration {
+        self.attendance.shared.options.patience
+    }
+
+    /// As [`open`](Self::open), but the service may take this long for its answer.
+    pub(crate) fn open_within(&self, name: &str, patience: Duration) -> Result<Topic> {
+        self.ask_for(name, None, patience)
+    }
+
+    fn ask_for(
+        &self,
+        name: &str,
+        settings: Option<SharedSettings>,
+        patience: Duration,
+    ) -> Result<Topic> {
         let operation = "open a topic";
         self.house.check(operation)?;
         let request = |request| Request::Open { request, name: name.into(), settings };
-        let answer = self.attendance.shared.ask(operation, request);
+        let answer = self.attendance.shared.ask_within(operation, patience, request);
         match answer.map_err(|error| error.on(name))? {
             Answer::Topic { topic, here, arrivals } => {
                 Ok(Topic { desk: Desk::new(&self.house, topic, here, arrivals) })

@@ -112,7 +112,7 @@ impl Mesh {
             }
         }
         if let Some(address) = dialled
-            && self.book.reached(&address, (node, &label), now)
+            && self.book.reached(&address, (node, &label), &mut self.log, now)
         {
             // It may have dialled us before we knew that we want to ask it.
             self.ask(node, now);

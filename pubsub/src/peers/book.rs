@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::identity::{Chance, NodeIdentity};
 use super::reason::Parting;
 use super::session::Timing;
+use crate::log_limit::LogLimit;
 
 /// Addresses that others told of, at most.
 pub(super) const MOST_LEARNT: usize = 1024;
@@ -18,6 +19,9 @@ const PAUSE_OF_EACH: Duration = Duration::from_millis(5);
 const SILENCE: Duration = Duration::from_secs(1);
 /// Doublings of the pause between two attempts.
 const MOST_DOUBLINGS: u32 = 20;
+/// Attempts with the usual pause at an address whose node has a session with another service: as many
+/// as it takes until a session is over whose link was lost. From then on the pause grows.
+const OCCUPIED: u32 = 10;
 
 /// Why an address is in the book.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,6 +57,8 @@ pub(super) struct Entry {
     /// Why the last attempt came to nothing.
     pub(super) why_not: Option<String>,
     attempts: u32,
+    /// How often one of the two had a session with another service, since it was a session last.
+    occupied: u32,
     /// Since when nobody was there.
     absent: Duration,
     /// A node has introduced itself there, and the connection is not over.
@@ -64,9 +70,11 @@ pub(super) struct Entry {
 impl Entry {
     /// Logs why it cannot be reached, unless that was the reason before. Of what a rendezvous told of,
     /// much may be gone.
-    fn log(&mut self, address: &str, why: &str) {
+    fn log(&mut self, address: &str, why: &str, (limit, now): (&mut LogLimit, Duration)) {
         if self.origin != Origin::Learnt && self.logged.as_deref() != Some(why) {
-            tracing::info!("cannot reach {address}: {why}; retrying");
+            if limit.allows(now) {
+                tracing::info!("cannot reach {address}: {why}; retrying");
+            }
             self.logged = Some(why.to_owned());
         }
     }
@@ -114,6 +122,7 @@ impl Book {
             since: now,
             why_not: None,
             attempts: 0,
+            occupied: 0,
             absent: now,
             is_reached: false,
             logged: None,
@@ -186,14 +195,19 @@ impl Book {
     }
 
     /// Logs which addresses do not answer for long.
-    pub(super) fn log_silence(&mut self, now: Duration, is_connected: impl Fn(&str) -> bool) {
+    pub(super) fn log_silence(
+        &mut self,
+        log: &mut LogLimit,
+        now: Duration,
+        is_connected: impl Fn(&str) -> bool,
+    ) {
         for (address, entry) in &mut self.entries {
             if entry.silence().is_some_and(|at| at <= now) {
                 let why = match is_connected(address) {
                     true => "it is connected, and has not introduced itself yet",
                     false => "no answer yet",
                 };
-                entry.log(address, why);
+                entry.log(address, why, (log, now));
             }
         }
     }
@@ -203,6 +217,7 @@ impl Book {
         &mut self,
         address: &str,
         (node, label): (NodeIdentity, &str),
+        log: &mut LogLimit,
         now: Duration,
     ) -> bool {
         let Some(entry) = self.entries.get_mut(address) else { return false };
@@ -210,7 +225,7 @@ impl Book {
         entry.label = Some(label.to_owned());
         entry.absent = now;
         entry.is_reached = true;
-        if entry.logged.take().is_some() {
+        if entry.logged.take().is_some() && log.allows(now) {
             tracing::info!("reached {address}");
         }
         entry.origin == Origin::Rendezvous
@@ -238,8 +253,7 @@ impl Book {
         &mut self,
         address: &str,
         end: End,
-        timing: &Timing,
-        chance: &mut Chance,
+        (timing, chance, log): (&Timing, &mut Chance, &mut LogLimit),
         now: Duration,
     ) {
         // All of them together are not dialled too often.
@@ -251,7 +265,7 @@ impl Book {
         }
         entry.is_reached = false;
         if let Some(why) = end.why() {
-            entry.log(address, why);
+            entry.log(address, why, (log, now));
         }
         let pause = match end {
             End::Lasting(why) => {
@@ -263,10 +277,17 @@ impl Book {
                 entry.why_not = Some(why);
                 entry.next_pause(timing, longest)
             }
+            End::Occupied(why) => {
+                entry.why_not = Some(why);
+                let doublings = entry.occupied.saturating_sub(OCCUPIED).min(MOST_DOUBLINGS);
+                entry.occupied = entry.occupied.saturating_add(1);
+                let most = timing.lasting_pause.max(longest);
+                (entry.next_pause(timing, longest) * (1 << doublings)).min(most)
+            }
             // Nothing is wrong with the address. It rests as long as its node has a session.
             End::Duplicate => {
                 entry.why_not = None;
-                entry.attempts = 0;
+                (entry.attempts, entry.occupied) = (0, 0);
                 timing.first_pause
             }
             End::Lost { why, lasted } => {
@@ -274,7 +295,7 @@ impl Book {
                 entry.absent = now;
                 // Who comes and goes is not dialled ever faster.
                 if lasted >= timing.lasting_pause {
-                    entry.attempts = 0;
+                    (entry.attempts, entry.occupied) = (0, 0);
                 }
                 entry.next_pause(timing, longest)
             }
@@ -326,6 +347,8 @@ pub(super) enum End {
     Failed(String),
     /// It will hardly be otherwise the next time.
     Lasting(String),
+    /// One side has a session with another service that says it is the same node.
+    Occupied(String),
     Duplicate,
     /// It was a session, for so long.
     Lost {
@@ -337,7 +360,10 @@ pub(super) enum End {
 impl End {
     fn why(&self) -> Option<&str> {
         match self {
-            Self::Failed(why) | Self::Lasting(why) | Self::Lost { why, .. } => Some(why),
+            Self::Failed(why)
+            | Self::Lasting(why)
+            | Self::Occupied(why)
+            | Self::Lost { why, .. } => Some(why),
             Self::Duplicate => None,
         }
     }
@@ -357,32 +383,33 @@ mod tests {
     #[test]
     fn silence_and_each_new_reason_is_logged_once() {
         let (timing, mut chance) = (Timing::new(5 * SECOND), Chance(1));
+        let mut log = LogLimit::new();
         let mut book = Book::default();
         book.add("a:1".to_owned(), Origin::Given, None, Duration::ZERO);
         book.add("b:1".to_owned(), Origin::Learnt, None, Duration::ZERO);
         assert_eq!(book.due(Duration::ZERO, &timing, |_| false), ["a:1", "b:1"]);
         // Within a second, and then no more.
         assert_eq!(book.deadline(|_| false), Some(SECOND));
-        book.log_silence(SECOND / 2, |_| false);
+        book.log_silence(&mut log, SECOND / 2, |_| false);
         assert_eq!(logged(&book, "a:1"), None);
-        book.log_silence(SECOND, |_| false);
+        book.log_silence(&mut log, SECOND, |_| false);
         assert_eq!(logged(&book, "a:1"), Some("no answer yet"));
         assert_eq!(book.deadline(|_| false), None);
-        let mut fail = |book: &mut Book, why: &str| {
+        let mut fail = |book: &mut Book, log: &mut LogLimit, why: &str| {
             let end = End::Failed(why.to_owned());
-            book.over("a:1", end, &timing, &mut chance, 2 * SECOND);
+            book.over("a:1", end, (&timing, &mut chance, log), 2 * SECOND);
         };
-        fail(&mut book, "refused");
+        fail(&mut book, &mut log, "refused");
         assert_eq!(logged(&book, "a:1"), Some("refused"));
         // While it is tried again the reason stays.
         assert_eq!(book.due(20 * SECOND, &timing, |_| false), ["a:1"]);
-        book.log_silence(30 * SECOND, |_| false);
+        book.log_silence(&mut log, 30 * SECOND, |_| false);
         assert_eq!(logged(&book, "a:1"), Some("refused"));
         // A node is there; when it is lost that is news.
-        book.reached("a:1", (NodeIdentity([1; 16]), "x"), 30 * SECOND);
+        book.reached("a:1", (NodeIdentity([1; 16]), "x"), &mut log, 30 * SECOND);
         assert_eq!(logged(&book, "a:1"), None);
         assert_eq!(book.deadline(|_| false), None);
-        fail(&mut book, "refused");
+        fail(&mut book, &mut log, "refused");
         assert_eq!(logged(&book, "a:1"), Some("refused"));
         // What others told of may be gone.
         assert_eq!(logged(&book, "b:1"), None);
@@ -392,12 +419,13 @@ mod tests {
     fn longest_pause(addresses: u32, end: impl Fn() -> End) -> Duration {
         let (timing, mut chance) = (Timing::new(Duration::from_secs(5)), Chance(7));
         let (mut book, mut now, mut longest) = (Book::default(), Duration::ZERO, Duration::ZERO);
+        let mut log = LogLimit::new();
         for number in 0..addresses {
             book.add(number.to_string(), Origin::Given, None, now);
         }
         for _ in 0..100 {
             assert!(book.due(now, &timing, |_| false).contains(&"0".to_owned()));
-            book.over("0", end(), &timing, &mut chance, now);
+            book.over("0", end(), (&timing, &mut chance, &mut log), now);
             let Stage::Resting { until } = book.entries["0"].stage else { panic!("busy") };
             longest = longest.max(until - now);
             now = until;
@@ -420,16 +448,59 @@ mod tests {
     }
 
     #[test]
+    fn address_of_a_second_service_of_a_node_is_dialled_ever_less_often() {
+        let occupied = || End::Occupied("it has a session with another service".to_owned());
+        let pause = longest_pause(1, occupied);
+        assert!(pause > Duration::from_secs(7) && pause <= Duration::from_secs(10), "{pause:?}");
+        // Until a session is noticed to be over nothing is late.
+        let (timing, mut chance) = (Timing::new(Duration::from_secs(5)), Chance(7));
+        let (mut book, mut log) = (Book::default(), LogLimit::new());
+        let (mut now, mut times) = (Duration::ZERO, 0);
+        book.add("there".to_owned(), Origin::Given, None, now);
+        while now < 60 * SECOND {
+            assert_eq!(book.due(now, &timing, |_| false), ["there"]);
+            book.over("there", occupied(), (&timing, &mut chance, &mut log), now);
+            let Stage::Resting { until } = book.entries["there"].stage else { panic!("busy") };
+            let is_soon = until - now <= timing.longest_pause;
+            assert!(is_soon || now > SECOND * 5 / 4, "{now:?}");
+            (now, times) = (until, times + 1);
+        }
+        assert!((12..40).contains(&times), "{times}");
+        // It was a session for a while.
+        assert_eq!(book.due(now, &timing, |_| false), ["there"]);
+        let lost = End::Lost { why: String::new(), lasted: 60 * SECOND };
+        book.over("there", lost, (&timing, &mut chance, &mut log), now);
+        assert_eq!(book.entries["there"].occupied, 0);
+    }
+
+    #[test]
+    fn reasons_that_change_all_the_time_are_logged_up_to_the_limit() {
+        let (timing, mut chance) = (Timing::new(5 * SECOND), Chance(1));
+        let (mut book, mut log) = (Book::default(), LogLimit::new());
+        let node = (NodeIdentity([1; 16]), "x");
+        book.add("a:1".to_owned(), Origin::Given, None, Duration::ZERO);
+        for times in 0..1000 {
+            let now = times * SECOND / 100;
+            let failed = End::Failed(["refused", "no route"][times as usize % 2].to_owned());
+            book.over("a:1", failed, (&timing, &mut chance, &mut log), now);
+            book.reached("a:1", node, &mut log, now);
+        }
+        // Two lines each time, of which some more than a hundred are logged.
+        assert!((1880..=1900).contains(&log.suppressed()), "{}", log.suppressed());
+    }
+
+    #[test]
     fn address_of_a_session_that_is_stale_is_dialled_at_once() {
         let (timing, node) = (Timing::new(Duration::from_secs(5)), NodeIdentity([1; 16]));
         for dialled in [Some("there"), None] {
             let (mut book, now) = (Book::default(), Duration::from_secs(1));
             book.add("there".to_owned(), Origin::Given, None, now);
             assert_eq!(book.due(now, &timing, |_| false), ["there"]);
-            book.reached("there", (node, "label"), now);
+            let mut log = LogLimit::new();
+            book.reached("there", (node, "label"), &mut log, now);
             if dialled.is_none() {
                 // The session is another one.
-                book.over("there", End::Duplicate, &timing, &mut Chance(7), now);
+                book.over("there", End::Duplicate, (&timing, &mut Chance(7), &mut log), now);
             }
             assert!(book.due(now + timing.lasting_pause, &timing, |_| true).is_empty());
             book.is_stale(&node, dialled, now);

@@ -173,7 +173,8 @@ impl Mesh {
             Err(why) => why,
         };
         tracing::debug!(address, why = failed, "a peer was not reached");
-        self.book.over(address, End::Failed(failed), &self.timing, &mut self.chance, now);
+        let Self { book, timing, chance, log, .. } = self;
+        book.over(address, End::Failed(failed), (timing, chance, log), now);
         None
     }
 
@@ -265,8 +266,8 @@ impl Mesh {
         }
         self.absent.tick(now);
         let is_of = |line: &Line, address: &str| line.dialled.as_deref() == Some(address);
-        let Self { lines, nodes, book, timing, .. } = self;
-        book.log_silence(now, |address| lines.values().any(|line| is_of(line, address)));
+        let Self { lines, nodes, book, timing, log, .. } = self;
+        book.log_silence(log, now, |address| lines.values().any(|line| is_of(line, address)));
         for line in lines.values_mut().filter(|line| !line.is_stale) {
             line.is_stale = line.session.is_stale(now);
             if let (true, Some(peer)) = (line.is_stale, &line.peer) {
@@ -374,10 +375,12 @@ impl Mesh {
             let end = match line.number {
                 _ if reason == Reason::Ended(Parting::Duplicate) => End::Duplicate,
                 _ if reason.is_lasting() => End::Lasting(why.clone()),
+                None if reason.is_occupied() => End::Occupied(why.clone()),
                 Some(_) => End::Lost { why: why.clone(), lasted: now.saturating_sub(line.since) },
                 None => End::Failed(why.clone()),
             };
-            self.book.over(address, end, &self.timing, &mut self.chance, now);
+            let Self { book, timing, chance, log, .. } = self;
+            book.over(address, end, (timing, chance, log), now);
         }
         if line.number.is_some() {
             self.absent.goes(&line, &reason, &self.timing, now);

@@ -74,6 +74,11 @@ impl Reason {
         }
     }
 
+    /// Has one side a session with another service that says it is the same node?
+    pub(super) fn is_occupied(&self) -> bool {
+        matches!(self, Self::Ended(why) | Self::Refused { why, .. } if *why == Parting::Occupied)
+    }
+
     /// Will it be the same at the next attempt, most likely?
     pub(super) fn is_lasting(&self) -> bool {
         match self {

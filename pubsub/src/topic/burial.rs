@@ -86,11 +86,16 @@ impl<W: Words + Clone> TopicWords<W> {
         self.here().find_unreleased(position, first) == Some(position)
     }
 
-    /// Since when a publisher waits for room, the longest of all; None if none does. One that
-    /// was refused and does not wait counts for a while, so that it has to come again for
+    /// For how long what was refused and does not wait counts as if it did: it has to come again for
     /// somebody to be in its way for as long as messages may be held.
+    pub(crate) fn refusal_holds(&self) -> Duration {
+        self.settings().release_deadline() / 4 * 3
+    }
+
+    /// Since when a publisher waits for room, the longest of all; None if none does. One that
+    /// was refused and does not wait counts [for a while](Self::refusal_holds).
     pub(crate) fn pressure(&self) -> Option<u64> {
-        let holds = self.settings().release_deadline() / 4 * 3;
+        let holds = self.refusal_holds();
         let waiting = publishers::lines(self.words()).filter(|line| line.who().is_some());
         waiting.filter_map(|line| line.pressure().since(holds)).min()
     }

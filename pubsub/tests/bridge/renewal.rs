@@ -3,6 +3,7 @@
 use pubsub::bridge::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use pubsub::Result;
 use pubsub::bridge::{Outgoing, Source, Terms, TopicFacts, TopicKey, WorkerOptions};
@@ -79,6 +80,93 @@ fn who_wishes_for_ring_after_ring_takes_little_memory_and_others_go_on() {
         let is_of_nobody = |failed: &String| failed.contains("the worker does not have it");
         assert!(nodes.failed.iter().all(is_of_nobody), "{:?}", nodes.failed);
     }
+}
+
+/// Nodes of which 0 and 2 write to 1, each in a topic of its own, which go on without an end.
+struct Undisturbed {
+    nodes: Nodes,
+    log: Log,
+    limits: [Arc<AtomicU64>; 2],
+    announcers: [pubsub::bridge::Announcer; 2],
+}
+
+impl Undisturbed {
+    fn start(provider: &str) -> Self {
+        let mut nodes = Nodes::start(3, &WorkerOptions { lanes: 1, ..options(provider) });
+        let (log, other) = (Log::default(), Log::default());
+        let limits: [Arc<AtomicU64>; 2] = Default::default();
+        let topics = [(KEY, 0, &log), (OTHER, 2, &other)];
+        let mut at = 0;
+        let announcers = topics.map(|(key, from, log)| {
+            let sink = Box::new(log.sink(Where::Host));
+            nodes.of(1).receive_topic(key, node(from), 0, None, sink).unwrap();
+            let source = Published::new(&lengths(&[64, 5000]), Where::Host, 0, 1 << 40);
+            let source = Limited { source, given: 0, limit: Arc::clone(&limits[at]) };
+            at += 1;
+            let worker = nodes.of(from);
+            let announcer = worker.send_topic(key, facts(1 << 20), Box::new(source)).unwrap();
+            worker.tell(Command::Add(key, node(1))).unwrap();
+            announcer
+        });
+        nodes.until("all are connected", |nodes| nodes.connected == 4);
+        Self { nodes, log, limits, announcers }
+    }
+
+    /// Ten more messages of node 0 arrive.
+    fn goes_on(&mut self) {
+        let wanted = self.limits[0].fetch_add(10, Ordering::SeqCst) + 10;
+        self.announcers[0].announce();
+        self.nodes.until("node 0 is heard", |_| self.log.len() as u64 == wanted);
+    }
+
+    /// How often connections of a topic were lost.
+    fn lost(&self, key: TopicKey) -> usize {
+        self.nodes.lost.iter().filter(|(lost, ..)| *lost == key).count()
+    }
+
+    fn renewals(&self) -> u64 {
+        self.nodes.counters(1).renewals
+    }
+}
+
+#[test]
+fn node_that_comes_back_again_and_again_disturbs_no_others() {
+    for provider in super::PROVIDERS {
+        let mut all = Undisturbed::start(provider);
+        for times in 1..=10 {
+            all.nodes.of(1).tell(Command::Returned(node(2))).unwrap();
+            // Its own connection begins anew, at both ends.
+            all.nodes.until("it is connected again", |nodes| nodes.connected >= 4 + 2 * times);
+            all.goes_on();
+        }
+        assert!(all.lost(OTHER) >= 10, "{:?}", all.nodes.reasons);
+        assert_eq!((all.lost(KEY), all.renewals()), (0, 0), "{:?}", all.nodes.reasons);
+        assert!(all.nodes.failed.is_empty(), "{:?}", all.nodes.failed);
+    }
+}
+
+#[test]
+fn node_that_lies_about_what_it_wrote_disturbs_others_once() {
+    let mut all = Undisturbed::start("=net");
+    let mut disturbed = Vec::new();
+    for _ in 0..3 {
+        // At its reader it is begun anew each time.
+        let before = all.lost(OTHER);
+        let mut last = Instant::now();
+        while all.lost(OTHER) == before {
+            all.goes_on();
+            if last.elapsed() > Duration::from_millis(200) {
+                last = Instant::now();
+                let connection = all.nodes.wished[&(OTHER, node(2))];
+                let lie = Terms::Check { connection, chunks: 1 << 30, read: 0 };
+                all.nodes.of(1).tell(Command::Letter(OTHER, node(2), lie)).unwrap();
+            }
+        }
+        all.goes_on();
+        disturbed.push((all.lost(KEY) > 0, all.renewals()));
+    }
+    // First its own connection alone; then, since that was in vain, all, but not again so soon.
+    assert_eq!(disturbed, [(false, 0), (true, 1), (true, 1)], "{:?}", all.nodes.reasons);
 }
 
 /// Topics that go from nodes 0 and 2 to node 1, which has no room for the last one.

@@ -11,7 +11,7 @@ use gpu::{Device, Slice};
 use pubsub::Result;
 use pubsub::bridge::{
     Counters, Finished, MessageHeader, Metadata, NodeIdentity, Outgoing, Place, Report, Side, Sink,
-    Source, Stages, TopicFacts, TopicKey, TopicOptions, Worker, WorkerOptions,
+    Source, Stages, Terms, TopicFacts, TopicKey, TopicOptions, Worker, WorkerOptions,
 };
 
 /// Reached only on failure.
@@ -243,6 +243,8 @@ pub(crate) struct Nodes {
     pub(crate) reasons: Vec<String>,
     /// What failed for good.
     pub(crate) failed: Vec<String>,
+    /// The number of the last connection that a node wished for.
+    pub(crate) wished: HashMap<(TopicKey, NodeIdentity), u64>,
     /// Connections that were made.
     pub(crate) connected: usize,
     /// Who was reported to hold up a topic.
@@ -259,6 +261,7 @@ impl Nodes {
             lost: Vec::new(),
             reasons: Vec::new(),
             failed: Vec::new(),
+            wished: HashMap::new(),
             connected: 0,
             behind: Vec::new(),
             gone: Vec::new(),
@@ -284,6 +287,9 @@ impl Nodes {
             while let Some(report) = worker.try_report().unwrap() {
                 match report {
                     Report::Letter { key, node: to, terms } => {
+                        if let Terms::Wish { connection, .. } = terms {
+                            self.wished.insert((key, *from), connection);
+                        }
                         if let Some(reader) = self.workers.get(&to) {
                             reader.tell(Command::Letter(key, *from, terms)).unwrap();
                         }

@@ -127,6 +127,26 @@ fn patience_may_be_endless() {
 }
 
 #[test]
+fn a_topic_is_waited_for_no_longer_than_was_said_while_the_service_is_stopped() {
+    let ground = Ground::new();
+    let service = Other::start("serves", ground.path());
+    let node = ground.join_served();
+    let timeout = Duration::from_millis(300);
+    let waits = |expected| {
+        let since = std::time::Instant::now();
+        assert_eq!(node.wait_for_topic("numbers", timeout).unwrap_err().kind(), expected);
+        assert!(since.elapsed() < PATIENCE / 2, "{:?}", since.elapsed());
+    };
+    waits(ErrorKind::Unknown);
+    service.stop();
+    waits(ErrorKind::DeadlineExceeded);
+    service.resume();
+    let topic = node.topic("numbers", &settings()).unwrap();
+    assert!(node.wait_for_topic("numbers", timeout).is_ok());
+    drop(topic);
+}
+
+#[test]
 fn a_topic_is_what_its_maker_said() {
     let ground = Ground::new();
     let (node, other) = (ground.join(), ground.join());

@@ -5,7 +5,8 @@
 //! for messages, without an error. That cannot be told from a reader that takes its time by one side
 //! alone. So a writer that does not get on says by a letter how many chunks it wrote and up to where it
 //! knows them to be read; the reader compares that with what it has and with what it told. If the
-//! difference stays, the reader begins anew with another endpoint.
+//! difference stays, the connections of that node have a [fault](super::faults). The writer may
+//! have made it up.
 
 use std::time::Duration;
 
@@ -199,7 +200,7 @@ impl Engine {
     fn connection_moves_nothing(&mut self, place: usize, node: NodeIdentity) {
         let topic = self.ins.get(place).map(|topic| topic.key);
         tracing::warn!(?topic, %node, "a connection with a node moves nothing");
-        self.begin_anew(super::renewal::MOVES_NOTHING);
+        self.has_fault(node, super::renewal::MOVES_NOTHING);
     }
 }
 

@@ -93,7 +93,7 @@ impl Engine {
                 }
                 Command::Letter(key, node, terms) => self.read_letter(key, node, terms),
                 Command::LoseNode(node) => self.lose_node(node),
-                Command::Renew => self.begin_anew(LINK_IS_BACK),
+                Command::Returned(node) => self.has_fault(node, LINK_IS_BACK),
                 Command::ReportBehind(key) => self.report_behind(key),
                 Command::Count(answer) => {
                     let _ = answer.try_send(self.count());

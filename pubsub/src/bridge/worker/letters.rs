@@ -28,7 +28,9 @@ impl Engine {
         self.reports.tell(Report::Failed { key, node: Some(node), side, error });
     }
 
-    fn meet(&mut self, address: Vec<u8>) -> Result<fabric::Peer> {
+    /// The peer at an address, which is a node's.
+    fn meet(&mut self, node: NodeIdentity, address: Vec<u8>) -> Result<fabric::Peer> {
+        self.renewal.faults.is_at(node, &address);
         if let Some(peer) = self.peers.get(&address) {
             return Ok(*peer);
         }
@@ -108,7 +110,7 @@ impl Engine {
                     return;
                 }
                 let (ring, from) = (tap.ring, tap.wish.from.clone());
-                let connected = self.meet(from).and_then(|peer| {
+                let connected = self.meet(node, from).and_then(|peer| {
                     let connected = self.deck.port.connect(ring, peer, &answer);
                     connected.map_err(|error| Error::of(CONNECT, error))
                 });
@@ -185,7 +187,7 @@ impl Engine {
             let detail = format!("a ring of {} bytes", offer.capacity);
             return Err(Error::new(CONNECT, ErrorKind::Malformed, detail));
         }
-        let peer = self.meet(from)?;
+        let peer = self.meet(node, from)?;
         let longest = self.options.chunk.min(offer.capacity / 4).max(4 * LONGEST_PREFIX as u64);
         let further: Vec<_> = further.into_iter().map(Address).collect();
         let accepted = self.deck.port.accept_by(peer, &further, offer, longest).map_err(of_fabric);
@@ -241,8 +243,11 @@ impl Engine {
         let lanes = usize::from(self.lanes_of(&wish.facts)).min(1 + wish.further.len());
         // No more than can be told.
         let lanes = 1 + self.further_lanes(lanes).len();
+        let Some(node) = self.ins.get(place).map(|topic| topic.origin) else {
+            return Err(unknown());
+        };
         // Before the writer knows of the ring.
-        self.meet(wish.from.clone())?;
+        self.meet(node, wish.from.clone())?;
         let further: Vec<_> = wish.further.iter().take(lanes - 1).cloned().map(Address).collect();
         self.deck.port.insert_lane_addresses(&further).map_err(of_fabric)?;
         let capacity = self.options.ring_by(lanes, wish.facts.largest, wish.facts.depth);
@@ -318,6 +323,7 @@ impl Engine {
 
     /// All connections to a node are over.
     pub(super) fn lose_node(&mut self, node: NodeIdentity) {
+        self.renewal.faults.forget_wish(node);
         for place in 0..self.outs.len() {
             if self.outs.get(place).is_some_and(|topic| topic.links.contains_key(&node)) {
                 self.lose_link(place, node, Some(left(node)));

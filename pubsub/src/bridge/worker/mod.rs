@@ -6,6 +6,7 @@ mod doorbell;
 mod endpoint;
 mod ends;
 mod engine;
+mod faults;
 mod letters;
 mod renewal;
 mod reports;
@@ -152,9 +153,9 @@ pub enum Command {
     /// A node is gone: all connections to it are lost, and nothing of it is waited for. What is kept
     /// for it stays.
     LoseNode(NodeIdentity),
-    /// A link was down for a while: all connections begin anew by another endpoint, as soon as that may
-    /// be.
-    Renew,
+    /// A node is back whose link was down for a while: its connections begin anew, by another endpoint
+    /// if no other node is connected, or others are back with it.
+    Returned(NodeIdentity),
     /// Each node is [reported](Report::Behind) that does not have the oldest message of a topic that
     /// is kept, or is not connected.
     ReportBehind(TopicKey),

@@ -7,16 +7,18 @@
 //! - if a provider does not say what became of a write: what it was made from is released only then;
 //! - if rings whose writers are gone take too much memory, in all or of one node;
 //! - if there is no room for another ring's notices, and rings that are gone keep theirs;
-//! - if a node that could not be reached is back, or a connection moves nothing: what it has on its way
-//!   may be sent again late, or never arrive;
+//! - if nodes that could not be reached are back, or connections move nothing: what they have on their
+//!   way may be sent again late, or never arrive. Whether that is for all is decided by the
+//!   [faults](super::faults) of each node;
 //! - if there are too many addresses of those that are gone;
 //! - if a thread of a further lane ended, which has what it was given.
 //!
 //! All connections begin again after that, with letters, as if they had been lost. That takes a
-//! few round trips, so it is not done often: who makes us do it again and again disturbs others
-//! no more than every few seconds, and waits itself.
+//! few round trips, so it is not done often: no more than every few seconds, and for the sake of one
+//! node that is not alone no more than every half minute.
 
 use std::collections::HashMap;
+use std::mem;
 
 use fabric::MrMode;
 use fabric::ring::Port;
@@ -24,13 +26,15 @@ use fabric::ring::Port;
 use super::NodeIdentity;
 use super::endpoint;
 use super::engine::Engine;
+use super::faults::{Faults, Remedy};
 use super::reports::Report;
 use super::topics::Task;
 use crate::bridge::Side;
 use crate::error::{Error, ErrorKind, Result};
 
 const RENEW: &str = "begin a bridge's endpoint anew";
-const MUCH_MEMORY: &str = "rings whose writers are gone take much memory";
+const RENEW_RINGS: &str = "begin the connections of a node anew";
+pub(super) const MUCH_MEMORY: &str = "rings whose writers are gone take much memory";
 const NO_SHARES: &str = "rings that are gone keep their shares of the completion queue";
 /// A connection with a node moves nothing, though there is something to be moved.
 pub(super) const MOVES_NOTHING: &str = "a connection moves nothing";
@@ -53,8 +57,10 @@ const FORGOTTEN: u64 = 60_000_000_000;
 pub(super) struct Renewal {
     /// Bytes of memory of rings that are gone, of each node, that this endpoint keeps.
     kept: HashMap<NodeIdentity, u64>,
-    /// Why some node waits for that, if one does.
+    /// Why there is to be another one, if that is not for the sake of one node.
     awaited: Option<&'static str>,
+    /// What went wrong with each node.
+    pub(super) faults: Faults,
     /// The last ring that was wished for could not be made for lack of room.
     is_short: bool,
     /// When it was done last.
@@ -69,9 +75,9 @@ impl Renewal {
         self.count
     }
 
-    /// How long this endpoint is used at least.
-    fn rest(&self) -> u64 {
-        match self.awaited {
+    /// How long this endpoint is used at least, if there is to be another one for this reason.
+    fn rest(&self, why: Option<&'static str>) -> u64 {
+        match why {
             Some(LINK_IS_BACK | MOVES_NOTHING) if self.count == 0 => 0,
             // It takes longer to lose a node.
             Some(LINK_IS_BACK) => SHORT_REST << self.returns.min(MOST_DOUBLINGS),
@@ -84,7 +90,7 @@ impl Renewal {
         let kept = self.kept.get(&node).copied().unwrap_or(0);
         let is_allowed = kept < MOST_RINGS.0.saturating_mul(ring);
         if !is_allowed {
-            self.awaited.get_or_insert(MUCH_MEMORY);
+            self.faults.want(node, MUCH_MEMORY);
         }
         is_allowed
     }
@@ -140,38 +146,80 @@ impl Engine {
         self.options.ring.saturating_mul(1 + self.lane_domains.len() as u64)
     }
 
-    /// Has another endpoint as soon as that may be.
-    pub(super) fn begin_anew(&mut self, why: &'static str) {
+    /// Something is wrong with the connections of a node: they begin anew, or all do.
+    pub(super) fn has_fault(&mut self, node: NodeIdentity, why: &'static str) {
+        if !self.renewal.faults.may_be_connected(node) {
+            // Nothing of it is on its way by this endpoint.
+            return;
+        }
+        let is_alone = self.is_alone(node);
+        let (now, moves_nothing) = (self.now.steady, why == MOVES_NOTHING);
+        let remedy = self.renewal.faults.has(node, now, is_alone, moves_nothing);
+        tracing::debug!(%node, why, ?remedy, "the connections of a node begin anew");
         let mr_mode = self.deck.port.endpoint().domain().capabilities().mr_mode;
-        if self.peers.is_empty() {
-            // It was never connected.
-            return;
-        }
-        if mr_mode.contains(MrMode::ENDPOINT) {
+        let can_be_renewed = !mr_mode.contains(MrMode::ENDPOINT);
+        if remedy != Remedy::Rings && !can_be_renewed {
             tracing::warn!(why, "the endpoint cannot be begun anew: memory belongs to it");
-            return;
         }
-        if why == LINK_IS_BACK || self.renewal.awaited.is_none() {
-            self.renewal.awaited = Some(why);
+        match remedy {
+            Remedy::Endpoint if can_be_renewed => self.renewal.awaited = Some(why),
+            Remedy::ForTheNode if can_be_renewed => self.renewal.faults.want(node, why),
+            _ => {}
         }
-        self.renew_if_due();
+        if !self.renew_if_due() {
+            self.begin_rings_anew(node, why);
+        }
     }
 
-    fn why_renew(&self) -> Option<&'static str> {
+    /// Is no other node connected?
+    fn is_alone(&self, node: NodeIdentity) -> bool {
+        let mut links = self.outs.iter().flat_map(|topic| &topic.links);
+        let mut taps = self.ins.iter().filter(|topic| topic.origin != node);
+        !links.any(|(other, link)| *other != node && link.wished.is_none())
+            && !taps.any(|topic| topic.tap.as_ref().is_some_and(|tap| tap.is_connected))
+    }
+
+    /// All rings to and from a node end, and others take their place.
+    fn begin_rings_anew(&mut self, node: NodeIdentity, why: &'static str) {
+        let reason = || Error::new(RENEW_RINGS, ErrorKind::Failed, why).on(node);
+        for place in 0..self.outs.len() {
+            if self.outs.get(place).is_some_and(|topic| topic.links.contains_key(&node)) {
+                self.lose_link(place, node, Some(reason()));
+            }
+        }
+        for place in 0..self.ins.len() {
+            if self.ins.get(place).is_some_and(|it| it.origin == node && it.tap.is_some()) {
+                self.lose_tap(place, reason());
+            }
+        }
+    }
+
+    /// Why there is to be another endpoint now, and for the sake of which node, if it is one.
+    fn why_renew(&self) -> Option<(&'static str, Option<NodeIdentity>)> {
         let outs = self.outs.iter().chain(&self.leaving);
         if outs.into_iter().any(|topic| topic.outbound.is_overdue(self.now)) {
-            return Some("the provider does not say what became of a write");
+            return Some(("the provider does not say what became of a write", None));
         }
-        if self.now.steady < self.renewal.last + self.renewal.rest() {
-            return None;
+        let (now, renewal) = (self.now.steady, &self.renewal);
+        let has_rested = |why| now >= renewal.last + renewal.rest(why);
+        if has_rested(renewal.awaited)
+            && let Some(why) = self.why_renew_for_all()
+        {
+            return Some((why, None));
         }
+        let mut due = renewal.faults.due(now, |node| self.is_alone(node));
+        let (node, why) = due.find(|(_, why)| has_rested(Some(why)))?;
+        Some((why, Some(node)))
+    }
+
+    fn why_renew_for_all(&self) -> Option<&'static str> {
         if self.deck.port.broken_lane().is_some() {
             return Some("a thread of a lane has ended");
         }
-        let most = MOST_RINGS.1.saturating_mul(self.largest_ring());
-        if let Some(why) = self.renewal.awaited {
-            return Some(why);
+        if self.renewal.awaited.is_some() {
+            return self.renewal.awaited;
         }
+        let most = MOST_RINGS.1.saturating_mul(self.largest_ring());
         if self.deck.port.quarantined() > most {
             return Some(MUCH_MEMORY);
         }
@@ -179,22 +227,29 @@ impl Engine {
         (addresses > MOST_ADDRESSES.0).then_some("there are many addresses")
     }
 
-    /// Closes the endpoint and opens another one, if it is time.
-    pub(super) fn renew_if_due(&mut self) {
-        let Some(why) = self.why_renew() else { return };
-        if let Err(error) = self.renew(why) {
+    /// Closes the endpoint and opens another one, if it is time. True if that was so.
+    pub(super) fn renew_if_due(&mut self) -> bool {
+        let Some((why, sake)) = self.why_renew() else { return false };
+        if let Err(error) = self.renew(why, sake) {
             tracing::error!(%error, why, "a bridge's endpoint was not begun anew");
             self.is_over = true;
         }
+        true
     }
 
-    fn renew(&mut self, why: &'static str) -> Result<()> {
-        tracing::info!(why, "a bridge's endpoint is closed, and another one opened");
+    fn renew(&mut self, why: &'static str, sake: Option<NodeIdentity>) -> Result<()> {
+        match sake {
+            Some(node) => {
+                tracing::info!(why, %node, "a bridge's endpoint is closed, and another one opened");
+            }
+            None => tracing::info!(why, "a bridge's endpoint is closed, and another one opened"),
+        }
         let mr_mode = self.deck.port.endpoint().domain().capabilities().mr_mode;
         if mr_mode.contains(MrMode::ENDPOINT) {
             let detail = format!("{why}; here memory belongs to an endpoint");
             return Err(Error::new(RENEW, ErrorKind::Failed, detail));
         }
+        let sake = sake.map(|node| (node, self.is_alone(node)));
         self.let_go_of_rings(why);
         let (addresses, address) = endpoint::renew(&mut self.deck.port)?;
         endpoint::add_lanes(&mut self.deck.port, &self.lane_domains);
@@ -213,7 +268,10 @@ impl Engine {
             false if is_soon => before.returns,
             false => 0,
         };
-        self.renewal = Renewal { last: self.now.steady, count, returns, ..Renewal::default() };
+        let last = self.now.steady;
+        let mut faults = mem::take(&mut self.renewal.faults);
+        faults.are_over(last, sake);
+        self.renewal = Renewal { last, count, returns, faults, ..Renewal::default() };
         for place in 0..self.outs.len() {
             if let Some(topic) = self.outs.get(place) {
                 topic.outbound.forget_rings();
@@ -257,7 +315,7 @@ mod tests {
 
     #[test]
     fn endpoints_are_used_for_a_while_and_less_long_where_a_node_is_back() {
-        let rest = |count, awaited| Renewal { count, awaited, ..Renewal::default() }.rest();
+        let rest = |count, why| Renewal { count, ..Renewal::default() }.rest(why);
         assert_eq!([None, Some(MUCH_MEMORY)].map(|why| rest(0, why)), [REST; 2]);
         assert_eq!([Some(LINK_IS_BACK), Some(MOVES_NOTHING)].map(|why| rest(0, why)), [0; 2]);
         assert_eq!(

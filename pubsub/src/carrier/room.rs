@@ -1,0 +1,63 @@
+//! Whether what comes from another node waits for room.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+const NO: u64 = 0;
+const WAITS: u64 = u64::MAX;
+
+/// As a sink says it, and the service sees it.
+#[derive(Debug)]
+pub(super) struct Room {
+    began: Instant,
+    /// Else when a message was refused that does not wait, in nanoseconds, from 1 on.
+    state: AtomicU64,
+}
+
+impl Room {
+    pub(super) fn new() -> Self {
+        Self { began: Instant::now(), state: AtomicU64::new(NO) }
+    }
+
+    /// A message waits for room until there is some, or it is given up.
+    pub(super) fn is_awaited(&self) {
+        self.state.store(WAITS, Ordering::Release);
+    }
+
+    /// There is room, or nothing wants it any more.
+    pub(super) fn is_there(&self) {
+        self.state.store(NO, Ordering::Release);
+    }
+
+    /// A message found none, and is dropped. It may have been the last one.
+    pub(super) fn was_refused(&self) {
+        let passed = u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(WAITS);
+        self.state.store(passed.clamp(NO + 1, WAITS - 1), Ordering::Release);
+    }
+
+    /// Is it waited for? What was refused counts for so long.
+    pub(super) fn is_wanted(&self, holds: Duration) -> bool {
+        match self.state.load(Ordering::Acquire) {
+            NO => false,
+            WAITS => true,
+            refused => self.began.elapsed() < Duration::from_nanos(refused) + holds,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_that_was_refused_counts_for_a_while_and_one_that_waits_until_there_is_room() {
+        let (room, long) = (Room::new(), Duration::from_secs(3600));
+        assert!(!room.is_wanted(long));
+        room.is_awaited();
+        assert!(room.is_wanted(Duration::ZERO));
+        room.was_refused();
+        assert!(room.is_wanted(long) && !room.is_wanted(Duration::ZERO));
+        room.is_there();
+        assert!(!room.is_wanted(long));
+    }
+}
