@@ -20,7 +20,7 @@ fn find_by<T>(deadline: Instant, mut look: impl FnMut() -> Result<Option<T>>) ->
         if left.is_zero() {
             return Ok(None);
         }
-        std::thread::sleep(pause.min(left));
+        ipc::nap(pause.min(left));
         pause = (2 * pause).min(PAUSES.1);
     }
 }
@@ -51,10 +51,15 @@ impl Publisher {
     /// [`Closed`](ErrorKind::Closed), [`Forked`](ErrorKind::Forked).
     pub fn wait_for_subscribers(&self, count: u32, timeout: Duration) -> Result<u32> {
         let operation = "wait for subscribers";
+        let interruption = self.interruption();
         let found = find_by(ipc::deadline(timeout), || {
             self.check(operation)?;
             let subscribers = self.subscribers();
-            Ok((subscribers >= count).then_some(subscribers))
+            if subscribers >= count {
+                return Ok(Some(subscribers));
+            }
+            interruption.check(operation).map_err(|error| error.on(self.topic()))?;
+            Ok(None)
         })?;
         found.ok_or_else(|| {
             let there = counted(self.subscribers().into(), "subscriber");
@@ -102,13 +107,14 @@ impl Node {
     /// [`open`](Self::open), each attempt of which may take the node's own patience where its service
     /// does not answer.
     pub fn wait_for_topic(&self, name: &str, timeout: Duration) -> Result<Topic> {
-        let mut unknown = None;
+        let (mut unknown, interruption) = (None, self.interruption());
         let topic = find_by(ipc::deadline(timeout), || match self.open(name) {
             Ok(topic) => Ok(Some(topic)),
             // Its service may be about to have a successor.
             Err(error)
                 if matches!(error.kind(), ErrorKind::Unknown | ErrorKind::DeadlineExceeded) =>
             {
+                interruption.check(error.operation()).map_err(|it| it.on(name))?;
                 unknown = Some(error);
                 Ok(None)
             }
