@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use std::time::{Duration, Instant};
 
-use crate::words::{KernelWords, Words};
+use crate::words::{KernelWords, LocalWords, Words};
 
 /// How those wait that do not find what they wait for.
 ///
@@ -82,6 +82,14 @@ pub struct Doorbell<W> {
     words: W,
     /// The count; the sleepers come right after.
     at: usize,
+}
+
+impl Doorbell<LocalWords> {
+    /// For threads of this process alone.
+    #[must_use]
+    pub fn in_this_process() -> Self {
+        Self { words: LocalWords::zeroed(Self::WORDS), at: 0 }
+    }
 }
 
 impl<W: Words> Doorbell<W> {

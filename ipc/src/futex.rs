@@ -9,6 +9,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
+use crate::interruption;
+
 /// The 32 bits of the word that the kernel compares.
 fn lower_half(word: &AtomicU64) -> *const u32 {
     let halves: *const u32 = word.as_ptr().cast();
@@ -24,8 +26,13 @@ pub(crate) fn sleep(word: &AtomicU64, low: u32, longest: Duration) {
     };
     // SAFETY: the word and the time are valid for the call; the kernel only reads.
     // Whether it slept, found another value or was interrupted: the caller looks again.
-    unsafe {
-        libc::syscall(libc::SYS_futex, lower_half(word), libc::FUTEX_WAIT, low, &raw const time);
+    let answer = unsafe {
+        libc::syscall(libc::SYS_futex, lower_half(word), libc::FUTEX_WAIT, low, &raw const time)
+    };
+    // With a time to sleep, the kernel says so whenever a handler has run, also one with SA_RESTART,
+    // and sleeps on by itself after a signal without a handler.
+    if answer == -1 && io::Error::last_os_error().raw_os_error() == Some(libc::EINTR) {
+        interruption::ended_a_sleep();
     }
 }
 
@@ -185,5 +192,44 @@ mod tests {
         word.store(1, Ordering::Release);
         wake(&word, 1);
         sleeper.join().unwrap();
+    }
+
+    extern "C" fn does_nothing(_: libc::c_int) {}
+
+    /// Has the signal handled, with these flags.
+    fn handle(signal: libc::c_int, flags: libc::c_int) {
+        // SAFETY: all zero is a set of flags and signals; the handler does nothing.
+        let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+        action.sa_sigaction = does_nothing as *const () as usize;
+        action.sa_flags = flags;
+        // SAFETY: a valid action for a signal that nothing else in this program uses.
+        assert_eq!(unsafe { libc::sigaction(signal, &raw const action, std::ptr::null_mut()) }, 0);
+    }
+
+    #[test]
+    fn a_handler_ends_a_sleep_with_or_without_restart_and_is_noticed() {
+        for (signal, flags) in [(libc::SIGUSR1, 0), (libc::SIGUSR2, libc::SA_RESTART)] {
+            handle(signal, flags);
+            let (sender, receiver) = std::sync::mpsc::channel();
+            let sleeper = std::thread::spawn(move || {
+                // SAFETY: the calling thread's own name.
+                sender.send(unsafe { libc::pthread_self() }).unwrap();
+                let (interruption, start) = (crate::Interruption::watch(), Instant::now());
+                while !interruption.has_come() && start.elapsed() < Duration::from_secs(20) {
+                    crate::nap(Duration::from_secs(20));
+                }
+                (interruption.has_come(), start.elapsed())
+            });
+            let thread = receiver.recv().unwrap();
+            let other = crate::Interruption::watch();
+            while !sleeper.is_finished() {
+                // SAFETY: the thread was not joined yet.
+                unsafe { libc::pthread_kill(thread, signal) };
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            let (has_come, took) = sleeper.join().unwrap();
+            assert!(has_come && took < Duration::from_secs(20), "{signal}: {took:?}");
+            assert!(!other.has_come());
+        }
     }
 }

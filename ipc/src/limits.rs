@@ -55,8 +55,11 @@ impl fmt::Display for DescriptorLimit {
         write!(f, "{open} descriptors are open, and the soft limit is {soft}. ")?;
         match soft < hard {
             true => write!(f, "Raise it: ulimit -n {hard}"),
-            false => f.write_str(
-                "Raise the hard limit, as root or in /etc/security/limits.conf, and then: ulimit -n",
+            false => write!(
+                f,
+                "Raise the hard limit, which is {hard} too, as root or in /etc/security/limits.conf, and \
+                 then: ulimit -n {}",
+                hard.saturating_mul(2)
             ),
         }
     }
@@ -105,7 +108,7 @@ impl LimitReached {
 impl fmt::Display for LimitReached {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Descriptors(limit) => write!(f, "too many open files: {limit}"),
+            Self::Descriptors(limit) => write!(f, "too many open files in this process: {limit}"),
             Self::FileSize { most } => write!(
                 f,
                 "a file of this process, shared memory included, may have {most} bytes. Raise the \
@@ -126,5 +129,21 @@ pub fn check_file_size(length: u64) -> io::Result<()> {
     match length > limit(libc::RLIMIT_FSIZE).0 {
         true => Err(LimitReached::explain(io::Error::from_raw_os_error(libc::EFBIG))),
         false => Ok(()),
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_is_told_with_its_number_and_whose_it_is() {
+        let limit = DescriptorLimit { open: 80, soft: 80, hard: 4096 };
+        let text = LimitReached::Descriptors(limit).to_string();
+        assert!(text.starts_with("too many open files in this process: 80 descriptors"), "{text}");
+        assert!(text.ends_with("the soft limit is 80. Raise it: ulimit -n 4096"), "{text}");
+        let text = DescriptorLimit { hard: 80, ..limit }.to_string();
+        assert!(text.contains("Raise the hard limit, which is 80 too"), "{text}");
+        assert!(text.ends_with("ulimit -n 160"), "{text}");
     }
 }

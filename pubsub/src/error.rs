@@ -62,6 +62,10 @@ errors::define! {
         CannotListen = "cannot listen there",
         /// Something below failed; the cause says what.
         Failed = "failed",
+        /// A signal handler ran in the waiting thread, at a node whose waits end then
+        /// ([`NodeOptions::interruptible`](crate::NodeOptions::interruptible)). Nothing was taken or
+        /// sent.
+        Interrupted = "interrupted",
     }
 
     /// An error: what was tried, with whom or on what, and why it failed.
@@ -135,6 +139,13 @@ impl Error {
     #[must_use]
     pub fn subject(&self) -> Option<&str> {
         self.0.subject.as_deref()
+    }
+
+    /// With another detail: of a caller that waits in slices, and knows of the whole.
+    #[must_use]
+    pub fn with_detail(mut self, detail: impl Into<String>) -> Self {
+        self.0.detail = detail.into();
+        self
     }
 
     /// More about it, in words; may be empty.

@@ -8,6 +8,7 @@ use ipc::{Caller, Incarnation, MappedWords, Participant, Roster, Spin, Watch};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::hall::Bell;
+use crate::interruption::Interruption;
 use crate::pool::{Direction, Pool, PoolId};
 use crate::settings::Reliability;
 use crate::topic::Topic;
@@ -48,6 +49,8 @@ pub(crate) struct House {
     pub(crate) outward: Arc<Bell>,
     /// How those wait that are not told otherwise.
     pub(crate) waiting: Spin,
+    /// Do waits end when a signal handler has run?
+    pub(crate) interruptible: bool,
     /// Sleeps for those subscribers that are waited for by their descriptors.
     pub(crate) watch: Watch,
 }
@@ -64,6 +67,11 @@ impl House {
     pub(crate) fn brief_caller(&self) -> Caller<'_> {
         const BRIEF: Duration = Duration::from_millis(50);
         Caller { patience: BRIEF, ..self.caller() }
+    }
+
+    /// Of a wait that begins now.
+    pub(crate) fn interruption(&self) -> Interruption {
+        Interruption::watch(self.interruptible)
     }
 
     /// Is this still the process that joined?

@@ -21,6 +21,7 @@ pub mod fuzzing {
 }
 mod hall;
 mod house;
+mod interruption;
 mod loan;
 mod loans;
 mod lock;

@@ -13,6 +13,7 @@ pub(crate) use self::ordered::OPERATION as ON_A_STREAM;
 use crate::below;
 use crate::clock;
 use crate::error::{Error, ErrorKind, Result};
+use crate::interruption::Interruption;
 use crate::loans::Borrower;
 use crate::pool::{Begun, borrow_mut};
 use crate::publisher::{Outgoing, Post};
@@ -36,16 +37,22 @@ pub struct Sent {
 pub enum Attempt {
     /// It was published.
     Sent(Sent),
-    /// There is no room now: the loan is given back.
+    /// There is no room now, or there was none when a signal ended the wait: the loan is given back.
     Full(Loan),
 }
 
 impl Attempt {
     /// Of one that waited until its deadline.
-    pub(crate) fn in_time(self, operation: &'static str) -> Result<Sent> {
+    pub(crate) fn in_time(
+        self,
+        operation: &'static str,
+        interruption: &Interruption,
+    ) -> Result<Sent> {
         match self {
             Self::Sent(sent) => Ok(sent),
             Self::Full(loan) => {
+                let topic = loan.post.desk.topic.name();
+                interruption.check(operation).map_err(|error| error.on(topic))?;
                 let detail = "subscribers have not released what fills the topic, or a process that \
                               is stopped holds its lock";
                 Err(loan.post.too_late(operation, detail))
@@ -236,11 +243,13 @@ impl Loan {
     /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded), and then the memory is given back, as
     /// with any error; [`Closed`](ErrorKind::Closed), [`Forked`](ErrorKind::Forked).
     pub fn publish(self, patience: Duration) -> Result<Sent> {
-        self.publish_within(patience)?.in_time("publish")
+        let interruption = self.post.desk.house.interruption();
+        self.publish_within(patience)?.in_time("publish", &interruption)
     }
 
-    /// As [`publish`](Self::publish), but the loan comes back if the deadline passes: whoever
-    /// has something else to look after can wait again.
+    /// As [`publish`](Self::publish), but the loan comes back if the deadline passes, or a signal
+    /// [ends the wait](crate::NodeOptions::interruptible): whoever has something else to look after
+    /// can wait again.
     ///
     /// # Errors
     /// As [`publish`](Self::publish), but for the deadline.
@@ -265,12 +274,14 @@ impl Loan {
     /// At once, if there is no deadline.
     pub(crate) fn publish_by(mut self, deadline: Option<Instant>) -> Result<Attempt> {
         self.check_done()?;
-        match self.post.publish_by(self.outgoing(), deadline)? {
-            Some(sent) => {
+        match self.post.publish_by(self.outgoing(), deadline) {
+            Ok(Some(sent)) => {
                 self.is_mine = false;
                 Ok(Attempt::Sent(sent))
             }
-            None => Ok(Attempt::Full(self)),
+            Ok(None) => Ok(Attempt::Full(self)),
+            Err(error) if error.kind() == ErrorKind::Interrupted => Ok(Attempt::Full(self)),
+            Err(error) => Err(error),
         }
     }
 }

@@ -3,13 +3,11 @@
 //! Counted in its process, by one word that nobody else writes: what a process that died had
 //! borrowed is freed when it is buried, and with it goes its publisher.
 
-use crate::lock::lock;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Relaxed};
-use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Instant;
 
-use ipc::Incarnation;
+use ipc::{Doorbell, LocalWords, Spin};
 
 /// Who has a loan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,10 +49,8 @@ const WAITED_FOR: u64 = 1 << 63;
 pub(crate) struct Loans {
     allowed: u64,
     count: AtomicU64,
-    /// For those that wait, and who wakes them.
-    gate: Mutex<()>,
-    bell: Condvar,
-    born: Incarnation,
+    /// Wakes those that wait.
+    bell: Doorbell<LocalWords>,
 }
 
 /// The right to one loan; given back when it is dropped.
@@ -80,13 +76,8 @@ impl Drop for Right<'_> {
 
 impl Loans {
     pub(crate) fn new(allowed: u32) -> Self {
-        Self {
-            allowed: u64::from(allowed),
-            count: AtomicU64::new(0),
-            gate: Mutex::new(()),
-            bell: Condvar::new(),
-            born: Incarnation::current(),
-        }
+        let bell = Doorbell::in_this_process();
+        Self { allowed: u64::from(allowed), count: AtomicU64::new(0), bell }
     }
 
     pub(crate) fn allowed(&self) -> u64 {
@@ -113,18 +104,11 @@ impl Loans {
         deadline: Instant,
         mut look: impl FnMut() -> Option<T>,
     ) -> Option<T> {
-        let mut gate = lock(&self.gate);
-        loop {
+        self.bell.wait(&mut Spin::Never, deadline, || {
             // First: either what comes back is seen here, or who brings it sees this.
             self.count.fetch_or(WAITED_FOR, AcqRel);
-            let found = look();
-            let left = deadline.saturating_duration_since(Instant::now());
-            if found.is_some() || left.is_zero() {
-                return found;
-            }
-            let waited = self.bell.wait_timeout(gate, left);
-            gate = waited.unwrap_or_else(PoisonError::into_inner).0;
-        }
+            look()
+        })
     }
 
     /// A caller's is given up, and comes back by itself from now on.
@@ -144,14 +128,9 @@ impl Loans {
 
     #[cold]
     fn wake(&self) {
-        // In a forked child nobody waits, and the gate may stay shut.
-        if !self.born.is_current() {
-            return;
-        }
-        // Whoever said that it waits sleeps by now. Those that find nothing say it again.
-        let _gate = lock(&self.gate);
+        // Those that find nothing say again that they wait.
         self.count.fetch_and(!WAITED_FOR, AcqRel);
-        self.bell.notify_all();
+        self.bell.ring();
     }
 }
 

@@ -3,6 +3,7 @@
 mod counters;
 mod ordered;
 mod rights;
+mod wait_span;
 
 use std::fmt;
 use std::sync::{Arc, Mutex};
@@ -12,10 +13,12 @@ use gpu::Slice;
 use ipc::{AllocatorError, Block, Owner, Place, QueueError, Spin};
 
 pub use self::counters::PublisherCounters;
+use self::wait_span::WaitSpan;
 use crate::below;
 use crate::clock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::house::Desk;
+use crate::interruption::Interruption;
 use crate::loan::{Loan, Sent};
 use crate::loans::{Borrower, Loans};
 use crate::lock::lock;
@@ -88,6 +91,7 @@ pub(crate) struct Post {
     /// Subscribers of the topic that were removed before.
     evicted_before: u64,
     order: Mutex<Order>,
+    span: WaitSpan,
     pub(crate) loans: Arc<Loans>,
 }
 
@@ -130,6 +134,18 @@ impl Post {
         Err(Error::new(operation, ErrorKind::Closed, detail).on(self.desk.topic.name()))
     }
 
+    /// Says that it waits for room, until it [has](Self::has_waited).
+    fn begins_to_wait(&self) {
+        self.line().pressure().begin_since(self.span.begin());
+        self.desk.waits();
+    }
+
+    /// It has found room, or has given up.
+    fn has_waited(&self, has_found: bool) {
+        self.span.end(has_found);
+        self.line().pressure().end(has_found);
+    }
+
     /// Memory for a message, if there is some.
     #[inline]
     fn allocate(&self, length: u64) -> std::result::Result<(Block, Place), AllocatorError> {
@@ -167,8 +183,7 @@ impl Post {
             return Ok(Some(found));
         }
         let mut spin = lock(&self.order).spin;
-        self.line().pressure().begin();
-        self.desk.waits();
+        self.begins_to_wait();
         let mut asked = Instant::now();
         let look = || {
             // The lock is left alone while nothing changes; but more is asked for again.
@@ -180,9 +195,10 @@ impl Post {
             let checked = self.desk.house.check(BORROW);
             checked.and_then(|()| self.borrow_now(length)).transpose()
         };
-        let found = self.wait(deadline, look, |end, look| ledger.wait(&mut spin, end, look));
+        let found =
+            self.wait(BORROW, deadline, look, |end, look| ledger.wait(&mut spin, end, look));
         let found = found.transpose();
-        self.line().pressure().end(matches!(found, Ok(Some(_))));
+        self.has_waited(matches!(found, Ok(Some(_))));
         lock(&self.order).spin = spin;
         found
     }
@@ -255,6 +271,7 @@ impl Post {
             Err(cause) => return Err(below::of_queue(operation, cause).on(topic.name())),
         };
         order.sequence = sequence;
+        self.span.relieved();
         Ok(Some(sent))
     }
 
@@ -268,18 +285,18 @@ impl Post {
         let (None, Some(deadline)) = (sent, deadline) else { return Ok(sent) };
         let queue = self.desk.topic.here();
         let mut spin = lock(&self.order).spin;
-        self.line().pressure().begin();
-        self.desk.waits();
+        self.begins_to_wait();
         let look = || {
             if let Err(error) = self.desk.house.check("publish") {
                 return Some(Err(error));
             }
             if queue.has_room() { self.attempt(outgoing, true).transpose() } else { None }
         };
-        let sent =
-            self.wait(deadline, look, |end, look| queue.wait_for_room_with(&mut spin, end, look));
+        let sent = self.wait("publish", deadline, look, |end, look| {
+            queue.wait_for_room_with(&mut spin, end, look)
+        });
         let sent = sent.transpose();
-        self.line().pressure().end(matches!(sent, Ok(Some(_))));
+        self.has_waited(matches!(sent, Ok(Some(_))));
         lock(&self.order).spin = spin;
         sent
     }
@@ -332,8 +349,8 @@ impl Publisher {
         let evicted_before = desk.topic.evictions();
         let loans = Arc::new(Loans::new(desk.topic.settings().loans));
         desk.changed();
-        let order = Mutex::new(order);
-        Ok(Self { post: Arc::new(Post { desk, id, evicted_before, order, loans }) })
+        let (order, span) = (Mutex::new(order), WaitSpan::default());
+        Ok(Self { post: Arc::new(Post { desk, id, evicted_before, order, span, loans }) })
     }
 
     /// Its name among all publishers that the topic ever had on this node.
@@ -346,6 +363,10 @@ impl Publisher {
     pub(crate) fn check(&self, operation: &'static str) -> Result<()> {
         self.post.desk.house.check(operation)?;
         self.post.check(operation)
+    }
+
+    pub(crate) fn interruption(&self) -> Interruption {
+        self.post.desk.house.interruption()
     }
 
     /// The topic's name.
@@ -413,6 +434,7 @@ impl Publisher {
         let operation = BORROW;
         self.check_length(length)?;
         self.post.desk.house.check(operation)?;
+        let interruption = self.post.desk.house.interruption();
         let right = match self.post.may_borrow(borrower)? {
             Some(right) => right,
             None => self.post.may_borrow_until(borrower, deadline)?,
@@ -428,7 +450,8 @@ impl Publisher {
                     if Instant::now() >= deadline {
                         return Err(self.post.too_late(operation, &error.to_string()));
                     }
-                    std::thread::sleep(Duration::from_millis(1));
+                    interruption.check(operation)?;
+                    ipc::nap(Duration::from_millis(1));
                 }
                 Ok(loan) => {
                     right.hand_over();
@@ -536,7 +559,8 @@ impl Publisher {
         let deadline = ipc::deadline(patience);
         let mut loan = self.borrow(length, Borrower::Passing, || deadline)?;
         fill(&mut loan)?;
-        loan.publish_by(Some(deadline))?.in_time("publish")
+        let interruption = self.post.desk.house.interruption();
+        loan.publish_by(Some(deadline))?.in_time("publish", &interruption)
     }
 
     /// Waits until everything that it has published so far was released by all that got it;
@@ -569,12 +593,11 @@ impl Publisher {
             }
             None => Some(Ok(())),
         };
-        post.line().pressure().begin();
-        post.desk.waits();
-        let flushed = post.wait(ipc::deadline(patience), look, |end, look| {
+        post.begins_to_wait();
+        let flushed = post.wait(operation, ipc::deadline(patience), look, |end, look| {
             queue.wait_for_room_with(&mut spin, end, look)
         });
-        post.line().pressure().end(matches!(flushed, Some(Ok(()))));
+        post.has_waited(matches!(flushed, Some(Ok(()))));
         match flushed {
             Some(Ok(())) => {
                 let mut order = lock(&post.order);

@@ -91,7 +91,8 @@ pub enum Row {
         messages: u64,
         /// Their bytes.
         bytes: u64,
-        /// For how long it has been waiting for room, in microseconds; 0 if it does not.
+        /// For how long it has been waiting for room, in microseconds; 0 if it does not. Attempts that
+        /// follow each other within a second are one wait.
         waits_microseconds: u64,
     },
     /// One who subscribes.

@@ -325,7 +325,7 @@ impl Subscriber {
         patience: Duration,
         stream: Option<&Stream>,
     ) -> Result<Sample> {
-        self.pull_within(patience, stream)?.ok_or_else(|| {
+        self.pull_within(operation, patience, stream)?.ok_or_else(|| {
             let detail = format!("no message within {patience:?}");
             Error::new(operation, ErrorKind::DeadlineExceeded, detail).on(self.topic())
         })
@@ -334,6 +334,7 @@ impl Subscriber {
     /// None once the patience is over.
     fn pull_within(
         &mut self,
+        operation: &'static str,
         patience: Duration,
         stream: Option<&Stream>,
     ) -> Result<Option<Sample>> {
@@ -343,6 +344,7 @@ impl Subscriber {
         let mut spin = self.spin;
         let topic = Arc::clone(&self.shared.desk.topic);
         let deadline = ipc::deadline(patience);
+        let interruption = self.shared.desk.house.interruption();
         let mut rest = Rest::NEW;
         loop {
             // What a stream does rings no bell.
@@ -355,6 +357,10 @@ impl Subscriber {
             let waited = topic.here().wait_with(&mut spin, end, || {
                 match self.try_pull_with(stream).transpose() {
                     None if !is_watched && self.waits_for_streams() => Some(None),
+                    None => {
+                        let ended = interruption.check(operation).err();
+                        ended.map(|error| Some(Err(error.on(topic.name()))))
+                    }
                     pulled => pulled.map(Some),
                 }
             });

@@ -22,7 +22,7 @@ fn find_by<T>(deadline: Instant, mut look: impl FnMut() -> Result<Option<T>>) ->
         if left.is_zero() {
             return Ok(None);
         }
-        std::thread::sleep(pause.min(left));
+        ipc::nap(pause.min(left));
         pause = (2 * pause).min(PAUSES.1);
     }
 }
@@ -53,10 +53,15 @@ impl Publisher {
     /// [`Closed`](ErrorKind::Closed), [`Forked`](ErrorKind::Forked).
     pub fn wait_for_subscribers(&self, count: u32, timeout: Duration) -> Result<u32> {
         let operation = "wait for subscribers";
+        let interruption = self.interruption();
         let found = find_by(ipc::deadline(timeout), || {
             self.check(operation)?;
             let subscribers = self.subscribers();
-            Ok((subscribers >= count).then_some(subscribers))
+            if subscribers >= count {
+                return Ok(Some(subscribers));
+            }
+            interruption.check(operation).map_err(|error| error.on(self.topic()))?;
+            Ok(None)
         })?;
         found.ok_or_else(|| {
             let there = counted(self.subscribers().into(), "subscriber");
@@ -104,7 +109,7 @@ impl Node {
     /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded) if the service does not answer until then, or
     /// 50 ms where less is left; as [`open`](Self::open).
     pub fn wait_for_topic(&self, name: &str, timeout: Duration) -> Result<Topic> {
-        let mut unknown: Option<Error> = None;
+        let (mut unknown, interruption) = (None::<Error>, self.interruption());
         let (deadline, patience) = (ipc::deadline(timeout), self.patience());
         let topic = find_by(deadline, || {
             let left = deadline.saturating_duration_since(Instant::now()).max(LEAST);
@@ -114,6 +119,7 @@ impl Node {
                 Err(error)
                     if matches!(error.kind(), ErrorKind::Unknown | ErrorKind::DeadlineExceeded) =>
                 {
+                    interruption.check(error.operation()).map_err(|it| it.on(name))?;
                     // An attempt that was cut short says less than the one before.
                     let was_cut_short = error.kind() != ErrorKind::Unknown && left < patience;
                     if unknown.is_none() || !was_cut_short {

@@ -89,7 +89,7 @@ fn a_machine_without_libfabric_has_local_topics() {
     for arguments in [&["info"][..], &["node", "--insecure", "--listen", "127.0.0.1:0"]] {
         let (code, said) = house.run_with(arguments, "", &environment);
         assert_eq!(code, Some(3), "{said}");
-        for words in ["libfabric is not installed (", "Install it with apt install libfabric1"] {
+        for words in ["libfabric cannot be loaded (", "apt install --reinstall libfabric1"] {
             assert!(said.contains(words), "{words}: {said}");
         }
     }

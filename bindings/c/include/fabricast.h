@@ -70,6 +70,7 @@ typedef int32_t fabricast_status;
 #define FABRICAST_E_TOO_MANY_SAMPLES (-20) /* the subscriber holds all that it may hold */
 #define FABRICAST_E_NO_PROVIDER (-21)      /* none carries messages to other nodes, or there is
                                               no libfabric */
+#define FABRICAST_E_INTERRUPTED (-22)      /* a signal handler ran while the call waited */
 
 /* A status in words, never NULL. */
 const char *fabricast_status_name(fabricast_status status);
@@ -112,7 +113,7 @@ typedef void (*fabricast_log_callback)(int32_t level, const char *text, void *us
  * Has what the library logs, up to this level, told to a callback; NULL or FABRICAST_LOG_OFF: to
  * none, as at first. When it returns the callback before is not called any more, and its data may
  * be freed. FABRICAST_E_INVALID_ARGUMENT if the callback itself calls it. A forked child has no
- * callback.
+ * callback. A misspelt FABRICAST_ variable is told there once, as a warning.
  */
 fabricast_status fabricast_set_log(int32_t level, fabricast_log_callback callback,
                                    void *user_data);
@@ -128,6 +129,16 @@ typedef int64_t fabricast_timeout;
 #define FABRICAST_FOREVER ((fabricast_timeout)-1) /* as long as it takes */
 #define FABRICAST_MILLISECONDS(count) ((fabricast_timeout)(count) * 1000000)
 #define FABRICAST_SECONDS(count) ((fabricast_timeout)(count) * 1000000000)
+
+/*
+ * A call with such a timeout returns FABRICAST_E_INTERRUPTED when a signal handler of the program
+ * ran in the calling thread while the call slept, whatever SA_RESTART says of it. Nothing was taken
+ * or sent, a loan is as it was, and the call can be made again to go on. A handler that runs before
+ * the call sleeps is not noticed: between the program's last look and some microseconds after the
+ * call began, or at any time with FABRICAST_WAITING_SPIN, by which calls never sleep. A program that
+ * must not miss a signal polls the descriptor (fabricast_subscriber_descriptor) together with one
+ * that its handler writes to, or waits for a second at a time.
+ */
 
 /* --------------------------------------------------------------------------- nodes */
 

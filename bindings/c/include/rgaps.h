@@ -38,11 +38,13 @@
  * Sizes may end in K, M or G, and "none" takes back what need not be said. All processes of a
  * topic say the same; who says nothing of size, depth, loans or deadline takes what the first one
  * said of it. Topics are reliable, whatever FABRICAST_TOPIC_RELIABILITY says, and FABRICAST_CONFIG is
- * not read: these are the command's.
+ * not read: these are the command's. A variable that is a misspelt setting is told in the log, as a
+ * warning (fabricast_set_log of fabricast.h).
  *
  * Functions may be called by any thread. After a fork the child makes handles of its own:
  * those of its parent are refused. A function that fails tells why by
- * fabricast_error_message() of fabricast.h.
+ * fabricast_error_message() of fabricast.h. One that waits fails with FABRICAST_E_INTERRUPTED when a
+ * signal handler ran in the calling thread meanwhile: call it again to go on.
  */
 #ifndef RGAPS_H
 #define RGAPS_H

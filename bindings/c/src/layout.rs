@@ -155,6 +155,7 @@ impl RawNodeOptions {
             other => return Err(unknown(operation, "waiting", other)),
         };
         options.network = self.network(operation)?;
+        options.interruptible = true;
         Ok(options)
     }
 
@@ -176,7 +177,12 @@ impl RawNodeOptions {
             other => return Err(unknown(operation, "insecure", other)),
         };
         let lost_after = time(operation, "lost_after", self.lost_after)?;
-        network(operation, said, (Some(lost_after), is_insecure, self.workers as usize))
+        network(
+            operation,
+            str::to_owned,
+            said,
+            (Some(lost_after), is_insecure, self.workers as usize),
+        )
     }
 }
 

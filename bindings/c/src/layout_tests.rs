@@ -122,6 +122,7 @@ fn options_keep_their_meaning() {
     assert_eq!((options.budgets.host, options.budgets.device), (Some(1 << 20), None));
     assert_eq!(options.service, ServiceMode::Outside);
     assert_eq!(options.waiting, Spin::Never);
+    assert!(options.interruptible);
     assert_eq!(options.network, None);
     let listening = RawNodeOptions { listen: Text::of(c"127.0.0.1:0"), insecure: 1, ..raw };
     let network = listening.meaning(c"test").unwrap().network.unwrap();

@@ -28,3 +28,4 @@ mod subscriber;
 mod table;
 mod topic;
 mod turn;
+mod variables;

@@ -9,10 +9,13 @@ use pubsub::{NetworkOptions, NodeOptions};
 
 use crate::failure::{Failure, Result};
 
-/// By texts, each asked for by the name by which it is refused. None if nothing is said of where
-/// others are or come from.
+/// How the caller calls a field of the options in which it is said.
+pub(crate) type NameOf = fn(&str) -> String;
+
+/// By texts, each asked for by its field. None if nothing is said of where others are or come from.
 pub(crate) fn network(
     operation: &'static CStr,
+    name_of: NameOf,
     said: impl Fn(&str) -> Result<Option<String>>,
     (lost_after, insecure, workers): (Option<Duration>, bool, usize),
 ) -> Result<Option<NetworkOptions>> {
@@ -25,13 +28,13 @@ pub(crate) fn network(
     let peers = peers.unwrap_or_default();
     let peers = peers.split(',').map(str::trim).filter(|peer| !peer.is_empty());
     Ok(Some(NetworkOptions {
-        listen: address(operation, "listen", listen)?,
+        listen: address(operation, &name_of("listen"), listen)?,
         peers: peers.map(str::to_owned).collect(),
         rendezvous,
         insecure,
         name: name.unwrap_or_default(),
         provider,
-        source: address(operation, "source", source)?,
+        source: address(operation, &name_of("source"), source)?,
         lost_after: lost_after.unwrap_or(usual.lost_after),
         workers,
         ..usual
@@ -39,8 +42,31 @@ pub(crate) fn network(
 }
 
 /// Refuses what could never connect the node to others, as the command `fabricast node` does.
-pub(crate) fn check(options: &NodeOptions) -> Result<()> {
+pub(crate) fn check(
+    operation: &'static CStr,
+    name_of: NameOf,
+    options: &NodeOptions,
+) -> Result<()> {
     let Some(network) = &options.network else { return Ok(()) };
+    let dialled =
+        [("peers", network.peers.as_slice()), ("rendezvous", network.rendezvous.as_slice())];
+    for (field, addresses) in dialled {
+        for address in addresses {
+            let peers = vec![address.clone()];
+            let alone = NetworkOptions { peers, insecure: true, ..NetworkOptions::default() };
+            alone.check("").map_err(|error| {
+                Failure::invalid(operation, format_args!("{}: {}", name_of(field), error.detail()))
+            })?;
+        }
+    }
+    if let Some(address) = network.first_address().filter(|_| !network.insecure) {
+        let detail = format!(
+            "nodes at {address} are not reached: other nodes are not authenticated, nor is anything \
+             encrypted, so on loopback each user of the machine can connect. Set {} to agree to that",
+            name_of("insecure")
+        );
+        return Err(Failure::invalid(operation, detail));
+    }
     network.check(&options.label)?;
     Ok(network.check_provider()?)
 }
@@ -66,7 +92,7 @@ mod tests {
         let said = |name: &str| {
             Ok(texts.iter().find(|(is, _)| *is == name).map(|(_, text)| (*text).to_owned()))
         };
-        network(c"test", said, how)
+        network(c"test", str::to_owned, said, how)
     }
 
     #[test]
@@ -83,6 +109,29 @@ mod tests {
         assert_eq!(network.source, Some("::1".parse().unwrap()));
         assert_eq!((network.lost_after, network.workers), (Duration::from_secs(2), 3));
         assert!(!network.insecure);
+    }
+
+    #[test]
+    fn options_that_connect_nothing_are_refused_by_the_callers_names() {
+        let variable: NameOf = |field| format!("FABRICAST_{}", field.to_uppercase());
+        let refused = |texts: &[(&str, &str)], name_of: NameOf| {
+            let network = of(texts, (None, false, 0)).unwrap();
+            let options = NodeOptions { network, ..NodeOptions::default() };
+            check(c"test", name_of, &options).unwrap_err().message()
+        };
+        let nowhere = "test: invalid argument: peers: \"nowhere\" is not like host:port";
+        assert_eq!(refused(&[("peers", "one:1,nowhere")], str::to_owned), nowhere);
+        let nowhere =
+            "test: invalid argument: FABRICAST_RENDEZVOUS: \"nowhere\" is not like host:port";
+        assert_eq!(refused(&[("rendezvous", "nowhere")], variable), nowhere);
+        for (name_of, name) in
+            [(str::to_owned as NameOf, "insecure"), (variable, "FABRICAST_INSECURE")]
+        {
+            let message = refused(&[("listen", "127.0.0.1:7007")], name_of);
+            let start = "test: invalid argument: nodes at 127.0.0.1:7007 are not reached: ";
+            assert!(message.starts_with(start), "{message}");
+            assert!(message.ends_with(&format!("Set {name} to agree to that")), "{message}");
+        }
     }
 
     #[test]

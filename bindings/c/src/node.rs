@@ -11,6 +11,7 @@ use crate::layout::{RawNodeOptions, Usual};
 use crate::network;
 use crate::registry::{self, Registry};
 use crate::status::Status;
+use crate::variables;
 
 /// A membership in a node.
 #[derive(Debug)]
@@ -43,9 +44,10 @@ export! {
         options: Options<RawNodeOptions>,
         node: Out<'_, *mut OpenNode>,
     ) -> i32, c"join a node" {
+        variables::warn_of_misspelt();
         let options = options.0.unwrap_or_else(RawNodeOptions::usual);
         let options = options.meaning(OPERATION)?;
-        network::check(&options)?;
+        network::check(OPERATION, str::to_owned, &options)?;
         let joined = Node::join(options)?;
         node.put(registry::open(OPERATION, OpenNode::new(joined))?)
     }

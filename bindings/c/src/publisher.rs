@@ -6,6 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use gpu::{Device, Slice};
+use ipc::Interruption;
 use pubsub::{Attempt, ErrorKind, Loan, MemoryPlace, Publisher, Topic};
 
 use crate::boundary::{Bytes, Filled, MaybeFilled, Out, Range, export};
@@ -30,7 +31,7 @@ pub(crate) struct OpenPublisher {
 pub(crate) const NO_ROOM: Failure =
     Failure::fixed(Status::WouldBlock, c"publish", c"publish: would block: there is no room");
 
-pub(crate) const TOO_LATE: Failure = Failure::fixed(
+const TOO_LATE: Failure = Failure::fixed(
     Status::DeadlineExceeded,
     c"publish",
     c"publish: deadline exceeded: subscribers have not released what fills the topic, or a process \
@@ -96,6 +97,21 @@ fn brought(slice: &Slice, timeout: Timeout) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
+const INTERRUPTED: Failure = Failure::fixed(
+    Status::Interrupted,
+    c"publish",
+    c"publish: interrupted: a signal handler ran in the waiting thread. Call again to go on",
+);
+
+/// Why a loan was not published that is there still.
+pub(crate) fn unpublished(timeout: Timeout, interruption: &Interruption) -> Failure {
+    match timeout {
+        Timeout::Now => NO_ROOM,
+        _ if interruption.has_come() => INTERRUPTED,
+        _ => TOO_LATE,
+    }
+}
+
 /// Between two looks whether the handle was closed.
 const GLANCE: Duration = Duration::from_millis(200);
 
@@ -104,22 +120,43 @@ pub(crate) fn wait_for_subscribers(
     operation: &'static CStr,
     count: u64,
     timeout: Timeout,
-    wait: impl Fn(u32, Duration) -> Result<()>,
+    wait: impl Fn(u32, Duration) -> Result<Waited>,
 ) -> Result<()> {
     let count = u32::try_from(count)
         .map_err(|_| Failure::invalid(operation, "a topic has no place for so many subscribers"))?;
     let end = timeout.end();
     loop {
         let left = end.saturating_duration_since(Instant::now());
-        match wait(count, left.min(GLANCE)) {
-            Err(failure) if failure.status == Status::DeadlineExceeded && left > GLANCE => {}
-            Err(failure)
-                if failure.status == Status::DeadlineExceeded && timeout == Timeout::Now =>
-            {
+        let waited = wait(count, left.min(GLANCE))?;
+        match waited.ended {
+            Ok(_) => return Ok(()),
+            Err(error) if error.kind() != ErrorKind::DeadlineExceeded => return Err(error.into()),
+            Err(_) if left > GLANCE => {}
+            Err(_) if timeout == Timeout::Now => {
                 return Err(Failure::new(Status::WouldBlock, operation, "fewer are there"));
             }
-            done => return done,
+            Err(error) => {
+                // Of the whole wait, and not of its last piece.
+                let there = waited.subscribers;
+                let plural = if there == 1 { "" } else { "s" };
+                let within = timeout.as_duration();
+                let detail = format!("{there} subscriber{plural} of {count} after {within:?}");
+                return Err(error.with_detail(detail).into());
+            }
         }
+    }
+}
+
+/// How a piece of a wait for subscribers ended, and how many there are.
+pub(crate) struct Waited {
+    ended: pubsub::Result<u32>,
+    subscribers: u32,
+}
+
+impl Waited {
+    pub(crate) fn once(publisher: &Publisher, count: u32, longest: Duration) -> Self {
+        let ended = publisher.wait_for_subscribers(count, longest);
+        Self { ended, subscribers: publisher.subscribers() }
     }
 }
 
@@ -140,11 +177,12 @@ pub(crate) fn publish(
     };
     // Without the time that it took to get one's turn.
     let waited = start.map_or(Duration::ZERO, |start| start.elapsed());
+    let interruption = Interruption::watch();
     let done = match attempt(lent, timeout.as_duration().saturating_sub(waited)) {
         Ok(Attempt::Sent(done)) => Ok(done),
         Ok(Attempt::Full(lent)) => {
             taken.put_back(lent);
-            return Err(if timeout == Timeout::Now { NO_ROOM } else { TOO_LATE });
+            return Err(unpublished(timeout, &interruption));
         }
         Err(error) => Err(error),
     };
@@ -195,8 +233,7 @@ export! {
         timeout: Timeout,
     ) -> i32, c"wait for subscribers" {
         wait_for_subscribers(OPERATION, count, timeout, |count, longest| {
-            publisher.find(OPERATION)?.publisher.wait_for_subscribers(count, longest)?;
-            Ok(())
+            Ok(Waited::once(&publisher.find(OPERATION)?.publisher, count, longest))
         })
     }
 

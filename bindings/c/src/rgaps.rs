@@ -10,17 +10,18 @@ use std::time::Instant;
 
 use pubsub::{ErrorKind, Node, NodeOptions, Topic};
 
-use self::environment::Environment;
+use self::environment::{Environment, variable_of};
 use crate::boundary::{Range, Text, export};
 use crate::device;
 use crate::failure::{Failure, Result};
 use crate::handle::Handle;
 use crate::layout::Timeout;
 use crate::network;
-use crate::publisher::{OpenPublisher, wait_for_subscribers};
+use crate::publisher::{OpenPublisher, Waited, wait_for_subscribers};
 use crate::registry::{self, Registry};
 use crate::status::Status;
 use crate::subscriber::{OpenSample, OpenSubscriber};
+use crate::variables;
 
 /// What `publisher_init` gives.
 #[derive(Debug)]
@@ -56,7 +57,11 @@ impl SimpleSubscriber {
 
 /// The node that all of this process's share, as long as there are any; another one, if it was
 /// closed because its service was lost.
-fn node(shared: &Mutex<Weak<Node>>, mut options: NodeOptions) -> Result<Arc<Node>> {
+fn node(
+    operation: &'static CStr,
+    shared: &Mutex<Weak<Node>>,
+    mut options: NodeOptions,
+) -> Result<Arc<Node>> {
     let start = Instant::now();
     let mut shared = shared.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(node) = shared.upgrade()
@@ -64,7 +69,7 @@ fn node(shared: &Mutex<Weak<Node>>, mut options: NodeOptions) -> Result<Arc<Node
     {
         return Ok(node);
     }
-    network::check(&options)?;
+    network::check(operation, variable_of, &options)?;
     // Another thread may have looked for the others, in vain, and so may this one have waited.
     options.patience = options.patience.saturating_sub(start.elapsed());
     let node = Arc::new(Node::join(options)?);
@@ -75,9 +80,10 @@ fn node(shared: &Mutex<Weak<Node>>, mut options: NodeOptions) -> Result<Arc<Node
 /// A topic is as the environment says. Of what that does not say, whoever came first may have
 /// said more.
 fn topic(operation: &'static CStr, name: &str) -> Result<(Arc<Node>, Topic)> {
+    variables::warn_of_misspelt();
     let environment = Environment { operation, value_of: |name: &str| std::env::var_os(name) };
     let (settings, options) = (environment.topic_settings()?, environment.node_options()?);
-    let node = node(&Registry::current().simple_node, options)?;
+    let node = node(operation, &Registry::current().simple_node, options)?;
     let topic = match node.topic(name, &settings) {
         Err(error) if error.kind() == ErrorKind::SettingsDiffer => {
             let topic = node.open(name)?;
@@ -107,9 +113,7 @@ export! {
     ) -> i32, c"publisher_wait" {
         let timeout = Timeout::of_milliseconds(milliseconds);
         wait_for_subscribers(OPERATION, subscribers as u64, timeout, |count, longest| {
-            let publisher = publisher.find(OPERATION)?;
-            publisher.publisher.publisher.wait_for_subscribers(count, longest)?;
-            Ok(())
+            Ok(Waited::once(&publisher.find(OPERATION)?.publisher.publisher, count, longest))
         })
     }
 
@@ -199,8 +203,8 @@ mod tests {
         };
         let shared = Mutex::new(Weak::new());
         let service = serve();
-        let first = node(&shared, outside(Duration::from_millis(500))).unwrap();
-        let same = node(&shared, outside(FAR)).unwrap();
+        let first = node(c"test", &shared, outside(Duration::from_millis(500))).unwrap();
+        let same = node(c"test", &shared, outside(FAR)).unwrap();
         assert!(Arc::ptr_eq(&first, &same));
         drop(service);
         let end = Instant::now() + FAR;
@@ -209,7 +213,7 @@ mod tests {
             std::thread::sleep(Duration::from_millis(10));
         }
         let service = serve();
-        let other = node(&shared, outside(FAR)).unwrap();
+        let other = node(c"test", &shared, outside(FAR)).unwrap();
         assert!(!Arc::ptr_eq(&first, &other));
         other.check().unwrap();
         drop((first, same, other, service));

@@ -53,11 +53,13 @@ pub(crate) enum Status {
     TooManySamples = -20,
     /// No provider can carry messages to other nodes, or libfabric is not installed.
     NoProvider = -21,
+    /// A signal handler ran in the calling thread while it waited.
+    Interrupted = -22,
 }
 
 impl Status {
     /// In the order of their numbers, in words.
-    const ALL: [(Self, &CStr); 22] = [
+    const ALL: [(Self, &CStr); 23] = [
         (Self::Ok, c"ok"),
         (Self::Failed, c"failed"),
         (Self::InvalidArgument, c"invalid argument"),
@@ -80,6 +82,7 @@ impl Status {
         (Self::TooManyLoans, c"too many loans"),
         (Self::TooManySamples, c"too many samples"),
         (Self::NoProvider, c"no provider"),
+        (Self::Interrupted, c"interrupted"),
     ];
 
     /// What a number says that came from C.
@@ -114,6 +117,7 @@ impl From<ErrorKind> for Status {
             ErrorKind::Forked => Self::Forked,
             ErrorKind::Poisoned => Self::Poisoned,
             ErrorKind::NoProvider => Self::NoProvider,
+            ErrorKind::Interrupted => Self::Interrupted,
             // What a later version adds has no number yet.
             _ => Self::Failed,
         }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use gpu::Stream;
+use ipc::Interruption;
 use pubsub::{Attempt, Loan, Readiness};
 
 use crate::boundary::{Address, MaybeFilled, Out, Range, export};
@@ -11,7 +12,7 @@ use crate::device;
 use crate::failure::Result;
 use crate::handle::Handle;
 use crate::layout::{RawSent, Timeout};
-use crate::publisher::{NO_ROOM, OpenPublisher, TOO_LATE, publish};
+use crate::publisher::{NO_ROOM, OpenPublisher, publish, unpublished};
 use crate::registry;
 use crate::subscriber::{OpenSample, OpenSubscriber};
 use crate::topic::OpenTopic;
@@ -39,10 +40,10 @@ impl OpenPublisher {
             Timeout::Now => self.publisher.try_loan(0)?.ok_or(NO_ROOM)?,
             _ => self.publisher.loan(0, timeout.as_duration())?,
         };
+        let interruption = Interruption::watch();
         match loan.publish_on_within(stream, end.saturating_duration_since(Instant::now()))? {
             Attempt::Sent(_) => Ok(()),
-            Attempt::Full(_) if timeout == Timeout::Now => Err(NO_ROOM),
-            Attempt::Full(_) => Err(TOO_LATE),
+            Attempt::Full(_) => Err(unpublished(timeout, &interruption)),
         }
     }
 }

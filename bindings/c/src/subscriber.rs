@@ -58,10 +58,15 @@ impl OpenSubscriber {
                 };
                 match pulled {
                     Ok(sample) => return Ok(sample),
-                    Err(error) if error.kind() == ErrorKind::DeadlineExceeded && !is_last => {
-                        self.subscriber.check(operation)?;
+                    Err(error) if error.kind() != ErrorKind::DeadlineExceeded => {
+                        return Err(error.into());
                     }
-                    Err(error) => return Err(error.into()),
+                    Err(_) if !is_last => self.subscriber.check(operation)?,
+                    Err(error) => {
+                        // Of the whole wait, and not of its last piece.
+                        let detail = format!("no message within {:?}", timeout.as_duration());
+                        return Err(error.with_detail(detail).into());
+                    }
                 }
             }
         })

@@ -2,8 +2,9 @@
 
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use ipc::{Doorbell, Interruption, LocalWords, Spin};
 
 use crate::failure::{Failure, Result};
 use crate::layout::Timeout;
@@ -14,7 +15,7 @@ use crate::status::Status;
 pub(crate) struct Turn<T> {
     /// None while somebody uses it.
     what: Mutex<Option<T>>,
-    is_back: Condvar,
+    is_back: Doorbell<LocalWords>,
     is_over: AtomicBool,
 }
 
@@ -22,7 +23,7 @@ impl<T> Turn<T> {
     pub(crate) fn new(what: T) -> Self {
         Self {
             what: Mutex::new(Some(what)),
-            is_back: Condvar::new(),
+            is_back: Doorbell::in_this_process(),
             is_over: AtomicBool::new(false),
         }
     }
@@ -33,23 +34,23 @@ impl<T> Turn<T> {
 
     /// Waits for one's turn.
     pub(crate) fn take(&self, operation: &'static CStr, timeout: Timeout) -> Result<Taken<'_, T>> {
-        let end = timeout.end();
-        let mut what = self.what();
-        loop {
-            self.check(operation)?;
-            if let Some(taken) = what.take() {
-                return Ok(Taken { what: Some(taken), turn: self });
+        let look = || match self.check(operation) {
+            Ok(()) => self.what().take().map(Ok),
+            Err(failure) => Some(Err(failure)),
+        };
+        let found = match (look(), timeout) {
+            (None, Timeout::For(_) | Timeout::Forever) => {
+                let interruption = Interruption::watch();
+                self.is_back.wait(&mut Spin::Never, timeout.end(), || {
+                    look().or_else(|| interruption.has_come().then(|| Err(interrupted(operation))))
+                })
             }
-            let left = end.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                let status = match timeout {
-                    Timeout::Now => Status::WouldBlock,
-                    _ => Status::DeadlineExceeded,
-                };
-                return Err(Failure::new(status, operation, "another thread is using it"));
-            }
-            let waited = self.is_back.wait_timeout(what, left);
-            what = waited.unwrap_or_else(PoisonError::into_inner).0;
+            (found, _) => found,
+        };
+        match (found, timeout) {
+            (Some(found), _) => Ok(Taken { what: Some(found?), turn: self }),
+            (None, Timeout::Now) => Err(in_use(Status::WouldBlock, operation)),
+            (None, _) => Err(in_use(Status::DeadlineExceeded, operation)),
         }
     }
 
@@ -70,8 +71,7 @@ impl<T> Turn<T> {
     /// Its handle was closed: whoever waits for it, or in it, should give up.
     pub(crate) fn end(&self) {
         self.is_over.store(true, Ordering::Release);
-        drop(self.what());
-        self.is_back.notify_all();
+        self.is_back.ring();
     }
 
     /// Fails once its handle was closed.
@@ -81,6 +81,15 @@ impl<T> Turn<T> {
         }
         Ok(())
     }
+}
+
+fn in_use(status: Status, operation: &'static CStr) -> Failure {
+    Failure::new(status, operation, "another thread is using it")
+}
+
+fn interrupted(operation: &'static CStr) -> Failure {
+    let detail = "a signal handler ran in the waiting thread. Call again to go on";
+    Failure::new(Status::Interrupted, operation, detail)
 }
 
 fn over(operation: &'static CStr) -> Failure {
@@ -108,7 +117,7 @@ impl<T> Drop for Taken<'_, T> {
     fn drop(&mut self) {
         if let Some(what) = self.what.take() {
             *self.turn.what() = Some(what);
-            self.turn.is_back.notify_one();
+            self.turn.is_back.ring();
         } else {
             self.turn.end();
         }

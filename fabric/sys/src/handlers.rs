@@ -1,17 +1,23 @@
 //! What becomes of signals while libraries are loaded that replace their handlers.
 
 use std::mem;
+use std::ops::Range;
 use std::ptr;
 
-use libc::{SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGSYS, SIGTRAP, c_int, sigaction, sigset_t};
+use libc::{
+    SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGSYS, SIGTRAP, c_int, c_void, sigaction, sigset_t,
+};
 
 /// Faults of this thread itself: they cannot wait.
 const FAULTS: [c_int; 7] = [SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGSYS, SIGTRAP];
 
-/// Does something, and puts the handlers of signals back that it replaced. Other signals than faults
+/// Loads libraries, and puts the handlers of signals back that they replaced: those that lie in a
+/// library that was not loaded before. What other threads of the program handle from now on stays,
+/// unless one of them has a signal ignored, or handled as usual, meanwhile. Other signals than faults
 /// are held back from this thread meanwhile, and from the threads that it starts: a handler that is
 /// there temporarily may end the process.
 pub(crate) fn keep<T>(task: impl FnOnce() -> T) -> T {
+    let loaded_before = Code::loaded();
     let before: Vec<_> = (1..=libc::SIGRTMAX())
         .filter_map(|signal| Some((signal, handler(signal, None)?)))
         .collect();
@@ -27,13 +33,55 @@ pub(crate) fn keep<T>(task: impl FnOnce() -> T) -> T {
         }
     };
     let result = task();
+    let loaded = Code::loaded();
     for (signal, usual) in before {
-        if handler(signal, None).is_some_and(|now| now.sa_sigaction != usual.sa_sigaction) {
+        let Some(now) = handler(signal, None).map(|now| now.sa_sigaction) else { continue };
+        let is_theirs = matches!(now, libc::SIG_DFL | libc::SIG_IGN)
+            || loaded.contains(now) && !loaded_before.contains(now);
+        if now != usual.sa_sigaction && is_theirs {
             handler(signal, Some(&usual));
         }
     }
     set_mask(libc::SIG_SETMASK, &mask);
     result
+}
+
+/// Where the program and its libraries lie.
+struct Code(Vec<Range<usize>>);
+
+impl Code {
+    /// Of what is loaded now.
+    fn loaded() -> Self {
+        let mut found = Self(Vec::new());
+        // SAFETY: the callback is called during this call only, with what it was given.
+        unsafe { libc::dl_iterate_phdr(Some(add_object), ptr::from_mut(&mut found).cast()) };
+        found
+    }
+
+    fn contains(&self, address: usize) -> bool {
+        self.0.iter().any(|range| range.contains(&address))
+    }
+}
+
+/// Adds the segments of one object.
+///
+/// # Safety
+/// As `dl_iterate_phdr` calls it, with a [`Code`].
+unsafe extern "C" fn add_object(
+    object: *mut libc::dl_phdr_info,
+    _: usize,
+    found: *mut c_void,
+) -> c_int {
+    // SAFETY: the linker has so many headers there; nothing else uses what was given.
+    unsafe {
+        let (object, found) = (&*object, &mut *found.cast::<Code>());
+        let headers = std::slice::from_raw_parts(object.dlpi_phdr, object.dlpi_phnum.into());
+        for header in headers.iter().filter(|header| header.p_type == libc::PT_LOAD) {
+            let start = (object.dlpi_addr as usize).wrapping_add(header.p_vaddr as usize);
+            found.0.push(start..start.wrapping_add(header.p_memsz as usize));
+        }
+    }
+    0
 }
 
 /// What becomes of a signal, or became before this was set. None for those that the C library keeps
@@ -62,6 +110,18 @@ mod tests {
     use super::*;
 
     extern "C" fn ignore(_: c_int) {}
+
+    #[test]
+    fn handlers_that_the_program_sets_meanwhile_stay() {
+        // SAFETY: the handler does nothing, and is for a signal that nothing else here uses.
+        unsafe {
+            let mut host: sigaction = mem::zeroed();
+            host.sa_sigaction = ignore as *const () as usize;
+            keep(|| handler(libc::SIGUSR1, Some(&host)).unwrap());
+            let found = handler(libc::SIGUSR1, None).unwrap().sa_sigaction;
+            assert_eq!(found, ignore as *const () as usize);
+        }
+    }
 
     #[test]
     fn replaced_handlers_are_put_back_and_signals_wait_until_then() {

@@ -8,6 +8,7 @@
 //! reads and writes structures as the bindings have them.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::io;
 use std::ptr;
 use std::sync::OnceLock;
 
@@ -84,7 +85,7 @@ functions! {
         buffer: *mut c_char, length: usize, value: *const c_void,
         kind: fi_type) -> *mut c_char, or ptr::null_mut();
     fi_strerror @ c"FABRIC_1.0", (
-        code: c_int) -> *const c_char, or c"libfabric is not installed".as_ptr();
+        code: c_int) -> *const c_char, or c"libfabric is not loaded".as_ptr();
     fi_version @ c"FABRIC_1.0", () -> u32, or 0;
 }
 
@@ -109,11 +110,7 @@ fn open(name: &CStr) -> Result<Library, String> {
     // stays loaded.
     let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
     if handle.is_null() {
-        return Err(format!(
-            "libfabric is not installed ({}). Install it with apt install libfabric1, or name its \
-             directory in LD_LIBRARY_PATH",
-            failure()
-        ));
+        return Err(not_opened(&name.to_string_lossy(), &failure()));
     }
     // SAFETY: the handle was just opened. Asked for nothing but its providers' names and versions,
     // the library loads them: some have constructors of their own. The list is freed.
@@ -127,6 +124,24 @@ fn open(name: &CStr) -> Result<Library, String> {
         }
         Ok(library)
     }
+}
+
+/// Why a library is not there, from what the run-time linker says.
+fn not_opened(name: &str, said: &str) -> String {
+    // In the language of the process, as the linker says it.
+    let absent = io::Error::from_raw_os_error(libc::ENOENT).to_string();
+    let absent = absent.split(" (os error").next().unwrap_or_default();
+    // Of a library that it needs the linker says the same, with that one's name.
+    if said.starts_with(&format!("{name}: ")) && said.ends_with(absent) {
+        return format!(
+            "libfabric is not installed ({said}). Install it with apt install libfabric1, or name its \
+             directory in LD_LIBRARY_PATH"
+        );
+    }
+    format!(
+        "libfabric cannot be loaded ({said}). Install it anew with apt install --reinstall libfabric1, \
+         or name the directory of another one in LD_LIBRARY_PATH"
+    )
 }
 
 /// # Safety
@@ -167,6 +182,28 @@ mod tests {
         let start = "libfabric is not installed (libfabric-absent.so.1: ";
         assert!(error.starts_with(start), "{error}");
         assert!(error.contains("). Install it with apt install libfabric1, "), "{error}");
+    }
+
+    #[test]
+    fn library_that_cannot_be_loaded_is_told_in_the_words_of_the_linker() {
+        let name = format!("libfabric-bogus-{}.so.1", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        std::fs::write(&path, "no library").unwrap();
+        let bogus = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
+        let opened = open(&bogus);
+        std::fs::remove_file(&path).unwrap();
+        let Err(error) = opened else { panic!("it was loaded") };
+        let start = format!("libfabric cannot be loaded ({}: ", path.display());
+        assert!(error.starts_with(&start), "{error}");
+        // The words of glibc.
+        for said in [
+            "libfabric.so.1: wrong ELF class: ELFCLASS32",
+            "libpsm2.so.2: cannot open shared object file: No such file or directory",
+            "/usr/lib/libfabric.so.1: undefined symbol: ibv_open_device",
+        ] {
+            let error = not_opened("libfabric.so.1", said);
+            assert!(error.starts_with(&format!("libfabric cannot be loaded ({said})")), "{error}");
+        }
     }
 
     #[test]

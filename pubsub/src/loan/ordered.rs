@@ -58,7 +58,8 @@ impl Loan {
     /// once if its driver cannot say that either, and then its memory is not used again as long as
     /// this process lives.
     pub fn publish_on(self, stream: &Stream, patience: Duration) -> Result<Sent> {
-        self.publish_on_within(stream, patience)?.in_time(OPERATION)
+        let interruption = self.post.desk.house.interruption();
+        self.publish_on_within(stream, patience)?.in_time(OPERATION, &interruption)
     }
 
     /// As [`publish_on`](Self::publish_on), but the loan comes back if the deadline passes: to be
@@ -165,7 +166,12 @@ impl Loan {
                 // After a refusal it may be tried again, and only on this stream.
                 self.is_ordered = true;
                 // What nobody wanted is given back when the stream is through.
-                return Ok(other?.map_or_else(|| Attempt::Full(self), Attempt::Sent));
+                return match other {
+                    Ok(Some(sent)) => Ok(Attempt::Sent(sent)),
+                    Ok(None) => Ok(Attempt::Full(self)),
+                    Err(error) if error.kind() == ErrorKind::Interrupted => Ok(Attempt::Full(self)),
+                    Err(error) => Err(error),
+                };
             }
         };
         self.is_mine = false;

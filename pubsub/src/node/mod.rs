@@ -20,6 +20,7 @@ use self::link::Link;
 use crate::error::{Error, ErrorKind, Result};
 use crate::hall::Hall;
 use crate::house::{Desk, House};
+use crate::interruption::Interruption;
 use crate::report::Row;
 use crate::service::election::{self, Claim, Membership};
 use crate::service::protocol::{LONGEST_LABEL, Request};
@@ -196,7 +197,7 @@ impl Node {
             hall.roster().resign(me);
             failed(error)
         })?;
-        let waiting = options.waiting;
+        let (waiting, interruptible) = (options.waiting, options.interruptible);
         let (roster, outward) = (Arc::clone(hall.roster()), Arc::clone(hall.outward()));
         let shared = Arc::new(Shared::new(options, hall, me, bell, service, membership));
         let thread = std::thread::Builder::new().name("fabricast-link".into()).spawn({
@@ -211,8 +212,8 @@ impl Node {
         let office = Arc::clone(&attendance) as _;
         let born = Incarnation::current();
         let watch = Watch::new();
-        let house = Arc::new(House { me, roster, office, born, outward, waiting, watch });
-        Ok(Self { attendance, house })
+        let house = House { me, roster, office, born, outward, waiting, interruptible, watch };
+        Ok(Self { attendance, house: Arc::new(house) })
     }
 
     /// Opens a topic, and makes it if nobody has. It goes when nobody uses it any more.
@@ -239,6 +240,10 @@ impl Node {
     /// see.
     pub fn open(&self, name: &str) -> Result<Topic> {
         self.open_within(name, self.patience())
+    }
+
+    pub(crate) fn interruption(&self) -> Interruption {
+        self.house.interruption()
     }
 
     /// How long the service may take for an answer.

@@ -30,6 +30,12 @@ pub struct NodeOptions {
     pub patience: Duration,
     /// How publishers and subscribers wait.
     pub waiting: Spin,
+    /// Do waits of publishers and subscribers end when a signal handler has run in the waiting thread
+    /// ([`Interrupted`](ErrorKind::Interrupted))? If not, as is usual, they go on.
+    ///
+    /// A handler is noticed while the thread sleeps, whatever `SA_RESTART` says of it, and not while
+    /// it looks for what it waits for before it sleeps ([`waiting`](Self::waiting)).
+    pub interruptible: bool,
     /// What the pools of a node that this process serves may grow to.
     pub budgets: Budgets,
     /// How the node is connected to others when this process serves it; not at all if None.
@@ -66,6 +72,7 @@ impl Default for NodeOptions {
             service: ServiceMode::Embedded,
             patience: Duration::from_secs(20),
             waiting: Spin::default(),
+            interruptible: false,
             budgets: Budgets::default(),
             network: None,
         }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use gpu::{Slice, Stream};
 
 use super::{Post, Publisher};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::loan::Sent;
 use crate::loans::Borrower;
 use crate::pool::Rest;
@@ -18,11 +18,16 @@ impl Post {
     /// and again.
     pub(super) fn wait<T>(
         &self,
+        operation: &'static str,
         deadline: Instant,
-        mut look: impl FnMut() -> Option<T>,
-        mut wait: impl FnMut(Instant, &mut dyn FnMut() -> Option<T>) -> Option<T>,
-    ) -> Option<T> {
+        mut look: impl FnMut() -> Option<Result<T>>,
+        mut wait: impl FnMut(Instant, &mut dyn FnMut() -> Option<Result<T>>) -> Option<Result<T>>,
+    ) -> Option<Result<T>> {
         let (house, here) = (&self.desk.house, &self.desk.here);
+        let interruption = house.interruption();
+        let name = |error: Error| error.on(self.desk.topic.name());
+        let mut look =
+            || look().or_else(|| interruption.check(operation).map_err(name).err().map(Err));
         let mut rest = Rest::NEW;
         loop {
             let end = if here.waits_for_streams() {
@@ -88,7 +93,9 @@ impl Publisher {
         let deadline = ipc::deadline(patience);
         let mut loan = self.borrow(from.length(), Borrower::Passing, || deadline)?;
         loan.copy_on(stream, from, patience)?;
-        loan.publish_in_order(stream, Some(deadline))?.in_time(crate::loan::ON_A_STREAM)
+        let interruption = self.post.desk.house.interruption();
+        let attempt = loan.publish_in_order(stream, Some(deadline))?;
+        attempt.in_time(crate::loan::ON_A_STREAM, &interruption)
     }
 
     /// As [`push_on`](Self::push_on), if there is room now; None if there is not.

@@ -40,6 +40,7 @@ impl Post {
         deadline: Instant,
     ) -> Result<Right<'_>> {
         let (house, here) = (&self.desk.house, &self.desk.here);
+        let interruption = house.interruption();
         let mut rest = Rest::NEW;
         loop {
             // Devices that have done with what was given up ring no bell.
@@ -50,7 +51,10 @@ impl Post {
                 rest = Rest::NEW;
                 deadline.min(Instant::now() + LOOK_FOR_STREAMS)
             };
-            let found = self.loans.wait(end, || self.may_borrow(borrower).transpose());
+            let found = self.loans.wait(end, || {
+                let found = self.may_borrow(borrower).transpose();
+                found.or_else(|| interruption.check(BORROW).err().map(Err))
+            });
             house.check(BORROW)?;
             if let Some(right) = found {
                 return right;

@@ -482,3 +482,36 @@ fn the_service_is_told_once_that_somebody_waits_until_nobody_does() {
     publisher.flush(SOON).unwrap_err();
     assert_eq!(home.clerk.waits.load(Relaxed), 0);
 }
+
+#[test]
+fn a_wait_in_slices_is_told_as_a_whole() {
+    let release_deadline = Duration::from_secs(3600);
+    let home = Home::new(&TopicSettings { depth: 1, release_deadline, ..settings() });
+    let (mut subscriber, publisher) = (home.subscriber(), home.publisher());
+    publisher.set_spin(Spin::Never);
+    publisher.push(b"x", FAR).unwrap();
+    let slice = Duration::from_millis(5);
+    let since = || {
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| publisher.push(b"z", slice).is_err());
+            let mut since = None;
+            while !waits.is_finished() {
+                since = home.topic.publisher(publisher.id().as_u64()).seen().unwrap().waits_since;
+                if since.is_some() {
+                    break;
+                }
+            }
+            assert!(waits.join().unwrap());
+            since
+        })
+    };
+    let first = std::iter::repeat_with(since).find_map(|since| since).unwrap();
+    let again = std::iter::repeat_with(since).find_map(|since| since).unwrap();
+    assert_eq!(again, first);
+    // Room ends it.
+    drop(subscriber.pull(FAR).unwrap());
+    publisher.push(b"y", FAR).unwrap();
+    std::thread::sleep(slice);
+    let other = std::iter::repeat_with(since).find_map(|since| since).unwrap();
+    assert!(other > first);
+}

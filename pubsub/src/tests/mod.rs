@@ -168,6 +168,7 @@ impl Home {
             born: Incarnation::current(),
             outward: Arc::clone(&self.clerk.outward),
             waiting: Spin::default(),
+            interruptible: false,
             watch: Watch::new(),
         };
         let (here, arrivals) = (Arc::clone(&self.here), Arc::clone(&self.arrivals));

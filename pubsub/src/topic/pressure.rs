@@ -31,10 +31,17 @@ impl<W: Words> Pressure<'_, W> {
     }
 
     /// One more waits, until this [ends](Self::end).
+    #[cfg(test)]
     pub(crate) fn begin(&self) {
-        let now = now();
+        self.begin_since(clock::now());
+    }
+
+    /// One more waits, until this [ends](Self::end), and has done so since then, in nanoseconds since
+    /// 1970, but for pauses.
+    pub(crate) fn begin_since(&self, since: u64) {
+        let since = since / 1_000_000;
         self.update(|word| match word & WAITERS {
-            0 => now << SINCE | 1,
+            0 => since << SINCE | 1,
             WAITERS => word,
             _ => word + 1,
         });

@@ -30,6 +30,8 @@ fn limited(options: &NodeOptions, names: &str) {
         Err(error) => {
             let text = error.to_string();
             assert!(text.contains(names), "{text}");
+            // The limit is this process's own.
+            assert!(!text.contains("the node's service, process"), "{text}");
             assert!(since.elapsed() < PATIENCE / 4, "{text}, after {:?}", since.elapsed());
             say("refused");
         }
@@ -161,7 +163,7 @@ fn enter(words: &[&str]) {
         // Joins, publishes and reads with few descriptors, or hears at once that they are too few.
         ["has-few-descriptors", soft] => {
             nix::sys::resource::setrlimit(Resource::RLIMIT_NOFILE, number(soft), 4096).unwrap();
-            limited(&NodeOptions { service: comes, ..options(place) }, "ulimit -n");
+            limited(&NodeOptions { service: comes, ..options(place) }, "ulimit -n 4096");
         }
         // The same where files are short, shared memory included.
         ["has-short-files", bytes] => {

@@ -119,7 +119,7 @@ impl<F: Fn(&str) -> Option<OsString>> Environment<F> {
     }
 
     pub(super) fn node_options(&self) -> Result<NodeOptions> {
-        let mut options = NodeOptions::default();
+        let mut options = NodeOptions { interruptible: true, ..NodeOptions::default() };
         options.label = self.get(LABEL)?.unwrap_or(options.label);
         options.budgets.host = self.bytes(HOST_BUDGET)?;
         options.budgets.device = self.bytes(DEVICE_BUDGET)?;
@@ -131,13 +131,18 @@ impl<F: Fn(&str) -> Option<OsString>> Environment<F> {
         options.service = service.unwrap_or(options.service);
         options.patience = self.seconds(PATIENCE)?.unwrap_or(options.patience);
         let insecure = self.read(INSECURE, "true or false", |value| value.parse().ok())?;
-        let said = |name: &str| match name {
-            "name" => self.get(NODE_NAME),
-            other => self.get(&format!("FABRICAST_{}", other.to_uppercase())),
-        };
+        let said = |field: &str| self.get(&variable_of(field));
         let how = (self.seconds(LOST_AFTER)?, insecure.unwrap_or(false), 0);
-        options.network = network(self.operation, said, how)?;
+        options.network = network(self.operation, variable_of, said, how)?;
         Ok(options)
+    }
+}
+
+/// The variable of a field of a node's options.
+pub(super) fn variable_of(field: &str) -> String {
+    match field {
+        "name" => NODE_NAME.to_owned(),
+        other => format!("FABRICAST_{}", other.to_uppercase()),
     }
 }
 

@@ -9,6 +9,7 @@ struct seen {
     int lines[6];
     int is_inside; /* several at a time would break it */
     int found;     /* lines that name the port */
+    int misspelt;  /* warnings of a variable */
     char port[8];
     fabricast_status status; /* of a call that is refused */
 };
@@ -23,6 +24,8 @@ static void look(int32_t level, const char *text, void *user_data)
     seen->is_inside = 1;
     seen->lines[level]++;
     seen->found += strstr(text, seen->port) != NULL;
+    seen->misspelt += strstr(text, "FABRICAST_TOPIC_DEPHT is ignored") != NULL
+                      && strstr(text, "The nearest setting is FABRICAST_TOPIC_DEPTH") != NULL;
     seen->status = fabricast_set_log(FABRICAST_LOG_OFF, NULL, NULL);
     seen->is_inside = 0;
 }
@@ -52,6 +55,7 @@ int main(void)
     pid_t child;
 
     alarm(300);
+    CHECK(setenv("FABRICAST_TOPIC_DEPHT", "8", 1) == 0);
     memset(&address, 0, sizeof address);
     address.sin_family = AF_INET;
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
@@ -66,6 +70,7 @@ int main(void)
     DONE(fabricast_set_log(FABRICAST_LOG_WARN, look, &seen));
     listen_in_vain(seen.port);
     CHECK(seen.found > 0);
+    CHECK(seen.misspelt == 1);
     CHECK(seen.status == FABRICAST_E_INVALID_ARGUMENT);
     CHECK(seen.lines[FABRICAST_LOG_INFO] + seen.lines[FABRICAST_LOG_DEBUG] == 0);
 
@@ -75,7 +80,7 @@ int main(void)
         DONE(fabricast_set_log(FABRICAST_LOG_TRACE, look, &after));
         listen_in_vain(seen.port);
         CHECK(memcmp(&seen, &before, sizeof seen) == 0);
-        CHECK(after.found > 0);
+        CHECK(after.found > 0 && after.misspelt == 0);
         CHECK(after.lines[FABRICAST_LOG_INFO] + after.lines[FABRICAST_LOG_DEBUG] > 0);
 
         /* A child has none. */

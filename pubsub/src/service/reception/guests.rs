@@ -35,7 +35,12 @@ impl Newcomer {
 
 /// The service has none left for one more process.
 pub(super) fn lacks_descriptors(connection: &mut Connection, limit: DescriptorLimit) {
-    let why = format!("the node's service, process {}: {limit}", std::process::id());
+    let own = std::process::id();
+    let is_own = connection.channel().credentials().is_ok_and(|it| it.process == Some(own));
+    let why = match is_own {
+        true => format!("this process, which serves the node, too: {limit}"),
+        false => format!("the node's service, process {own}: {limit}"),
+    };
     see_off(connection, ErrorKind::TooMany, why);
 }
 
