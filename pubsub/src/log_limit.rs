@@ -43,7 +43,7 @@ impl LogLimit {
 
     /// How many were suppressed so far.
     #[cfg(test)]
-    pub(crate) fn suppressed(&self) -> u64 {
+    pub(crate) fn all_suppressed(&self) -> u64 {
         self.all_suppressed
     }
 

@@ -486,7 +486,7 @@ mod tests {
             book.reached("a:1", node, &mut log, now);
         }
         // Two lines each time, of which some more than a hundred are logged.
-        assert!((1880..=1900).contains(&log.suppressed()), "{}", log.suppressed());
+        assert!((1880..=1900).contains(&log.all_suppressed()), "{}", log.all_suppressed());
     }
 
     #[test]
