@@ -65,7 +65,17 @@ fn providers() -> Vec<String> {
 fn info_shows_providers_and_choices_in_120_columns() {
     let out = succeed(&["info"]);
     assert!(out.starts_with("fabricast 0."), "{out}");
-    for word in ["libfabric", "FI_HMEM", "mr_mode", "taken", "peers on other machines", "cuda:0"] {
+    for word in [
+        "libfabric",
+        "FI_HMEM",
+        "mr_mode",
+        "taken",
+        "peers on other machines",
+        "cuda:0",
+        "verdict  provider",
+        "reasons, each with its points",
+        "score: the sum of the points",
+    ] {
         assert!(out.contains(word), "{word} is missing:\n{out}");
     }
     for line in out.lines() {

@@ -20,7 +20,7 @@ Exit codes:
   5  data arrived altered
   6  nobody is there who was asked for
   7  a message is longer than its topic allows, or the node has no room for it
-  8  messages of a reliable topic were missed, or the subscriber was removed for being too slow
+  8  messages of a reliable topic were missed, or the subscriber was evicted for being too slow
   9  this user may not use the node
  10  another process serves the node, and stays
 130  interrupted before it was done

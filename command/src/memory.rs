@@ -1,35 +1,118 @@
 //! Whether there is enough memory for what is asked of this machine.
 
+use std::path::Path;
+
 use crate::exit::{Exit, Failure};
 use crate::size::amount;
 
 /// A limit of memory, and what it leaves.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Available {
     /// Bytes that may still be taken.
     pub bytes: u64,
-    limit: &'static str,
+    limit: String,
 }
 
-/// What the host has, or the control group that this process is in may still take: the smaller of the
-/// two. None if the system does not say.
+/// What the host has, or what the control groups of this process may still take: the least of all. None
+/// if the system does not say.
 #[must_use]
 pub fn available() -> Option<Available> {
-    let of_group = || {
-        let number = |name: &str| {
-            let text = std::fs::read_to_string(format!("/sys/fs/cgroup/memory.{name}")).ok()?;
-            text.trim().parse::<u64>().ok()
+    available_at(Path::new("/"))
+}
+
+/// The same for a system whose files lie below this directory.
+fn available_at(root: &Path) -> Option<Available> {
+    let text = |path: &str| std::fs::read_to_string(root.join(path)).unwrap_or_default();
+    let of_host = kibibytes(&text("proc/meminfo"), "MemAvailable:");
+    let of_host = of_host.map(|bytes| Available { bytes, limit: "on this machine".to_owned() });
+    let membership = text("proc/self/cgroup");
+    let of_groups = hierarchies(&membership).flat_map(|hierarchy| hierarchy.limits(root));
+    of_host.into_iter().chain(of_groups).min_by_key(|available| available.bytes)
+}
+
+/// The value of a line of `/proc/meminfo`, in bytes.
+fn kibibytes(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+    let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kibibytes << 10)
+}
+
+/// A tree of control groups that may limit memory, and the group of this process in it.
+#[derive(Debug)]
+struct Hierarchy<'a> {
+    version: &'static Version,
+    group: &'a str,
+}
+
+/// What a version of control groups calls its files.
+#[derive(Debug)]
+struct Version {
+    /// Where the tree is mounted.
+    mounted: &'static str,
+    limit: &'static str,
+    used: &'static str,
+    /// Lines of `memory.stat`: pages of files, which the kernel takes back before it refuses memory. Groups
+    /// below count, too.
+    of_files: [&'static str; 2],
+}
+
+const FIRST: Version = Version {
+    mounted: "sys/fs/cgroup/memory",
+    limit: "memory.limit_in_bytes",
+    used: "memory.usage_in_bytes",
+    of_files: ["total_inactive_file", "total_active_file"],
+};
+
+const SECOND: Version = Version {
+    mounted: "sys/fs/cgroup",
+    limit: "memory.max",
+    used: "memory.current",
+    of_files: ["inactive_file", "active_file"],
+};
+
+/// Reads `/proc/self/cgroup`: lines of a number, controllers and a group. Version 2 has one line, without
+/// controllers.
+fn hierarchies(membership: &str) -> impl Iterator<Item = Hierarchy<'_>> {
+    membership.lines().filter_map(|line| {
+        let (number, rest) = line.split_once(':')?;
+        let (controllers, group) = rest.split_once(':')?;
+        let version = match (number, controllers) {
+            ("0", "") => &SECOND,
+            _ if controllers.split(',').any(|one| one == "memory") => &FIRST,
+            _ => return None,
         };
-        Some(number("max")?.saturating_sub(number("current")?))
-    };
-    let of_host = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
-        let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-        let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-        Some(kibibytes << 10)
-    });
-    let host = of_host.map(|bytes| Available { bytes, limit: "on this machine" });
-    let group = of_group().map(|bytes| Available { bytes, limit: "to its control group" });
-    host.into_iter().chain(group).min_by_key(|available| available.bytes)
+        Some(Hierarchy { version, group })
+    })
+}
+
+impl Hierarchy<'_> {
+    /// What the group of this process, and each one above it, may still take. Of a container often
+    /// only its own part of the tree is mounted: groups that are not seen are left out.
+    fn limits(self, root: &Path) -> impl Iterator<Item = Available> {
+        let mounted = root.join(self.version.mounted);
+        let group = Path::new(self.group.trim_start_matches('/'));
+        group.ancestors().filter_map(move |group| {
+            let bytes = self.version.left(&mounted.join(group))?;
+            let limit = format!("to its control group /{}", group.display());
+            Some(Available { bytes, limit })
+        })
+    }
+}
+
+impl Version {
+    /// What a group may still take; None if nothing limits it.
+    fn left(&self, group: &Path) -> Option<u64> {
+        let text = |name: &str| std::fs::read_to_string(group.join(name)).ok();
+        let number = |name: &str| text(name)?.trim().parse::<u64>().ok();
+        let limit = number(self.limit)?;
+        let statistics = text("memory.stat").unwrap_or_default();
+        let of_files = statistics.lines().filter_map(|line| {
+            let (name, bytes) = line.split_once(' ')?;
+            self.of_files.contains(&name).then(|| bytes.trim().parse::<u64>().ok())?
+        });
+        let of_files = of_files.fold(0, u64::saturating_add);
+        Some(limit.saturating_sub(number(self.used)?.saturating_sub(of_files)))
+    }
 }
 
 /// Refuses, before anything is begun, what would take more memory than is available.
@@ -38,21 +121,21 @@ pub fn available() -> Option<Available> {
 /// [`Exit::TooMuch`], with the limit and what to do.
 pub fn check(operation: &str, needs: u64, remedy: &str) -> Result<(), Failure> {
     match available() {
-        Some(available) => check_against(available, operation, needs, remedy),
+        Some(available) => check_against(&available, operation, needs, remedy),
         None => Ok(()),
     }
 }
 
 fn check_against(
-    Available { bytes, limit }: Available,
+    Available { bytes, limit }: &Available,
     operation: &str,
     needs: u64,
     remedy: &str,
 ) -> Result<(), Failure> {
-    if needs <= bytes {
+    if needs <= *bytes {
         return Ok(());
     }
-    let [needs, has] = [needs, bytes].map(|bytes| amount(bytes as f64));
+    let [needs, has] = [needs, *bytes].map(|bytes| amount(bytes as f64));
     let why = format!(
         "{operation} failed: it takes {needs} of memory, and {has} are available {limit}. {remedy}"
     );
@@ -61,12 +144,14 @@ fn check_against(
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+
     use super::*;
 
     #[test]
     fn more_than_is_available_is_refused_with_the_limit() {
-        let available = Available { bytes: 3 << 20, limit: "on this machine" };
-        let check = |needs| check_against(available, "measure", needs, "Use a smaller --size");
+        let available = Available { bytes: 3 << 20, limit: "on this machine".to_owned() };
+        let check = |needs| check_against(&available, "measure", needs, "Use a smaller --size");
         assert!(check(3 << 20).is_ok());
         let failure = check((3 << 20) + 1).unwrap_err();
         assert_eq!(failure.exit(), Exit::TooMuch);
@@ -75,5 +160,96 @@ mod tests {
             "measure failed: it takes 3.00 MiB of memory, and 3.00 MiB are available on this machine. Use a smaller \
              --size"
         );
+    }
+
+    /// Files below a directory that stands for `/`.
+    fn system(name: &str, files: &[(&str, &str)]) -> PathBuf {
+        let root =
+            std::env::temp_dir().join(format!("fabricast-memory-{name}-{}", std::process::id()));
+        for (path, text) in files {
+            let path = root.join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        }
+        root
+    }
+
+    /// What is available there, in bytes, and by which limit.
+    fn found(name: &str, files: &[(&str, &str)]) -> Option<(u64, String)> {
+        let root = system(name, files);
+        let found = available_at(&root).map(|found| (found.bytes, found.limit));
+        let _ = std::fs::remove_dir_all(root);
+        found
+    }
+
+    const HOST: (&str, &str) = ("proc/meminfo", "MemTotal: 9 kB\nMemAvailable:    8 kB\n");
+
+    #[test]
+    fn host_counts_where_no_group_limits_memory() {
+        let on_host = Some((8192, "on this machine".to_owned()));
+        assert_eq!(found("host", &[HOST]), on_host);
+        let unlimited = [
+            HOST,
+            ("proc/self/cgroup", "0::/a\n"),
+            ("sys/fs/cgroup/a/memory.max", "max\n"),
+            ("sys/fs/cgroup/a/memory.current", "4096\n"),
+        ];
+        assert_eq!(found("unlimited", &unlimited), on_host);
+        assert_eq!(found("nothing", &[]), None);
+    }
+
+    #[test]
+    fn pages_of_files_count_as_available_to_a_group() {
+        let files = [
+            HOST,
+            ("proc/self/cgroup", "0::/user/a b\n"),
+            ("sys/fs/cgroup/user/a b/memory.max", "5000\n"),
+            ("sys/fs/cgroup/user/a b/memory.current", "4500\n"),
+            (
+                "sys/fs/cgroup/user/a b/memory.stat",
+                "anon 900\nfile 3600\ninactive_file 3000\nactive_file 600\n",
+            ),
+        ];
+        let expected = Some((4100, "to its control group /user/a b".to_owned()));
+        assert_eq!(found("files", &files), expected);
+    }
+
+    #[test]
+    fn least_of_all_groups_up_to_the_root_counts() {
+        let files = [
+            HOST,
+            ("proc/self/cgroup", "0::/a/b/c\n"),
+            ("sys/fs/cgroup/a/b/c/memory.max", "6000\n"),
+            ("sys/fs/cgroup/a/b/c/memory.current", "100\n"),
+            ("sys/fs/cgroup/a/memory.max", "5000\n"),
+            ("sys/fs/cgroup/a/memory.current", "4000\n"),
+            ("sys/fs/cgroup/other/memory.max", "1\n"),
+            ("sys/fs/cgroup/other/memory.current", "0\n"),
+        ];
+        assert_eq!(found("levels", &files), Some((1000, "to its control group /a".to_owned())));
+        // A container sees its own group as the root, whatever it is called outside.
+        let files = [
+            HOST,
+            ("proc/self/cgroup", "0::/\n"),
+            ("sys/fs/cgroup/memory.max", "7000\n"),
+            ("sys/fs/cgroup/memory.current", "9000\n"),
+        ];
+        assert_eq!(found("root", &files), Some((0, "to its control group /".to_owned())));
+    }
+
+    #[test]
+    fn groups_of_version_1_limit_memory_too() {
+        let files = [
+            HOST,
+            ("proc/self/cgroup", "5:cpu,cpuacct:/c\n4:memory:/docker/1\n0::/\n"),
+            ("sys/fs/cgroup/memory/memory.limit_in_bytes", "3000\n"),
+            ("sys/fs/cgroup/memory/memory.usage_in_bytes", "2500\n"),
+            (
+                "sys/fs/cgroup/memory/memory.stat",
+                "inactive_file 1\nactive_file 1\ntotal_inactive_file 400\ntotal_active_file 100\n",
+            ),
+            ("sys/fs/cgroup/cpu/c/memory.limit_in_bytes", "1\n"),
+        ];
+        assert_eq!(found("first", &files), Some((1000, "to its control group /".to_owned())));
     }
 }

@@ -38,7 +38,7 @@ errors::define! {
         WouldBlock = "would block",
         /// The deadline passed; the detail says what was waited for.
         DeadlineExceeded = "deadline exceeded",
-        /// A subscriber was removed: it held samples for longer than the topic allows.
+        /// A subscriber was evicted: it held samples for longer than the topic allows.
         Evicted = "evicted",
         /// The node service may not be used by this process, or not trusted by it.
         Denied = "denied",

@@ -32,7 +32,7 @@ pub enum Event {
         /// Which of those there.
         publisher: PublisherId,
     },
-    /// The subscriber was removed from its topic: it held messages that were in the way of
+    /// The subscriber was evicted from its topic: it held messages that were in the way of
     /// others. It gets nothing more.
     Evicted {
         /// For how long it was in the way, if that is known.

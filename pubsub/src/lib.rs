@@ -55,7 +55,7 @@ pub use pool::{Metadata, Readiness, Times, Way};
 pub use publisher::{Publisher, PublisherCounters, PublisherId};
 pub use report::Row;
 pub use sample::Sample;
-pub use service::{Condition, check_directory, clean};
+pub use service::{Condition, ServiceProcess, check_directory, clean};
 pub use settings::{
     LONGEST_TOPIC, MOST_METADATA, MemoryPlace, Reliability, Reserve, TopicSettings,
 };

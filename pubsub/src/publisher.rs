@@ -88,7 +88,7 @@ pub struct Publisher {
 pub(crate) struct Post {
     pub(crate) desk: Desk,
     id: u64,
-    /// Subscribers of the topic that were removed before.
+    /// Subscribers of the topic that were evicted before.
     evicted_before: u64,
     order: Mutex<Order>,
     span: WaitSpan,

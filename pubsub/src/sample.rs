@@ -83,7 +83,7 @@ impl Sample {
         }
     }
 
-    /// Is it still held? Not if its subscriber was removed for holding it too long: then what
+    /// Is it still held? Not if its subscriber was evicted for holding it too long: then what
     /// lies there may be another message by now. Asked after its bytes were read it tells
     /// whether they were its own.
     #[must_use]
@@ -96,7 +96,7 @@ impl Sample {
         if self.is_valid() {
             return Ok(());
         }
-        let detail = "the subscriber was removed, and the message may be gone";
+        let detail = "the subscriber was evicted, and the message may be gone";
         Err(Error::new(operation, ErrorKind::Evicted, detail).on(self.shared.desk.topic.name()))
     }
 
@@ -107,7 +107,7 @@ impl Sample {
     ///
     /// # Safety
     /// Nobody writes these bytes while they are borrowed. That holds if all processes of the
-    /// node keep to the rules, and this subscriber is not removed meanwhile: it is on a reliable
+    /// node keep to the rules, and this subscriber is not evicted meanwhile: it is on a reliable
     /// topic if it holds its samples too long, so the bytes have to be given back before the
     /// topic's release deadline. A process that breaks the rules can write at any time.
     #[allow(unsafe_code)]
@@ -152,7 +152,7 @@ impl Sample {
         Ok(bytes)
     }
 
-    /// What its publisher attached; nothing, if its subscriber was removed and another message
+    /// What its publisher attached; nothing, if its subscriber was evicted and another message
     /// has come to its place.
     #[must_use]
     pub fn metadata(&self) -> Metadata {
@@ -181,7 +181,7 @@ impl Sample {
     }
 
     /// The identity of the node that it comes from; None for this one. Nothing but zeros if
-    /// that is not known any more, since its subscriber was removed.
+    /// that is not known any more, since its subscriber was evicted.
     #[must_use]
     pub fn origin(&self) -> Option<[u8; 16]> {
         self.entry.has_origin.then(|| self.noted(|note| note.origin()).unwrap_or_default())

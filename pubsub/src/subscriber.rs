@@ -35,7 +35,7 @@ use self::readiness::{News, Readiness};
 ///
 /// What it has pulled it holds until the [`Sample`] is dropped, also after the subscriber is.
 /// One that holds samples which are in the way of publishers for longer than
-/// [`release_deadline`](crate::TopicSettings::release_deadline) is removed: then nothing more
+/// [`release_deadline`](crate::TopicSettings::release_deadline) is evicted: then nothing more
 /// can be pulled ([`Evicted`](ErrorKind::Evicted)), not even what it had still to read, and the
 /// samples that it holds [are not valid](Sample::is_valid) any more.
 ///

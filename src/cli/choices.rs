@@ -4,7 +4,11 @@ use fabric::{Candidate, Choice, Policy, Verdict};
 
 use super::text::{complain, wrapped};
 
-/// Every candidate with its verdict and reasons. Those that differ only in their
+/// What the columns are.
+const HEAD: [&str; 4] = ["verdict", "provider", "domain", "score"];
+const REASONS: &str = "reasons, each with its points";
+
+/// Every candidate with its verdict, score and reasons, below a head. Those that differ only in their
 /// domain or network stand in one line; the first one of them is meant where one
 /// is taken.
 pub(crate) fn print(choice: &Choice) -> String {
@@ -35,9 +39,17 @@ pub(crate) fn print(choice: &Choice) -> String {
             ]
         })
         .collect();
-    let width = |column: usize| rows.iter().map(|row| row[column].len()).max().unwrap_or(0);
+    let head = HEAD.map(str::to_owned);
+    let width =
+        |column: usize| rows.iter().chain([&head]).map(|row| row[column].len()).max().unwrap_or(0);
     let (provider, domain, score) = (width(1), width(2), width(3));
     let mut text = String::new();
+    if !rows.is_empty() {
+        let [verdict, name, domains, points] = &head;
+        text.push_str(&format!(
+            "  {verdict:7}  {name:provider$}  {domains:domain$}  {points:>score$}  {REASONS}\n"
+        ));
+    }
     for ([verdict, name, domains, points], (candidate, _)) in rows.iter().zip(&groups) {
         let first =
             format!("  {verdict:7}  {name:provider$}  {domains:domain$}  {points:>score$}  ");
@@ -126,8 +138,9 @@ mod tests {
         };
         assert_eq!(
             print(&choice),
-            "  taken    shm  shm       12  native (+20); slow (-8)\n  \
-               usable   net  lo, eth0  12  native (+20); slow (-8)\n"
+            "  verdict  provider  domain    score  reasons, each with its points\n  \
+               taken    shm       shm          12  native (+20); slow (-8)\n  \
+               usable   net       lo, eth0     12  native (+20); slow (-8)\n"
         );
         assert!(print(&Choice { candidates: vec![] }).contains("no candidate"));
     }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use serde_json::json;
 
 use super::exit::{Exit, Failure, report_as_json};
-use super::membership::with_remedy;
+use super::membership::{check_is_no_file, with_remedy};
 use super::settings::{OF_DIRECTORY, Options};
 use super::text;
 
@@ -41,6 +41,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let directories = match arguments.directories.is_empty() {
         true => {
             // It is a node's; those that are named may be agents', who are not so strict.
+            check_is_no_file(&settings)?;
             pubsub::check_directory(&settings.directory.value).map_err(with_remedy)?;
             vec![settings.directory.value]
         }

@@ -114,7 +114,8 @@ mod tests {
         assert_eq!(all["node_name"]["comes_to"], "left");
         let lines = for_people(&settings);
         assert!(
-            lines.contains("a quarter of it: ") && lines.contains("the label: \"left\""),
+            lines.contains("a quarter of the host's memory: ")
+                && lines.contains("the label: \"left\""),
             "{lines}"
         );
         settings.budget_host.value = Some(crate::cli::settings::Size(1 << 30));

@@ -16,6 +16,9 @@ use survey::{Entry, Survey};
 
 /// Shows the providers and devices of this machine, and which provider would be taken and
 /// why.
+///
+/// Each choice lists its candidates with a score, the sum of the points that stand in brackets behind the
+/// reasons: of the providers that can do what is needed, the one with the highest score is taken.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// Only this provider: a whole name ("tcp;ofi_rxm") or one of its layers
@@ -152,6 +155,8 @@ fn for_people(document: &Document<'_>, verbose: bool) -> String {
         let title = format!("{cuda} memory: no CUDA device, so nothing is chosen for it");
         out.push_str(&format!("\n{}\n", text::heading(&title)));
     }
+    out.push_str(&format!("\n{}\n", text::heading("Choices")));
+    out.push_str(SCORES);
     let is_shown = |decision: &&Decision| has_cuda || decision.memory != cuda;
     for decision in document.choices.iter().filter(is_shown) {
         let place = match decision.reach {
@@ -169,6 +174,11 @@ fn for_people(document: &Document<'_>, verbose: bool) -> String {
 const LEGEND: &str = "\
 imm: bytes of an immediate   order kept: write (W), send (S) after a write   progress: of data/of connections
 mr_mode: L local, V virtual addresses, A allocated, P provider's keys, R raw keys, E endpoint, N notify, C count, H HMEM
+";
+
+const SCORES: &str = "\
+score: the sum of the points for and against a provider. Of those that can do what is needed (usable), the one with the
+highest score is taken; what cannot is refused, with the first reason. --policy prefers, requires or denies providers.
 ";
 
 /// One line for all offers that differ only in their domain or network.
@@ -301,7 +311,7 @@ mod tests {
     fn the_table_fits_its_width() {
         let survey = Survey::take(None).unwrap();
         let entries: Vec<&Entry> = survey.entries.iter().collect();
-        let table = providers_table(&entries) + LEGEND;
+        let table = providers_table(&entries) + LEGEND + SCORES;
         for line in table.lines() {
             assert!(line.chars().count() <= text::WIDTH, "{line}");
         }

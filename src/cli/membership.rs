@@ -1,17 +1,17 @@
 //! A process of this command at its node.
 
 use std::collections::BTreeSet;
-use std::path::Path;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use pubsub::{
-    Budgets, ErrorKind, LONGEST_TOPIC, MemoryPlace, NetworkOptions, Node, NodeOptions, Row,
-    ServiceMode, Topic, TopicSettings,
+    Budgets, ErrorKind, LONGEST_TOPIC, MemoryPlace, NetworkOptions, Node, NodeOptions, Publisher,
+    Row, ServiceMode, Topic, TopicSettings,
 };
 
 use super::exit::{Exit, Failure};
 use super::paths::{misfit, not_carried, not_reached};
+use super::service::AwaitedService;
 use super::settings::{Count, Group, Service, Settings, Size, TABLE};
 use super::signals::{Deadline, Signals};
 use super::text;
@@ -58,14 +58,69 @@ fn network(settings: &Settings) -> Option<NetworkOptions> {
 }
 
 /// Joins the node, unless it is asked to end meanwhile.
-pub(crate) fn join(settings: &Settings, name: &str, signals: &Signals) -> Result<Node, Failure> {
-    let options = options(settings, name);
-    signals.meanwhile(move || Node::join(options))?.map_err(with_remedy)
+pub(crate) fn join(
+    settings: &Settings,
+    options: NodeOptions,
+    service: &AwaitedService,
+    signals: &Signals,
+) -> Result<Node, Failure> {
+    check_directory(settings)?;
+    let joined = service.ask(signals, move || Node::join(options))?;
+    joined.map_err(|error| service.explain(error))
+}
+
+/// Refuses a directory of a node that cannot be made: of one that was named only the last part is, so that
+/// a mistyped path is noticed.
+fn check_directory(settings: &Settings) -> Result<(), Failure> {
+    check_is_no_file(settings)?;
+    let directory = &settings.directory;
+    let parent = directory.value.parent().filter(|parent| !parent.as_os_str().is_empty());
+    let Some(parent) = parent.filter(|_| directory.is_given() && !directory.value.exists()) else {
+        return Ok(());
+    };
+    let name = text::visible(&parent.display().to_string());
+    let why = match parent.metadata() {
+        Ok(found) if found.is_dir() => return Ok(()),
+        Ok(_) => format!("{name} is a file, and has to be a directory"),
+        Err(error) if is_absent(&error) => format!(
+            "{name} does not exist, and only the last part of the path is made. Make it first, or correct \
+             the path"
+        ),
+        // The library says why.
+        Err(_) => return Ok(()),
+    };
+    Err(wrong_directory(settings, &why))
+}
+
+/// Refuses a file where the directory of a node is expected.
+pub(crate) fn check_is_no_file(settings: &Settings) -> Result<(), Failure> {
+    match settings.directory.value.metadata() {
+        Ok(found) if !found.is_dir() => {
+            let why = "it is a file, and has to be a directory. Name another one: --directory";
+            Err(wrong_directory(settings, why))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn is_absent(error: &std::io::Error) -> bool {
+    matches!(error.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory)
+}
+
+fn wrong_directory(settings: &Settings, why: &str) -> Failure {
+    let directory = &settings.directory;
+    let origin = directory.origin.as_deref().unwrap_or("the default directory");
+    let path = text::visible(&directory.value.display().to_string());
+    Failure::new(Exit::Usage, format!("{origin} is \"{path}\": {why}"))
 }
 
 /// Asks the node of a directory what goes on, without joining it.
-pub(crate) fn report(directory: &Path) -> Result<Vec<Row>, Failure> {
-    pubsub::report(directory).map_err(|error| match error.kind() {
+pub(crate) fn report(settings: &Settings) -> Result<Vec<Row>, Failure> {
+    check_is_no_file(settings)?;
+    let directory = settings.directory.value.clone();
+    let service = AwaitedService::of(&directory);
+    let reported = service.ask_without_signals(move || pubsub::report(&directory))?;
+    reported.map_err(|error| match error.kind() {
         ErrorKind::Unknown => Failure::new(
             Exit::NobodyThere,
             format!(
@@ -73,7 +128,7 @@ pub(crate) fn report(directory: &Path) -> Result<Vec<Row>, Failure> {
                  that runs: --directory (by default it depends on XDG_RUNTIME_DIR)"
             ),
         ),
-        _ => with_remedy(error),
+        _ => service.explain(error),
     })
 }
 
@@ -145,21 +200,14 @@ impl Suspicion {
             self.say(&rows, topic);
         } else if Instant::now() >= self.next {
             self.next = Instant::now() + LOOK;
-            self.asked = Self::ask(node);
+            self.asked = ask_for_report(node);
         }
-    }
-
-    fn ask(node: &Node) -> Option<mpsc::Receiver<pubsub::Result<Vec<Row>>>> {
-        let (tell, asked) = mpsc::channel();
-        let node = node.clone();
-        let asking = std::thread::Builder::new().name("asks-why".to_owned());
-        asking.spawn(move || tell.send(node.report())).is_ok().then_some(asked)
     }
 
     /// To be called when messages did not get to where they were wanted, or nobody wanted them. Gives
     /// what the node told, if it told it soon.
     pub(crate) fn conclude(&mut self, node: &Node, topic: &str) -> Vec<Row> {
-        let answer = Self::ask(node).and_then(|asked| asked.recv_timeout(CONCLUDING).ok());
+        let answer = ask_for_report(node).and_then(|asked| asked.recv_timeout(CONCLUDING).ok());
         let rows = answer.and_then(Result::ok).unwrap_or_default();
         self.say(&rows, topic);
         rows
@@ -185,6 +233,14 @@ impl Suspicion {
     }
 }
 
+/// Asks the node what goes on, in a thread of its own.
+pub(crate) fn ask_for_report(node: &Node) -> Option<mpsc::Receiver<pubsub::Result<Vec<Row>>>> {
+    let (tell, asked) = mpsc::channel();
+    let node = node.clone();
+    let asking = std::thread::Builder::new().name("asks-why".to_owned());
+    asking.spawn(move || tell.send(node.report())).is_ok().then_some(asked)
+}
+
 /// That there is no such device is said as everywhere else.
 pub(crate) fn check_device(place: MemoryPlace) -> Result<(), Failure> {
     let MemoryPlace::Device(name) = place else { return Ok(()) };
@@ -198,6 +254,7 @@ pub(crate) struct Wanted<'a> {
     pub(crate) node: &'a Node,
     pub(crate) name: &'a str,
     pub(crate) settings: &'a Settings,
+    pub(crate) service: &'a AwaitedService,
     pub(crate) signals: &'a Signals,
 }
 
@@ -205,16 +262,22 @@ impl Wanted<'_> {
     /// One that somebody made, if anybody has; unless this process is asked to end meanwhile.
     fn find(&self) -> Result<Option<Topic>, Failure> {
         let (node, name) = (self.node.clone(), self.name.to_owned());
-        match self.signals.meanwhile(move || node.open(&name))? {
+        match self.service.ask(self.signals, move || node.open(&name))? {
             Err(error) if error.kind() == ErrorKind::Unknown => Ok(None),
-            opened => opened.map(Some).map_err(with_remedy),
+            opened => opened.map(Some).map_err(|error| self.service.explain(error)),
         }
     }
 
     /// Opens it, or makes it, unless this process is asked to end meanwhile.
     fn make(&self, like: TopicSettings) -> Result<pubsub::Result<Topic>, Failure> {
         let (node, name) = (self.node.clone(), self.name.to_owned());
-        self.signals.meanwhile(move || node.topic(&name, &like))
+        self.service.ask(self.signals, move || node.topic(&name, &like))
+    }
+
+    /// One that publishes in a topic.
+    pub(crate) fn publisher(&self, topic: Topic) -> Result<Publisher, Failure> {
+        let made = self.service.ask(self.signals, move || topic.publisher())?;
+        made.map_err(|error| self.service.explain(error))
     }
 
     /// The topic, if it exists and is to be taken as it is.
@@ -238,7 +301,7 @@ impl Wanted<'_> {
             Err(error)
                 if error.kind() == ErrorKind::SettingsDiffer && !self.settings.says_topic() =>
             {
-                self.find()?.ok_or_else(|| with_remedy(error))
+                self.find()?.ok_or_else(|| self.service.explain(error))
             }
             made => made.map_err(|error| self.differs(&like, error)),
         }
@@ -283,7 +346,7 @@ impl Wanted<'_> {
     /// It was not opened. If it is another one: in what, who wants what, and what to do.
     fn differs(&self, wanted: &TopicSettings, error: pubsub::Error) -> Failure {
         if error.kind() != ErrorKind::SettingsDiffer {
-            return with_remedy(error);
+            return self.service.explain(error);
         }
         let found = self.find().ok().flatten();
         let there = found.and_then(|topic| topic.settings().ok());

@@ -12,6 +12,7 @@ mod paths;
 mod pattern;
 mod progress;
 mod publish;
+mod service;
 mod settings;
 mod signals;
 mod statistics;

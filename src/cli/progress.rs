@@ -41,13 +41,19 @@ impl Progress {
         let line = format!("{}{what}", so_far(messages, bytes, Some(rate)));
         let _ = write!(std::io::stderr(), "\r{line}\x1b[K");
     }
+
+    /// Takes the line away, until it is said again.
+    pub(crate) fn clear(&mut self) {
+        if self.is_there {
+            self.is_there = false;
+            let _ = write!(std::io::stderr(), "\r\x1b[K");
+        }
+    }
 }
 
 impl Drop for Progress {
     fn drop(&mut self) {
-        if self.is_there {
-            let _ = write!(std::io::stderr(), "\r\x1b[K");
-        }
+        self.clear();
     }
 }
 

@@ -135,6 +135,17 @@ impl Signals {
         &self,
         task: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Failure> {
+        self.meanwhile_saying(task, Duration::MAX, || {})
+    }
+
+    /// The same; if it takes longer than so long, that is said once.
+    pub(crate) fn meanwhile_saying<T: Send + 'static>(
+        &self,
+        task: impl FnOnce() -> T + Send + 'static,
+        quiet: Duration,
+        say: impl FnOnce(),
+    ) -> Result<T, Failure> {
+        let (began, mut say) = (Instant::now(), Some(say));
         let (sender, receiver) = mpsc::channel();
         std::thread::Builder::new()
             .spawn(move || {
@@ -146,6 +157,11 @@ impl Signals {
                 Ok(done) => return Ok(done),
                 Err(mpsc::RecvTimeoutError::Timeout) if self.ask_to_end() => {
                     return Err(interrupted());
+                }
+                Err(mpsc::RecvTimeoutError::Timeout) if began.elapsed() >= quiet => {
+                    if let Some(say) = say.take() {
+                        say();
+                    }
                 }
                 Err(mpsc::RecvTimeoutError::Timeout) => {}
                 Err(mpsc::RecvTimeoutError::Disconnected) => {

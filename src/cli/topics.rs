@@ -27,7 +27,7 @@ pub(crate) struct Arguments {
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let settings = arguments.settings.settings()?;
-    let rows = membership::report(&settings.directory.value)?;
+    let rows = membership::report(&settings)?;
     match arguments.json {
         true => text::json(&for_programs(&rows)?),
         false => text::print(&for_people(&rows, arguments.verbose)),
@@ -191,7 +191,7 @@ fn elsewhere(rows: &[Row]) -> String {
 }
 
 /// The content of rows, by the name of their kind.
-pub(super) fn by_kind(rows: &[Row]) -> Result<BTreeMap<String, Vec<Value>>, Failure> {
+pub(crate) fn by_kind(rows: &[Row]) -> Result<BTreeMap<String, Vec<Value>>, Failure> {
     let mut all: BTreeMap<String, Vec<Value>> = BTreeMap::new();
     for row in rows {
         let row = serde_json::to_value(row).map_err(|error| Failure::failed(error.to_string()))?;

@@ -28,7 +28,7 @@ fn with_json_each_failure_is_one_line() {
         (&["info", "--policy", "=carrier-pigeon", "--json"], 3),
         (&["info", "--provider", "carrier-pigeon", "--json"], 3),
         (&["demo", "--time", "0.5", "--json"], 2),
-        (&["node", "--json"], 2),
+        (&["node", "--budget-host", "0", "--json"], 2),
     ] {
         let ended = ground.run(arguments);
         assert_eq!(ended.code, Some(code), "{arguments:?}: {ended:?}");

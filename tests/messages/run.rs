@@ -131,6 +131,21 @@ impl Ground {
 }
 
 impl Running {
+    /// Stops it, all of it, until it is killed.
+    pub(crate) fn stop(&self) {
+        use nix::sys::signal::{Signal, kill};
+        kill(nix::unistd::Pid::from_raw(self.0.id() as i32), Signal::SIGSTOP).unwrap();
+        let end = Instant::now() + LIMIT;
+        let is_stopped = || {
+            let line = std::fs::read_to_string(format!("/proc/{}/stat", self.id())).unwrap();
+            line.rsplit_once(')').unwrap().1.trim_start().starts_with('T')
+        };
+        while !is_stopped() {
+            assert!(Instant::now() < end, "it does not stop");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     pub(crate) fn id(&self) -> String {
         self.0.id().to_string()
     }

@@ -70,6 +70,48 @@ fn file_with_an_unknown_setting() {
 }
 
 #[test]
+fn directory_that_is_a_file() {
+    let ground = Ground::new();
+    let file = ground.write("file", "");
+    let file = file.to_str().unwrap();
+    let why = "fabricast: option --directory is \"{directory}/file\": it is a file, and has to be a directory. Name \
+               another one: --directory\n";
+    let node = ["node", "--log", "error"];
+    for command in [&["pub", "t"][..], &["sub", "t"], &node, &["topics"], &["clean"]] {
+        ground.says(&[command, &["--directory", file]].concat(), 2, why);
+    }
+    let below = format!("{file}/node");
+    let why = "fabricast: option --directory is \"{directory}/file/node\": {directory}/file is a file, and has to be a \
+               directory\n";
+    ground.says(&["pub", "t", "--directory", &below], 2, why);
+}
+
+/// Nothing is made where it was not meant to be.
+#[test]
+fn directory_whose_parent_is_not_there() {
+    let ground = Ground::new();
+    let absent = ground.path("absent/node");
+    let absent = absent.to_str().unwrap();
+    let why = "{directory}/absent does not exist, and only the last part of the path is made. Make it first, or correct \
+               the path\n";
+    let option = format!("fabricast: option --directory is \"{{directory}}/absent/node\": {why}");
+    for command in [&["pub", "t"][..], &["sub", "t"], &["node", "--log", "error"]] {
+        ground.says(&[command, &["--directory", absent]].concat(), 2, &option);
+    }
+    let variable = format!(
+        "fabricast: environment FABRICAST_DIRECTORY is \"{{directory}}/absent/node\": {why}"
+    );
+    let environment = [("FABRICAST_DIRECTORY", absent)];
+    ground.says_with(&["pub", "t"], ("", &environment, &[]), 2, &variable);
+    assert!(!ground.path("absent").exists());
+    // The default is made with all that it lies in.
+    let runtime = ground.path("run/user");
+    let environment = [("FABRICAST_DIRECTORY", ""), ("XDG_RUNTIME_DIR", runtime.to_str().unwrap())];
+    ground.says_with(&["pub", "t"], ("", &environment, &[]), 0, "");
+    assert!(runtime.join("fabricast").is_dir());
+}
+
+#[test]
 fn other_nodes_without_consent() {
     let why = "fabricast: reach nodes at 0.0.0.0:0 failed: other nodes are not authenticated, nor is anything \
                encrypted, so on loopback each user of the machine can connect. Add --insecure to agree to that\n";

@@ -44,6 +44,34 @@ fn node_that_another_process_serves() {
     ground.says_with(&["node", "--log", "error"], ("", &[], &words), 10, why);
 }
 
+/// What is waited for is said, and in the end what to do.
+#[test]
+fn service_that_is_stopped() {
+    let ground = Ground::new();
+    let node = ground.start(&["node"], None);
+    node.stop();
+    let waiting = "fabricast: waiting for the node's service in {directory}/node (process {process}) to answer; it is \
+                   stopped\n";
+    let remedy = "it is stopped. To go on, resume it (kill -CONT {process}) or end it (kill -KILL {process})\n";
+    let id = node.id();
+    let process = [("process", &*id)];
+    let words = ("", &[][..], &process[..]);
+    let late = "fabricast: report on a node ({directory}/node) failed: deadline exceeded: process {process} serves the \
+                node, and did not answer within 5s: ";
+    let all = [waiting, late, remedy].concat();
+    ground.says_with(&["topics"], words, 4, &all);
+    ground.says_with(&["paths", "--topics"], words, 4, &all);
+    let late = "fabricast: join a node ({directory}/node) failed: deadline exceeded: process {process} serves the node, \
+                and does not answer: ";
+    for patience in ["0.5", "1.5"] {
+        let said = if patience == "0.5" { "" } else { waiting };
+        for command in ["pub", "sub"] {
+            let arguments = [command, "t", "--patience", patience];
+            ground.says_with(&arguments, words, 4, &[said, late, remedy].concat());
+        }
+    }
+}
+
 #[test]
 fn topic_that_is_never_made() {
     let why = "fabricast: waiting for topic \"t\": it does not exist yet at this node or at one that it is connected to \

@@ -40,10 +40,21 @@ fn one_that_waits_for_room_can_be_interrupted() {
         let waits = topic(report, "t").map(|topic| &topic["publishers"][0]["waits_microseconds"]);
         waits.is_some_and(|waits| waits.as_u64() > Some(0))
     });
+    let slow = format!(
+        "process {} (\"fabricast sub\") has 2 messages still to read or to release",
+        sub.id()
+    );
+    publisher
+        .wait_for(&format!("fabricast: waiting for room in topic \"t\": {slow} (node directory: "));
     publisher.signal(Signal::SIGTERM);
     assert_eq!(publisher.end().code(), Some(130), "{}", publisher.error());
+    assert_eq!(publisher.error().matches("waiting for room").count(), 1, "{}", publisher.error());
     let sent = parse(&publisher.output());
     assert_eq!((&sent["messages"], &sent["complete"]), (&2.into(), &false.into()), "{sent}");
+    // There is an end to that, if one is asked for.
+    let (code, said) = house.run(&["pub", "t", "--pattern", "--count", "1", "--timeout", "0.2"]);
+    assert_eq!(code, Some(4), "{said}");
+    assert!(said.contains("there was no room for one more message in time (--timeout)"), "{said}");
     // What was published is there, and the usual end of one who reads is no failure.
     sub.signal(Signal::SIGCONT);
     house.wait_until("that all was read", |report| {
@@ -51,6 +62,42 @@ fn one_that_waits_for_room_can_be_interrupted() {
     });
     sub.signal(Signal::SIGINT);
     assert!(sub.succeed().contains("2 messages"));
+}
+
+#[test]
+fn a_publisher_says_that_it_waits_for_its_messages_to_be_released() {
+    let house = House::open();
+    let _node = house.serve();
+    let mut sub =
+        house.start(&["sub", "t", "--check", "--count", "1", "--release-deadline", "600"]);
+    house.wait_until("a subscriber", |report| has_subscriber(report, "t"));
+    sub.signal(Signal::SIGSTOP);
+    let mut publisher = house.start(&["pub", "t", "--pattern", "--count", "1"]);
+    let slow = format!("process {} (\"fabricast sub\") has 1 message still to", sub.id());
+    publisher.wait_for(&format!("waiting until all messages of topic \"t\" are released: {slow}"));
+    sub.signal(Signal::SIGCONT);
+    publisher.succeed();
+    sub.succeed();
+}
+
+#[test]
+fn a_process_leaves_a_stopped_service_soon_and_says_why_it_was_not_answered() {
+    let house = House::open();
+    let node = house.serve();
+    let mut sub = house.start(&["sub", "t", "--check", "--depth", "4"]);
+    house.wait_until("a subscriber", |report| has_subscriber(report, "t"));
+    node.signal(Signal::SIGSTOP);
+    let begin = std::time::Instant::now();
+    sub.signal(Signal::SIGINT);
+    sub.succeed();
+    assert!(begin.elapsed() < Duration::from_secs(3), "it took {:?}", begin.elapsed());
+    let why = format!(
+        "left the node without an answer of its service: process {}, which serves it, is stopped",
+        node.id()
+    );
+    assert!(sub.error().contains(&why), "{}", sub.error());
+    node.signal(Signal::SIGCONT);
+    house.wait_until("that it is gone", |report| topic(report, "t").is_none());
 }
 
 #[test]
@@ -182,9 +229,11 @@ fn one_that_opens_a_topic_can_be_interrupted() {
     let node = house.serve();
     let mut sub = house.start(&["sub", "never", "--service", "outside", "--patience", "600"]);
     sub.wait_for("waiting for topic \"never\": it does not exist yet");
-    // It asks again and again: by then it has asked one that does not answer.
+    // It asks again and again.
     node.signal(Signal::SIGSTOP);
-    std::thread::sleep(Duration::from_secs(1));
+    let service = format!("waiting for the node's service in {}", house.node().display());
+    sub.wait_for(&format!("{service} (process {}) to answer; it is stopped", node.id()));
+    assert_eq!(sub.error().matches(&service).count(), 1, "{}", sub.error());
     sub.signal(Signal::SIGINT);
     sub.succeed();
     node.signal(Signal::SIGCONT);
@@ -234,7 +283,7 @@ fn waits_have_the_end_that_was_asked_for() {
 }
 
 #[test]
-fn one_that_is_too_slow_is_removed_and_says_so() {
+fn one_that_is_too_slow_is_evicted_and_says_what_it_missed() {
     let house = House::open();
     // One that is stopped cannot serve.
     let mut node = house.serve();
@@ -243,13 +292,16 @@ fn one_that_is_too_slow_is_removed_and_says_so() {
     house.wait_until("a subscriber", |report| has_subscriber(report, "t"));
     sub.signal(Signal::SIGSTOP);
     let said = house.succeed(&["pub", "t", "--pattern", "--count", "10"]);
-    assert!(said.contains("; 1 subscriber removed for being too slow"), "{said}");
+    assert!(said.contains("; 1 subscriber evicted for being too slow"), "{said}");
     sub.signal(Signal::SIGCONT);
     assert_eq!(sub.end().code(), Some(8), "{}", sub.error());
     let said = sub.error();
-    assert!(said.contains("evicted") && said.contains("removed from the topic"), "{said}");
+    assert!(said.contains("evicted from the topic") && !said.contains("removed"), "{said}");
     assert!(said.contains("held_for") && !said.contains("Some("), "{said}");
-    assert!(sub.output().contains("it is not known how many it missed"), "{}", sub.output());
+    let expected =
+        "t: 0 messages, 0 B; 10 missed; evicted for being too slow; 0 not what they should be\n";
+    assert_eq!(sub.output(), expected);
+    assert!(said.contains("fabricast: 10 messages are missing; "), "{said}");
     // Whoever runs the node finds the process.
     node.wait_for("it held a message for too long");
     let said = node.error();
@@ -261,7 +313,7 @@ fn one_that_is_too_slow_is_removed_and_says_so() {
 }
 
 #[test]
-fn of_one_that_was_removed_programs_are_told_that_it_is_not_known_what_it_missed() {
+fn programs_are_told_how_many_messages_an_evicted_subscriber_missed() {
     let house = House::open();
     let _node = house.serve();
     let settings = ["--depth", "2", "--release-deadline", "0.2"];
@@ -273,7 +325,36 @@ fn of_one_that_was_removed_programs_are_told_that_it_is_not_known_what_it_missed
     sub.signal(Signal::SIGCONT);
     assert_eq!(sub.end().code(), Some(8), "{}", sub.error());
     let read = parse(&sub.output());
-    assert!(read["missed"].is_null() && read["complete"] == false, "{read}");
+    assert_eq!((&read["messages"], &read["missed"]), (&0.into(), &10.into()), "{read}");
+    assert_eq!((&read["evicted"], &read["complete"]), (&true.into(), &false.into()), "{read}");
+}
+
+/// Of a message that it was reading when it was evicted it cannot say that it had it.
+#[test]
+fn message_that_is_read_during_an_eviction_counts_as_missed() {
+    let house = House::open();
+    let _node = house.serve();
+    let path = house.pipe("pipe");
+    let mut reader = OpenOptions::new();
+    reader.read(true).custom_flags(libc::O_NONBLOCK);
+    let mut reader = reader.open(&path).unwrap();
+    let settings = ["--largest", "4M", "--depth", "2", "--release-deadline", "0.2"];
+    let mut sub = house.start(&[&["sub", "t", "--file", &path, "--json"][..], &settings].concat());
+    let publish = ["pub", "t", "--pattern", "--size", "4M", "--count", "5", "--wait-for", "1"];
+    let sent = house.json(&[&publish[..], &["--json"], &settings].concat());
+    assert_eq!((&sent["messages"], &sent["evicted"]), (&5.into(), &1.into()), "{sent}");
+    // It goes on with the message, of which it holds nothing any more.
+    let mut bytes = vec![0; 1 << 20];
+    let end = std::time::Instant::now() + PATIENCE;
+    while !sub.is_over() {
+        assert!(std::time::Instant::now() < end, "it does not end");
+        let _ = reader.read(&mut bytes);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(sub.end().code(), Some(8), "{}", sub.error());
+    let read = parse(&sub.output());
+    assert_eq!((&read["messages"], &read["missed"]), (&0.into(), &5.into()), "{read}");
+    assert_eq!(read["evicted"], true, "{read}");
 }
 
 #[test]

@@ -102,6 +102,19 @@ impl House {
         Process { child, what: arguments.join(" "), output, error }
     }
 
+    /// With an input of the test's own.
+    pub(crate) fn start_from(&self, arguments: &[&str], from: impl Into<Stdio>) -> Process {
+        let number = self.next.get();
+        self.next.set(number + 1);
+        let path = |what: &str| self.directory.join(format!("{number}.{what}"));
+        let (output, error) = (path("out"), path("err"));
+        let mut command = self.command(arguments);
+        command.stdin(from);
+        command.stdout(File::create(&output).unwrap()).stderr(File::create(&error).unwrap());
+        let child = command.spawn().unwrap();
+        Process { child, what: arguments.join(" "), output, error }
+    }
+
     /// A process that serves the node, and does nothing else.
     #[track_caller]
     pub(crate) fn serve(&self) -> Process {
@@ -199,6 +212,10 @@ impl Process {
 
     pub(crate) fn signal(&self, signal: Signal) {
         kill(Pid::from_raw(self.child.id() as i32), signal).unwrap();
+    }
+
+    pub(crate) fn is_over(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_some()
     }
 
     #[track_caller]

@@ -1,5 +1,6 @@
 //! Messages from process to process.
 
+use std::io::Write;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
@@ -53,6 +54,43 @@ fn one_that_is_steady_does_not_make_up_for_waits() {
     let sent = parse(said.lines().last().unwrap());
     // Eleven waits, one of which may have been within the stop.
     assert!(sent["seconds"].as_f64() > Some(1.9), "{sent}");
+}
+
+/// A user at a terminal is told that the command reads there, and how that ends.
+#[test]
+fn a_publisher_at_a_terminal_says_that_it_reads_there() {
+    let house = House::open();
+    let mut sub = house.start(&["sub", "t", "--count", "3", "--largest", "1K", "--lines"]);
+    house.wait_until("the topic", |report| topic(report, "t").is_some());
+    for (options, said, input, count) in [
+        (
+            &["--lines"][..],
+            "fabricast: reading messages from the terminal, one a line; end with Ctrl-D\n",
+            "one\ntwo\n\x04",
+            2,
+        ),
+        (
+            &[],
+            "fabricast: reading one message from the terminal; end it with Ctrl-D (with --lines, each line is a \
+             message)\n",
+            "three\n\x04",
+            1,
+        ),
+    ] {
+        let pair = nix::pty::openpty(None, None).unwrap();
+        let publish = [&["pub", "t", "--wait-for", "1"][..], options].concat();
+        let mut publisher = house.start_from(&publish, pair.slave);
+        publisher.wait_for(said);
+        std::fs::File::from(pair.master.try_clone().unwrap()).write_all(input.as_bytes()).unwrap();
+        let told = publisher.succeed();
+        assert!(told.starts_with(&format!("t: {count} message")), "{told}");
+    }
+    sub.succeed();
+    assert_eq!(sub.output(), "one\ntwo\nthree\n\n");
+    // Of what is no terminal nothing is said.
+    let mut publisher = house.start_with(&["pub", "t", "--lines"], "line\n", &[]);
+    publisher.succeed();
+    assert!(!publisher.error().contains("terminal"), "{}", publisher.error());
 }
 
 #[test]

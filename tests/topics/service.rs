@@ -130,6 +130,28 @@ fn a_service_that_is_stopped_is_named() {
 }
 
 #[test]
+fn programs_are_told_of_the_node_that_is_served() {
+    let house = House::open();
+    let mut node =
+        house.start(&["node", "--json", "--insecure", "--listen", "127.0.0.1:0", "--label", "it"]);
+    node.wait_for("other nodes reach it at");
+    // A line says so before the log does.
+    let said = node.output();
+    let last: serde_json::Value = serde_json::from_str(said.lines().last().unwrap()).unwrap();
+    let told = house.json(&["topics", "--json"]);
+    assert_eq!(last["node"], told["node"], "{said}");
+    assert_eq!(
+        (&last["node"]["process"], &last["node"]["label"]),
+        (&node.id().into(), &"it".into())
+    );
+    assert_eq!(last["directory"], house.node().display().to_string());
+    assert!(last["not_carried"].is_null() && last["node"]["listens"].is_string(), "{said}");
+    node.signal(Signal::SIGTERM);
+    node.succeed();
+    assert_eq!(node.output(), said, "nothing is said again that has not changed");
+}
+
+#[test]
 fn the_service_manager_is_told() {
     let house = House::open();
     let path = house.path("notify");

@@ -8,6 +8,7 @@ use super::line::{connect, in_words};
 use super::link::{of_channel, say};
 use crate::error::{Error, ErrorKind, Result};
 use crate::report::Row;
+use crate::service::ServiceProcess;
 use crate::service::election::{self, Office};
 use crate::service::protocol::{self, Notice, Request};
 
@@ -41,10 +42,10 @@ pub fn report(directory: &Path) -> Result<Vec<Row>> {
 
 /// It took too long: who was asked?
 fn does_not_answer(operation: &'static str, directory: &Path) -> Option<Error> {
-    let process = Office::holder(operation, directory).ok()??;
+    let process = ServiceProcess::of(directory).ok()??;
     let detail = format!(
-        "{} serves the node, and did not answer within {ASKING:?}: it may be stopped",
-        in_words(process)
+        "{process} serves the node, and did not answer within {ASKING:?}: {}",
+        process.state()
     );
     Some(Error::new(operation, ErrorKind::DeadlineExceeded, detail))
 }

@@ -18,7 +18,7 @@ use crate::lock::lock;
 use crate::peers::NodeIdentity;
 use crate::service::election::{Claim, Office, socket_in};
 use crate::service::protocol::{self, Notice};
-use crate::service::{Service, ServiceOptions};
+use crate::service::{Service, ServiceOptions, ServiceProcess};
 
 /// How long to listen before it is looked whether anybody can answer at all.
 const LISTENING: Duration = Duration::from_millis(100);
@@ -222,11 +222,10 @@ impl Coming<'_> {
         let directory = &self.options.directory;
         let claim = || Claim::holder(self.operation, directory).ok().flatten();
         let claim = self.vacant_since.get().and_then(|_| claim());
-        let office = Office::holder(self.operation, directory).ok().flatten();
+        let office = ServiceProcess::of(directory).ok().flatten();
         let detail = match (office, claim) {
             (Some(process), _) => {
-                let process = in_words(process);
-                format!("{process} serves the node, and does not answer: it may be stopped")
+                format!("{process} serves the node, and does not answer: {}", process.state())
             }
             (None, Some(process)) => {
                 let process = in_words(process);

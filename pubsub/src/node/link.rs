@@ -13,12 +13,16 @@ use super::line::{Answered, Coming};
 use super::options::ServiceMode;
 use crate::error::{Error, ErrorKind, Result};
 use crate::pool::Piece;
+use crate::service::ServiceProcess;
 use crate::service::protocol::{self, LIVES_AT_ONCE, Notice, Request};
 
 /// How long the service may take to take what is said to it.
 const TAKING: Duration = Duration::from_secs(10);
-/// How long one that leaves waits for a service to tell.
+/// How long a process that leaves waits for its service to say that it may, and for another service
+/// where there is none.
 const LEAVING: Duration = Duration::from_secs(5);
+/// The same where the service is stopped, which may be for a moment only.
+const LEAVING_A_STOPPED_ONE: Duration = Duration::from_millis(500);
 /// Between two attempts to come back to a service that cannot take this process now, or to take a
 /// lock that another one holds.
 const AGAIN: Duration = Duration::from_millis(50);
@@ -216,12 +220,10 @@ fn turn(shared: &Shared, link: &Link, said: &mut Said) -> Next {
             return Next::Lost;
         }
         said.leaves = true;
-        let left = LEAVING.saturating_sub(since.elapsed());
-        if left.is_zero() {
-            tracing::warn!("the service does not say that this process may leave");
+        if leaves_unanswered(shared, since.elapsed()) {
             return Next::Over;
         }
-        longest = longest.min(left);
+        longest = longest.min(AGAIN);
     }
     let mut entries = [channel.as_fd(), shared.bell.as_fd(), link.service.as_fd()]
         .map(|descriptor| PollFd::new(descriptor, PollFlags::POLLIN));
@@ -251,6 +253,31 @@ fn turn(shared: &Shared, link: &Link, said: &mut Said) -> Next {
             }
         }
     }
+}
+
+/// Is it time for a process that leaves to go without its service's answer? The service needs nothing of
+/// it any more, and sees its end in any case.
+fn leaves_unanswered(shared: &Shared, waited: Duration) -> bool {
+    if waited < LEAVING_A_STOPPED_ONE {
+        return false;
+    }
+    let directory = &shared.options.directory;
+    let service = ServiceProcess::of(directory).ok().flatten();
+    let is_stopped = service.is_some_and(|service| service.is_stopped);
+    if !is_stopped && waited < LEAVING {
+        return false;
+    }
+    let why = match service {
+        Some(service) if is_stopped => format!("{service}, which serves it, is stopped"),
+        Some(service) => format!("{service}, which serves it, did not answer within {LEAVING:?}"),
+        None => "no process serves it".to_owned(),
+    };
+    tracing::warn!(
+        directory = %directory.display(),
+        "left the node without an answer of its service: {why}. Nothing is lost: what this process \
+         leaves is cleaned up when a service runs again"
+    );
+    true
 }
 
 /// A message came without its descriptors, since this process may not have so many. True if it can

@@ -15,7 +15,7 @@ pub struct PublisherCounters {
     /// each such node. What [`flush`](super::Publisher::flush) waited for until it was given up is among
     /// them when that returns.
     pub missed_by_nodes: u64,
-    /// Subscribers on this node that were removed from the topic since this publisher was made: they
+    /// Subscribers on this node that were evicted since this publisher was made: they
     /// held messages that were in somebody's way. What they had still to read they missed.
     pub evicted: u64,
 }

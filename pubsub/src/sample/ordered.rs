@@ -35,7 +35,7 @@ impl Sample {
     /// for what reads it there.
     ///
     /// Until then it is held, as any message, and nobody else gets its memory, not even if its
-    /// subscriber is removed for that; if this process dies, when it is dead. That the stream has
+    /// subscriber is evicted for that; if this process dies, when it is dead. That the stream has
     /// come so far is seen within some milliseconds, or when this process pulls, or waits for room.
     /// The end of a subscription waits for that, ten seconds at most: a stream that takes longer
     /// keeps this process at its node until it has come so far.
@@ -66,7 +66,7 @@ impl Sample {
     /// ```
     ///
     /// # Errors
-    /// [`Evicted`](ErrorKind::Evicted): the subscriber was removed before, and what the stream
+    /// [`Evicted`](ErrorKind::Evicted): the subscriber was evicted before, and what the stream
     /// reads may be another message. If the device refuses, the message is held for as long as
     /// its subscriber is there.
     pub fn release_on(mut self, stream: &Stream) -> Result<()> {

@@ -8,6 +8,7 @@
 mod connection;
 pub(crate) mod election;
 mod leftovers;
+mod process;
 pub(crate) mod protocol;
 mod reception;
 mod registry;
@@ -23,6 +24,7 @@ use ipc::{ChannelListener, Incarnation};
 use nix::sys::signal::{SigSet, Signal};
 
 pub use self::leftovers::{Condition, check_directory, clean};
+pub use self::process::ServiceProcess;
 #[cfg(any(test, feature = "fuzzing"))]
 pub use self::reception::fuzzing::{HeardGuests, hear_guests};
 

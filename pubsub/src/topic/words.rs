@@ -277,12 +277,12 @@ impl<W: Words + Clone> TopicWords<W> {
         Alarm::of(&self.words, here).says_missed(count);
     }
 
-    /// How long a subscriber was in somebody's way, if it was removed for that.
+    /// How long a subscriber was in somebody's way, if it was evicted for that.
     pub(crate) fn evicted(&self, here: Seat) -> Option<Duration> {
         Alarm::of(&self.words, here).evicted(here)
     }
 
-    /// How many subscribers were removed so far since they were in somebody's way.
+    /// How many subscribers were evicted so far since they were in somebody's way.
     pub(crate) fn evictions(&self) -> u64 {
         alarm::evictions(&self.words)
     }

@@ -119,6 +119,25 @@ fn stopped_service_is_named_to_who_asks_and_who_joins() {
     until("it to answer", || server(&ground) == Some(standing.id()));
 }
 
+#[test]
+fn process_leaves_a_stopped_service_soon_and_is_seen_to_later() {
+    let ground = Ground::new();
+    let standing = Other::start("stands", ground.path());
+    until("it to serve", || server(&ground) == Some(standing.id()));
+    let node = ground.join();
+    let publisher = node.topic("numbers", &settings()).unwrap().publisher().unwrap();
+    publish(&publisher, 0..1);
+    standing.stop();
+    let begin = Instant::now();
+    drop((publisher, node));
+    assert!(begin.elapsed() < Duration::from_secs(3), "it took {:?}", begin.elapsed());
+    standing.resume();
+    until("what it left to be gone", || {
+        let rows = pubsub::report(ground.path()).unwrap_or_default();
+        !rows.is_empty() && !rows.iter().any(|row| matches!(row, Row::Topic { .. }))
+    });
+}
+
 /// Numbers go from one process to another while the node is handed over, again and again, and
 /// those that it is handed to end or are killed.
 fn numbers_flow_while_it_is_handed_over(end: fn(&mut Other)) {

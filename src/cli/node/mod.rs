@@ -2,17 +2,22 @@
 
 mod notify;
 
+use std::path::Path;
 use std::time::Duration;
 
 use pubsub::{NetworkOptions, Node, Row, ServiceMode, TopicSettings};
+use serde_json::{Value, json};
 use tracing_subscriber::filter::LevelFilter;
 
 use self::notify::Manager;
 use super::exit::{Exit, Failure};
 use super::membership;
 use super::paths::remedy_of;
+use super::service::AwaitedService;
 use super::settings::{OF_NODE, Options};
 use super::signals::{Signals, interrupted};
+use super::text;
+use super::topics::by_kind;
 
 /// Between two looks at who is there.
 const LOOK: Duration = Duration::from_secs(1);
@@ -30,6 +35,10 @@ pub(crate) struct Arguments {
     /// What to log to standard error: off, error, warn, info, debug or trace [default: $FABRICAST_LOG, or info]
     #[arg(long, value_name = "LEVEL")]
     log: Option<LevelFilter>,
+    /// One JSON line when the node is served, and another one when what it tells has changed: the node, as
+    /// "fabricast topics --json" tells it, its directory, and why it does not reach other nodes
+    #[arg(long)]
+    json: bool,
     #[command(flatten)]
     settings: Options<OF_NODE>,
 }
@@ -62,12 +71,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         );
     }
     tracing::info!(directory = %settings.directory.value.display(), "joining the node");
-    let node = match signals.meanwhile(move || Node::join(options)) {
+    let service = AwaitedService::of(&settings.directory.value);
+    let node = match membership::join(&settings, options, &service, &signals) {
         // Nothing was begun that would have to be ended.
         Err(failure) if failure.exit() == interrupted().exit() => return Ok(()),
-        joined => joined?.map_err(membership::with_remedy)?,
+        joined => joined?,
     };
-    let served = serve(&node, &signals, &manager);
+    let directory = arguments.json.then_some(&*settings.directory.value);
+    let served = serve(&node, &signals, &manager, directory);
     manager.is_ending();
     tracing::info!("leaving the node; if there are others, one of them serves it now");
     drop(node);
@@ -104,9 +115,27 @@ fn check_insecure(network: &NetworkOptions) -> Result<(), Failure> {
     Err(Failure::new(Exit::Usage, why))
 }
 
-fn serve(node: &Node, signals: &Signals, manager: &Manager) -> Result<(), Failure> {
+/// The node that is served here, for programs.
+fn for_programs(rows: &[Row], directory: &Path) -> Result<Value, Failure> {
+    let mut all = by_kind(rows)?;
+    let mut last = |kind: &str| all.remove(kind).unwrap_or_default().pop();
+    Ok(json!({
+        "node": last("Node"),
+        "directory": directory.display().to_string(),
+        "not_carried": last("NotCarried").map(|row| row["why"].clone()),
+    }))
+}
+
+/// Until this process is asked to end. Programs are told of the node if it is said where it is.
+fn serve(
+    node: &Node,
+    signals: &Signals,
+    manager: &Manager,
+    told_to_programs: Option<&Path>,
+) -> Result<(), Failure> {
     let mut hangups = 0;
     let (mut status, mut is_ready) = (None, false);
+    let mut line = Value::Null;
     loop {
         let asked = node.clone();
         let rows = match signals.meanwhile(move || asked.report()) {
@@ -116,6 +145,14 @@ fn serve(node: &Node, signals: &Signals, manager: &Manager) -> Result<(), Failur
         match rows {
             Ok(rows) => {
                 let serves = node.serves();
+                if let Some(directory) = told_to_programs.filter(|_| serves) {
+                    let now = for_programs(&rows, directory)?;
+                    if now != line {
+                        // Its reader may be gone: the node is served all the same.
+                        let _ = text::json(&now);
+                        line = now;
+                    }
+                }
                 let now = status_of(&rows, serves);
                 if let Some(now) = now.filter(|now| status.as_ref() != Some(now)) {
                     tracing::info!("{now}");

@@ -12,7 +12,7 @@ use crate::cli::topics::by_kind;
 
 pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let settings = arguments.settings.settings()?;
-    let rows = membership::report(&settings.directory.value)?;
+    let rows = membership::report(&settings)?;
     match arguments.json {
         true => text::json(&for_programs(&rows)?),
         false => text::print(&for_people(&rows)),

@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 use std::fs::{File, OpenOptions};
-use std::io::{self, BufRead, BufReader, Read};
+use std::io::{self, BufRead, BufReader, IsTerminal, Read};
 use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
@@ -85,6 +85,12 @@ impl Message {
     }
 }
 
+fn say_at_a_terminal(what: &str) {
+    if io::stdin().is_terminal() {
+        text::complain(&format!("fabricast: {what}"));
+    }
+}
+
 fn failed(name: impl Display, error: &io::Error) -> Failure {
     match error.kind() {
         ENDED => interrupted(),
@@ -109,6 +115,9 @@ pub(super) enum Input<'a> {
 impl<'a> Input<'a> {
     /// All of standard input, read to its end.
     pub(super) fn whole(longest: Option<u64>, signals: &Signals) -> Result<Self, Failure> {
+        say_at_a_terminal(
+            "reading one message from the terminal; end it with Ctrl-D (with --lines, each line is a message)",
+        );
         let source = Source { descriptor: io::stdin(), signals };
         Ok(Self::Whole(Some(whole(source, INPUT, longest)?)))
     }
@@ -117,6 +126,13 @@ impl<'a> Input<'a> {
     pub(super) fn lines(signals: &'a Signals) -> Self {
         let source = Source { descriptor: io::stdin(), signals };
         Self::Lines(BufReader::with_capacity(CHUNK / 16, source))
+    }
+
+    /// Says at a terminal that it is read from now on.
+    pub(super) fn invite(&self) {
+        if let Self::Lines(_) = self {
+            say_at_a_terminal("reading messages from the terminal, one a line; end with Ctrl-D");
+        }
     }
 
     /// How long messages are, where that is known before they are read.

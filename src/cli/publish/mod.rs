@@ -1,6 +1,7 @@
 //! `fabricast pub`: publishes what comes in, files, or a pattern that can be checked.
 
 mod input;
+mod room;
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -9,12 +10,14 @@ use pubsub::{Attempt, ErrorKind, Node, Publisher, Reliability, Sent};
 use serde_json::{Value, json};
 
 use self::input::{Input, Message};
+use self::room::{Notice, Wait};
 use super::exit::{Exit, Failure, report_as_json};
 use super::histogram::Histogram;
 use super::membership::{self, Suspicion, Wanted, place, with_remedy};
 use super::paths::{given_up, in_brackets};
 use super::pattern::{self, Content};
 use super::progress::{Progress, so_far};
+use super::service::AwaitedService;
 use super::settings::{ALL, Options, Settings, seconds};
 use super::signals::{Deadline, SLICE, Signals, interrupted};
 use super::stages::Stage;
@@ -105,9 +108,11 @@ fn publish(
     signals: &Signals,
     tally: &mut Tally,
 ) -> Result<(), Failure> {
-    let node = membership::join(settings, "pub", signals)?;
+    let service = AwaitedService::of(&settings.directory.value);
+    let node = membership::join(settings, membership::options(settings, "pub"), &service, signals)?;
     (tally.node, tally.place) = (Some(node.identity()), Some(place(&node)));
-    let wanted = Wanted { node: &node, name: &arguments.topic, settings, signals };
+    let (service, name) = (&service, &*arguments.topic);
+    let wanted = Wanted { node: &node, name, settings, service, signals };
     // If it is there, it says how long a message may be.
     let found = wanted.as_it_is()?;
     let longest = match &found {
@@ -120,7 +125,7 @@ fn publish(
         None => wanted.open_to_publish(input.largest())?,
     };
     let like = topic.settings()?;
-    let publisher = topic.publisher().map_err(with_remedy)?;
+    let publisher = wanted.publisher(topic)?;
     tally.publisher = Some(publisher.id().to_string());
     let mut work = Work {
         arguments,
@@ -131,9 +136,11 @@ fn publish(
         tally,
         progress: Progress::start(),
         suspicion: Suspicion::begin(),
+        node: &node,
+        notice: Notice::default(),
     };
-    let done = work.do_all(&node, input);
-    work.judge(&node, done)
+    let done = work.do_all(input);
+    work.judge(done)
 }
 
 fn input<'a>(
@@ -182,7 +189,7 @@ struct Tally {
     is_released: bool,
     /// Messages that nodes did not get which were given up.
     missed_by_nodes: u64,
-    /// Subscribers that were removed meanwhile.
+    /// Subscribers of this node that were evicted meanwhile.
     evicted: u64,
 }
 
@@ -196,25 +203,28 @@ struct Work<'a> {
     tally: &'a mut Tally,
     progress: Progress,
     suspicion: Suspicion,
+    node: &'a Node,
+    /// What was told of waits for room.
+    notice: Notice,
 }
 
 impl Work<'_> {
-    fn do_all(&mut self, node: &Node, input: Input<'_>) -> Result<(), Failure> {
-        self.wait_for_subscribers(node)?;
+    fn do_all(&mut self, input: Input<'_>) -> Result<(), Failure> {
+        self.wait_for_subscribers()?;
         self.publish_all(input)?;
         self.wait_until_released()
     }
 
     /// What became of what was published, as far as that is known now, however it ended. That
     /// messages are missing somewhere is worse than why there are no more.
-    fn judge(&mut self, node: &Node, done: Result<(), Failure>) -> Result<(), Failure> {
+    fn judge(&mut self, done: Result<(), Failure>) -> Result<(), Failure> {
         let counters = self.publisher.counters();
         let tally = &mut *self.tally;
         (tally.missed_by_nodes, tally.evicted) = (counters.missed_by_nodes, counters.evicted);
         let mut rows = Vec::new();
         let is_in_vain = done.is_ok() && tally.unwanted > 0;
         if tally.missed_by_nodes > 0 || is_in_vain {
-            rows = self.suspicion.conclude(node, &self.arguments.topic);
+            rows = self.suspicion.conclude(self.node, &self.arguments.topic);
         }
         if tally.missed_by_nodes == 0 {
             return done;
@@ -231,7 +241,7 @@ impl Work<'_> {
         Err(Failure::new(Exit::Missed, why))
     }
 
-    fn wait_for_subscribers(&mut self, node: &Node) -> Result<(), Failure> {
+    fn wait_for_subscribers(&mut self) -> Result<(), Failure> {
         let wanted = self.arguments.wait_for;
         let deadline = Deadline::after(self.arguments.timeout);
         let mut is_said = false;
@@ -253,17 +263,18 @@ impl Work<'_> {
             if !is_said {
                 is_said = true;
                 let awaited = text::counted(wanted.into(), "subscriber");
-                let (topic, place) = (self.arguments.topic.escape_debug(), place(node));
+                let (topic, place) = (self.arguments.topic.escape_debug(), place(self.node));
                 text::complain(&format!(
                     "fabricast: waiting for {awaited} of topic \"{topic}\" {place}"
                 ));
             }
-            self.suspicion.look(node, &self.arguments.topic);
+            self.suspicion.look(self.node, &self.arguments.topic);
             self.signals.pause(deadline.slice().min(SLICE / 5))?;
         }
     }
 
     fn publish_all(&mut self, mut input: Input<'_>) -> Result<(), Failure> {
+        input.invite();
         let mut buffer = Vec::new();
         let began = Instant::now();
         // From when on the rate counts.
@@ -322,6 +333,8 @@ impl Work<'_> {
         // Only told as JSON: else nobody pays for it.
         let clock = || self.arguments.json.then(Instant::now);
         let asked = clock();
+        // When a wait began, if there is one.
+        let mut began: Option<Instant> = None;
         let mut loan = match self.publisher.try_loan(length).map_err(with_remedy)? {
             Some(loan) => loan,
             None => loop {
@@ -330,7 +343,10 @@ impl Work<'_> {
                 self.tally.waited += since.elapsed();
                 match borrowed {
                     Ok(loan) => break loan,
-                    Err(error) => self.go_on_after(error, deadline)?,
+                    Err(error) => {
+                        let began = *began.get_or_insert(since);
+                        self.go_on_after(error, deadline, (Wait::Room, began))?;
+                    }
                 }
             },
         };
@@ -347,36 +363,63 @@ impl Work<'_> {
                 Attempt::Full(loan) => loan,
             };
             self.tally.waited += since.elapsed();
-            self.look_whether_to_go_on(deadline, "no room for one more message")?;
+            let began = *began.get_or_insert(since);
+            self.look_whether_to_go_on(deadline, (Wait::Room, began))?;
         }
     }
 
     /// A slice of the time has passed in vain, or something else went wrong.
-    fn go_on_after(&mut self, error: pubsub::Error, deadline: Deadline) -> Result<(), Failure> {
+    fn go_on_after(
+        &mut self,
+        error: pubsub::Error,
+        deadline: Deadline,
+        wait: (Wait, Instant),
+    ) -> Result<(), Failure> {
         match error.kind() {
-            ErrorKind::DeadlineExceeded => self.look_whether_to_go_on(deadline, &error.to_string()),
+            ErrorKind::DeadlineExceeded => self.look_whether_to_go_on(deadline, wait),
             _ => Err(with_remedy(error)),
         }
     }
 
-    fn look_whether_to_go_on(&mut self, deadline: Deadline, why: &str) -> Result<(), Failure> {
+    fn look_whether_to_go_on(
+        &mut self,
+        deadline: Deadline,
+        wait: (Wait, Instant),
+    ) -> Result<(), Failure> {
         self.say("; waiting for room");
+        if let Some(told) = self.notice.look(self.node, &self.arguments.topic, wait) {
+            self.progress.clear();
+            text::complain(&format!("fabricast: {told}"));
+        }
         if self.signals.ask_to_end() {
             return Err(interrupted());
         }
-        match deadline.is_over() {
-            true => Err(Failure::new(Exit::Deadline, why)),
-            false => Ok(()),
+        if !deadline.is_over() {
+            return Ok(());
         }
+        let (topic, remedy) =
+            (self.arguments.topic.escape_debug(), "Wait longer, or end slow subscribers");
+        let why = match wait.0 {
+            Wait::Room => format!(
+                "publish in topic \"{topic}\" failed: there was no room for one more message in time (--timeout): \
+                 subscribers have not released earlier ones. {remedy}"
+            ),
+            Wait::Release => format!(
+                "publish in topic \"{topic}\" failed: subscribers have not released all messages in time (--timeout). \
+                 {remedy}"
+            ),
+        };
+        Err(Failure::new(Exit::Deadline, why))
     }
 
     /// What was published is complete when those who read it are done.
     fn wait_until_released(&mut self) -> Result<(), Failure> {
         let deadline = Deadline::after(self.arguments.timeout);
+        let began = Instant::now();
         while self.is_reliable {
             match self.publisher.flush(deadline.slice()) {
                 Ok(()) => break,
-                Err(error) => self.go_on_after(error, deadline)?,
+                Err(error) => self.go_on_after(error, deadline, (Wait::Release, began))?,
             }
         }
         self.tally.is_released = self.is_reliable;
@@ -440,8 +483,8 @@ fn tell(arguments: &Arguments, tally: &Tally, is_complete: bool) -> Result<(), F
         }
     }
     if tally.evicted > 0 {
-        let removed = text::counted(tally.evicted, "subscriber");
-        line.push_str(&format!("; {removed} removed for being too slow"));
+        let evicted = text::counted(tally.evicted, "subscriber");
+        line.push_str(&format!("; {evicted} evicted for being too slow"));
     }
     text::print(&format!("{line}\n"))
 }

@@ -40,9 +40,9 @@ declare! {
         /// How long to wait for the service: to join, to open a topic, or for the next one when it has ended.
         patience: Duration = Duration::from_secs(20), "20", anything;
         /// What all topics together may take of the host's memory, if this process serves the node.
-        budget_host: Option<Size> = None, "a quarter of it", budget;
+        budget_host: Option<Size> = None, "a quarter of the host's memory", budget;
         /// What all topics together may take of each device's memory, if this process serves the node.
-        budget_device: Option<Size> = None, "half of it", budget;
+        budget_device: Option<Size> = None, "half of the device's memory", budget;
         /// Where other nodes reach this one; port 0 is any that is free.
         listen: Option<SocketAddr> = None, "none", anything;
         /// Other nodes, each as host:port; two nodes find each other if one is told of the other.

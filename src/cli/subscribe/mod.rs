@@ -14,6 +14,7 @@ use super::exit::{Exit, Failure, report_as_json};
 use super::membership::{self, Suspicion, Wanted, place, with_remedy};
 use super::pattern::{Checker, Fault};
 use super::progress::{Progress, so_far};
+use super::service::AwaitedService;
 use super::settings::{ALL, Options, Settings, seconds};
 use super::signals::{Deadline, Signals, interrupted};
 use super::statistics::{self, Statistics};
@@ -100,7 +101,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         let done = worst(done, outcome.judge());
         return report_as_json(done, &outcome.report(arguments, is_complete));
     }
-    let told = outcome.tell(arguments, is_complete);
+    let told = outcome.tell(arguments);
     worst(done, outcome.judge()).and(told)
 }
 
@@ -123,9 +124,12 @@ fn read(
     outcome: &mut Outcome,
 ) -> Result<(), Failure> {
     let sink = arguments.sink(signals)?;
-    let node = membership::join(settings, "sub", signals)?;
+    let service = AwaitedService::of(&settings.directory.value);
+    let options = membership::options(settings, "sub");
+    let node = membership::join(settings, options, &service, signals)?;
     outcome.node = Some(node.identity());
-    let wanted = Wanted { node: &node, name: &arguments.topic, settings, signals };
+    let (service, name) = (&service, &*arguments.topic);
+    let wanted = Wanted { node: &node, name, settings, service, signals };
     let topic = wanted.open_to_read(arguments.timeout)?;
     let like = topic.settings()?;
     let subscriber = topic.subscriber().map_err(with_remedy)?;
@@ -144,7 +148,7 @@ fn read(
         says_where: false,
     };
     let done = work.read_all(&node);
-    // It may have been removed in the middle of a message.
+    // It may have been evicted in the middle of a message.
     work.hear_of_events();
     work.outcome.missed = work.missed();
     done
@@ -159,8 +163,10 @@ struct Outcome {
     has_begun: bool,
     statistics: Statistics,
     missed: u64,
-    /// It was removed from its topic: what it would have got since then is not known.
-    is_removed: bool,
+    /// Was it evicted from its topic?
+    is_evicted: bool,
+    /// It was evicted while it read a message, which therefore counts as missed.
+    is_last_unread: bool,
     /// Messages that were not what they should be.
     altered: u64,
     publishers_lost: u64,
@@ -207,7 +213,9 @@ impl Work<'_> {
             self.hear_of_events();
             match pulled {
                 Ok(sample) => {
-                    self.read(&sample)?;
+                    let read = self.read(&sample);
+                    self.outcome.is_last_unread = read.is_err() && !sample.is_valid();
+                    read?;
                     drop(sample);
                     deadline = Deadline::after(self.arguments.timeout);
                 }
@@ -267,9 +275,9 @@ impl Work<'_> {
                     tracing::warn!(%publisher, %node, "a publisher at another node died");
                 }
                 Event::Evicted { held_for } => {
-                    self.outcome.is_removed = true;
+                    self.outcome.is_evicted = true;
                     let held_for = held_for.map(|it| tracing::field::display(text::plain_time(it)));
-                    tracing::warn!(held_for, "removed from the topic: too slow");
+                    tracing::warn!(held_for, "evicted from the topic: too slow");
                 }
                 _ => {}
             }
@@ -330,8 +338,9 @@ impl Work<'_> {
     }
 
     fn missed(&self) -> u64 {
+        let missed = self.subscriber.missed() + u64::from(self.outcome.is_last_unread);
         // What the topic dropped is missing in the numbers of a pattern, too.
-        self.subscriber.missed().max(self.checker.missed)
+        missed.max(self.checker.missed)
     }
 }
 
@@ -350,12 +359,6 @@ impl Outcome {
         }
     }
 
-    /// How many are missing, if that is known: not of one that was removed before it had all that
-    /// it was to have.
-    fn missed(&self, is_complete: bool) -> Option<u64> {
-        (is_complete || !self.is_removed).then_some(self.missed)
-    }
-
     /// What was read, also if it was less than all, for programs.
     fn report(&self, arguments: &Arguments, is_complete: bool) -> Value {
         let Statistics { messages, bytes, .. } = self.statistics;
@@ -367,7 +370,8 @@ impl Outcome {
             "seconds": self.statistics.time().as_secs_f64(),
             "messages_per_s": self.statistics.messages_per_second(),
             "bytes_per_s": self.statistics.bytes_per_second(),
-            "missed": self.missed(is_complete),
+            "missed": self.missed,
+            "evicted": self.is_evicted,
             "altered": arguments.check.then_some(self.altered),
             "publishers_lost": self.publishers_lost,
             "paths": self.ways.iter().map(Way::to_string).collect::<Vec<_>>(),
@@ -377,7 +381,7 @@ impl Outcome {
     }
 
     /// The same for people.
-    fn tell(&self, arguments: &Arguments, is_complete: bool) -> Result<(), Failure> {
+    fn tell(&self, arguments: &Arguments) -> Result<(), Failure> {
         let Statistics { messages, bytes, .. } = self.statistics;
         let per_second = self.statistics.bytes_per_second();
         if !self.has_begun {
@@ -387,12 +391,11 @@ impl Outcome {
         // Of one message no rate is known.
         let all = so_far(messages, bytes, (per_second > 0.0).then_some(per_second));
         let mut line = format!("{}: {all}", arguments.topic.escape_debug());
-        if self.missed(is_complete).is_none() {
-            line.push_str(
-                "; removed for being too slow, so that it is not known how many it missed",
-            );
-        } else if self.missed > 0 {
+        if self.missed > 0 {
             line.push_str(&format!("; {} missed", self.missed));
+        }
+        if self.is_evicted {
+            line.push_str("; evicted for being too slow");
         }
         if arguments.check {
             let altered =

@@ -42,7 +42,7 @@ pub(super) fn count_lanes(
 pub(super) fn open(policy: &Policy, local: IpAddr, lanes: usize, workers: usize) -> Result<Opened> {
     let of_fabric = |error| Error::of(START, error);
     let offer = choose(policy, Some(local))?;
-    tracing::info!(provider = %offer.capabilities().provider, %local, "a bridge's provider");
+    tracing::info!(provider = %offer.capabilities().provider, %local, "this provider carries messages to other nodes");
     let facts = offer.capabilities().clone();
     let domain = Domain::open(&offer).map_err(of_fabric)?;
     let addresses = AddressVector::open(&domain).map_err(of_fabric)?;

@@ -102,7 +102,7 @@ impl Reception {
         }
     }
 
-    /// Removes those that hold for too long what others wait for.
+    /// Evicts those that hold for too long what others wait for.
     pub(super) fn evict(&mut self) {
         let Some(seat) = &self.seat else { return };
         let now = Instant::now();
@@ -163,11 +163,11 @@ impl Reception {
                             participant = who.map(tracing::field::display),
                             position,
                             held_for = %text::plain_time(held_for),
-                            "a subscriber was removed: it held a message for too long"
+                            "a subscriber was evicted: it held a message for too long"
                         );
                         changed.push(number);
                     }
-                    Err(error) => tracing::debug!(%error, "cannot remove a subscriber yet"),
+                    Err(error) => tracing::debug!(%error, "cannot evict a subscriber yet"),
                 }
             }
         }

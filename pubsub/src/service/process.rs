@@ -1,0 +1,62 @@
+//! The process that serves a node, as others see it: also one that is stopped, and answers nobody.
+
+use std::fmt;
+use std::path::Path;
+
+use super::election::Office;
+use crate::error::Result;
+
+/// The process that serves a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ServiceProcess {
+    /// Its number; 0 if it cannot be seen from here.
+    pub number: u32,
+    /// Is it stopped, by a signal or a debugger? False if that cannot be seen.
+    pub is_stopped: bool,
+}
+
+impl ServiceProcess {
+    /// The one that serves the node of a directory now, if any does. It is not asked.
+    ///
+    /// ```
+    /// use pubsub::{Node, NodeOptions, ServiceProcess};
+    /// # let directory = std::env::temp_dir().join(format!("fabricast-doc-serves-{}", std::process::id()));
+    /// # let options = NodeOptions { directory: directory.clone(), ..NodeOptions::default() };
+    /// let node = Node::join(options)?;
+    /// let process = ServiceProcess::of(&directory)?.expect("a service");
+    /// assert_eq!((process.number, process.is_stopped), (std::process::id(), false));
+    /// # drop(node);
+    /// # std::fs::remove_dir_all(directory).unwrap();
+    /// # Ok::<(), pubsub::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Failed`](crate::ErrorKind::Failed) if the lock of the service cannot be looked at.
+    pub fn of(directory: &Path) -> Result<Option<Self>> {
+        let number = Office::holder("tell which process serves a node", directory)?;
+        Ok(number.map(|number| Self { number, is_stopped: is_stopped(number) }))
+    }
+
+    /// Why it may not answer, in words: that it is stopped, or may be.
+    #[must_use]
+    pub fn state(&self) -> &'static str {
+        if self.is_stopped { "it is stopped" } else { "it may be stopped" }
+    }
+}
+
+impl fmt::Display for ServiceProcess {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.number {
+            0 => f.write_str("a process that cannot be seen from here"),
+            number => write!(f, "process {number}"),
+        }
+    }
+}
+
+fn is_stopped(process: u32) -> bool {
+    let line = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    // Behind its name, which may have anything in it.
+    let state = line.rsplit_once(')').map(|(_, rest)| rest.trim_start());
+    state.is_some_and(|state| state.starts_with(['T', 't']))
+}
