@@ -323,9 +323,8 @@ mod tests {
             [SHORT_REST, REST]
         );
         // Where nodes come back again and again, longer each time.
-        let rest = |returns| {
-            Renewal { count: 1, returns, awaited: Some(LINK_IS_BACK), ..Renewal::default() }.rest()
-        };
+        let rest =
+            |returns| Renewal { count: 1, returns, ..Renewal::default() }.rest(Some(LINK_IS_BACK));
         assert_eq!([0, 1, 4, 9].map(rest), [1, 2, 16, 16].map(|times| times * SHORT_REST));
     }
 
