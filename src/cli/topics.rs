@@ -349,8 +349,9 @@ pub(super) mod tests {
         assert!(out.lines().all(|line| line.chars().count() <= text::WIDTH), "{out}");
         let line = out.lines().filter(|line| line.starts_with("camera")).nth(1).unwrap();
         let cells: Vec<_> = line.split_whitespace().collect();
-        assert_eq!(cells.join(" "), "camera 5 s 20 20971520 0");
+        assert_eq!(cells.join(" "), "camera Pose 5 s 20 20971520 0");
         let all = for_programs(&rows()).unwrap();
+        assert_eq!(all["topics"][0]["type_name"], "Pose");
         assert_eq!(all["topics"][0]["reserves"], json!({ "messages": 20, "bytes": 20 << 20 }));
     }
 
