@@ -1,6 +1,7 @@
 //! Two threads pass messages through a ring: one writes into memory of the other's, which looks
 //! at them where they lie. Two processes or machines would do the same; what the two channels
-//! here carry (address, terms, answer) would then travel by whatever the application has.
+//! here carry (address, terms, answer) would then travel by whatever the application has: or by a TCP
+//! connection that `ring::listen` and `ring::connect` make, as in `examples/ring_connection.rs`.
 //!
 //! `cargo run --example ring [-- PROVIDER]`
 

@@ -168,6 +168,20 @@ impl Error {
         if code >= 0 { Ok(code) } else { Err(Self::from_code(operation, code)) }
     }
 
+    /// An error of the system, about this object.
+    pub(crate) fn of_system(
+        operation: &'static str,
+        object: &dyn fmt::Display,
+        error: &std::io::Error,
+    ) -> Self {
+        let kind = match (error.kind(), error.raw_os_error()) {
+            (std::io::ErrorKind::AddrInUse, _) => ErrorKind::Busy,
+            (_, Some(code)) => ErrorKind::from_code(code),
+            (_, None) => ErrorKind::Other,
+        };
+        Self::new(kind, operation, format!("{object}: {error}"))
+    }
+
     pub(crate) fn with_kind(mut self, kind: ErrorKind) -> Self {
         self.0.kind = kind;
         self

@@ -39,6 +39,8 @@
 //! - Operations are posted to an endpoint, together with the queue that will
 //!   report them. Both go through `&mut`: one owner drives them, on whatever
 //!   thread, and no lock lies on the path.
+//! - [`ring::listen`] and [`ring::connect`] need nothing of this: they make a ring of messages between
+//!   two programs.
 //! - Memory belongs to its registration, and operations in flight hold the
 //!   registration: it cannot be freed under a transfer. What misses its deadline
 //!   is quarantined until its endpoint is closed, since one-sided transfers

@@ -40,6 +40,7 @@ mod subscriber;
 mod tests;
 mod text;
 mod topic;
+mod type_name;
 mod typed;
 mod waits;
 mod wake;
@@ -60,5 +61,6 @@ pub use settings::{
     LONGEST_TOPIC, MOST_METADATA, MemoryPlace, Reliability, Reserve, TopicSettings,
 };
 pub use subscriber::Subscriber;
+pub use type_name::TypeName;
 pub use typed::{TypedPublisher, TypedSubscriber, TypedTopic};
 pub use waits::Samples;

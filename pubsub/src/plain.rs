@@ -1,5 +1,7 @@
 //! Values that are the same bytes in every process.
 
+use crate::type_name::without_modules;
+
 /// A value that is nothing but its bytes: any bytes of its size are one, and it has no padding.
 ///
 /// Numbers and arrays of such values are. A structure of them is declared by
@@ -9,14 +11,37 @@
 /// Every pattern of bits is a valid value; there is no padding between or behind its fields; it
 /// contains no pointer, reference or descriptor; and its layout is fixed, as `#[repr(C)]` makes it.
 #[allow(unsafe_code)]
-pub unsafe trait Plain: Copy + Send + Sync + 'static {}
+pub unsafe trait Plain: Copy + Send + Sync + 'static {
+    /// How topics of such values call the type: programs with another name for their type do not use
+    /// the same topic by mistake. The name of the type without its modules, unless the implementation
+    /// says otherwise; 1 to 64 bytes.
+    ///
+    /// ```
+    /// use pubsub::Plain;
+    /// mod geometry {
+    ///     pubsub::plain! {
+    ///         pub struct Pose { pub x: f64, pub y: f64 }
+    ///     }
+    /// }
+    /// assert_eq!(geometry::Pose::type_name(), "Pose");
+    /// assert_eq!(<[geometry::Pose; 3]>::type_name(), "[Pose; 3]");
+    /// ```
+    #[must_use]
+    fn type_name() -> String {
+        without_modules(std::any::type_name::<Self>())
+    }
+}
 
 macro_rules! numbers {
     ($($number:ty),*) => {
         $(
             // SAFETY: a number has no padding, and any bytes are one.
             #[allow(unsafe_code)]
-            unsafe impl Plain for $number {}
+            unsafe impl Plain for $number {
+                fn type_name() -> String {
+                    stringify!($number).to_owned()
+                }
+            }
         )*
     };
 }
@@ -25,10 +50,15 @@ numbers!(u8, u16, u32, u64, u128, usize, i8, i16, i32, i64, i128, isize, f32, f6
 
 // SAFETY: elements lie one behind the other, and the size of each is a multiple of its alignment.
 #[allow(unsafe_code)]
-unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}
+unsafe impl<T: Plain, const N: usize> Plain for [T; N] {
+    fn type_name() -> String {
+        format!("[{}; {N}]", T::type_name())
+    }
+}
 
 /// Declares structures whose values are nothing but their bytes: `#[repr(C)]`, [`Plain`](crate::Plain),
-/// and `Copy`. It does not compile if a field is not plain, or if there would be padding.
+/// and `Copy`. It does not compile if a field is not plain, or if there would be padding. Topics call the
+/// type by the name of the structure.
 ///
 /// ```
 /// pubsub::plain! {
@@ -98,7 +128,11 @@ macro_rules! plain {
             // SAFETY: `repr(C)`; all fields are plain, and there is nothing between them: both were
             // checked just now.
             #[allow(unsafe_code)]
-            unsafe impl $crate::Plain for $name {}
+            unsafe impl $crate::Plain for $name {
+                fn type_name() -> ::std::string::String {
+                    ::std::string::String::from(::core::stringify!($name))
+                }
+            }
         )*
     };
 }

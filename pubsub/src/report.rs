@@ -70,6 +70,8 @@ pub enum Row {
         loans: u32,
         /// How long a message may be held that is in the way, in microseconds.
         release_microseconds: u64,
+        /// The type of its values, if it was made with one.
+        type_name: Option<String>,
         /// Messages that were published here.
         published: u64,
         /// Messages that came from other nodes.

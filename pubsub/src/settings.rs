@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Error, ErrorKind, Result};
 use crate::pool::{origin_of, origin_words};
 use crate::text::counted;
+use crate::type_name::TypeName;
 
 /// The longest name of a topic, in bytes.
 pub const LONGEST_TOPIC: usize = 200;
@@ -172,6 +173,9 @@ pub struct TopicSettings {
     /// How long a subscriber may hold a message that is in a publisher's way. Where messages are dropped
     /// that is so only when subscribers hold all that there may be.
     pub release_deadline: Duration,
+    /// The type of the values that its messages are, where they are values of one. Only where two
+    /// programs name different types they do not use the same topic: one that names none takes any.
+    pub type_name: Option<TypeName>,
 }
 
 /// What a topic reserves of each of the two pools of its place: one for messages that are published
@@ -263,6 +267,7 @@ impl Default for TopicSettings {
             largest: 1 << 20,
             loans: 4,
             release_deadline: Duration::from_secs(5),
+            type_name: None,
         }
     }
 }
@@ -277,6 +282,7 @@ pub(crate) struct SharedSettings {
     pub(crate) largest: u64,
     pub(crate) loans: u32,
     pub(crate) release_microseconds: u64,
+    pub(crate) type_name: Option<TypeName>,
 }
 
 impl SharedSettings {
@@ -289,6 +295,7 @@ impl SharedSettings {
             loans: settings.loans,
             release_microseconds: settings.release_deadline.as_micros().min(u128::from(u64::MAX))
                 as u64,
+            type_name: settings.type_name,
         })
     }
 
@@ -315,8 +322,14 @@ impl SharedSettings {
             ("depth", self.depth != other.depth),
             ("largest", self.largest != other.largest),
             ("release_deadline", self.release_microseconds != other.release_microseconds),
+            ("type", self.type_differs(other)),
         ];
         all.into_iter().filter_map(|(name, differs)| differs.then_some(name))
+    }
+
+    /// Are both of values of a type, and not of the same?
+    pub(crate) fn type_differs(&self, other: &Self) -> bool {
+        self.type_name.zip(other.type_name).is_some_and(|(ours, theirs)| ours != theirs)
     }
 
     /// What is not the same within a node, where memory and loans count, too.
@@ -332,7 +345,12 @@ impl SharedSettings {
         let (depth, largest) =
             (counted(self.depth.into(), "message"), counted(self.largest, "byte"));
         let (reliability, within) = (self.reliability, self.release_deadline());
-        format!("{reliability}, {depth} of up to {largest}, released within {within:?}")
+        let values = self.values();
+        format!("{reliability}, {depth} of up to {largest}, released within {within:?}{values}")
+    }
+
+    fn values(&self) -> String {
+        self.type_name.map_or_else(String::new, |name| format!(", values of type {name}"))
     }
 
     /// Refuses what can never be.
@@ -375,6 +393,7 @@ impl SharedSettings {
             largest: self.largest,
             loans: self.loans,
             release_deadline: self.release_deadline(),
+            type_name: self.type_name,
         })
     }
 }
@@ -386,7 +405,7 @@ impl fmt::Display for SharedSettings {
             [(depth, "message"), (loans, "loan")].map(|(number, of)| counted((*number).into(), of));
         let largest = counted(*largest, "byte");
         write!(f, "{reliability}, {depth} of up to {largest} on {place}, ")?;
-        write!(f, "{loans}, released within {:?}", self.release_deadline())
+        write!(f, "{loans}, released within {:?}{}", self.release_deadline(), self.values())
     }
 }
 
@@ -404,6 +423,7 @@ mod tests {
                 largest: 4096,
                 loans: 4,
                 release_microseconds: 1_000_000,
+                type_name: None,
             }
         }
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::plain::Plain;
-use crate::{Node, Publisher, Sample, Sent, Subscriber, Topic, TopicSettings};
+use crate::{Node, Publisher, Sample, Sent, Subscriber, Topic, TopicSettings, TypeName};
 
 const OPEN: &str = "open a typed topic";
 const PULL: &str = "pull a value";
@@ -34,8 +34,9 @@ const MOST_ALIGNED: usize = 256;
 /// publisher.publish(&Pose { x: 1.0, y: 2.0 }, timeout)?;
 /// assert_eq!(subscriber.pull(timeout)?, Pose { x: 1.0, y: 2.0 });
 ///
-/// // A type of another size is another topic.
-/// assert!(node.topic_of::<[u8; 3]>("pose").is_err());
+/// // A type of another name or size is another topic.
+/// let refused = node.topic_of::<[f64; 2]>("pose").unwrap_err();
+/// assert!(refused.to_string().contains("Pose"), "{refused}");
 /// # drop((subscriber, publisher, topic, node));
 /// # std::fs::remove_dir_all(path)?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -71,19 +72,21 @@ impl Node {
     }
 
     /// Opens a topic of values of this type, and makes it if it does not exist. Its
-    /// [largest](TopicSettings::largest) message is one value, whatever the settings say.
+    /// [largest](TopicSettings::largest) message is one value, and its
+    /// [type](TopicSettings::type_name) is called as [`Plain::type_name`] says, whatever the settings say.
+    /// A topic that was made without a type has values of any.
     ///
     /// # Errors
-    /// [`SettingsDiffer`](ErrorKind::SettingsDiffer) if the topic exists with values of another
-    /// size, or with other settings; [`InvalidArgument`](ErrorKind::InvalidArgument) for a type
+    /// [`SettingsDiffer`](ErrorKind::SettingsDiffer) if the topic exists with values of a type of another
+    /// name or size, or with other settings: the detail says what was made by which process; [`InvalidArgument`](ErrorKind::InvalidArgument) for a type
     /// without bytes, or with an alignment of more than 256 bytes; and as [`topic`](Self::topic).
     pub fn topic_of_with<T: Plain>(
         &self,
         name: &str,
         settings: &TopicSettings,
     ) -> Result<TypedTopic<T>> {
-        let largest = size_for_topic::<T>(name)?;
-        let topic = self.topic(name, &TopicSettings { largest, ..*settings })?;
+        let (largest, type_name) = (size_for_topic::<T>(name)?, Some(name_of::<T>(name)?));
+        let topic = self.topic(name, &TopicSettings { largest, type_name, ..*settings })?;
         Ok(TypedTopic { topic, values: PhantomData })
     }
 }
@@ -110,19 +113,31 @@ impl Topic {
     /// ```
     ///
     /// # Errors
-    /// [`SettingsDiffer`](ErrorKind::SettingsDiffer) if its largest message is not one value long;
+    /// [`SettingsDiffer`](ErrorKind::SettingsDiffer) if its values have a type of another name, or its
+    /// largest message is not one value long;
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) for a type that no topic can have.
     pub fn typed<T: Plain>(&self) -> Result<TypedTopic<T>> {
-        let size = size_for_topic::<T>(self.name())?;
-        let largest = self.settings()?.largest;
+        let (size, name) = (size_for_topic::<T>(self.name())?, name_of::<T>(self.name())?);
+        let TopicSettings { largest, type_name, .. } = self.settings()?;
+        if let Some(there) = type_name.filter(|there| *there != name) {
+            let detail = format!("it has values of type {there}, not {name}");
+            return Err(Error::new(OPEN, ErrorKind::SettingsDiffer, detail).on(self.name()));
+        }
         if largest != size {
-            let name = std::any::type_name::<T>();
             let detail =
                 format!("its messages have up to {largest} bytes, where a {name} has {size}");
             return Err(Error::new(OPEN, ErrorKind::SettingsDiffer, detail).on(self.name()));
         }
         Ok(TypedTopic { topic: self.clone(), values: PhantomData })
     }
+}
+
+/// How the type of a topic's values is called.
+fn name_of<T: Plain>(topic: &str) -> Result<TypeName> {
+    T::type_name().parse().map_err(|error: Error| {
+        let detail = format!("{}. Plain::type_name can give another name", error.detail());
+        Error::new(OPEN, ErrorKind::InvalidArgument, detail).on(topic)
+    })
 }
 
 /// The size of a value in bytes, if a topic of this name can have such values.

@@ -439,6 +439,7 @@ mod tests {
             largest: 1 << 16,
             loans: 1,
             release_deadline: Duration::from_millis(1500),
+            type_name: None,
         };
         let mut settings = Settings::default();
         settings.largest.value = Size(4 << 20);

@@ -15,7 +15,7 @@ use super::{membership, text};
 /// other nodes have, as far as it is connected to them.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// Show also what each topic reserves of memory, and what it dropped
+    /// Show also the type of each topic's values, what it reserves of memory, and what it dropped
     #[arg(long)]
     verbose: bool,
     /// One JSON line, with all that the node tells
@@ -70,10 +70,12 @@ fn users(rows: &[Row]) -> BTreeMap<&str, Users> {
 
 /// What topics take, beside what they are like.
 fn details(rows: &[Row]) -> String {
-    let head = ["topic", "released within", "messages reserved", "bytes reserved", "dropped"];
+    let head =
+        ["topic", "type", "released within", "messages reserved", "bytes reserved", "dropped"];
     let topics = rows.iter().filter_map(|row| match row {
-        Row::Topic { name, release_microseconds, dropped, reserves, .. } => Some([
+        Row::Topic { name, type_name, release_microseconds, dropped, reserves, .. } => Some([
             name.escape_debug().to_string(),
+            type_name.as_deref().map_or_else(|| "bytes".to_owned(), text::visible),
             format!("{} s", *release_microseconds as f64 / 1e6),
             reserves.blocks.to_string(),
             reserves.bytes.to_string(),
@@ -270,6 +272,7 @@ pub(super) mod tests {
                 largest: 1 << 20,
                 loans: 4,
                 release_microseconds: 5_000_000,
+                type_name: Some("Pose".to_owned()),
                 published: 12,
                 arrived: 4,
                 dropped: 0,
@@ -346,8 +349,9 @@ pub(super) mod tests {
         assert!(out.lines().all(|line| line.chars().count() <= text::WIDTH), "{out}");
         let line = out.lines().filter(|line| line.starts_with("camera")).nth(1).unwrap();
         let cells: Vec<_> = line.split_whitespace().collect();
-        assert_eq!(cells.join(" "), "camera 5 s 20 20971520 0");
+        assert_eq!(cells.join(" "), "camera Pose 5 s 20 20971520 0");
         let all = for_programs(&rows()).unwrap();
+        assert_eq!(all["topics"][0]["type_name"], "Pose");
         assert_eq!(all["topics"][0]["reserves"], json!({ "messages": 20, "bytes": 20 << 20 }));
     }
 
@@ -391,6 +395,7 @@ pub(super) mod tests {
             largest: 1,
             loans: 1,
             release_microseconds: 1,
+            type_name: Some(strange.clone()),
             published: 0,
             arrived: 0,
             dropped: 0,

@@ -112,6 +112,7 @@ impl Kind {
             largest: self.size,
             loans: LOANS,
             release_deadline: PATIENCE,
+            type_name: None,
         })
     }
 

@@ -248,6 +248,7 @@ impl<'a> RawTopicSettings<'a> {
             // What is more than can be said is too much all the same.
             loans: u32::try_from(self.loans).unwrap_or(u32::MAX),
             release_deadline: time(operation, "release_deadline", self.release_deadline)?,
+            type_name: None,
         })
     }
 }

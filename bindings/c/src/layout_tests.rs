@@ -67,6 +67,7 @@ fn settings_keep_their_meaning() {
         largest: 77,
         loans: 2,
         release_deadline: Duration::from_millis(9),
+        type_name: None,
     };
     let raw = RawTopicSettings::of(&settings, Text::of(c"stand-in:1"));
     assert_eq!(raw.meaning(c"test").unwrap(), settings);

@@ -12,6 +12,7 @@
 
 mod board;
 mod capacity;
+mod connection;
 mod credit;
 mod credit_memory;
 mod header;
@@ -36,6 +37,7 @@ mod model_tests;
 mod unordered_tests;
 
 pub use capacity::queue_entries;
+pub use connection::{RingListener, RingReader, RingSetup, RingWriter, connect, listen};
 pub use header::{HEADER, Header};
 pub use memory::View;
 pub use notify::Notify;

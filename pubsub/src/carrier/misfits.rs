@@ -167,7 +167,10 @@ impl Misfits {
         for there in self.said.values().filter_map(|said| said.get(topic)) {
             let (publishes, subscribes) = (there.publishes.into(), there.subscribes.into());
             match all.iter_mut().find(|(settings, _)| fit(settings, &there.settings)) {
-                Some((_, (most, more))) => (*most, *more) = (*most + publishes, *more + subscribes),
+                Some((settings, (most, more))) => {
+                    settings.type_name = settings.type_name.or(there.settings.type_name);
+                    (*most, *more) = (*most + publishes, *more + subscribes);
+                }
                 None => all.push((there.settings, (publishes, subscribes))),
             }
         }
@@ -371,6 +374,35 @@ mod tests {
         misfits.says(two, there(5, false, true));
         assert_eq!(depth(&misfits), Some(5));
         assert_eq!(misfits.like("others"), None);
+    }
+
+    #[test]
+    fn topics_of_values_of_different_types_are_different_topics() {
+        let typed = |name: Option<&str>| Interest {
+            settings: SharedSettings {
+                type_name: name.map(|name| name.parse().unwrap()),
+                ..SharedSettings::of_depth(8)
+            },
+            ..there(8, false, true)
+        };
+        let ours = typed(Some("Pose")).settings;
+        let here = || Some(Here { settings: &ours, publishes: true, subscribes: false });
+        let mut misfits = Misfits::default();
+        for same in [None, Some("Pose")] {
+            misfits.says(NODE, typed(same));
+            assert_eq!(misfits.rows(|_| here()).count(), 0, "{same:?}");
+        }
+        misfits.says(NODE, typed(Some("Twist")));
+        let Some(Row::Misfit { differs, here, there, .. }) = misfits.rows(|_| here()).next() else {
+            panic!("they are the same");
+        };
+        assert_eq!(differs, ["type"]);
+        assert!(here.ends_with("type Pose") && there.ends_with("type Twist"), "{here}, {there}");
+        // A topic that is made as it is elsewhere has the type, as soon as one node names it.
+        misfits.says(NODE, typed(None));
+        misfits.says(NodeIdentity([2; 16]), typed(Some("Pose")));
+        let name = misfits.like("numbers").and_then(|like| like.type_name);
+        assert_eq!(name.map(|name| name.to_string()).as_deref(), Some("Pose"));
     }
 
     #[test]

@@ -41,6 +41,7 @@ fn settings() -> SharedSettings {
         largest: 64,
         loans: 4,
         release_microseconds: 100_000,
+        type_name: None,
     }
 }
 

@@ -459,7 +459,8 @@ fn run_burial(settings: SharedSettings, first: u64, second: u64) -> (bool, bool)
 
 /// What is not made to its end is not there, or whole.
 fn deaths_while_making() -> u64 {
-    let settings = SETTINGS[0];
+    let type_name = Some("Pose".parse().unwrap());
+    let settings = SharedSettings { type_name, ..SETTINGS[0] };
     for point in 0.. {
         let world = World::unmade(settings);
         let id = PoolId { place: PLACE, direction: Direction::Here };

@@ -35,6 +35,7 @@ mod told {
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
     use crate::settings::{Reliability, SharedPlace, SharedSettings, TopicSettings};
+    use crate::type_name::TypeName;
 
     #[derive(Serialize, Deserialize)]
     struct Told {
@@ -43,24 +44,41 @@ mod told {
         depth: u32,
         largest: u64,
         release_microseconds: u64,
+        type_name: Option<TypeName>,
     }
 
     pub(super) fn serialize<S: Serializer>(
         settings: &SharedSettings,
         serializer: S,
     ) -> Result<S::Ok, S::Error> {
-        let SharedSettings { place, reliability, depth, largest, release_microseconds, .. } =
-            *settings;
-        Told { place, reliability, depth, largest, release_microseconds }.serialize(serializer)
+        let SharedSettings {
+            place,
+            reliability,
+            depth,
+            largest,
+            release_microseconds,
+            type_name,
+            ..
+        } = *settings;
+        Told { place, reliability, depth, largest, release_microseconds, type_name }
+            .serialize(serializer)
     }
 
     pub(super) fn deserialize<'a, D: Deserializer<'a>>(
         deserializer: D,
     ) -> Result<SharedSettings, D::Error> {
-        let Told { place, reliability, depth, largest, release_microseconds } =
+        let Told { place, reliability, depth, largest, release_microseconds, type_name } =
             Told::deserialize(deserializer)?;
         let loans = TopicSettings::default().loans;
-        Ok(SharedSettings { place, reliability, depth, largest, loans, release_microseconds })
+        Ok(SharedSettings {
+            place,
+            reliability,
+            depth,
+            largest,
+            loans,
+            release_microseconds,
+            type_name,
+        })
     }
 }
 

@@ -17,7 +17,7 @@ use crate::settings::SharedSettings;
 use crate::text::shortened;
 
 /// The version of these messages.
-pub(crate) const VERSION: u8 = 7;
+pub(crate) const VERSION: u8 = 8;
 /// The longest label.
 pub(crate) const LONGEST_LABEL: usize = 64;
 /// Lives in one message, with room for what else it may carry.

@@ -30,9 +30,17 @@ const HANDING_OUT: Duration = Duration::from_secs(2);
 pub(super) struct Kept {
     pub(super) topic: Arc<Topic>,
     users: BTreeSet<Participant>,
+    /// The process that it was made for, unless another service made it.
+    creator: Option<String>,
     /// Somebody publishes, or subscribes, on this node.
     pub(super) publishes: bool,
     pub(super) subscribes: bool,
+}
+
+impl Kept {
+    fn made_by(&self) -> String {
+        self.creator.as_ref().map_or_else(String::new, |creator| format!(", made by {creator}"))
+    }
 }
 
 /// A pool, and whether it is growing.
@@ -112,11 +120,12 @@ impl Registry {
         if let Some(kept) = self.named(name) {
             let found = kept.topic.settings();
             return match settings {
-                Some(wanted) if wanted != *found => {
+                Some(wanted) if found.differs_within(&wanted).next().is_some() => {
                     let differs = found.differs_within(&wanted).collect::<Vec<_>>().join(", ");
                     let detail = format!(
-                        "it is {found}; asked for was {wanted}: another {differs}. Opened without settings \
-                         it is taken as it is; it can be made anew when nobody uses it any more"
+                        "it is {found}{}; asked for was {wanted}: another {differs}. Opened without settings \
+                         it is taken as it is; it can be made anew when nobody uses it any more",
+                        kept.made_by()
                     );
                     Err(Error::new(operation, ErrorKind::SettingsDiffer, detail).on(name))
                 }
@@ -150,12 +159,20 @@ impl Registry {
         let kept = Kept {
             topic: Arc::new(topic),
             users: BTreeSet::new(),
+            creator: None,
             publishes: false,
             subscribes: false,
         };
         self.topics.insert(number, kept);
         self.unused.insert(number);
         number
+    }
+
+    /// Takes note of the process, or node, that a topic was made for.
+    pub(super) fn set_creator(&mut self, number: u32, creator: String) {
+        if let Some(kept) = self.topics.get_mut(&number) {
+            kept.creator = Some(creator);
+        }
     }
 
     /// A process uses a topic. True if nobody did.

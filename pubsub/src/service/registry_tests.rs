@@ -14,6 +14,7 @@ const SETTINGS: TopicSettings = TopicSettings {
     largest: 4096,
     loans: 4,
     release_deadline: Duration::from_secs(5),
+    type_name: None,
 };
 
 fn me() -> Caller<'static> {
@@ -286,4 +287,25 @@ fn a_node_has_a_bounded_number_of_topics() {
     registry.open("first", None, || 10).unwrap();
     assert!(registry.forget_unused(8));
     registry.open("third", Some(shared(&SETTINGS)), || 9).unwrap();
+}
+
+#[test]
+fn topic_of_another_type_is_refused_with_both_names_and_its_creator() {
+    let mut registry = registry();
+    let of_type = |name: Option<&str>| {
+        let type_name = name.map(|name| name.parse().unwrap());
+        Some(shared(&TopicSettings { type_name, ..SETTINGS }))
+    };
+    registry.open("pose", of_type(Some("Pose")), || 7).unwrap();
+    registry.set_creator(7, "process 42 (\"pilot\")".to_owned());
+    let error = registry.open("pose", of_type(Some("Twist")), || 8).unwrap_err();
+    assert_eq!((error.kind(), error.subject()), (ErrorKind::SettingsDiffer, Some("pose")));
+    for part in ["type Pose", "made by process 42 (\"pilot\")", "type Twist", "another type"] {
+        assert!(error.to_string().contains(part), "{part}: {error}");
+    }
+    // One that names no type takes any.
+    assert_eq!(registry.open("pose", of_type(None), || 8).unwrap(), 7);
+    assert_eq!(registry.open("pose", None, || 8).unwrap(), 7);
+    registry.open("bytes", of_type(None), || 9).unwrap();
+    assert_eq!(registry.open("bytes", of_type(Some("Pose")), || 10).unwrap(), 9);
 }

@@ -13,6 +13,7 @@
 //!  43 losses that others were told of      the queue of what arrives
 //!  44 loans of each publisher
 //!  45 messages that publishers dropped
+//!  46 the type of its values
 //! ```
 //!
 //! A line is 8 words, so that no two share one of the processor's.
@@ -38,6 +39,9 @@ pub(super) const LOST_TOLD: usize = 43;
 pub(super) const LOANS: usize = 44;
 /// How often publishers here found no room, and dropped a message.
 pub(super) const DROPS: usize = 45;
+/// The length of the type's name, 0 if there is none, and the name.
+pub(super) const TYPE_LENGTH: usize = 46;
+pub(super) const TYPE: usize = 47;
 pub(super) const MOST_LOST: usize = 16;
 
 pub(super) const LINE: usize = 8;
@@ -62,4 +66,5 @@ pub(super) const LAST_LOST: usize = MISSED_NEXT + MISSED_WORDS;
 pub(super) const LOST_WORDS: usize = 3;
 pub(super) const QUEUES: usize = LAST_LOST + 2 * MOST_LOST * LOST_WORDS;
 
+const _: () = assert!(TYPE + crate::TypeName::WORDS <= PUBLISHERS);
 const _: () = assert!(NAME + crate::settings::LONGEST_TOPIC.div_ceil(8) <= PLACE);

@@ -37,7 +37,7 @@ pub(crate) use self::words::{Line, TopicWords};
 
 /// Of so many publishers that died, the last, a topic remembers who they were.
 pub(crate) const MOST_LOST: u64 = layout::MOST_LOST as u64;
-pub(crate) const LAYOUT: Layout = Layout::new("fabricast topic", 7);
+pub(crate) const LAYOUT: Layout = Layout::new("fabricast topic", 8);
 
 /// One process's view of a topic.
 #[derive(Debug)]

@@ -21,6 +21,7 @@ const SETTINGS: SharedSettings = SharedSettings {
     largest: 1000,
     loans: 4,
     release_microseconds: 1000,
+    type_name: None,
 };
 
 fn caller(place: u32) -> Caller<'static> {
@@ -113,6 +114,9 @@ fn nonsense_is_no_topic() {
         (layout::NAME_LENGTH, u64::MAX),
         (layout::NAME, u64::MAX),
         (layout::NUMBER, u64::MAX),
+        (layout::TYPE_LENGTH, 65),
+        // A name of zero bytes, which are no text.
+        (layout::TYPE_LENGTH, 4),
         (layout::QUEUES, 1),
     ];
     for (at, value) in scribbles {

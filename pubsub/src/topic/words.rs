@@ -19,6 +19,7 @@ use crate::below;
 use crate::error::{Error, ErrorKind, Result};
 use crate::pool::{Direction, LEFT_TO_STREAMS, Ledger};
 use crate::settings::{LONGEST_TOPIC, Reliability, SharedPlace, SharedSettings};
+use crate::type_name::TypeName;
 
 /// A topic's queue.
 pub(crate) type Line<W> = Queue<Part<W>, { entry::WORDS }>;
@@ -82,6 +83,13 @@ impl<W: Words + Clone> TopicWords<W> {
             word[..bytes.len()].copy_from_slice(bytes);
             words.store(layout::NAME + at, u64::from_le_bytes(word), Relaxed);
         }
+        if let Some(name) = settings.type_name {
+            let (length, name) = name.words();
+            words.store(layout::TYPE_LENGTH, length, Release);
+            for (at, word) in (layout::TYPE..).zip(name) {
+                words.store(at, word, Release);
+            }
+        }
         let [place, low, high] = settings.place.words();
         for (at, word) in [
             (layout::NAME_LENGTH, name.len() as u64),
@@ -131,6 +139,14 @@ impl<W: Words + Clone> TopicWords<W> {
                 .filter(|loans| (1..=crate::TopicSettings::MOST_LOANS).contains(loans))
                 .ok_or_else(|| malformed("its loans make no sense"))?,
             release_microseconds: word(layout::RELEASE),
+            type_name: match word(layout::TYPE_LENGTH) {
+                0 => None,
+                length => {
+                    let name = std::array::from_fn(|at| word(layout::TYPE + at));
+                    let name = TypeName::from_words(length, name);
+                    Some(name.ok_or_else(|| malformed("the name of its type is no text"))?)
+                }
+            },
         };
         let length = usize::try_from(word(layout::NAME_LENGTH)).unwrap_or(usize::MAX);
         if length == 0 || length > LONGEST_TOPIC {

@@ -21,7 +21,7 @@ fn answer(channel: &Channel) -> Vec<u8> {
 }
 
 /// What is said at a node's socket begins with it.
-const VERSION: u8 = 7;
+const VERSION: u8 = 8;
 /// Of one without a label.
 const HELLO: [u8; 3] = [VERSION, 0, 0];
 

@@ -56,6 +56,61 @@ fn type_of_another_size_is_refused() {
     node.topic_of_with::<u64>("numbers", &settings).unwrap().publisher().unwrap();
 }
 
+mod elsewhere {
+    pubsub::plain! {
+        /// The same, as another program declares it.
+        #[derive(Debug)]
+        pub(super) struct Pose {
+            pub(super) position: [f64; 3],
+            pub(super) number: u64,
+        }
+    }
+    pubsub::plain! {
+        /// Of the same size, and something else.
+        #[derive(Debug)]
+        pub(super) struct Twist {
+            pub(super) linear: [f64; 3],
+            pub(super) number: u64,
+        }
+    }
+}
+
+#[test]
+fn type_of_another_name_is_refused_and_of_another_module_is_not() {
+    let ground = Ground::new();
+    let (node, other) = (ground.join(), ground.join());
+    let topic = node.topic_of::<Pose>("pose").unwrap();
+    other.topic_of::<elsewhere::Pose>("pose").unwrap();
+    let error = other.topic_of::<elsewhere::Twist>("pose").unwrap_err();
+    assert_eq!((error.kind(), error.subject()), (ErrorKind::SettingsDiffer, Some("pose")));
+    let creator = format!("made by process {} ", std::process::id());
+    for part in ["type Pose", "type Twist", &creator] {
+        assert!(error.to_string().contains(part), "{part}: {error}");
+    }
+    let error = topic.untyped().typed::<elsewhere::Twist>().unwrap_err();
+    assert_eq!((error.kind(), error.subject()), (ErrorKind::SettingsDiffer, Some("pose")));
+    assert!(error.to_string().contains("type Pose, not Twist"), "{error}");
+}
+
+#[test]
+fn topic_without_a_type_and_one_of_values_are_open_to_each_other() {
+    let ground = Ground::new();
+    let (node, other) = (ground.join(), ground.join());
+    let values = node.topic_of::<Pose>("pose").unwrap();
+    let name = values.untyped().settings().unwrap().type_name;
+    assert_eq!(name.map(|name| name.to_string()).as_deref(), Some("Pose"));
+    let largest = size_of::<Pose>() as u64;
+    let bytes = other.topic("pose", &TopicSettings { largest, ..Default::default() }).unwrap();
+    let mut subscriber = bytes.subscriber().unwrap();
+    values.publisher().unwrap().publish(&pose(3), PATIENCE).unwrap();
+    assert_eq!(subscriber.pull(PATIENCE).unwrap().length(), largest);
+    // The other way round.
+    let bytes = node.topic("raw", &TopicSettings { largest, ..Default::default() }).unwrap();
+    assert_eq!(bytes.settings().unwrap().type_name, None);
+    other.topic_of::<elsewhere::Twist>("raw").unwrap();
+    bytes.typed::<Pose>().unwrap();
+}
+
 #[test]
 fn message_that_is_no_value_is_an_error_and_the_next_is_read() {
     let ground = Ground::new();

@@ -188,6 +188,7 @@ impl Settings {
             largest: self.largest.value.0,
             loans: self.loans.value.0,
             release_deadline: self.release_deadline.value,
+            type_name: None,
         }
     }
 

@@ -115,6 +115,7 @@ impl<F: Fn(&str) -> Option<OsString>> Environment<F> {
             largest: self.bytes(LARGEST)?.unwrap_or(USUAL_LARGEST),
             loans: loans.unwrap_or(usual.loans),
             release_deadline: self.seconds(RELEASE)?.unwrap_or(USUAL_RELEASE),
+            type_name: None,
         })
     }
 

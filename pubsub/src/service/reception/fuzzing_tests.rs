@@ -81,14 +81,16 @@ fn settings() -> impl Strategy<Value = SharedSettings> {
     let place = prop_oneof![4 => Just(SharedPlace::Host), 1 => any::<[u8; 16]>().prop_map(SharedPlace::Device)];
     let reliability = prop_oneof![Just(Reliability::Reliable), Just(Reliability::DropOldest)];
     let usual = SharedSettings::of(&TopicSettings::default()).unwrap();
-    (place, reliability, number(), number(), large(), large()).prop_map(
-        move |(place, reliability, depth, loans, largest, release_microseconds)| SharedSettings {
+    let type_name = proptest::option::of(Just("Pose".parse().unwrap()));
+    (place, reliability, number(), number(), large(), large(), type_name).prop_map(
+        move |(place, reliability, depth, loans, largest, release, type_name)| SharedSettings {
             place,
             reliability,
             depth,
             largest,
             loans,
-            release_microseconds: release_microseconds.max(usual.release_microseconds & 1),
+            release_microseconds: release.max(usual.release_microseconds & 1),
+            type_name,
         },
     )
 }

@@ -410,6 +410,13 @@ impl Reception {
                 let number = || seat.hall.number_a_topic();
                 match self.registry.open(&name, settings.or(like), number) {
                     Ok(number) => {
+                        if is_new && let Some(guest) = self.guests.get(&who) {
+                            let (process, label) = (guest.process, guest.label.escape_debug());
+                            let as_elsewhere =
+                                if like.is_some() { ", as another node has it" } else { "" };
+                            let creator = format!("process {process} (\"{label}\"){as_elsewhere}");
+                            self.registry.set_creator(number, creator);
+                        }
                         match (like, settings) {
                             (Some(like), _) => tracing::info!(
                                 topic = name, settings = %like,

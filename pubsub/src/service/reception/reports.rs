@@ -82,6 +82,7 @@ impl Reception {
             largest: settings.largest,
             loans: settings.loans,
             release_microseconds: settings.release_microseconds,
+            type_name: settings.type_name.map(String::from),
             published: topic.here().position(),
             arrived: topic.arrivals().position(),
             dropped: topic.here().dropped() + topic.arrivals().dropped(),

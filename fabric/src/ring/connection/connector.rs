@@ -1,0 +1,149 @@
+//! The writer's side before there is a ring: it connects, and goes through the handshake.
+
+use std::io::ErrorKind as IoKind;
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use super::frame::{Frame, Link, malformed};
+use super::writer::SLOT;
+use super::{OPERATION, RingWriter, offers};
+use crate::waiting::Deadline;
+use crate::{Error, ErrorKind, Policy, Result};
+
+/// Pauses between attempts to connect.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// Connects to the first of these addresses where something listens, which the user calls `name`.
+pub(super) fn connect(
+    policy: &Policy,
+    addresses: &[SocketAddr],
+    name: &str,
+    timeout: Duration,
+) -> Result<RingWriter> {
+    let deadline = Deadline::after(timeout);
+    let stream = open_stream(addresses, name, &deadline, timeout)?;
+    let named = |error: Error| error.with_peer(name);
+    shake_hands(policy, stream, &deadline, timeout).map_err(named)
+}
+
+fn open_stream(
+    addresses: &[SocketAddr],
+    name: &str,
+    deadline: &Deadline,
+    timeout: Duration,
+) -> Result<TcpStream> {
+    loop {
+        let mut failure = None;
+        for address in addresses {
+            let left = deadline.left().max(Duration::from_millis(1));
+            match TcpStream::connect_timeout(address, left) {
+                // Where nothing listens, a port that was picked by chance can meet itself.
+                Ok(stream) if stream.local_addr().ok() != stream.peer_addr().ok() => {
+                    return Ok(stream);
+                }
+                Ok(_) => failure = Some(IoKind::ConnectionRefused.into()),
+                Err(error) => failure = Some(error),
+            }
+        }
+        let error = failure.unwrap_or_else(|| IoKind::NotFound.into());
+        let is_refused = error.kind() == IoKind::ConnectionRefused;
+        if !is_refused && !deadline.has_passed() {
+            return Err(Error::of_system(OPERATION, &name, &error));
+        }
+        if deadline.has_passed() {
+            let (kind, why) = match is_refused {
+                true => (ErrorKind::ConnectionRefused, "nothing listens at that address"),
+                false => (ErrorKind::DeadlineExceeded, "the address does not answer"),
+            };
+            let detail = format!("{name}: {why}, for {timeout:?}");
+            return Err(Error::new(kind, OPERATION, detail));
+        }
+        std::thread::sleep(PAUSE.min(deadline.left()));
+    }
+}
+
+fn shake_hands(
+    policy: &Policy,
+    stream: TcpStream,
+    deadline: &Deadline,
+    timeout: Duration,
+) -> Result<RingWriter> {
+    let failed = |error: std::io::Error| Error::of_system(OPERATION, &"the connection", &error);
+    let (local, peer) = (stream.local_addr(), stream.peer_addr());
+    let (local, peer) = (local.map_err(failed)?, peer.map_err(failed)?);
+    let link = Link::new(stream).map_err(failed)?;
+    let mut talk = Talk { link, deadline, timeout };
+
+    let ours = offers::usable(offers::source_of(local), policy)?;
+    let providers = ours.iter().map(|(wire, _)| wire.clone()).collect();
+    talk.link.send(&Frame::Hello { providers })?;
+    let Frame::Chosen { provider, address } = talk.receive("the choice of a provider")? else {
+        return Err(out_of_turn());
+    };
+    let (provider, offer) = offers::in_common(ours, std::slice::from_ref(&provider))?;
+    let mut side = offers::open(&offer)?;
+    let reader = side.addresses.insert(&address)?;
+    talk.link.send(&Frame::Address(side.port.endpoint().address()?))?;
+    let Frame::Terms { offer, largest } = talk.receive("the ring's terms")? else {
+        return Err(out_of_turn());
+    };
+    let accepted = side.port.accept(reader, &offer, SLOT as u64);
+    let (ring, answer) = accepted.inspect_err(|error| {
+        let _ = talk.link.send(&Frame::refusal(error));
+    })?;
+    talk.link.send(&Frame::Answer(answer))?;
+    let Frame::Ready = talk.receive("the reader to be ready")? else { return Err(out_of_turn()) };
+    let stream = talk.link.into_stream()?;
+    RingWriter::start(side.port, ring, stream, peer, provider.name, largest)
+}
+
+fn out_of_turn() -> Error {
+    malformed("a frame of the handshake that is not its turn")
+}
+
+/// The frames of one handshake.
+struct Talk<'a> {
+    link: Link,
+    deadline: &'a Deadline,
+    timeout: Duration,
+}
+
+impl Talk<'_> {
+    fn receive(&mut self, what: &str) -> Result<Frame> {
+        loop {
+            match self.link.next()? {
+                Some(Frame::Refused { is_provider, reason }) => {
+                    let kind = match is_provider {
+                        true => ErrorKind::NoProvider,
+                        false => ErrorKind::ConnectionRefused,
+                    };
+                    let detail = format!("the reader refuses: {}", reason.escape_debug());
+                    return Err(Error::new(kind, OPERATION, detail));
+                }
+                Some(frame) => return Ok(frame),
+                None if self.deadline.has_passed() => {
+                    let timeout = self.timeout;
+                    let detail = format!(
+                        "waited {timeout:?} for {what}: the program that listens may not accept now"
+                    );
+                    return Err(Error::new(ErrorKind::DeadlineExceeded, OPERATION, detail));
+                }
+                None => self.wait()?,
+            }
+        }
+    }
+
+    fn wait(&self) -> Result<()> {
+        let mut entries = [PollFd::new(self.link.stream().as_fd(), PollFlags::POLLIN)];
+        let milliseconds = self.deadline.left().as_millis().saturating_add(1);
+        let timeout = PollTimeout::try_from(milliseconds).unwrap_or(PollTimeout::MAX);
+        match poll(&mut entries, timeout) {
+            Ok(_) | Err(Errno::EINTR) => Ok(()),
+            Err(error) => Err(Error::of_system(OPERATION, &"the connection", &error.into())),
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! Frames of the handshake, on a socket that never blocks.
+//!
+//! ```text
+//! offset  size  field (little endian)
+//!      0     4  "FcRn"
+//!      4     4  bytes that follow
+//!      8     1  version of the handshake
+//!      9        the frame, in postcard
+//! ```
+//!
+//! | | writer | reader |
+//! |---|---|---|
+//! | 1 | `Hello`: its providers | |
+//! | 2 | | `Chosen`: the provider, and the reader's address |
+//! | 3 | `Address`: the writer's | |
+//! | 4 | | `Terms`: the ring |
+//! | 5 | `Answer` | |
+//! | 6 | | `Ready` |
+//!
+//! Instead of any of these comes `Refused`. All of it comes from outside: a frame has a bounded length,
+//! exactly one encoding, and what it says is checked where it is used.
+
+use std::io::{ErrorKind as IoKind, Read, Write};
+use std::net::TcpStream;
+
+use control::codec::{self, DecodeError};
+use nix::sys::socket::{setsockopt, sockopt};
+use serde::{Deserialize, Serialize};
+
+use super::super::terms::{RingAnswer, RingOffer};
+use super::OPERATION;
+use crate::{Address, Error, ErrorKind, Result};
+
+/// Of all that is said here.
+pub(super) const VERSION: u8 = 1;
+const MAGIC: [u8; 4] = *b"FcRn";
+const HEAD: usize = 8;
+/// The longest frame, without its head. The longest that is sent has some addresses and descriptors.
+pub(super) const LONGEST: usize = 16 << 10;
+/// The longest reason of a refusal, in letters.
+const LONGEST_REASON: usize = 400;
+/// The most providers that a side names.
+pub(super) const MOST_PROVIDERS: usize = 64;
+/// How long a machine that is gone may stay unnoticed: 5 s of silence, and 5 questions a second apart.
+const KEEPALIVE: (u32, u32, u32) = (5, 1, 5);
+
+/// What both sides of a ring have to have in common.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Wire {
+    /// The provider, or its fabric where that does not understand the provider's others.
+    pub(super) name: String,
+    pub(super) protocol: u32,
+    pub(super) address_format: u32,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) enum Frame {
+    Hello { providers: Vec<Wire> },
+    Chosen { provider: Wire, address: Address },
+    Address(Address),
+    Terms { offer: RingOffer, largest: u64 },
+    Answer(RingAnswer),
+    Ready,
+    Refused { is_provider: bool, reason: String },
+}
+
+impl Frame {
+    pub(super) fn refusal(error: &Error) -> Self {
+        let is_provider = error.kind() == ErrorKind::NoProvider;
+        let reason = error.detail().map_or_else(|| error.to_string(), str::to_owned);
+        let reason = reason.chars().filter(|c| !c.is_control()).take(LONGEST_REASON).collect();
+        Self::Refused { is_provider, reason }
+    }
+}
+
+/// The bytes of a frame.
+pub(super) fn encode(frame: &Frame) -> Vec<u8> {
+    let body = codec::encode(VERSION, frame);
+    let mut bytes = Vec::with_capacity(HEAD + body.len());
+    bytes.extend_from_slice(&MAGIC);
+    bytes.extend_from_slice(&(body.len() as u32).to_le_bytes());
+    bytes.extend_from_slice(&body);
+    bytes
+}
+
+/// Takes the first frame off these bytes, if all of it is there.
+pub(super) fn take_frame(received: &mut Vec<u8>) -> Result<Option<Frame>> {
+    let there = received.len().min(MAGIC.len());
+    if received[..there] != MAGIC[..there] {
+        return Err(malformed("it does not speak the protocol of rings"));
+    }
+    let Some(head) = received.get(MAGIC.len()..HEAD) else { return Ok(None) };
+    let length = head.iter().rev().fold(0_usize, |sum, byte| sum << 8 | usize::from(*byte));
+    if length == 0 || length > LONGEST {
+        return Err(malformed(format!("a frame of {length} bytes: 1 to {LONGEST} is possible")));
+    }
+    if received.len() < HEAD + length {
+        return Ok(None);
+    }
+    let frame = codec::decode(VERSION, &received[HEAD..HEAD + length]);
+    received.drain(..HEAD + length);
+    match frame {
+        Ok(frame) => Ok(Some(frame)),
+        Err(DecodeError::Tag { found, expected }) => {
+            let detail =
+                format!("it speaks version {found} of the handshake, this build {expected}");
+            Err(Error::new(ErrorKind::VersionMismatch, OPERATION, detail))
+        }
+        Err(error) => Err(malformed(error.to_string())),
+    }
+}
+
+/// A TCP connection that frames are exchanged by.
+#[derive(Debug)]
+pub(super) struct Link {
+    stream: TcpStream,
+    received: Vec<u8>,
+}
+
+impl Link {
+    /// Over a connection, which never blocks from now on.
+    pub(super) fn new(stream: TcpStream) -> std::io::Result<Self> {
+        stream.set_nonblocking(true)?;
+        stream.set_nodelay(true)?;
+        let (idle, interval, count) = KEEPALIVE;
+        setsockopt(&stream, sockopt::TcpKeepIdle, &idle)?;
+        setsockopt(&stream, sockopt::TcpKeepInterval, &interval)?;
+        setsockopt(&stream, sockopt::TcpKeepCount, &count)?;
+        setsockopt(&stream, sockopt::KeepAlive, &true)?;
+        Ok(Self { stream, received: Vec::new() })
+    }
+
+    pub(super) fn stream(&self) -> &TcpStream {
+        &self.stream
+    }
+
+    /// The next frame, if all of it is there.
+    pub(super) fn next(&mut self) -> Result<Option<Frame>> {
+        loop {
+            if let Some(frame) = take_frame(&mut self.received)? {
+                return Ok(Some(frame));
+            }
+            let mut piece = [0; 4096];
+            match self.stream.read(&mut piece) {
+                Ok(0) => return Err(lost("the other side closed the connection")),
+                Ok(length) => self.received.extend_from_slice(&piece[..length]),
+                Err(error) if error.kind() == IoKind::Interrupted => {}
+                Err(error) if error.kind() == IoKind::WouldBlock => return Ok(None),
+                Err(error) => return Err(lost(error.to_string())),
+            }
+        }
+    }
+
+    /// Sends a frame. A connection has room for all of a handshake, so it does not have to wait.
+    pub(super) fn send(&mut self, frame: &Frame) -> Result<()> {
+        self.stream.write_all(&encode(frame)).map_err(|error| lost(error.to_string()))
+    }
+
+    /// The connection, once the handshake is over and nothing more is to come.
+    pub(super) fn into_stream(self) -> Result<TcpStream> {
+        match self.received.is_empty() {
+            true => Ok(self.stream),
+            false => Err(malformed("bytes follow the handshake")),
+        }
+    }
+}
+
+pub(super) fn malformed(detail: impl Into<String>) -> Error {
+    Error::new(ErrorKind::MalformedDescriptor, OPERATION, detail.into())
+}
+
+pub(super) fn lost(detail: impl Into<String>) -> Error {
+    Error::new(ErrorKind::ConnectionLost, OPERATION, detail.into())
+}

@@ -1,0 +1,211 @@
+//! Options of a ring between two programs, and its two beginnings: listening and connecting.
+
+use std::fmt::Display;
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::time::Duration;
+
+use super::super::shape::Shape;
+use super::{OPERATION, RingListener, RingWriter, connector, offers};
+use crate::{Error, ErrorKind, Policy, Result};
+
+const LISTEN: &str = "listening for a ring's writer";
+/// What it means that a ring leads beyond this machine.
+const INSECURE: &str = "rings are not authenticated and nothing is encrypted yet, so whatever can \
+    connect writes messages that the reader takes for its writer's";
+
+/// Listens for the writers of rings at an address, as `host:port`, with usual options. Each ring is
+/// read by this program, and written by the program that connects.
+///
+/// Beyond the loopback address this needs consent: [`RingSetup::insecure`].
+///
+/// ```
+/// use std::time::Duration;
+/// use fabric::{ErrorKind, ring};
+///
+/// let timeout = Duration::from_secs(10);
+/// let mut listener = ring::listen("127.0.0.1:0")?;
+/// let address = listener.address();
+/// // Another process or machine, as a rule.
+/// let writing = std::thread::spawn(move || {
+///     let mut writer = ring::connect(address, timeout)?;
+///     writer.send(b"hello", timeout)?;
+///     writer.close(timeout)
+/// });
+/// let mut reader = listener.accept(timeout)?;
+/// assert_eq!(reader.receive(timeout)?, b"hello");
+/// // The writer closed the ring, and everything was read.
+/// assert_eq!(reader.receive(timeout).unwrap_err().kind(), ErrorKind::Closed);
+/// writing.join().expect("the writer panicked")?;
+/// # Ok::<(), fabric::Error>(())
+/// ```
+///
+/// # Errors
+/// As [`RingSetup::listen`].
+pub fn listen(address: impl ToSocketAddrs + Display) -> Result<RingListener> {
+    RingSetup::new().listen(address)
+}
+
+/// Connects to a program that [listens](listen) at an address, as `host:port`, with usual options.
+/// This program writes the ring. Until the deadline it tries again while nothing listens there.
+///
+/// # Errors
+/// As [`RingSetup::connect`].
+pub fn connect(address: impl ToSocketAddrs + Display, timeout: Duration) -> Result<RingWriter> {
+    RingSetup::new().connect(address, timeout)
+}
+
+/// Options of a ring that is made by listening and connecting.
+///
+/// ```
+/// use fabric::ring::RingSetup;
+/// let setup = RingSetup::new().policy("^sockets".parse()?).capacity(64 << 20).largest(1 << 20);
+/// let listener = setup.listen("127.0.0.1:0")?;
+/// assert_ne!(listener.address().port(), 0);
+/// // Addresses that other machines reach need consent.
+/// assert!(RingSetup::new().listen("0.0.0.0:0").is_err());
+/// assert!(RingSetup::new().insecure().listen("0.0.0.0:0").is_ok());
+/// # Ok::<(), fabric::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct RingSetup {
+    policy: Policy,
+    capacity: u64,
+    largest: u64,
+    insecure: bool,
+}
+
+impl Default for RingSetup {
+    fn default() -> Self {
+        Self { policy: Policy::default(), capacity: 8 << 20, largest: 1 << 30, insecure: false }
+    }
+}
+
+impl RingSetup {
+    /// A ring of 8 MiB for messages of up to 1 GiB, by the best provider that both sides have and
+    /// that reaches other machines, on loopback addresses only.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Which providers may be taken, of those that both sides have: the reader's preference counts.
+    /// A provider that never leaves the machine (shm) is taken only if it is required.
+    #[must_use]
+    pub fn policy(mut self, policy: Policy) -> Self {
+        self.policy = policy;
+        self
+    }
+
+    /// Bytes of the ring, in the reader's memory: of no meaning for the writer.
+    #[must_use]
+    pub fn capacity(mut self, bytes: u64) -> Self {
+        self.capacity = bytes;
+        self
+    }
+
+    /// The longest message that the reader takes, in bytes, however much the ring has room for: of no
+    /// meaning for the writer, whose longer messages are refused.
+    #[must_use]
+    pub fn largest(mut self, bytes: u64) -> Self {
+        self.largest = bytes;
+        self
+    }
+
+    /// Addresses beyond loopback, though the other side is not authenticated and nothing is
+    /// encrypted yet. Also on loopback, each user of the machine can connect.
+    #[must_use]
+    pub fn insecure(mut self) -> Self {
+        self.insecure = true;
+        self
+    }
+
+    /// Listens at an address, as `host:port`; port 0 is any, which
+    /// [`address`](RingListener::address) tells.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for an address that is none, one beyond loopback without
+    /// [consent](Self::insecure), or a capacity that no ring has; `NoProvider` if no provider here
+    /// may be taken; what the system says.
+    pub fn listen(&self, address: impl ToSocketAddrs + Display) -> Result<RingListener> {
+        if Shape::new(self.capacity, 0).is_none() {
+            let detail = format!(
+                "there is no ring of {} bytes: from 1 KiB to 1 TiB, and two halves of whole granules",
+                self.capacity
+            );
+            return Err(Error::new(ErrorKind::InvalidArgument, LISTEN, detail));
+        }
+        let addresses = self.addresses(LISTEN, &address)?;
+        let failed = |error: std::io::Error| Error::of_system(LISTEN, &address, &error);
+        let listener = TcpListener::bind(&addresses[..]).map_err(failed)?;
+        let local = listener.local_addr().map_err(failed)?;
+        listener.set_nonblocking(true).map_err(failed)?;
+        // Refused now rather than at the first writer.
+        offers::usable(offers::source_of(local), &self.policy)?;
+        self.say_if_insecure(local);
+        Ok(RingListener::new(self.clone(), listener, local))
+    }
+
+    /// Connects to a program that listens at an address, as `host:port`, and makes a ring with it.
+    /// Until the deadline it tries again while nothing listens there. Looking up a name takes as long
+    /// as the system lets it.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for an address that is none, or one beyond loopback without
+    /// [consent](Self::insecure); `ConnectionRefused` if nothing listens there, or the other side
+    /// refuses; `NoProvider` without a provider in common; `VersionMismatch`; `MalformedDescriptor`
+    /// if it is no ring that listens there; `DeadlineExceeded`.
+    pub fn connect(
+        &self,
+        address: impl ToSocketAddrs + Display,
+        timeout: Duration,
+    ) -> Result<RingWriter> {
+        let addresses = self.addresses(OPERATION, &address)?;
+        self.say_if_insecure(addresses[0]);
+        connector::connect(&self.policy, &addresses, &address.to_string(), timeout)
+    }
+
+    pub(super) fn provider_policy(&self) -> &Policy {
+        &self.policy
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.capacity
+    }
+
+    pub(super) fn largest_message(&self) -> u64 {
+        self.largest
+    }
+
+    /// What an address means, if it may be used: at least one.
+    fn addresses(
+        &self,
+        operation: &'static str,
+        address: &(impl ToSocketAddrs + Display),
+    ) -> Result<Vec<SocketAddr>> {
+        let refuse = |why: String| {
+            let detail = format!("\"{}\": {why}", address.to_string().escape_debug());
+            Err(Error::new(ErrorKind::InvalidArgument, operation, detail))
+        };
+        let addresses: Vec<_> = match address.to_socket_addrs() {
+            Ok(addresses) => addresses.collect(),
+            Err(error) => return refuse(format!("{error}. Name one as host:port")),
+        };
+        if addresses.is_empty() {
+            return refuse("the name has no address".to_owned());
+        }
+        if !self.insecure && addresses.iter().any(is_beyond) {
+            return refuse(format!("{INSECURE}. Allow it: RingSetup::insecure"));
+        }
+        Ok(addresses)
+    }
+
+    fn say_if_insecure(&self, address: SocketAddr) {
+        if is_beyond(&address) {
+            tracing::warn!(%address, "insecure: {INSECURE}");
+        }
+    }
+}
+
+fn is_beyond(address: &SocketAddr) -> bool {
+    !address.ip().to_canonical().is_loopback()
+}

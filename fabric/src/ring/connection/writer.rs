@@ -1,0 +1,241 @@
+//! The writing side of a ring between two programs.
+
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+use super::super::memory::{Site, activate};
+use super::super::port::{Port, SenderId};
+use super::super::sender::{Pushed, SenderStatistics};
+use super::super::writer::Message;
+use super::driver::{Call, Driver, SLICE};
+use crate::waiting::Deadline;
+use crate::{Access, ErrorKind, HostMemory, MemoryRegion, Result};
+
+const WRITE: &str = "writing to a ring";
+const FLUSH: &str = "flushing a ring";
+/// Bytes of a slot: the longest chunk.
+pub(super) const SLOT: usize = 64 << 10;
+/// Slots that messages are copied into, to be written from: the provider is busy with some while others
+/// are filled.
+const SLOTS: usize = 16;
+
+/// Writes messages into a ring that another program reads: see [`connect`](super::connect).
+///
+/// A message for which [`send`](Self::send) returned arrives without further calls: a thread of its own
+/// drives the ring while no call does. [`close`](Self::close) makes sure that everything was read.
+///
+/// The errors of its calls say what became of the reader:
+///
+/// - [`Closed`](ErrorKind::Closed): the reader closed the ring
+/// - [`ConnectionLost`](ErrorKind::ConnectionLost): the reader ended without that, or the connection
+///   broke; what it did not read is lost
+#[derive(Debug)]
+pub struct RingWriter {
+    driver: Driver,
+    ring: SenderId,
+    largest: u64,
+    staging: Staging,
+    /// A message that is written in part.
+    unfinished: Option<Message>,
+}
+
+/// Registered memory that messages are copied into.
+#[derive(Debug)]
+struct Staging {
+    region: MemoryRegion,
+    /// For each slot, the position up to which the provider has to be done before it is free.
+    busy_to: [u64; SLOTS],
+    next: usize,
+}
+
+impl RingWriter {
+    pub(super) fn start(
+        port: Port,
+        ring: SenderId,
+        stream: TcpStream,
+        peer: SocketAddr,
+        provider: String,
+        largest: u64,
+    ) -> Result<Self> {
+        let endpoint = port.endpoint();
+        let memory = HostMemory::zeroed(SLOTS * SLOT)?;
+        let region = endpoint.domain().register(memory, Access::WRITE)?;
+        activate(&region, Site::of(endpoint))?;
+        let staging = Staging { region, busy_to: [0; SLOTS], next: 0 };
+        let driver = Driver::start(port, stream, peer, provider)?;
+        Ok(Self { driver, ring, largest, staging, unfinished: None })
+    }
+
+    /// Sends a message, of any length up to what the reader takes. The bytes may be changed as soon as
+    /// the call returns. It waits while the ring has no room, which is the reader's to make.
+    ///
+    /// # Errors
+    /// `Closed`, `ConnectionLost`: see [`RingWriter`]; `Truncated` for a message that is longer than the
+    /// reader takes; `DeadlineExceeded`, after which the same message is to be sent again: what was
+    /// written of it already is not written twice. `InvalidArgument` if it is another one.
+    pub fn send(&mut self, message: &[u8], timeout: Duration) -> Result<()> {
+        let deadline = Deadline::after(timeout);
+        let length = message.len() as u64;
+        if length > self.largest {
+            let detail =
+                format!("a message of {length} bytes, where the reader takes {}", self.largest);
+            return Err(self.driver.error(ErrorKind::Truncated, WRITE, detail));
+        }
+        let mut call = self.driver.call();
+        // The reader's own word comes first.
+        if call.sender(self.ring)?.broken().is_none() {
+            self.driver.check_peer(WRITE)?;
+        }
+        let mut begun = match self.unfinished.take() {
+            Some(begun) if begun.length() == length => begun,
+            Some(begun) => {
+                let detail = format!(
+                    "{} of {} bytes of the last message are written: send that again first",
+                    begun.written(),
+                    begun.length()
+                );
+                self.unfinished = Some(begun);
+                return Err(self.driver.error(ErrorKind::InvalidArgument, WRITE, detail));
+            }
+            None => call.begin(self.ring, 0, length)?,
+        };
+        let written = write(&mut call, self.ring, &mut self.staging, &mut begun, message, |busy| {
+            self.driver.check_peer(WRITE)?;
+            if !deadline.has_passed() {
+                return Ok(());
+            }
+            let detail = format!(
+                "{} of {length} bytes were written within {timeout:?}, waiting for {}",
+                busy.written, busy.with
+            );
+            Err(self.driver.error(ErrorKind::DeadlineExceeded, WRITE, detail))
+        });
+        if written.is_err() && begun.written() > 0 && !begun.is_written() {
+            self.unfinished = Some(begun);
+        }
+        written
+    }
+
+    /// Waits until the reader has read everything that was sent.
+    ///
+    /// # Errors
+    /// `Closed`, `ConnectionLost`: see [`RingWriter`]; `DeadlineExceeded`; `InvalidArgument` while a
+    /// message is written in part.
+    pub fn flush(&mut self, timeout: Duration) -> Result<()> {
+        if let Some(begun) = &self.unfinished {
+            let detail =
+                format!("{} bytes of a message are missing", begun.length() - begun.written());
+            return Err(self.driver.error(ErrorKind::InvalidArgument, FLUSH, detail));
+        }
+        let deadline = Deadline::after(timeout);
+        let mut call = self.driver.call();
+        loop {
+            match call.flush(self.ring, SLICE.min(deadline.left())) {
+                Err(error) if error.kind() == ErrorKind::DeadlineExceeded => {}
+                done => return done,
+            }
+            self.driver.check_peer(FLUSH)?;
+            if deadline.has_passed() {
+                let unread = call.sender(self.ring)?.writer().unread();
+                let detail = format!("{unread} chunks are not read, after {timeout:?}");
+                return Err(self.driver.error(ErrorKind::DeadlineExceeded, FLUSH, detail));
+            }
+        }
+    }
+
+    /// Waits until the reader has read everything, and tells it that nothing more comes. A writer that
+    /// is dropped without that is one that died, to its reader.
+    ///
+    /// # Errors
+    /// As [`flush`](Self::flush); the ring is closed all the same.
+    pub fn close(mut self, timeout: Duration) -> Result<SenderStatistics> {
+        let deadline = Deadline::after(timeout);
+        self.flush(timeout)?;
+        let mut call = self.driver.call();
+        let closed = call.close_sender(self.ring, deadline.left());
+        drop(call);
+        self.driver.close()?;
+        closed
+    }
+
+    /// Where the reader is.
+    #[must_use]
+    pub fn peer(&self) -> SocketAddr {
+        self.driver.peer()
+    }
+
+    /// The provider that carries the messages.
+    #[must_use]
+    pub fn provider(&self) -> &str {
+        self.driver.provider()
+    }
+}
+
+/// What a message waits for.
+struct Busy {
+    with: &'static str,
+    written: u64,
+}
+
+/// Writes what is left of a message. Where that has to wait, `may_wait` is asked first.
+fn write(
+    call: &mut Call<'_>,
+    ring: SenderId,
+    staging: &mut Staging,
+    message: &mut Message,
+    bytes: &[u8],
+    may_wait: impl Fn(Busy) -> Result<()>,
+) -> Result<()> {
+    let mut idle = 0;
+    while !message.is_written() {
+        // Marks say it all: what was read is not kept to be asked for.
+        while call.next_read(ring)?.is_some() {}
+        let slot = staging.next;
+        if call.sender(ring)?.left_to() < staging.busy_to[slot] {
+            let busy = Busy { with: "the provider to be done", written: message.written() };
+            wait(call, &mut idle, busy, &may_wait)?;
+            if let Some(broken) = call.sender(ring)?.broken() {
+                return Err(broken.clone());
+            }
+            continue;
+        }
+        let at = message.written();
+        let piece = &bytes[at as usize..bytes.len().min(at as usize + SLOT)];
+        let offset = slot * SLOT;
+        staging.region.write(offset, piece)?;
+        let part = staging.region.slice(offset..offset + piece.len())?;
+        let end = at + piece.len() as u64;
+        let mut pushed = Ok(());
+        while !message.is_written() && (message.written() < end || end == 0) {
+            let with = match call.push_part(ring, message, &part, at)? {
+                Pushed::Posted(_) | Pushed::Written => {
+                    idle = 0;
+                    continue;
+                }
+                Pushed::Blocked(_) => "the reader to let go of something",
+                Pushed::Busy => "the provider to make room",
+            };
+            let busy = Busy { with, written: message.written() };
+            pushed = wait(call, &mut idle, busy, &may_wait);
+            if pushed.is_err() {
+                break;
+            }
+        }
+        if message.written() > at {
+            staging.busy_to[slot] = call.sender(ring)?.writer().tail();
+            staging.next = (slot + 1) % SLOTS;
+        }
+        pushed?;
+    }
+    Ok(())
+}
+
+fn wait(
+    call: &mut Call<'_>,
+    idle: &mut u32,
+    busy: Busy,
+    may_wait: &impl Fn(Busy) -> Result<()>,
+) -> Result<()> {
+    may_wait(busy)?;
+    call.turn(idle, SLICE)
+}

@@ -1,0 +1,409 @@
+//! Rings between two programs, made by listening and connecting.
+#![allow(missing_docs)]
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::process::Stdio;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use fabric::ring::{self, RingListener, RingReader, RingSetup, RingWriter};
+use fabric::{EndpointKind, Error, ErrorKind, Query, Result};
+use testkit::children::{self, Child};
+
+const TIMEOUT: Duration = Duration::from_secs(20);
+const SHORT: Duration = Duration::from_millis(100);
+/// `net` is what `tcp` of libfabric 2.x was called before.
+const PROVIDERS: [&str; 3] = ["net", "tcp", "tcp;ofi_rxm"];
+
+testkit::entry_of_children!(|words| {
+    let [role, address] = words else { panic!("{words:?}") };
+    let result = match *role {
+        "write" => write_and_wait(address),
+        "read" => read_and_wait(address),
+        other => panic!("{other}"),
+    };
+    result.unwrap();
+});
+
+/// In a child: sends two messages and begins nothing more.
+fn write_and_wait(address: &str) -> Result<()> {
+    let mut writer = ring::connect(address, TIMEOUT)?;
+    writer.send(b"first", TIMEOUT)?;
+    writer.send(&[3; 100_000], TIMEOUT)?;
+    writer.flush(TIMEOUT)?;
+    writer.send(b"last", TIMEOUT)?;
+    children::say("sent");
+    children::wait_for_end_of_input();
+    Ok(())
+}
+
+/// In a child: listens, tells where, and reads one message.
+fn read_and_wait(address: &str) -> Result<()> {
+    let mut listener = ring::listen(address)?;
+    children::say(&listener.address().to_string());
+    let mut reader = listener.accept(TIMEOUT)?;
+    assert_eq!(reader.receive(TIMEOUT)?, b"first");
+    children::say("read");
+    children::wait_for_end_of_input();
+    Ok(())
+}
+
+fn child(role: &str, address: &str) -> Child {
+    Child::start(children::again([role, address]).stdout(Stdio::piped()))
+}
+
+/// Those of the providers that are here.
+fn providers() -> Vec<&'static str> {
+    let offers = Query::new(EndpointKind::Rdm).source("127.0.0.1").offers().unwrap();
+    let is_here = |name: &&str| offers.iter().any(|it| it.capabilities().provider == *name);
+    let found: Vec<_> = PROVIDERS.into_iter().filter(is_here).collect();
+    assert!(!found.is_empty(), "none of {PROVIDERS:?} is here");
+    found
+}
+
+fn setup_of(provider: &str) -> RingSetup {
+    RingSetup::new().policy(format!("={provider}").parse().unwrap())
+}
+
+/// Both ends of a ring, in one process.
+fn pair_of(setup: &RingSetup) -> (RingReader, RingWriter) {
+    let listener = setup.listen("127.0.0.1:0").unwrap();
+    pair_at(setup, listener)
+}
+
+fn pair_at(setup: &RingSetup, mut listener: RingListener) -> (RingReader, RingWriter) {
+    let connecting = connecting(setup, listener.address());
+    let reader = listener.accept(TIMEOUT).unwrap();
+    (reader, connecting.join().unwrap().unwrap())
+}
+
+fn connecting(setup: &RingSetup, address: SocketAddr) -> JoinHandle<Result<RingWriter>> {
+    let setup = setup.clone();
+    std::thread::spawn(move || setup.connect(address, TIMEOUT))
+}
+
+fn pattern(number: usize, length: usize) -> Vec<u8> {
+    (0..length).map(|at| (at * 7 + number) as u8).collect()
+}
+
+#[track_caller]
+fn assert_kind<T>(result: Result<T>, kind: ErrorKind) -> Error {
+    match result {
+        Ok(_) => panic!("{kind:?} was expected"),
+        Err(error) => {
+            assert_eq!(error.kind(), kind, "{error}");
+            error
+        }
+    }
+}
+
+#[test]
+fn messages_of_all_lengths_arrive_whole_and_in_order() {
+    const LENGTHS: [usize; 9] = [0, 1, 64, 257, 5000, 64 << 10, (64 << 10) + 1, 1 << 20, 3];
+    for provider in providers() {
+        let setup = setup_of(provider).capacity(256 << 10);
+        let (mut reader, mut writer) = pair_of(&setup);
+        assert_eq!((reader.provider(), writer.provider()), (provider, provider));
+        let writing = std::thread::spawn(move || {
+            for round in 0..20 {
+                for (number, length) in LENGTHS.into_iter().enumerate() {
+                    writer.send(&pattern(round + number, length), TIMEOUT)?;
+                }
+            }
+            writer.close(TIMEOUT)
+        });
+        for round in 0..20 {
+            for (number, length) in LENGTHS.into_iter().enumerate() {
+                let message = reader.receive(TIMEOUT).unwrap();
+                assert!(message == pattern(round + number, length), "{provider}: {length} bytes");
+            }
+        }
+        assert_kind(reader.receive(TIMEOUT), ErrorKind::Closed);
+        let statistics = writing.join().unwrap().unwrap();
+        assert_eq!(statistics.messages, 20 * LENGTHS.len() as u64);
+    }
+}
+
+#[test]
+fn sent_message_arrives_while_its_writer_makes_no_calls() {
+    for provider in providers() {
+        let (mut reader, mut writer) = pair_of(&setup_of(provider));
+        for length in [64, 5000, 1 << 20] {
+            writer.send(&pattern(1, length), TIMEOUT).unwrap();
+            // Nothing drives the writer's endpoint now but its thread.
+            assert!(reader.receive(TIMEOUT).unwrap() == pattern(1, length), "{provider}: {length}");
+        }
+        writer.close(TIMEOUT).unwrap();
+    }
+}
+
+#[test]
+fn writer_goes_on_while_its_reader_makes_no_calls() {
+    for provider in providers() {
+        let setup = setup_of(provider).capacity(128 << 10);
+        let (mut reader, mut writer) = pair_of(&setup);
+        // As much as fits: the reader has not made a call yet.
+        writer.send(&pattern(0, 60_000), TIMEOUT).unwrap();
+        writer.send(&pattern(1, 60_000), TIMEOUT).unwrap();
+        assert_kind(writer.send(&pattern(2, 60_000), SHORT), ErrorKind::DeadlineExceeded);
+        let views: Vec<_> = (0..2).map(|_| reader.receive_chunk(TIMEOUT).unwrap()).collect();
+        assert!(views.iter().all(ring::View::is_last));
+        // Long enough for the thread to sleep.
+        std::thread::sleep(SHORT);
+        drop(views);
+        // The reader's thread tells of the room.
+        writer.send(&pattern(2, 60_000), TIMEOUT).unwrap();
+        assert!(reader.receive(TIMEOUT).unwrap() == pattern(2, 60_000), "{provider}");
+        writer.close(TIMEOUT).unwrap();
+    }
+}
+
+#[test]
+fn message_that_misses_its_deadline_goes_on_when_it_is_sent_again() {
+    let (mut reader, mut writer) = pair_of(&RingSetup::new().capacity(64 << 10));
+    let long = pattern(5, 300_000);
+    let error = assert_kind(writer.send(&long, SHORT), ErrorKind::DeadlineExceeded);
+    assert!(error.to_string().contains("of 300000 bytes were written"), "{error}");
+    let error = assert_kind(writer.send(b"another", TIMEOUT), ErrorKind::InvalidArgument);
+    assert!(error.to_string().contains("send that again first"), "{error}");
+    assert_kind(writer.flush(TIMEOUT), ErrorKind::InvalidArgument);
+
+    // Also the reader goes on with the message after a deadline.
+    assert_kind(reader.receive(SHORT), ErrorKind::DeadlineExceeded);
+    assert_kind(reader.receive_chunk(SHORT), ErrorKind::InvalidArgument);
+    let writing = std::thread::spawn(move || {
+        writer.send(&pattern(5, 300_000), TIMEOUT)?;
+        writer.send(b"another", TIMEOUT)?;
+        writer.close(TIMEOUT)
+    });
+    assert!(reader.receive(TIMEOUT).unwrap() == long);
+    assert_eq!(reader.receive(TIMEOUT).unwrap(), b"another");
+    assert_kind(reader.receive(TIMEOUT), ErrorKind::Closed);
+    writing.join().unwrap().unwrap();
+}
+
+#[test]
+fn message_longer_than_the_reader_takes_is_refused() {
+    let (mut reader, mut writer) = pair_of(&RingSetup::new().largest(1000));
+    let error = assert_kind(writer.send(&[0; 1001], TIMEOUT), ErrorKind::Truncated);
+    assert!(error.to_string().contains("the reader takes 1000"), "{error}");
+    writer.send(&[1; 1000], TIMEOUT).unwrap();
+    assert_eq!(reader.receive(TIMEOUT).unwrap(), [1; 1000]);
+}
+
+#[test]
+fn reader_that_closes_ends_its_writer() {
+    for provider in providers() {
+        let (mut reader, mut writer) = pair_of(&setup_of(provider));
+        writer.send(b"read", TIMEOUT).unwrap();
+        writer.send(b"not read", TIMEOUT).unwrap();
+        assert_eq!(reader.receive(TIMEOUT).unwrap(), b"read");
+        let statistics = reader.close(TIMEOUT).unwrap();
+        assert_eq!(statistics.messages, 1, "{provider}");
+        let end = Instant::now() + TIMEOUT;
+        let error = loop {
+            match writer.send(b"more", TIMEOUT) {
+                Ok(()) => assert!(Instant::now() < end, "{provider}"),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(error.kind(), ErrorKind::Closed, "{provider}: {error}");
+    }
+}
+
+#[test]
+fn killed_writer_is_lost_after_what_came_before() {
+    let mut listener = ring::listen("127.0.0.1:0").unwrap();
+    let mut writer = child("write", &listener.address().to_string());
+    let mut reader = listener.accept(TIMEOUT).unwrap();
+    assert_eq!(reader.receive(TIMEOUT).unwrap(), b"first");
+    assert_eq!(reader.receive(TIMEOUT).unwrap(), [3; 100_000]);
+    assert_eq!(writer.line(TIMEOUT).as_deref(), Some("sent"));
+    // "last" was sent, and is let arrive.
+    std::thread::sleep(Duration::from_millis(200));
+    writer.kill();
+    let before = Instant::now();
+    assert_eq!(reader.receive(TIMEOUT).unwrap(), b"last");
+    assert_kind(reader.receive(TIMEOUT), ErrorKind::ConnectionLost);
+    assert!(before.elapsed() < Duration::from_secs(5), "{:?}", before.elapsed());
+    assert_kind(reader.receive(TIMEOUT), ErrorKind::ConnectionLost);
+}
+
+/// Processor time that a process has taken, all its threads together.
+fn processor_time(process: u32) -> Duration {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
+    let behind_name = stat.rsplit(')').next().unwrap();
+    let ticks =
+        behind_name.split_whitespace().skip(11).take(2).map(|it| it.parse::<u64>().unwrap());
+    // A hundred a second, on all machines that there are.
+    Duration::from_millis(10 * ticks.sum::<u64>())
+}
+
+#[test]
+fn idle_side_takes_little_processor_time() {
+    let mut listener = ring::listen("127.0.0.1:0").unwrap();
+    let mut writer = child("write", &listener.address().to_string());
+    let mut reader = listener.accept(TIMEOUT).unwrap();
+    for _ in 0..3 {
+        reader.receive(TIMEOUT).unwrap();
+    }
+    assert_eq!(writer.line(TIMEOUT).as_deref(), Some("sent"));
+    std::thread::sleep(Duration::from_millis(500));
+    let before = processor_time(writer.id());
+    std::thread::sleep(Duration::from_secs(2));
+    let taken = processor_time(writer.id()) - before;
+    assert!(taken <= Duration::from_millis(100), "{taken:?} of 2 s");
+}
+
+#[test]
+fn writer_that_is_dropped_is_lost_not_done() {
+    let (mut reader, mut writer) = pair_of(&RingSetup::new());
+    writer.send(b"message", TIMEOUT).unwrap();
+    assert_eq!(reader.receive(TIMEOUT).unwrap(), b"message");
+    drop(writer);
+    assert_kind(reader.receive(TIMEOUT), ErrorKind::ConnectionLost);
+    reader.close(TIMEOUT).unwrap();
+}
+
+#[test]
+fn killed_reader_ends_its_writer() {
+    let mut reader = child("read", "127.0.0.1:0");
+    let address = reader.line(TIMEOUT).unwrap();
+    let mut writer = ring::connect(&address, TIMEOUT).unwrap();
+    writer.send(b"first", TIMEOUT).unwrap();
+    assert_eq!(reader.line(TIMEOUT).as_deref(), Some("read"));
+    reader.kill();
+    let before = Instant::now();
+    let message = vec![1; 1 << 20];
+    let error = loop {
+        match writer.send(&message, TIMEOUT) {
+            Ok(()) => assert!(before.elapsed() < TIMEOUT),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(error.kind(), ErrorKind::ConnectionLost, "{error}");
+    assert!(before.elapsed() < Duration::from_secs(5), "{:?}", before.elapsed());
+    assert!(writer.close(TIMEOUT).is_err());
+}
+
+#[test]
+fn connections_that_are_no_writers_hold_up_no_writer() {
+    let listener = ring::listen("127.0.0.1:0").unwrap();
+    let address = listener.address();
+    // More than there are handshakes at a time, and none of them says a word.
+    let silent: Vec<_> = (0..20).map(|_| TcpStream::connect(address).unwrap()).collect();
+    let garbage = [&b"GET / HTTP/1.1\r\n\r\n"[..], b"FcRn\xff\xff\xff\xff", b"FcRn\x01\0\0\0\x09"];
+    let mut talkative: Vec<_> = garbage
+        .into_iter()
+        .map(|bytes| {
+            let mut stream = TcpStream::connect(address).unwrap();
+            stream.write_all(bytes).unwrap();
+            stream
+        })
+        .collect();
+    let before = Instant::now();
+    let (mut reader, mut writer) = pair_at(&RingSetup::new(), listener);
+    assert!(before.elapsed() < Duration::from_secs(5), "{:?}", before.elapsed());
+    writer.send(b"through", TIMEOUT).unwrap();
+    assert_eq!(reader.receive(TIMEOUT).unwrap(), b"through");
+    for stream in &mut talkative {
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+        let mut answer = Vec::new();
+        // Refused in a frame, and the connection ended; reset, where not all of it was read.
+        let _ = stream.read_to_end(&mut answer);
+        assert!(answer.is_empty() || answer.starts_with(b"FcRn"), "{answer:?}");
+    }
+    drop(silent);
+}
+
+#[test]
+fn several_writers_have_a_ring_each() {
+    let mut listener = ring::listen("127.0.0.1:0").unwrap();
+    let address = listener.address();
+    let writers: Vec<_> = (0..3_u8)
+        .map(|number| {
+            std::thread::spawn(move || {
+                let mut writer = ring::connect(address, TIMEOUT)?;
+                writer.send(&[number; 100], TIMEOUT)?;
+                writer.close(TIMEOUT)
+            })
+        })
+        .collect();
+    let mut readers: Vec<_> = (0..3).map(|_| listener.accept(TIMEOUT).unwrap()).collect();
+    let mut got: Vec<_> = readers.iter_mut().map(|it| it.receive(TIMEOUT).unwrap()[0]).collect();
+    got.sort_unstable();
+    assert_eq!(got, [0, 1, 2]);
+    for writer in writers {
+        writer.join().unwrap().unwrap();
+    }
+}
+
+#[test]
+fn addresses_beyond_loopback_need_consent() {
+    for address in ["0.0.0.0:0", "[::]:0"] {
+        let error = assert_kind(ring::listen(address), ErrorKind::InvalidArgument);
+        for part in [address, "not authenticated", "RingSetup::insecure"] {
+            assert!(error.to_string().contains(part), "{error}");
+        }
+    }
+    let error = assert_kind(ring::connect("192.0.2.1:7000", SHORT), ErrorKind::InvalidArgument);
+    assert!(error.to_string().contains("RingSetup::insecure"), "{error}");
+    for address in ["7000", "nonsense", "127.0.0.1:70000"] {
+        let error = assert_kind(ring::listen(address), ErrorKind::InvalidArgument);
+        assert!(error.to_string().contains("host:port"), "{error}");
+    }
+    let setup = RingSetup::new().capacity(1000);
+    assert_kind(setup.listen("127.0.0.1:0"), ErrorKind::InvalidArgument);
+    let listener = ring::listen("127.0.0.1:0").unwrap();
+    assert_kind(ring::listen(listener.address()), ErrorKind::Busy);
+}
+
+#[test]
+fn writer_may_connect_before_its_reader_listens() {
+    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let connecting = connecting(&RingSetup::new(), address);
+    std::thread::sleep(SHORT);
+    let mut listener = ring::listen(address).unwrap();
+    let mut reader = listener.accept(TIMEOUT).unwrap();
+    let mut writer = connecting.join().unwrap().unwrap();
+    writer.send(b"early", TIMEOUT).unwrap();
+    assert_eq!(reader.receive(TIMEOUT).unwrap(), b"early");
+}
+
+#[test]
+fn connecting_in_vain_ends_with_its_deadline() {
+    let nowhere = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    assert_kind(ring::connect(nowhere, SHORT), ErrorKind::ConnectionRefused);
+    // A listener that accepts nothing.
+    let mut listener = ring::listen("127.0.0.1:0").unwrap();
+    let error = ring::connect(listener.address(), Duration::from_millis(500));
+    let error = assert_kind(error, ErrorKind::DeadlineExceeded);
+    assert!(error.to_string().contains("may not accept"), "{error}");
+    assert_kind(listener.accept(SHORT), ErrorKind::DeadlineExceeded);
+    // A service of another kind.
+    let other = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = other.local_addr().unwrap();
+    let serving = std::thread::spawn(move || {
+        let (mut stream, _) = other.accept().unwrap();
+        stream.write_all(b"220 mail.example ESMTP\r\n").unwrap();
+        let _ = stream.read(&mut [0; 1024]);
+    });
+    assert_kind(ring::connect(address, TIMEOUT), ErrorKind::MalformedDescriptor);
+    serving.join().unwrap();
+}
+
+#[test]
+fn sides_without_a_provider_in_common_both_learn_it() {
+    let found = providers();
+    let [first, .., last] = found[..] else { testkit::skip!("only {found:?} is here") };
+    let mut listener = setup_of(first).listen("127.0.0.1:0").unwrap();
+    let connecting = connecting(&setup_of(last), listener.address());
+    let error = assert_kind(listener.accept(Duration::from_secs(2)), ErrorKind::DeadlineExceeded);
+    let refused = assert_kind(connecting.join().unwrap(), ErrorKind::NoProvider);
+    for error in [error, refused] {
+        for part in [first, last, "none in common"] {
+            assert!(error.to_string().contains(part), "{error}");
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! The name of a type whose values are the messages of a topic.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, ErrorKind};
+
+/// How the type of a topic's values is called: the same in all programs that use the topic, in
+/// whatever language and module they declare it.
+///
+/// A name has 1 to 64 bytes and no control characters.
+///
+/// ```
+/// use pubsub::{ErrorKind, TypeName};
+/// let name: TypeName = "Pose".parse()?;
+/// assert_eq!((name.as_str(), name.to_string()), ("Pose", "Pose".to_owned()));
+/// assert_eq!("".parse::<TypeName>().unwrap_err().kind(), ErrorKind::InvalidArgument);
+/// # Ok::<(), pubsub::Error>(())
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct TypeName {
+    length: u8,
+    /// Zero beyond the length.
+    bytes: [u8; Self::LONGEST],
+}
+
+impl TypeName {
+    /// The longest name, in bytes.
+    pub const LONGEST: usize = 64;
+    pub(crate) const WORDS: usize = Self::LONGEST / 8;
+
+    /// The name as text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        // Made of text, and of nothing else.
+        str::from_utf8(&self.bytes[..usize::from(self.length)]).unwrap_or_default()
+    }
+
+    /// As words of what processes share, with its length.
+    pub(crate) fn words(&self) -> (u64, [u64; Self::WORDS]) {
+        let mut words = [0; Self::WORDS];
+        for (word, bytes) in words.iter_mut().zip(self.bytes.chunks_exact(8)) {
+            *word = bytes.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
+        }
+        (self.length.into(), words)
+    }
+
+    /// What words say that anything may have written; None if that is no name.
+    pub(crate) fn from_words(length: u64, words: [u64; Self::WORDS]) -> Option<Self> {
+        let length = usize::try_from(length).ok().filter(|length| *length <= Self::LONGEST)?;
+        let bytes: Vec<u8> = words.into_iter().flat_map(u64::to_le_bytes).collect();
+        str::from_utf8(&bytes[..length]).ok()?.parse().ok()
+    }
+}
+
+impl FromStr for TypeName {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let (length, most) = (text.len(), Self::LONGEST);
+        if length == 0 || length > most || text.chars().any(char::is_control) {
+            let detail = format!(
+                "\"{}\" has {length} bytes: 1 to {most} without control characters are possible",
+                text.escape_debug()
+            );
+            return Err(Error::new("name a type", ErrorKind::InvalidArgument, detail));
+        }
+        let mut bytes = [0; Self::LONGEST];
+        bytes[..length].copy_from_slice(text.as_bytes());
+        Ok(Self { length: length as u8, bytes })
+    }
+}
+
+impl TryFrom<String> for TypeName {
+    type Error = Error;
+
+    fn try_from(text: String) -> Result<Self, Error> {
+        text.parse()
+    }
+}
+
+impl From<TypeName> for String {
+    fn from(name: TypeName) -> Self {
+        name.as_str().to_owned()
+    }
+}
+
+impl fmt::Display for TypeName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl fmt::Debug for TypeName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "TypeName({:?})", self.as_str())
+    }
+}
+
+/// A name as [`std::any::type_name`] gives it, without the modules: programs declare the same type in
+/// different ones.
+pub(crate) fn without_modules(name: &str) -> String {
+    let (mut plain, mut segment) = (String::new(), 0);
+    for c in name.chars() {
+        match c {
+            ':' => plain.truncate(segment),
+            _ if c.is_alphanumeric() || c == '_' => plain.push(c),
+            _ => {
+                plain.push(c);
+                segment = plain.len();
+            }
+        }
+    }
+    plain
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_keep_generics_and_lose_modules() {
+        for (name, plain) in [
+            ("f64", "f64"),
+            ("robot::geometry::Pose", "Pose"),
+            ("[robot::Pose; 3]", "[Pose; 3]"),
+            ("a::Stamped<b::c::Pose, d::Clock>", "Stamped<Pose, Clock>"),
+            ("(a::B, &c::D)", "(B, &D)"),
+        ] {
+            assert_eq!(without_modules(name), plain, "{name}");
+        }
+    }
+
+    #[test]
+    fn names_survive_words_and_others_are_refused() {
+        for text in ["x", "Pose", "Größe<[f64; 3]>", &"n".repeat(64)] {
+            let name: TypeName = text.parse().unwrap();
+            let (length, words) = name.words();
+            assert_eq!(TypeName::from_words(length, words), Some(name));
+            assert_eq!(name.as_str(), text);
+        }
+        let (length, words) = "Pose".parse::<TypeName>().unwrap().words();
+        for (length, words) in [
+            (0, words),
+            (65, words),
+            (u64::MAX, words),
+            // A zero byte is a control character.
+            (length + 1, words),
+            (1, [0xff; TypeName::WORDS]),
+        ] {
+            assert_eq!(TypeName::from_words(length, words), None);
+        }
+        for text in ["", "a\nb", &"n".repeat(65)] {
+            assert_eq!(text.parse::<TypeName>().unwrap_err().kind(), ErrorKind::InvalidArgument);
+        }
+    }
+
+    #[test]
+    fn names_travel_as_text_that_is_checked() {
+        let name: TypeName = "Pose".parse().unwrap();
+        let bytes = control::codec::encode(1, &name);
+        assert_eq!(bytes, control::codec::encode(1, "Pose"));
+        assert_eq!(control::codec::decode::<TypeName>(1, &bytes), Ok(name));
+        for text in ["", "a\nb", &"n".repeat(65)] {
+            let bytes = control::codec::encode(1, text);
+            assert!(control::codec::decode::<TypeName>(1, &bytes).is_err(), "{text:?}");
+        }
+    }
+}
