@@ -52,7 +52,11 @@ impl Attempt {
             Self::Sent(sent) => Ok(sent),
             Self::Full(loan) => {
                 let topic = loan.post.desk.topic.name();
-                interruption.check(operation).map_err(|error| error.on(topic))?;
+                interruption.check(operation).map_err(|error| {
+                    let detail = "a signal handler ran in the waiting thread, and the loan was given \
+                                  back; publish_within keeps it";
+                    error.on(topic).with_detail(detail)
+                })?;
                 let detail = "subscribers have not released what fills the topic, or a process that \
                               is stopped holds its lock";
                 Err(loan.post.too_late(operation, detail))
@@ -241,15 +245,17 @@ impl Loan {
     ///
     /// # Errors
     /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded), and then the memory is given back, as
-    /// with any error; [`Closed`](ErrorKind::Closed), [`Forked`](ErrorKind::Forked).
+    /// with any error; [`Interrupted`](ErrorKind::Interrupted), with the memory given back, too, where
+    /// the node [is interruptible](crate::NodeOptions::interruptible); [`Closed`](ErrorKind::Closed),
+    /// [`Forked`](ErrorKind::Forked).
     pub fn publish(self, patience: Duration) -> Result<Sent> {
         let interruption = self.post.desk.house.interruption();
         self.publish_within(patience)?.in_time("publish", &interruption)
     }
 
     /// As [`publish`](Self::publish), but the loan comes back if the deadline passes, or a signal
-    /// [ends the wait](crate::NodeOptions::interruptible): whoever has something else to look after
-    /// can wait again.
+    /// [ends the wait](crate::NodeOptions::interruptible): a program that has something else to look
+    /// after can wait again.
     ///
     /// # Errors
     /// As [`publish`](Self::publish), but for the deadline.

@@ -450,7 +450,8 @@ impl Publisher {
                     if Instant::now() >= deadline {
                         return Err(self.post.too_late(operation, &error.to_string()));
                     }
-                    interruption.check(operation)?;
+                    let topic = self.post.desk.topic.name();
+                    interruption.check(operation).map_err(|error| error.on(topic))?;
                     ipc::nap(Duration::from_millis(1));
                 }
                 Ok(loan) => {

@@ -111,7 +111,7 @@ impl SharedPlace {
 /// What happens to a message for which there is no room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Reliability {
-    /// Its publisher waits. Nothing is lost; who does not give back what it read is evicted
+    /// Its publisher waits. Nothing is lost; a subscriber that does not release what it read is evicted
     /// after [`release_deadline`](TopicSettings::release_deadline).
     Reliable,
     /// The oldest message makes room. Subscribers that had still to read it are told how many

@@ -10,7 +10,7 @@ use crate::error::{Error, ErrorKind};
 /// How the type of a topic's values is called: the same in all programs that use the topic, in
 /// whatever language and module they declare it.
 ///
-/// A name has 1 to 64 bytes and no control characters.
+/// A name has 1 to 64 bytes and no control or invisible characters.
 ///
 /// ```
 /// use pubsub::{ErrorKind, TypeName};
@@ -56,14 +56,21 @@ impl TypeName {
     }
 }
 
+/// What a message would not show, or show as something else: names come from other programs.
+fn is_unprintable(character: char) -> bool {
+    // A quotation mark and a backslash have two characters.
+    character.is_control() || character.escape_debug().count() > 2
+}
+
 impl FromStr for TypeName {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self, Error> {
         let (length, most) = (text.len(), Self::LONGEST);
-        if length == 0 || length > most || text.chars().any(char::is_control) {
+        if length == 0 || length > most || text.chars().any(is_unprintable) {
             let detail = format!(
-                "\"{}\" has {length} bytes: 1 to {most} without control characters are possible",
+                "\"{}\" has {length} bytes: 1 to {most} without control and invisible characters are \
+                 possible",
                 text.escape_debug()
             );
             return Err(Error::new("name a type", ErrorKind::InvalidArgument, detail));
@@ -153,7 +160,7 @@ mod tests {
         ] {
             assert_eq!(TypeName::from_words(length, words), None);
         }
-        for text in ["", "a\nb", &"n".repeat(65)] {
+        for text in ["", "a\nb", "Po\u{202e}se", "Po\u{200b}se", &"n".repeat(65)] {
             assert_eq!(text.parse::<TypeName>().unwrap_err().kind(), ErrorKind::InvalidArgument);
         }
     }
@@ -164,7 +171,7 @@ mod tests {
         let bytes = control::codec::encode(1, &name);
         assert_eq!(bytes, control::codec::encode(1, "Pose"));
         assert_eq!(control::codec::decode::<TypeName>(1, &bytes), Ok(name));
-        for text in ["", "a\nb", &"n".repeat(65)] {
+        for text in ["", "a\nb", "Po\u{202e}se", "Po\u{200b}se", &"n".repeat(65)] {
             let bytes = control::codec::encode(1, text);
             assert!(control::codec::decode::<TypeName>(1, &bytes).is_err(), "{text:?}");
         }

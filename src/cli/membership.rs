@@ -373,7 +373,7 @@ fn with_topic(settings: &Settings, topic: &TopicSettings) -> Settings {
 
 /// What to do about a topic that is another one.
 const AS_IT_IS: &str = "Say nothing of what it is like, and it is taken as it is";
-const ELSE: &str = "another name. It can be made anew when nobody uses it any more";
+const ELSE: &str = "another name. It can be made anew when no process uses it any more";
 
 /// None if nothing differs, as far as this process can tell.
 fn difference(

@@ -145,7 +145,7 @@ fn topic_with_other_settings() {
     let _sub = ground.start(&["sub", "t", "--check", "--depth", "4"], Some("t"));
     let why = "fabricast: the topic \"t\": its settings differ: depth is 4, and 8 was asked for (option --depth). Say \
                nothing of what it is like, and it is taken as it is; or say --depth 4; or take another name. It can be \
-               made anew when nobody uses it any more\n";
+               made anew when no process uses it any more\n";
     ground.says(&["pub", "t", "--depth", "8"], 2, why);
 }
 

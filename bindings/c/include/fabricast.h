@@ -133,7 +133,9 @@ typedef int64_t fabricast_timeout;
 /*
  * A call with such a timeout returns FABRICAST_E_INTERRUPTED when a signal handler of the program
  * ran in the calling thread while the call slept, whatever SA_RESTART says of it. Nothing was taken
- * or sent, a loan is as it was, and the call can be made again to go on. A handler that runs before
+ * or sent, a loan is as it was, and the call can be made again to go on. The same holds for
+ * fabricast_loan_memory, _write and _set_metadata, which have no timeout, while they wait for another
+ * thread that publishes the loan. A handler that runs before
  * the call sleeps is not noticed: between the program's last look and some microseconds after the
  * call began, or at any time with FABRICAST_WAITING_SPIN, by which calls never sleep. A program that
  * must not miss a signal polls the descriptor (fabricast_subscriber_descriptor) together with one

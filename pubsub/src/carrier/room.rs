@@ -20,17 +20,17 @@ impl Room {
     }
 
     /// A message waits for room until there is some, or it is given up.
-    pub(super) fn is_awaited(&self) {
+    pub(super) fn set_waiting(&self) {
         self.state.store(WAITS, Ordering::Release);
     }
 
     /// There is room, or nothing wants it any more.
-    pub(super) fn is_there(&self) {
+    pub(super) fn clear(&self) {
         self.state.store(NO, Ordering::Release);
     }
 
     /// A message found none, and is dropped. It may have been the last one.
-    pub(super) fn was_refused(&self) {
+    pub(super) fn record_refusal(&self) {
         let passed = u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(WAITS);
         self.state.store(passed.clamp(NO + 1, WAITS - 1), Ordering::Release);
     }
@@ -53,11 +53,11 @@ mod tests {
     fn a_message_that_was_refused_counts_for_a_while_and_one_that_waits_until_there_is_room() {
         let (room, long) = (Room::new(), Duration::from_secs(3600));
         assert!(!room.is_wanted(long));
-        room.is_awaited();
+        room.set_waiting();
         assert!(room.is_wanted(Duration::ZERO));
-        room.was_refused();
+        room.record_refusal();
         assert!(room.is_wanted(long) && !room.is_wanted(Duration::ZERO));
-        room.is_there();
+        room.clear();
         assert!(!room.is_wanted(long));
     }
 }

@@ -35,7 +35,7 @@ pub(super) struct TopicSink {
     begins: Option<Beginning>,
     /// Who subscribes from before this position of the arrivals on is to get all of those.
     since: u64,
-    /// Whether it waits for some: then whoever holds messages for too long is in its way.
+    /// Whether it waits for some: then a subscriber that holds messages for too long is in its way.
     room: Arc<Room>,
     /// When that was said last.
     said: Option<Instant>,
@@ -88,11 +88,11 @@ impl TopicSink {
 
     /// A message waits for room until there is some.
     fn waits_for_room(&mut self) {
-        self.room.is_awaited();
+        self.room.set_waiting();
         self.says_that_there_is_none();
     }
 
-    /// Says it at once, and again each second: somebody may be in the way.
+    /// Says it at once, and again each second: a subscriber may be in the way.
     fn says_that_there_is_none(&mut self) {
         let now = Instant::now();
         if self.said.is_none_or(|said| now.saturating_duration_since(said) >= SAYING) {
@@ -140,7 +140,7 @@ impl Sink for TopicSink {
             Err(error) => return Err(error.on(self.topic.name())),
         };
         if self.topic.settings().reliability == Reliability::Reliable {
-            self.room.is_there();
+            self.room.clear();
         }
         let slice = match self.pool.slice(place, header.length) {
             Ok(slice) => slice,
@@ -200,7 +200,7 @@ impl Sink for TopicSink {
                 self.free(block);
                 if !self.topic.arrivals().has_room() {
                     // Subscribers hold all messages that there may be: they may do so for a while.
-                    self.room.was_refused();
+                    self.room.record_refusal();
                     self.says_that_there_is_none();
                     self.begun.pop_front();
                     return Ok(Finished::Published);
@@ -210,12 +210,12 @@ impl Sink for TopicSink {
             Err(error) => return Err(error),
         }
         self.begun.pop_front();
-        self.room.is_there();
+        self.room.clear();
         Ok(Finished::Published)
     }
 
     fn abandon(&mut self) {
-        self.room.is_there();
+        self.room.clear();
         while let Some((block, _)) = self.begun.pop_front() {
             self.free(block);
         }

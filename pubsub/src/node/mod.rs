@@ -216,7 +216,7 @@ impl Node {
         Ok(Self { attendance, house: Arc::new(house) })
     }
 
-    /// Opens a topic, and makes it if nobody has. It goes when nobody uses it any more.
+    /// Opens a topic, and makes it if nobody has. It goes when no process uses it any more.
     ///
     /// # Errors
     /// [`SettingsDiffer`](ErrorKind::SettingsDiffer) if it exists and is another one;

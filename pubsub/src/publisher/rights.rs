@@ -53,7 +53,8 @@ impl Post {
             };
             let found = self.loans.wait(end, || {
                 let found = self.may_borrow(borrower).transpose();
-                found.or_else(|| interruption.check(BORROW).err().map(Err))
+                let interrupted = || interruption.check(BORROW).err();
+                found.or_else(|| Some(Err(interrupted()?.on(self.desk.topic.name()))))
             });
             house.check(BORROW)?;
             if let Some(right) = found {

@@ -1,4 +1,4 @@
-//! The process that serves a node, as others see it: also one that is stopped, and answers nobody.
+//! The process that serves a node, as others see it: also one that is stopped, and does not answer.
 
 use std::fmt;
 use std::path::Path;

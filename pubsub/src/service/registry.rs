@@ -124,7 +124,7 @@ impl Registry {
                     let differs = found.differs_within(&wanted).collect::<Vec<_>>().join(", ");
                     let detail = format!(
                         "it is {found}{}; asked for was {wanted}: another {differs}. Opened without settings \
-                         it is taken as it is; it can be made anew when nobody uses it any more",
+                         it is taken as it is; it can be made anew when no process uses it any more",
                         kept.made_by()
                     );
                     Err(Error::new(operation, ErrorKind::SettingsDiffer, detail).on(name))

@@ -130,7 +130,7 @@ impl Undisturbed {
 }
 
 #[test]
-fn node_that_comes_back_again_and_again_disturbs_no_others() {
+fn node_that_comes_back_repeatedly_disturbs_no_others() {
     for provider in super::PROVIDERS {
         let mut all = Undisturbed::start(provider);
         for times in 1..=10 {

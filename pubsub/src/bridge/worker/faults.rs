@@ -56,7 +56,7 @@ pub(super) struct Faults {
 impl Faults {
     /// A node writes or reads by this endpoint of its own. If it is another one, nothing that went
     /// wrong with the last one matters any more.
-    pub(super) fn is_at(&mut self, node: NodeIdentity, address: &[u8]) {
+    pub(super) fn note_address(&mut self, node: NodeIdentity, address: &[u8]) {
         let Some(known) = self.addresses.get_mut(&node) else {
             if self.addresses.len() < MOST_NODES {
                 self.addresses.insert(node, address.to_vec());
@@ -71,12 +71,12 @@ impl Faults {
     }
 
     /// May the provider have a connection with a node?
-    pub(super) fn may_be_connected(&self, node: NodeIdentity) -> bool {
+    pub(super) fn is_known(&self, node: NodeIdentity) -> bool {
         self.addresses.contains_key(&node)
     }
 
     /// A node has a fault. Is it the only one that is connected, and does nothing move at its rings?
-    pub(super) fn has(
+    pub(super) fn record(
         &mut self,
         node: NodeIdentity,
         now: u64,
@@ -130,7 +130,7 @@ impl Faults {
 
     /// There is another endpoint, for the sake of this node if of one alone: `is_alone` if no other one
     /// was connected.
-    pub(super) fn are_over(&mut self, now: u64, sake: Option<(NodeIdentity, bool)>) {
+    pub(super) fn clear(&mut self, now: u64, sake: Option<(NodeIdentity, bool)>) {
         self.served.retain(|_, served| now < *served + SHARE);
         if let Some((node, false)) = sake {
             self.served.insert(node, now);
@@ -152,8 +152,8 @@ mod tests {
     fn opened(is_alone: bool, moves_nothing: bool) -> u64 {
         let (mut faults, mut opened) = (Faults::default(), 0);
         for now in (0..600).map(|second| second * SECOND) {
-            faults.is_at(ONE, b"one");
-            match faults.has(ONE, now, is_alone, moves_nothing) {
+            faults.note_address(ONE, b"one");
+            match faults.record(ONE, now, is_alone, moves_nothing) {
                 Remedy::Endpoint => panic!("of one node alone"),
                 Remedy::ForTheNode => faults.want(ONE, "it moves nothing"),
                 Remedy::Rings => {}
@@ -161,7 +161,7 @@ mod tests {
             let due = faults.due(now, |_| is_alone).next();
             if let Some((node, _)) = due {
                 opened += 1;
-                faults.are_over(now, Some((node, is_alone)));
+                faults.clear(now, Some((node, is_alone)));
             }
         }
         opened
@@ -169,44 +169,44 @@ mod tests {
 
     #[test]
     fn one_node_has_the_endpoint_of_others_opened_anew_twice_a_minute_at_most() {
-        // One that comes back again and again, and one whose rings move nothing.
+        // One that comes back repeatedly, and one whose rings move nothing.
         assert_eq!(opened(false, false), 0);
         assert!((19..=20).contains(&opened(false, true)), "{}", opened(false, true));
-        // Nobody is disturbed.
+        // No other node is disturbed.
         assert_eq!(opened(true, false), 600);
     }
 
     #[test]
     fn faults_of_several_nodes_at_a_time_are_the_endpoints() {
         let mut faults = Faults::default();
-        assert_eq!(faults.has(ONE, SECOND, false, true), Remedy::Rings);
-        assert_eq!(faults.has(TWO, 2 * SECOND, false, true), Remedy::Endpoint);
-        faults.are_over(2 * SECOND, None);
+        assert_eq!(faults.record(ONE, SECOND, false, true), Remedy::Rings);
+        assert_eq!(faults.record(TWO, 2 * SECOND, false, true), Remedy::Endpoint);
+        faults.clear(2 * SECOND, None);
         // Not at the same time.
-        assert_eq!(faults.has(ONE, 3 * SECOND, false, true), Remedy::Rings);
-        assert_eq!(faults.has(TWO, 3 * SECOND + TOGETHER, false, true), Remedy::Rings);
+        assert_eq!(faults.record(ONE, 3 * SECOND, false, true), Remedy::Rings);
+        assert_eq!(faults.record(TWO, 3 * SECOND + TOGETHER, false, true), Remedy::Rings);
         // Again and again.
-        assert_eq!(faults.has(TWO, 9 * SECOND, false, true), Remedy::ForTheNode);
-        assert_eq!(faults.has(TWO, 9 * SECOND + IN_VAIN, false, true), Remedy::Rings);
+        assert_eq!(faults.record(TWO, 9 * SECOND, false, true), Remedy::ForTheNode);
+        assert_eq!(faults.record(TWO, 9 * SECOND + IN_VAIN, false, true), Remedy::Rings);
     }
 
     #[test]
     fn node_with_another_endpoint_has_no_fault_any_more() {
         let mut faults = Faults::default();
-        assert!(!faults.may_be_connected(ONE));
-        faults.is_at(ONE, b"one");
-        assert!(faults.may_be_connected(ONE) && !faults.may_be_connected(TWO));
-        faults.has(ONE, 0, false, true);
+        assert!(!faults.is_known(ONE));
+        faults.note_address(ONE, b"one");
+        assert!(faults.is_known(ONE) && !faults.is_known(TWO));
+        faults.record(ONE, 0, false, true);
         faults.want(ONE, "it moves nothing");
         faults.want(TWO, MUCH_MEMORY);
-        faults.is_at(ONE, b"one");
+        faults.note_address(ONE, b"one");
         assert_eq!(faults.due(0, |_| false).count(), 2);
-        faults.is_at(ONE, b"another");
+        faults.note_address(ONE, b"another");
         faults.forget_wish(TWO);
         assert_eq!(faults.due(0, |_| false).collect::<Vec<_>>(), [(TWO, MUCH_MEMORY)]);
-        assert_eq!(faults.has(ONE, SECOND, false, true), Remedy::Rings);
-        faults.are_over(SECOND, Some((TWO, false)));
-        assert!(!faults.may_be_connected(ONE));
+        assert_eq!(faults.record(ONE, SECOND, false, true), Remedy::Rings);
+        faults.clear(SECOND, Some((TWO, false)));
+        assert!(!faults.is_known(ONE));
         faults.want(TWO, MUCH_MEMORY);
         let due = |now, is_alone| faults.due(now, |_| is_alone).count();
         assert_eq!((due(2 * SECOND, false), due(2 * SECOND, true)), (0, 1));

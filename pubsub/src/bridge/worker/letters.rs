@@ -30,7 +30,7 @@ impl Engine {
 
     /// The peer at an address, which is a node's.
     fn meet(&mut self, node: NodeIdentity, address: Vec<u8>) -> Result<fabric::Peer> {
-        self.renewal.faults.is_at(node, &address);
+        self.renewal.faults.note_address(node, &address);
         if let Some(peer) = self.peers.get(&address) {
             return Ok(*peer);
         }

@@ -47,7 +47,7 @@ const MOST_ADDRESSES: (usize, usize) = (512, 4096);
 /// How long an endpoint is used at least, unless a provider hangs, in nanoseconds.
 const REST: u64 = 5_000_000_000;
 const SHORT_REST: u64 = 1_000_000_000;
-/// Doublings of the short one while nodes come back again and again: others must not pay for them.
+/// Doublings of the short one while nodes come back repeatedly: others must not pay for them.
 const MOST_DOUBLINGS: u32 = 4;
 /// When the last return is forgotten.
 const FORGOTTEN: u64 = 60_000_000_000;
@@ -82,6 +82,14 @@ impl Renewal {
             // It takes longer to lose a node.
             Some(LINK_IS_BACK) => SHORT_REST << self.returns.min(MOST_DOUBLINGS),
             _ => REST,
+        }
+    }
+
+    /// There is to be another endpoint, for a reason that lies in no single node.
+    fn want(&mut self, why: &'static str) {
+        // Another endpoint may follow sooner where nodes are back.
+        if why == LINK_IS_BACK || self.awaited.is_none() {
+            self.awaited = Some(why);
         }
     }
 
@@ -148,13 +156,13 @@ impl Engine {
 
     /// Something is wrong with the connections of a node: they begin anew, or all do.
     pub(super) fn has_fault(&mut self, node: NodeIdentity, why: &'static str) {
-        if !self.renewal.faults.may_be_connected(node) {
+        if !self.renewal.faults.is_known(node) {
             // Nothing of it is on its way by this endpoint.
             return;
         }
         let is_alone = self.is_alone(node);
         let (now, moves_nothing) = (self.now.steady, why == MOVES_NOTHING);
-        let remedy = self.renewal.faults.has(node, now, is_alone, moves_nothing);
+        let remedy = self.renewal.faults.record(node, now, is_alone, moves_nothing);
         tracing::debug!(%node, why, ?remedy, "the connections of a node begin anew");
         let mr_mode = self.deck.port.endpoint().domain().capabilities().mr_mode;
         let can_be_renewed = !mr_mode.contains(MrMode::ENDPOINT);
@@ -162,7 +170,7 @@ impl Engine {
             tracing::warn!(why, "the endpoint cannot be begun anew: memory belongs to it");
         }
         match remedy {
-            Remedy::Endpoint if can_be_renewed => self.renewal.awaited = Some(why),
+            Remedy::Endpoint if can_be_renewed => self.renewal.want(why),
             Remedy::ForTheNode if can_be_renewed => self.renewal.faults.want(node, why),
             _ => {}
         }
@@ -270,7 +278,7 @@ impl Engine {
         };
         let last = self.now.steady;
         let mut faults = mem::take(&mut self.renewal.faults);
-        faults.are_over(last, sake);
+        faults.clear(last, sake);
         self.renewal = Renewal { last, count, returns, faults, ..Renewal::default() };
         for place in 0..self.outs.len() {
             if let Some(topic) = self.outs.get(place) {
@@ -322,10 +330,24 @@ mod tests {
             [Some(LINK_IS_BACK), Some(MOVES_NOTHING)].map(|why| rest(1, why)),
             [SHORT_REST, REST]
         );
-        // Where nodes come back again and again, longer each time.
+        // Where nodes come back repeatedly, longer each time.
         let rest =
             |returns| Renewal { count: 1, returns, ..Renewal::default() }.rest(Some(LINK_IS_BACK));
         assert_eq!([0, 1, 4, 9].map(rest), [1, 2, 16, 16].map(|times| times * SHORT_REST));
+    }
+
+    #[test]
+    fn node_that_is_back_is_the_reason_whatever_else_is_wrong() {
+        let mut renewal = Renewal::default();
+        for (why, reason) in [
+            (MOVES_NOTHING, MOVES_NOTHING),
+            (MUCH_MEMORY, MOVES_NOTHING),
+            (LINK_IS_BACK, LINK_IS_BACK),
+            (MOVES_NOTHING, LINK_IS_BACK),
+        ] {
+            renewal.want(why);
+            assert_eq!(renewal.awaited, Some(reason), "{why}");
+        }
     }
 
     #[test]

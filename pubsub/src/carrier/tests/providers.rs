@@ -163,7 +163,7 @@ fn letters_that_are_none_are_refused_and_do_no_harm() {
     }
 }
 
-/// Holds up who opens a provider.
+/// Holds up the thread that opens a provider.
 fn wait_for(flag: &AtomicBool) {
     let end = Instant::now() + FAR;
     while !flag.load(Ordering::Acquire) && Instant::now() < end {
