@@ -4,10 +4,10 @@
 
 use std::time::{Duration, Instant};
 
-use fabric::ring::{Port, RingOptions, Turn};
+use fabric::ring::{self, Port, RingOptions, Turn};
 use fabric::{
-    Access, AddressVector, CompletionQueue, Domain, Endpoint, EndpointKind, ErrorKind, Event,
-    EventQueue, HostMemory, Listener, MemoryRegion, Options, Peer, Query, failed_closes,
+    Access, AddressVector, CompletionQueue, Domain, Endpoint, EndpointKind, Error, ErrorKind,
+    Event, EventQueue, HostMemory, Listener, MemoryRegion, Options, Peer, Query, failed_closes,
 };
 use testkit::children::ForkedChild;
 
@@ -15,9 +15,14 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Drops it in a forked child, and gives it back.
 fn drop_in_child<T>(inherited: T) -> T {
+    in_child(inherited, drop)
+}
+
+/// Does this with it in a forked child, and gives it back.
+fn in_child<T>(inherited: T, act: impl FnOnce(T)) -> T {
     let mut inherited = Some(inherited);
     let child = ForkedChild::new(|| {
-        drop(inherited.take());
+        act(inherited.take().unwrap());
         assert_eq!(failed_closes(), 0);
     });
     let pidfd = child.pidfd();
@@ -207,5 +212,39 @@ fn rings_go_on_when_a_child_drops_them() {
         if kept.len() > 20 {
             kept.clear();
         }
+    }
+}
+
+#[test]
+fn connected_rings_refuse_a_child_and_go_on_in_its_parent() {
+    let mut listener = ring::listen("127.0.0.1:0").unwrap();
+    let address = listener.address();
+    let connect = move || std::thread::spawn(move || ring::connect(address, PATIENCE));
+    let mut pair = || {
+        let connecting = connect();
+        let reader = listener.accept(PATIENCE).unwrap();
+        (reader, connecting.join().unwrap().unwrap())
+    };
+    let rings = [pair(), pair()];
+    // In the meantime the threads of the rings have taken the ports, with their locks.
+    let idle = Duration::from_millis(100);
+    std::thread::sleep(idle);
+    let refused = |error: Error| assert_eq!(error.kind(), ErrorKind::NotSupported, "{error}");
+    let inherited = in_child((rings, listener), |(rings, listener)| {
+        let [(mut reader, mut writer), dropped] = rings;
+        refused(reader.receive(PATIENCE).unwrap_err());
+        refused(reader.receive_chunk(PATIENCE).unwrap_err());
+        refused(writer.send(b"of the child", PATIENCE).unwrap_err());
+        refused(writer.flush(PATIENCE).unwrap_err());
+        refused(reader.close(PATIENCE).unwrap_err());
+        refused(writer.close(PATIENCE).unwrap_err());
+        drop((dropped, listener));
+    });
+    let (rings, _listener) = inherited;
+    for (mut reader, mut writer) in rings {
+        writer.send(b"of the parent", PATIENCE).unwrap();
+        assert_eq!(reader.receive(PATIENCE).unwrap(), b"of the parent");
+        writer.close(PATIENCE).unwrap();
+        assert_eq!(reader.receive(PATIENCE).unwrap_err().kind(), ErrorKind::Closed);
     }
 }

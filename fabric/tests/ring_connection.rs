@@ -1,8 +1,9 @@
 //! Rings between two programs, made by listening and connecting.
 #![allow(missing_docs)]
 
+use std::fmt::Display;
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::process::Stdio;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -21,6 +22,7 @@ testkit::entry_of_children!(|words| {
     let result = match *role {
         "write" => write_and_wait(address),
         "read" => read_and_wait(address),
+        "read on" => read_to_the_end(address),
         other => panic!("{other}"),
     };
     result.unwrap();
@@ -46,6 +48,18 @@ fn read_and_wait(address: &str) -> Result<()> {
     assert_eq!(reader.receive(TIMEOUT)?, b"first");
     children::say("read");
     children::wait_for_end_of_input();
+    Ok(())
+}
+
+/// In a child: as above, and goes on until there are no more; tells why.
+fn read_to_the_end(address: &str) -> Result<()> {
+    let mut listener = ring::listen(address)?;
+    children::say(&listener.address().to_string());
+    let mut reader = listener.accept(TIMEOUT)?;
+    assert_eq!(reader.receive(TIMEOUT)?, b"first");
+    children::say("read");
+    let error = reader.receive(TIMEOUT).unwrap_err();
+    children::say(&format!("{:?}", error.kind()));
     Ok(())
 }
 
@@ -288,11 +302,48 @@ fn killed_reader_ends_its_writer() {
 }
 
 #[test]
+fn writer_closes_in_time_though_its_reader_is_gone() {
+    for provider in providers() {
+        let mut reader = child("read", "127.0.0.1:0");
+        let address = reader.line(TIMEOUT).unwrap();
+        let mut writer = setup_of(provider).connect(&address, TIMEOUT).unwrap();
+        writer.send(b"first", TIMEOUT).unwrap();
+        assert_eq!(reader.line(TIMEOUT).as_deref(), Some("read"));
+        // Everything was read: only the end is not told yet.
+        writer.flush(TIMEOUT).unwrap();
+        reader.kill();
+        let before = Instant::now();
+        let statistics = writer.close(TIMEOUT).unwrap();
+        assert_eq!(statistics.messages, 1, "{provider}");
+        assert!(before.elapsed() < Duration::from_secs(5), "{provider}: {:?}", before.elapsed());
+    }
+}
+
+#[test]
+fn writer_closes_in_time_though_its_reader_is_stopped() {
+    let mut reader = child("read on", "127.0.0.1:0");
+    let address = reader.line(TIMEOUT).unwrap();
+    let mut writer = ring::connect(&address, TIMEOUT).unwrap();
+    writer.send(b"first", TIMEOUT).unwrap();
+    assert_eq!(reader.line(TIMEOUT).as_deref(), Some("read"));
+    writer.flush(TIMEOUT).unwrap();
+    reader.stop(TIMEOUT);
+    let before = Instant::now();
+    let error = assert_kind(writer.close(SHORT), ErrorKind::DeadlineExceeded);
+    assert!(error.to_string().contains("everything was read"), "{error}");
+    assert!(before.elapsed() < Duration::from_secs(1), "{:?}", before.elapsed());
+    reader.resume();
+    let seen = reader.line(TIMEOUT).unwrap();
+    assert!(["Closed", "ConnectionLost"].contains(&seen.as_str()), "{seen}");
+    reader.finish(TIMEOUT);
+}
+
+#[test]
 fn connections_that_are_no_writers_hold_up_no_writer() {
     let listener = ring::listen("127.0.0.1:0").unwrap();
     let address = listener.address();
     // More than there are handshakes at a time, and none of them says a word.
-    let silent: Vec<_> = (0..20).map(|_| TcpStream::connect(address).unwrap()).collect();
+    let mut silent: Vec<_> = (0..20).map(|_| TcpStream::connect(address).unwrap()).collect();
     let garbage = [&b"GET / HTTP/1.1\r\n\r\n"[..], b"FcRn\xff\xff\xff\xff", b"FcRn\x01\0\0\0\x09"];
     let mut talkative: Vec<_> = garbage
         .into_iter()
@@ -314,7 +365,60 @@ fn connections_that_are_no_writers_hold_up_no_writer() {
         let _ = stream.read_to_end(&mut answer);
         assert!(answer.is_empty() || answer.starts_with(b"FcRn"), "{answer:?}");
     }
+    // The first one gave way, and was told why.
+    silent[0].set_read_timeout(Some(TIMEOUT)).unwrap();
+    let mut answer = Vec::new();
+    silent[0].read_to_end(&mut answer).unwrap();
+    let answer = String::from_utf8_lossy(&answer);
+    assert!(answer.contains("it sent nothing for 1s, while others waited"), "{answer}");
+}
+
+#[test]
+fn writer_gets_its_ring_before_silent_connections_behind_it() {
+    let mut listener = ring::listen("127.0.0.1:0").unwrap();
+    let address = listener.address();
+    let connecting = connecting(&RingSetup::new(), address);
+    // So that it is the first.
+    std::thread::sleep(SHORT);
+    let silent: Vec<_> = (0..20).map(|_| TcpStream::connect(address).unwrap()).collect();
+    let before = Instant::now();
+    let mut reader = listener.accept(TIMEOUT).unwrap();
+    assert!(before.elapsed() < Duration::from_secs(5), "{:?}", before.elapsed());
+    let mut writer = connecting.join().unwrap().unwrap();
+    writer.send(b"through", TIMEOUT).unwrap();
+    assert_eq!(reader.receive(TIMEOUT).unwrap(), b"through");
     drop(silent);
+}
+
+#[test]
+fn more_writers_than_handshakes_at_a_time_have_a_ring_each() {
+    const WRITERS: u8 = 32;
+    let mut listener = ring::listen("127.0.0.1:0").unwrap();
+    let address = listener.address();
+    let writers: Vec<_> = (0..WRITERS)
+        .map(|number| {
+            std::thread::spawn(move || {
+                let mut writer = ring::connect(address, TIMEOUT)?;
+                writer.send(&[number], TIMEOUT)?;
+                writer.close(TIMEOUT)
+            })
+        })
+        .collect();
+    // All of them are in the system's backlog then.
+    std::thread::sleep(Duration::from_millis(500));
+    let mut got: Vec<_> = (0..WRITERS)
+        .map(|_| {
+            let mut reader = listener.accept(TIMEOUT).unwrap();
+            let message = reader.receive(TIMEOUT).unwrap();
+            assert_kind(reader.receive(TIMEOUT), ErrorKind::Closed);
+            message[0]
+        })
+        .collect();
+    got.sort_unstable();
+    assert!(got.into_iter().eq(0..WRITERS));
+    for writer in writers {
+        writer.join().unwrap().unwrap();
+    }
 }
 
 #[test]
@@ -391,6 +495,75 @@ fn connecting_in_vain_ends_with_its_deadline() {
     });
     assert_kind(ring::connect(address, TIMEOUT), ErrorKind::MalformedDescriptor);
     serving.join().unwrap();
+}
+
+/// What a name with several addresses means.
+struct Addresses(Vec<SocketAddr>);
+
+impl Display for Addresses {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("several.example:7000")
+    }
+}
+
+impl ToSocketAddrs for Addresses {
+    type Iter = std::vec::IntoIter<SocketAddr>;
+
+    fn to_socket_addrs(&self) -> std::io::Result<Self::Iter> {
+        Ok(self.0.clone().into_iter())
+    }
+}
+
+#[test]
+fn writer_tries_again_while_one_of_several_addresses_refuses() {
+    let free = || TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    // No connection can be made to it, wherever the test runs.
+    let unreachable: SocketAddr = "255.255.255.255:7000".parse().unwrap();
+    let setup = RingSetup::new().insecure();
+    let error = setup.connect(Addresses(vec![unreachable]), TIMEOUT);
+    let error = assert_kind(error, ErrorKind::ConnectionLost);
+    assert!(error.to_string().contains("unreachable"), "{error}");
+
+    for place in 0..2 {
+        let address = free();
+        let mut both = vec![unreachable];
+        both.insert(place, address);
+        let error = setup.connect(Addresses(both.clone()), SHORT);
+        let error = assert_kind(error, ErrorKind::ConnectionRefused);
+        assert!(error.to_string().contains("nothing listens"), "{error}");
+
+        let setup = setup.clone();
+        let connecting = std::thread::spawn(move || setup.connect(Addresses(both), TIMEOUT));
+        std::thread::sleep(SHORT);
+        let mut listener = ring::listen(address).unwrap();
+        listener.accept(TIMEOUT).unwrap();
+        connecting.join().unwrap().unwrap();
+    }
+}
+
+#[test]
+fn address_that_does_not_answer_leaves_time_for_the_next_one() {
+    // With a full backlog the system answers no further connection.
+    let full = TcpListener::bind("127.0.0.1:0").unwrap();
+    nix::sys::socket::listen(&full, nix::sys::socket::Backlog::new(1).unwrap()).unwrap();
+    let address = full.local_addr().unwrap();
+    let mut waiting = Vec::new();
+    let error = loop {
+        assert!(waiting.len() < 100, "the backlog does not fill");
+        match TcpStream::connect_timeout(&address, Duration::from_millis(200)) {
+            Ok(stream) => waiting.push(stream),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(error.kind(), std::io::ErrorKind::TimedOut, "{error}");
+    let error = assert_kind(ring::connect(address, SHORT), ErrorKind::DeadlineExceeded);
+    assert!(error.to_string().contains("does not answer"), "{error}");
+
+    let mut listener = ring::listen("127.0.0.1:0").unwrap();
+    let both = Addresses(vec![address, listener.address()]);
+    let connecting = std::thread::spawn(move || ring::connect(both, Duration::from_secs(4)));
+    listener.accept(TIMEOUT).unwrap();
+    connecting.join().unwrap().unwrap();
 }
 
 #[test]

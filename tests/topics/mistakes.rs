@@ -172,7 +172,7 @@ fn a_budget_is_said_alike_wherever_it_is_said() {
     let figures = "topics reserve 8.00 MiB of 64.00 MiB (67108864 bytes)";
     assert!(cells(&said).contains(figures), "{said}");
     let said = house.succeed(&["topics", "--verbose"]);
-    assert!(said.lines().any(|line| cells(line) == "t 5 s 8 8388608 0"), "{said}");
+    assert!(said.lines().any(|line| cells(line) == "t bytes 5 s 8 8388608 0"), "{said}");
     let topics = house.json(&["topics", "--json"]);
     assert_eq!(topics["topics"][0]["reserves"]["messages"], 8, "{topics}");
     assert_eq!(house.json(&["topics", "--json"])["pools"][0]["budget"], 64 << 20);

@@ -17,7 +17,8 @@ use crate::{Error, ErrorKind, Policy, Result};
 /// Pauses between attempts to connect.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Connects to the first of these addresses where something listens, which the user calls `name`.
+/// Connects to the first of these addresses where something listens, which the user calls `name`. Tries
+/// again as long as that is of use: while nothing listens at one of them, or does not answer.
 pub(super) fn connect(
     policy: &Policy,
     addresses: &[SocketAddr],
@@ -25,6 +26,9 @@ pub(super) fn connect(
     timeout: Duration,
 ) -> Result<RingWriter> {
     let deadline = Deadline::after(timeout);
+    // Libfabric takes seconds to load its providers on some machines, and a connection that says
+    // nothing for so long may have to give way to others.
+    offers::usable(None, policy)?;
     let stream = open_stream(addresses, name, &deadline, timeout)?;
     let named = |error: Error| error.with_peer(name);
     shake_hands(policy, stream, &deadline, timeout).map_err(named)
@@ -37,32 +41,52 @@ fn open_stream(
     timeout: Duration,
 ) -> Result<TcpStream> {
     loop {
-        let mut failure = None;
-        for address in addresses {
-            let left = deadline.left().max(Duration::from_millis(1));
-            match TcpStream::connect_timeout(address, left) {
-                // Where nothing listens, a port that was picked by chance can meet itself.
-                Ok(stream) if stream.local_addr().ok() != stream.peer_addr().ok() => {
-                    return Ok(stream);
-                }
-                Ok(_) => failure = Some(IoKind::ConnectionRefused.into()),
-                Err(error) => failure = Some(error),
+        let error = match connect_to_one(addresses, deadline) {
+            Ok(stream) => return Ok(stream),
+            Err(error) => error,
+        };
+        let (kind, why) = match error.kind() {
+            IoKind::ConnectionRefused => {
+                (ErrorKind::ConnectionRefused, "nothing listens at that address")
             }
-        }
-        let error = failure.unwrap_or_else(|| IoKind::NotFound.into());
-        let is_refused = error.kind() == IoKind::ConnectionRefused;
-        if !is_refused && !deadline.has_passed() {
-            return Err(Error::of_system(OPERATION, &name, &error));
-        }
+            IoKind::TimedOut => (ErrorKind::DeadlineExceeded, "the address does not answer"),
+            _ => return Err(Error::of_system(OPERATION, &name, &error)),
+        };
         if deadline.has_passed() {
-            let (kind, why) = match is_refused {
-                true => (ErrorKind::ConnectionRefused, "nothing listens at that address"),
-                false => (ErrorKind::DeadlineExceeded, "the address does not answer"),
-            };
             let detail = format!("{name}: {why}, for {timeout:?}");
             return Err(Error::new(kind, OPERATION, detail));
         }
         std::thread::sleep(PAUSE.min(deadline.left()));
+    }
+}
+
+/// Tries each address once, with an equal share of the time that is left. Of the failures it gives the
+/// one that tells most.
+fn connect_to_one(addresses: &[SocketAddr], deadline: &Deadline) -> std::io::Result<TcpStream> {
+    let mut failure = std::io::Error::from(IoKind::TimedOut);
+    for (address, untried) in addresses.iter().zip((1..=addresses.len() as u32).rev()) {
+        let share = (deadline.left() / untried).max(Duration::from_millis(1));
+        let error = match TcpStream::connect_timeout(address, share) {
+            // Where nothing listens, a port that was picked by chance can meet itself.
+            Ok(stream) if stream.local_addr().ok() == stream.peer_addr().ok() => {
+                IoKind::ConnectionRefused.into()
+            }
+            Ok(stream) => return Ok(stream),
+            Err(error) => error,
+        };
+        if worth(&error) >= worth(&failure) {
+            failure = error;
+        }
+    }
+    Err(failure)
+}
+
+/// How much a failure to connect tells. A program may yet begin to listen where a connection was refused.
+fn worth(error: &std::io::Error) -> u8 {
+    match error.kind() {
+        IoKind::TimedOut => 0,
+        IoKind::ConnectionRefused => 2,
+        _ => 1,
     }
 }
 

@@ -6,6 +6,9 @@
 //! last call it takes the port, sleeps in the queue, and goes on with what comes; the next call wakes
 //! it, and has the port as soon as that is done.
 //!
+//! Some rings have to be looked after though the queue has nothing: those that are told of by messages.
+//! The thread does so all the time while they move, and in pauses that grow to 10 ms once they do not.
+//!
 //! It also looks whether the TCP connection to the other side has ended.
 
 use std::io::{ErrorKind as IoKind, Read};
@@ -29,6 +32,11 @@ const LONGEST_TICK: Duration = Duration::from_millis(50);
 const SLEEP: Duration = Duration::from_millis(50);
 /// Pauses of the thread where a provider has nothing to sleep on.
 const PAUSE: Duration = Duration::from_millis(1);
+/// How long a ring that nothing wakes the thread for is looked after without pauses, once nothing of it
+/// moves any more.
+const ATTENTION: Duration = Duration::from_millis(5);
+/// Pauses after that: the first one, and the longest.
+const NAPS: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(10));
 /// Turns without anything after which a call that waits may sleep.
 const QUIET: u32 = 200;
 /// How long after the end of the TCP connection something may still come by the fabric.
@@ -110,8 +118,16 @@ impl Driver {
     }
 
     /// Takes the port for a call.
-    pub(super) fn call(&self) -> Call<'_> {
+    ///
+    /// # Errors
+    /// `NotSupported` in a forked child: it does not have the thread that may hold the port, so it would
+    /// wait for it without end.
+    pub(super) fn call(&self, operation: &'static str) -> Result<Call<'_>> {
         let shared = &*self.shared;
+        if shared.waker.is_parents() {
+            let detail = "the ring is the parent process': a forked child connects one of its own";
+            return Err(self.error(ErrorKind::NotSupported, operation, detail));
+        }
         let port = match shared.port.try_lock() {
             Ok(port) => port,
             Err(TryLockError::Poisoned(port)) => port.into_inner(),
@@ -124,7 +140,7 @@ impl Driver {
                 port
             }
         };
-        Call { port, driver: self }
+        Ok(Call { port, driver: self })
     }
 
     /// An error of this operation, about the other side.
@@ -168,6 +184,7 @@ impl Drop for Thread {
     fn drop(&mut self) {
         // A forked child has no such thread, which it would wait for without end.
         if self.shared.waker.is_parents() {
+            std::mem::forget(self.handle.take());
             return;
         }
         self.shared.stops.store(true, Ordering::SeqCst);
@@ -253,10 +270,16 @@ impl Shared {
             || self.is_wanted.load(Ordering::SeqCst) || self.stops.load(Ordering::SeqCst);
         port.parts().1.pause_at_most(PAUSE);
         let mut works = true;
+        let (mut moved, mut nap) = (Instant::now(), None);
         while works && !is_wanted() {
-            match port.rest(SLEEP) {
-                Ok(Turn::Idle) => self.watch(stream),
-                Ok(Turn::Ring | Turn::Other(_)) => {}
+            match port.rest_with_naps(SLEEP, nap) {
+                Ok(Turn::Idle) => {
+                    self.watch(stream);
+                    if moved.elapsed() >= ATTENTION {
+                        nap = Some(nap.map_or(NAPS.0, |nap: Duration| (2 * nap).min(NAPS.1)));
+                    }
+                }
+                Ok(Turn::Ring | Turn::Other(_)) => (moved, nap) = (Instant::now(), None),
                 Err(_) => works = false,
             }
         }

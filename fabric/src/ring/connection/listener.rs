@@ -1,7 +1,9 @@
 //! The reader's side before there is a ring: it listens, and answers handshakes.
 //!
 //! Several handshakes go on at a time, each as far as its frames have come, so a connection that says
-//! nothing holds up no other one. There are at most 16, and the oldest gives way; each has 10 s.
+//! nothing holds up no other one. There are at most 16; further connections wait in the system's
+//! backlog. While one waits, a handshake gives way that sent no `Hello` for a second, and never one
+//! that did. Each handshake has 10 s; only the time inside [`RingListener::accept`] counts.
 
 use std::io::ErrorKind as IoKind;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -21,9 +23,11 @@ use crate::{Error, ErrorKind, Peer, Result};
 
 const ACCEPT: &str = "accepting a ring's writer";
 /// Handshakes at a time.
-pub(super) const MOST_HANDSHAKES: usize = 16;
+const MOST_HANDSHAKES: usize = 16;
 /// How long one may take.
-pub(super) const HANDSHAKE: Duration = Duration::from_secs(10);
+const HANDSHAKE: Duration = Duration::from_secs(10);
+/// How long one may send no `Hello` while further connections wait.
+const SILENCE: Duration = Duration::from_secs(1);
 
 /// Listens for the writers of rings: see [`listen`](super::listen).
 ///
@@ -35,6 +39,8 @@ pub struct RingListener {
     listener: TcpListener,
     address: SocketAddr,
     handshakes: Vec<Handshake>,
+    /// When the last call of `accept` returned.
+    returned: Instant,
     /// Why the last handshake that failed did.
     refused: Option<String>,
 }
@@ -44,6 +50,7 @@ pub struct RingListener {
 struct Handshake {
     link: Link,
     from: SocketAddr,
+    /// When it began, later by the time that passed between calls of `accept`.
     since: Instant,
     stage: Stage,
 }
@@ -59,7 +66,8 @@ enum Stage {
 
 impl RingListener {
     pub(super) fn new(setup: RingSetup, listener: TcpListener, address: SocketAddr) -> Self {
-        Self { setup, listener, address, handshakes: Vec::new(), refused: None }
+        let (handshakes, returned) = (Vec::new(), Instant::now());
+        Self { setup, listener, address, handshakes, returned, refused: None }
     }
 
     /// The address that it listens at.
@@ -75,13 +83,25 @@ impl RingListener {
     /// `DeadlineExceeded`, with why the last writer was refused, if one was; what the system says.
     pub fn accept(&mut self, timeout: Duration) -> Result<RingReader> {
         let deadline = Deadline::after(timeout);
+        // Nothing answered the handshakes meanwhile.
+        let pause = self.returned.elapsed();
+        self.handshakes.iter_mut().for_each(|handshake| handshake.since += pause);
+        let accepted = self.accept_until(&deadline, timeout);
+        self.returned = Instant::now();
+        accepted
+    }
+
+    fn accept_until(&mut self, deadline: &Deadline, timeout: Duration) -> Result<RingReader> {
         loop {
+            // Before connections are taken: a handshake whose frame has come is not silent.
+            if let Some(reader) = self.advance() {
+                return Ok(reader);
+            }
+            self.refuse_late();
             self.take_connections()?;
             if let Some(reader) = self.advance() {
                 return Ok(reader);
             }
-            let now = Instant::now();
-            self.handshakes.retain(|it| now.saturating_duration_since(it.since) < HANDSHAKE);
             if deadline.has_passed() {
                 let refused =
                     self.refused.take().map_or_else(String::new, |why| format!("; {why}"));
@@ -89,13 +109,17 @@ impl RingListener {
                     format!("no writer connected to {} within {timeout:?}{refused}", self.address);
                 return Err(Error::new(ErrorKind::DeadlineExceeded, ACCEPT, detail));
             }
-            self.wait(&deadline)?;
+            self.wait(deadline)?;
         }
     }
 
-    /// Takes all connections that the system has.
+    /// Takes connections that the system has, as long as there is a place for their handshakes.
     fn take_connections(&mut self) -> Result<()> {
-        loop {
+        // Connections that come all the time must not keep the others from going on.
+        for _ in 0..MOST_HANDSHAKES {
+            if self.is_full() && self.silent(Instant::now()).is_none() {
+                break;
+            }
             match self.listener.accept() {
                 Ok((stream, from)) => self.begin(stream, from),
                 Err(error) if error.kind() == IoKind::WouldBlock => return Ok(()),
@@ -104,16 +128,38 @@ impl RingListener {
                 Err(error) => return Err(Error::of_system(ACCEPT, &self.address, &error)),
             }
         }
+        Ok(())
     }
 
     fn begin(&mut self, stream: TcpStream, from: SocketAddr) {
         // A connection that has ended already is not worth a word.
         let Ok(link) = Link::new(stream) else { return };
-        if self.handshakes.len() >= MOST_HANDSHAKES {
-            let given_up = self.handshakes.remove(0);
-            self.refuse(given_up.from, "others connected, and its handshake was the oldest");
+        let now = Instant::now();
+        if self.is_full() {
+            let Some(silent) = self.silent(now) else { return };
+            let detail = format!("it sent nothing for {SILENCE:?}, while others waited");
+            self.refuse(silent, &Error::new(ErrorKind::DeadlineExceeded, OPERATION, detail));
         }
-        self.handshakes.push(Handshake { link, from, since: Instant::now(), stage: Stage::Hello });
+        self.handshakes.push(Handshake { link, from, since: now, stage: Stage::Hello });
+    }
+
+    fn is_full(&self) -> bool {
+        self.handshakes.len() >= MOST_HANDSHAKES
+    }
+
+    /// The handshake that gives way to another one, if one does: the oldest without a `Hello`.
+    fn silent(&self, now: Instant) -> Option<usize> {
+        let is_silent = |it: &Handshake| it.has_said_nothing() && it.age(now) >= SILENCE;
+        self.handshakes.iter().position(is_silent)
+    }
+
+    /// Refuses the handshakes whose time is over.
+    fn refuse_late(&mut self) {
+        let now = Instant::now();
+        while let Some(late) = self.handshakes.iter().position(|it| it.age(now) >= HANDSHAKE) {
+            let detail = format!("the handshake took longer than {HANDSHAKE:?}");
+            self.refuse(late, &Error::new(ErrorKind::DeadlineExceeded, OPERATION, detail));
+        }
     }
 
     /// Goes on with all handshakes, until one is over.
@@ -127,35 +173,43 @@ impl RingListener {
                     let from = done.from;
                     match done.into_reader(&self.setup) {
                         Ok(reader) => return Some(reader),
-                        Err(error) => self.refuse(from, &error.to_string()),
+                        Err(error) => self.was_refused(from, &error),
                     }
                 }
-                Err(error) => {
-                    let mut failed = self.handshakes.remove(at);
-                    // A side that is gone is not told.
-                    let _ = failed.link.send(&Frame::refusal(&error));
-                    self.refuse(failed.from, &error.to_string());
-                }
+                Err(error) => self.refuse(at, &error),
             }
         }
         None
     }
 
-    fn refuse(&mut self, from: SocketAddr, why: &str) {
-        tracing::warn!(%from, at = %self.address, why, "a ring's writer was refused");
-        self.refused = Some(format!("the last one, from {from}, was refused: {why}"));
+    /// Ends a handshake, and tells the other side why.
+    fn refuse(&mut self, at: usize, error: &Error) {
+        let mut refused = self.handshakes.remove(at);
+        // A side that is gone is not told.
+        let _ = refused.link.send(&Frame::refusal(error));
+        self.was_refused(refused.from, error);
     }
 
-    /// Sleeps until something came, or the time of a handshake is over.
+    fn was_refused(&mut self, from: SocketAddr, error: &Error) {
+        tracing::warn!(%from, at = %self.address, why = %error, "a ring's writer was refused");
+        self.refused = Some(format!("the last one, from {from}, was refused: {error}"));
+    }
+
+    /// Sleeps until something came, the time of a handshake is over, or one gives way to others.
     fn wait(&self, deadline: &Deadline) -> Result<()> {
         let now = Instant::now();
-        let ends = self
-            .handshakes
-            .iter()
-            .map(|it| HANDSHAKE.saturating_sub(now.saturating_duration_since(it.since)));
-        let left = ends.min().unwrap_or(HANDSHAKE).min(deadline.left());
+        let takes = !self.is_full() || self.silent(now).is_some();
+        let until_next = |it: &Handshake| {
+            let most = if takes || !it.has_said_nothing() { HANDSHAKE } else { SILENCE };
+            most.saturating_sub(it.age(now))
+        };
+        let next = self.handshakes.iter().map(until_next).min();
+        let left = next.unwrap_or(HANDSHAKE).min(deadline.left());
+        // A connection that cannot be taken now would end every sleep at once.
+        let listener = takes.then(|| self.listener.as_fd());
         let links = self.handshakes.iter().map(|it| it.link.stream().as_fd());
-        let mut entries: Vec<_> = std::iter::once(self.listener.as_fd())
+        let mut entries: Vec<_> = listener
+            .into_iter()
             .chain(links)
             .map(|descriptor| PollFd::new(descriptor, PollFlags::POLLIN))
             .collect();
@@ -169,6 +223,15 @@ impl RingListener {
 }
 
 impl Handshake {
+    fn age(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.since)
+    }
+
+    /// Did no whole frame come?
+    fn has_said_nothing(&self) -> bool {
+        matches!(self.stage, Stage::Hello)
+    }
+
     /// Answers what has come. True if the ring is there.
     fn advance(&mut self, setup: &RingSetup) -> Result<bool> {
         while let Some(frame) = self.link.next()? {
@@ -235,5 +298,78 @@ impl Handshake {
             provider.name,
             setup.largest_message(),
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use super::super::frame::take_frame;
+    use super::*;
+
+    const SHORT: Duration = Duration::from_millis(100);
+
+    /// Makes the listener's past longer: the beginning of its handshakes, and the end of its last call.
+    fn age(listener: &mut RingListener, began: Duration, returned: Duration) {
+        listener.handshakes.iter_mut().for_each(|it| it.since -= began);
+        listener.returned -= returned;
+    }
+
+    /// What the reader says before it ends a connection.
+    fn refusal(stream: &mut TcpStream) -> String {
+        stream.set_read_timeout(Some(HANDSHAKE)).unwrap();
+        let mut bytes = Vec::new();
+        stream.read_to_end(&mut bytes).unwrap();
+        match take_frame(&mut bytes).unwrap() {
+            Some(Frame::Refused { reason, .. }) => reason,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn accept_in_vain(listener: &mut RingListener) -> String {
+        let error = listener.accept(SHORT).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::DeadlineExceeded, "{error}");
+        error.to_string()
+    }
+
+    #[test]
+    fn handshake_has_its_time_only_while_accept_runs() {
+        let mut listener = RingSetup::new().listen("127.0.0.1:0").unwrap();
+        let mut silent = TcpStream::connect(listener.address()).unwrap();
+        accept_in_vain(&mut listener);
+        // As if no call had run for longer than a handshake has.
+        age(&mut listener, HANDSHAKE + SHORT, HANDSHAKE + SHORT);
+        let error = accept_in_vain(&mut listener);
+        assert!(!error.contains("refused"), "{error}");
+        assert_eq!(listener.handshakes.len(), 1);
+        // As if calls had.
+        age(&mut listener, HANDSHAKE, Duration::ZERO);
+        let error = accept_in_vain(&mut listener);
+        assert!(error.contains("took longer than 10s"), "{error}");
+        assert_eq!(refusal(&mut silent), "the handshake took longer than 10s");
+        assert!(listener.handshakes.is_empty());
+    }
+
+    #[test]
+    fn silent_handshakes_give_way_only_to_waiting_connections() {
+        let mut listener = RingSetup::new().listen("127.0.0.1:0").unwrap();
+        let connect = |_| TcpStream::connect(listener.address()).unwrap();
+        let mut first: Vec<_> = (0..MOST_HANDSHAKES).map(connect).collect();
+        let further: Vec<_> = (0..3).map(connect).collect();
+        let error = accept_in_vain(&mut listener);
+        assert!(!error.contains("refused"), "{error}");
+        assert_eq!(listener.handshakes.len(), MOST_HANDSHAKES);
+
+        age(&mut listener, SILENCE, Duration::ZERO);
+        accept_in_vain(&mut listener);
+        assert_eq!(listener.handshakes.len(), MOST_HANDSHAKES);
+        for stream in &mut first[..3] {
+            assert_eq!(refusal(stream), "it sent nothing for 1s, while others waited");
+        }
+        // Nothing waits any more, so the others stay.
+        let stays = |at: usize| listener.handshakes[at].from == first[at + 3].local_addr().unwrap();
+        assert!((0..MOST_HANDSHAKES - 3).all(stays));
+        drop(further);
     }
 }

@@ -24,6 +24,8 @@ const CLOSE: &str = "closing a ring";
 /// - [`ConnectionLost`](ErrorKind::ConnectionLost): the writer ended without that, or the connection
 ///   broke. What came before was given out first; at most a last message is missing in part or whole,
 ///   and those that were still on their way
+///
+/// A forked child cannot use its parent's: `NotSupported`. What it drops stays as it is.
 #[derive(Debug)]
 pub struct RingReader {
     driver: Driver,
@@ -112,7 +114,7 @@ impl RingReader {
     }
 
     fn next(&mut self, deadline: &Deadline, timeout: Duration) -> Result<View> {
-        let mut call = self.driver.call();
+        let mut call = self.driver.call(READ)?;
         loop {
             match call.receive(self.ring, SLICE.min(deadline.left())) {
                 Ok(view) if view.header().length > self.largest => {
@@ -156,7 +158,7 @@ impl RingReader {
     /// `DeadlineExceeded` if the writer does not answer; the ring is closed all the same.
     pub fn close(self, timeout: Duration) -> Result<ReceiverStatistics> {
         let deadline = Deadline::after(timeout);
-        let mut call = self.driver.call();
+        let mut call = self.driver.call(CLOSE)?;
         let statistics = call.close_receiver(self.ring)?;
         let mut idle = 0;
         let told = loop {

@@ -1,9 +1,80 @@
-//! Frames of the handshake: whole, in pieces, and from outside.
+//! Frames of the handshake: whole, in pieces, and from outside. The thread of a ring that is told of by
+//! messages.
+
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::time::Duration;
 
 use proptest::prelude::*;
 
-use super::frame::{Frame, LONGEST, VERSION, Wire, encode, take_frame};
-use crate::{Address, ErrorKind};
+use super::frame::{Frame, LONGEST, Link, VERSION, Wire, encode, take_frame};
+use super::writer::SLOT;
+use super::{RingReader, RingWriter, offers};
+use crate::ring::{Notify, RingOptions};
+use crate::{Address, ErrorKind, Policy};
+
+/// Both ends of a ring that is told of by messages, as where writes carry no immediates.
+fn pair_by_messages() -> (RingReader, RingWriter) {
+    const LARGEST: u64 = 1 << 20;
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let address = listener.local_addr().unwrap();
+    let from_writer = TcpStream::connect(address).unwrap();
+    let (from_reader, peer) = listener.accept().unwrap();
+    let [from_writer, from_reader] =
+        [from_writer, from_reader].map(|it| Link::new(it).unwrap().into_stream().unwrap());
+
+    let [mut reader, mut writer] = [(), ()].map(|()| {
+        let here = Some(Ipv4Addr::LOCALHOST.into());
+        let (_, offer) = offers::usable(here, &Policy::default()).unwrap().remove(0);
+        offers::open(&offer).unwrap()
+    });
+    let to_reader = writer.addresses.insert(&reader.port.endpoint().address().unwrap()).unwrap();
+    let to_writer = reader.addresses.insert(&writer.port.endpoint().address().unwrap()).unwrap();
+    let options = RingOptions::new(reader.port.endpoint(), LARGEST).unwrap();
+    let reading = reader.port.offer(&RingOptions { notify: Notify::Message, ..options }).unwrap();
+    let terms = reader.port.terms(reading).unwrap();
+    let (writing, answer) = writer.port.accept(to_reader, &terms, SLOT as u64).unwrap();
+    reader.port.connect(reading, to_writer, &answer).unwrap();
+    let name = || "messages".to_owned();
+    (
+        RingReader::start(reader.port, reading, from_reader, peer, name(), LARGEST).unwrap(),
+        RingWriter::start(writer.port, writing, from_writer, address, name(), LARGEST).unwrap(),
+    )
+}
+
+/// Processor time of all threads of rings in this process.
+fn time_of_threads() -> Duration {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap().map(|task| task.unwrap().path());
+    let name_of = |task: &std::path::PathBuf| std::fs::read_to_string(task.join("comm"));
+    let threads = tasks.filter(|task| name_of(task).is_ok_and(|it| it.trim() == "fabricast-ring"));
+    let ticks = threads.map(|task| {
+        let stat = std::fs::read_to_string(task.join("stat")).unwrap();
+        let behind_name = stat.rsplit(')').next().unwrap();
+        let ticks = behind_name.split_whitespace().skip(11).take(2);
+        ticks.map(|it| it.parse::<u64>().unwrap()).sum::<u64>()
+    });
+    // A hundred a second, on all machines that there are.
+    Duration::from_millis(10 * ticks.sum::<u64>())
+}
+
+#[test]
+fn idle_ring_told_by_messages_takes_little_processor_time() {
+    const TIMEOUT: Duration = Duration::from_secs(20);
+    let (mut reader, mut writer) = pair_by_messages();
+    for message in [b"first", b"other"] {
+        writer.send(message, TIMEOUT).unwrap();
+        assert_eq!(reader.receive(TIMEOUT).unwrap(), message);
+        // Long enough for the threads to have their longest pauses.
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    let before = time_of_threads();
+    std::thread::sleep(Duration::from_secs(2));
+    let taken = time_of_threads() - before;
+    assert!(taken <= Duration::from_millis(100), "{taken:?} of 2 s, by two threads");
+    writer.send(b"last", TIMEOUT).unwrap();
+    assert_eq!(reader.receive(TIMEOUT).unwrap(), b"last");
+    writer.close(TIMEOUT).unwrap();
+    assert_eq!(reader.receive(TIMEOUT).unwrap_err().kind(), ErrorKind::Closed);
+}
 
 fn frames() -> Vec<Frame> {
     let wire = Wire { name: "tcp".into(), protocol: 25, address_format: 2 };

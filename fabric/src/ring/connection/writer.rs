@@ -13,6 +13,7 @@ use crate::{Access, ErrorKind, HostMemory, MemoryRegion, Result};
 
 const WRITE: &str = "writing to a ring";
 const FLUSH: &str = "flushing a ring";
+const CLOSE: &str = "closing a ring";
 /// Bytes of a slot: the longest chunk.
 pub(super) const SLOT: usize = 64 << 10;
 /// Slots that messages are copied into, to be written from: the provider is busy with some while others
@@ -29,6 +30,8 @@ const SLOTS: usize = 16;
 /// - [`Closed`](ErrorKind::Closed): the reader closed the ring
 /// - [`ConnectionLost`](ErrorKind::ConnectionLost): the reader ended without that, or the connection
 ///   broke; what it did not read is lost
+///
+/// A forked child cannot use its parent's: `NotSupported`. What it drops stays as it is.
 #[derive(Debug)]
 pub struct RingWriter {
     driver: Driver,
@@ -81,7 +84,7 @@ impl RingWriter {
                 format!("a message of {length} bytes, where the reader takes {}", self.largest);
             return Err(self.driver.error(ErrorKind::Truncated, WRITE, detail));
         }
-        let mut call = self.driver.call();
+        let mut call = self.driver.call(WRITE)?;
         // The reader's own word comes first.
         if call.sender(self.ring)?.broken().is_none() {
             self.driver.check_peer(WRITE)?;
@@ -128,7 +131,7 @@ impl RingWriter {
             return Err(self.driver.error(ErrorKind::InvalidArgument, FLUSH, detail));
         }
         let deadline = Deadline::after(timeout);
-        let mut call = self.driver.call();
+        let mut call = self.driver.call(FLUSH)?;
         loop {
             match call.flush(self.ring, SLICE.min(deadline.left())) {
                 Err(error) if error.kind() == ErrorKind::DeadlineExceeded => {}
@@ -143,19 +146,39 @@ impl RingWriter {
         }
     }
 
-    /// Waits until the reader has read everything, and tells it that nothing more comes. A writer that
-    /// is dropped without that is one that died, to its reader.
+    /// Waits until the reader has read everything, and tells it that nothing more comes. A reader that
+    /// ended by itself once it had read everything is not told, which is no error. A writer that is
+    /// dropped without being closed is one that died, to its reader.
     ///
     /// # Errors
-    /// As [`flush`](Self::flush); the ring is closed all the same.
+    /// As [`flush`](Self::flush). The ring is closed all the same, as if the writer had died: the reader
+    /// is given what arrived, and then `ConnectionLost`; or `Closed`, if only the answer of the reader
+    /// was late.
     pub fn close(mut self, timeout: Duration) -> Result<SenderStatistics> {
         let deadline = Deadline::after(timeout);
         self.flush(timeout)?;
-        let mut call = self.driver.call();
-        let closed = call.close_sender(self.ring, deadline.left());
+        let mut call = self.driver.call(CLOSE)?;
+        let sender = call.sender(self.ring)?;
+        let (statistics, is_there) = (sender.statistics(), sender.broken().is_none());
+        call.retire(self.ring, is_there);
+        let mut idle = 0;
+        while call.rings().1 > 0 {
+            if self.driver.check_peer(CLOSE).is_err() {
+                // Not by `Driver::close`, which would try to tell the reader for a while.
+                return Ok(statistics);
+            }
+            if deadline.has_passed() {
+                let detail = format!(
+                    "everything was read, but the reader did not answer within {timeout:?}: it may \
+                     not know that nothing more comes"
+                );
+                return Err(self.driver.error(ErrorKind::DeadlineExceeded, CLOSE, detail));
+            }
+            call.turn(&mut idle, SLICE.min(deadline.left()))?;
+        }
         drop(call);
         self.driver.close()?;
-        closed
+        Ok(statistics)
     }
 
     /// Where the reader is.

@@ -136,7 +136,9 @@ impl Port {
         self.retire(id, false);
     }
 
-    fn retire(&mut self, id: SenderId, surely: bool) {
+    /// Lets go of the writing side as [`drop_sender`](Self::drop_sender) does. The reader is told
+    /// surely if it is known to be there: then the end of the ring waits for that.
+    pub(in super::super) fn retire(&mut self, id: SenderId, surely: bool) {
         if let Ok(sender) = find(&mut self.senders, id.0) {
             sender.retire(surely);
             self.is_restless = true;

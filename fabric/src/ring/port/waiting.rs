@@ -22,17 +22,27 @@ impl Port {
     /// # Errors
     /// As [`turn`](Self::turn).
     pub fn rest(&mut self, longest: Duration) -> Result<Turn> {
+        self.rest_with_naps(longest, None)
+    }
+
+    /// The same, with sleeps of this length, if one is given, while something is to be done that
+    /// nothing wakes us for: that may come late by as much. What the queue has still ends a sleep.
+    pub(in super::super) fn rest_with_naps(
+        &mut self,
+        longest: Duration,
+        nap: Option<Duration>,
+    ) -> Result<Turn> {
         match self.others.pop_front() {
             Some(other) => Ok(Turn::Other(other)),
-            None => self.fresh_rest(longest),
+            None => self.fresh_rest(longest, nap.unwrap_or(NAP)),
         }
     }
 
-    fn fresh_rest(&mut self, longest: Duration) -> Result<Turn> {
+    fn fresh_rest(&mut self, longest: Duration, nap: Duration) -> Result<Turn> {
         // Whoever drops a view from now on wakes us.
         self.receivers.iter().flatten().for_each(|receiver| receiver.sleeps());
         self.tell_all(true);
-        let longest = longest.min(self.longest_sleep());
+        let longest = longest.min(self.longest_sleep(nap));
         let told = self.sleep_lanes();
         let outcome = if told { None } else { self.queue.wait_or_wake(longest) };
         self.wake_lanes();
@@ -45,9 +55,9 @@ impl Port {
     }
 
     /// How long nothing is to be done that nothing wakes us for.
-    fn longest_sleep(&self) -> Duration {
+    fn longest_sleep(&self, nap: Duration) -> Duration {
         if self.is_restless || self.owes_lanes() {
-            return NAP;
+            return nap;
         }
         // Credit that there was no room for for long may wait an eighth of that once more.
         let unsent = self.receivers.iter().flatten().filter_map(|it| it.unsent_for());
@@ -177,8 +187,10 @@ impl Wait {
     pub(super) fn turn(&mut self, port: &mut Port) -> Result<bool> {
         self.turns = self.turns.wrapping_add(1);
         let is_quiet = self.idle >= QUIET;
-        let turn =
-            if is_quiet { port.fresh_rest(self.deadline.left())? } else { port.fresh_turn()? };
+        let turn = match is_quiet {
+            true => port.fresh_rest(self.deadline.left(), NAP)?,
+            false => port.fresh_turn()?,
+        };
         match turn {
             Turn::Idle => self.idle = self.idle.saturating_add(1),
             Turn::Ring => self.idle = 0,
