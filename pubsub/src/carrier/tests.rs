@@ -308,7 +308,14 @@ fn where_nothing_can_be_sent_nothing_is_kept() {
         carrier.turn();
         std::thread::sleep(Duration::from_millis(2));
     }
-    assert!(carrier.longest_wait(Instant::now()).is_some_and(|wait| wait > Duration::ZERO));
+    // What is due is done, and then it waits.
+    let waits = |carrier: &Carrier| {
+        carrier.longest_wait(Instant::now()).is_some_and(|wait| wait > Duration::ZERO)
+    };
+    while !waits(&carrier) {
+        assert!(Instant::now() < end);
+        carrier.turn();
+    }
 }
 
 #[test]
