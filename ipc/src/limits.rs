@@ -9,7 +9,7 @@ use std::io;
 /// ```
 /// use ipc::DescriptorLimit;
 /// let limit = DescriptorLimit::of_this_process();
-/// assert!(limit.to_string().contains("ulimit -n"));
+/// assert!(limit.left() > 0 && limit.to_string().contains("ulimit -n"));
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DescriptorLimit {
@@ -29,6 +29,12 @@ impl DescriptorLimit {
         let is_open = |fd: &u64| unsafe { libc::fcntl(*fd as libc::c_int, libc::F_GETFD) } >= 0;
         let open = (0..soft.min(MOST_COUNTED)).filter(is_open).count() as u64;
         Self { open, soft, hard }
+    }
+
+    /// How many more there may be.
+    #[must_use]
+    pub fn left(&self) -> u64 {
+        self.soft.saturating_sub(self.open)
     }
 
     /// Raises the soft limit of this process to the hard one.

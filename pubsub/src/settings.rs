@@ -101,11 +101,23 @@ impl SharedPlace {
             MemoryPlace::Device(name) => {
                 match gpu::Device::open(name).map(|device| device.properties().uuid) {
                     Ok(Uuid(bytes)) => Ok(Self::Device(bytes)),
-                    Err(cause) => Err(Error::because(operation, ErrorKind::NoDevice, cause)),
+                    Err(cause) => Err(without_device(operation, cause)),
                 }
             }
         }
     }
+}
+
+/// A driver does not say that it could not open a file.
+fn without_device(operation: &'static str, cause: gpu::Error) -> Error {
+    /// So many files a driver opens, and some more.
+    const OF_A_DRIVER: u64 = 64;
+    let limit = ipc::DescriptorLimit::of_this_process();
+    let error = Error::because(operation, ErrorKind::NoDevice, cause);
+    if limit.left() >= OF_A_DRIVER {
+        return error;
+    }
+    error.with_detail(format!("its driver may lack descriptors: {limit}"))
 }
 
 /// What happens to a message for which there is no room.
