@@ -287,6 +287,7 @@ fn killed_reader_ends_its_writer() {
     let mut writer = ring::connect(&address, TIMEOUT).unwrap();
     writer.send(b"first", TIMEOUT).unwrap();
     assert_eq!(reader.line(TIMEOUT).as_deref(), Some("read"));
+    writer.send(b"not read", TIMEOUT).unwrap();
     reader.kill();
     let before = Instant::now();
     let message = vec![1; 1 << 20];

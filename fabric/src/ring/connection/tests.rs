@@ -1,20 +1,30 @@
-//! Frames of the handshake: whole, in pieces, and from outside. The thread of a ring that is told of by
-//! messages.
+//! Frames of the handshake: whole, in pieces, and from outside. Rings as no handshake here makes them.
 
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
-use std::time::Duration;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 
 use super::frame::{Frame, LONGEST, Link, VERSION, Wire, encode, take_frame};
+use super::offers::{self, Side};
 use super::writer::SLOT;
-use super::{RingReader, RingWriter, offers};
-use crate::ring::{Notify, RingOptions};
+use super::{RingReader, RingWriter};
+use crate::ring::{Notify, ReceiverId, RingOptions};
 use crate::{Address, ErrorKind, Policy};
 
-/// Both ends of a ring that is told of by messages, as where writes carry no immediates.
-fn pair_by_messages() -> (RingReader, RingWriter) {
-    const LARGEST: u64 = 1 << 20;
+const TIMEOUT: Duration = Duration::from_secs(20);
+const LARGEST: u64 = 1 << 20;
+
+/// The reader's side of a ring, without a thread that drives it.
+struct Reading {
+    side: Side,
+    ring: ReceiverId,
+    stream: TcpStream,
+    writer: SocketAddr,
+}
+
+/// Both sides of a ring whose reader is told in this form.
+fn pair_by(notify: Notify) -> (Reading, RingWriter) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let address = listener.local_addr().unwrap();
     let from_writer = TcpStream::connect(address).unwrap();
@@ -30,15 +40,13 @@ fn pair_by_messages() -> (RingReader, RingWriter) {
     let to_reader = writer.addresses.insert(&reader.port.endpoint().address().unwrap()).unwrap();
     let to_writer = reader.addresses.insert(&writer.port.endpoint().address().unwrap()).unwrap();
     let options = RingOptions::new(reader.port.endpoint(), LARGEST).unwrap();
-    let reading = reader.port.offer(&RingOptions { notify: Notify::Message, ..options }).unwrap();
-    let terms = reader.port.terms(reading).unwrap();
+    let ring = reader.port.offer(&RingOptions { notify, ..options }).unwrap();
+    let terms = reader.port.terms(ring).unwrap();
     let (writing, answer) = writer.port.accept(to_reader, &terms, SLOT as u64).unwrap();
-    reader.port.connect(reading, to_writer, &answer).unwrap();
-    let name = || "messages".to_owned();
-    (
-        RingReader::start(reader.port, reading, from_reader, peer, name(), LARGEST).unwrap(),
-        RingWriter::start(writer.port, writing, from_writer, address, name(), LARGEST).unwrap(),
-    )
+    reader.port.connect(ring, to_writer, &answer).unwrap();
+    let provider = "any".to_owned();
+    let writer = RingWriter::start(writer.port, writing, from_writer, address, provider, LARGEST);
+    (Reading { side: reader, ring, stream: from_reader, writer: peer }, writer.unwrap())
 }
 
 /// Processor time of all threads of rings in this process.
@@ -58,8 +66,9 @@ fn time_of_threads() -> Duration {
 
 #[test]
 fn idle_ring_told_by_messages_takes_little_processor_time() {
-    const TIMEOUT: Duration = Duration::from_secs(20);
-    let (mut reader, mut writer) = pair_by_messages();
+    let (Reading { side, ring, stream, writer: peer }, mut writer) = pair_by(Notify::Message);
+    let provider = "any".to_owned();
+    let mut reader = RingReader::start(side.port, ring, stream, peer, provider, LARGEST).unwrap();
     for message in [b"first", b"other"] {
         writer.send(message, TIMEOUT).unwrap();
         assert_eq!(reader.receive(TIMEOUT).unwrap(), message);
@@ -74,6 +83,26 @@ fn idle_ring_told_by_messages_takes_little_processor_time() {
     assert_eq!(reader.receive(TIMEOUT).unwrap(), b"last");
     writer.close(TIMEOUT).unwrap();
     assert_eq!(reader.receive(TIMEOUT).unwrap_err().kind(), ErrorKind::Closed);
+}
+
+#[test]
+fn writer_closes_in_time_where_only_tcp_tells_that_its_reader_is_gone() {
+    let (Reading { mut side, ring, stream, .. }, mut writer) = pair_by(Notify::Immediate);
+    let writing = std::thread::spawn(move || {
+        writer.send(b"message", TIMEOUT).unwrap();
+        writer.flush(TIMEOUT).unwrap();
+        writer
+    });
+    drop(side.port.receive(ring, TIMEOUT).unwrap());
+    while !writing.is_finished() {
+        let _ = side.port.rest(Duration::from_millis(1)).unwrap();
+    }
+    let writer = writing.join().unwrap();
+    // From now on the endpoint is there and answers nothing.
+    drop(stream);
+    let before = Instant::now();
+    assert_eq!(writer.close(TIMEOUT).unwrap().messages, 1);
+    assert!(before.elapsed() < Duration::from_secs(5), "{:?}", before.elapsed());
 }
 
 fn frames() -> Vec<Frame> {
