@@ -11,7 +11,7 @@ use fabric::{
 };
 use testkit::children::ForkedChild;
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Drops it in a forked child, and gives it back.
 fn drop_in_child<T>(inherited: T) -> T {
@@ -49,7 +49,7 @@ impl Side {
         let Side { endpoint, queue, region } = other;
         endpoint.receive(queue, &region.all(), 1).unwrap();
         let slice = self.region.slice(0..8).unwrap();
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + TIMEOUT;
         let mut is_sent = false;
         loop {
             if !is_sent {
@@ -89,7 +89,7 @@ fn connected_endpoints_survive_a_child_that_drops_them() {
     let register = || domain.register(HostMemory::zeroed(64).unwrap(), Access::ALL).unwrap();
     endpoint.start_connecting(&to, &[]).unwrap();
     let mut client = Side { endpoint, queue, region: register() };
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TIMEOUT;
     let request = loop {
         client_events.poll().unwrap();
         if let Some(Event::ConnectionRequest(request)) = requests.poll().unwrap() {
@@ -189,7 +189,7 @@ fn rings_go_on_when_a_child_drops_them() {
         }
         let (writer, reader, source, ..) = &mut all;
         let mut message = writer.begin(writing, 0, 512).unwrap();
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + TIMEOUT;
         while !message.is_written() {
             writer.push(writing, &mut message, &source.all()).unwrap();
             turn(writer, reader);
@@ -219,10 +219,10 @@ fn rings_go_on_when_a_child_drops_them() {
 fn connected_rings_refuse_a_child_and_go_on_in_its_parent() {
     let mut listener = ring::listen("127.0.0.1:0").unwrap();
     let address = listener.address();
-    let connect = move || std::thread::spawn(move || ring::connect(address, PATIENCE));
+    let connect = move || std::thread::spawn(move || ring::connect(address, TIMEOUT));
     let mut pair = || {
         let connecting = connect();
-        let reader = listener.accept(PATIENCE).unwrap();
+        let reader = listener.accept(TIMEOUT).unwrap();
         (reader, connecting.join().unwrap().unwrap())
     };
     let rings = [pair(), pair()];
@@ -232,19 +232,19 @@ fn connected_rings_refuse_a_child_and_go_on_in_its_parent() {
     let refused = |error: Error| assert_eq!(error.kind(), ErrorKind::NotSupported, "{error}");
     let inherited = in_child((rings, listener), |(rings, listener)| {
         let [(mut reader, mut writer), dropped] = rings;
-        refused(reader.receive(PATIENCE).unwrap_err());
-        refused(reader.receive_chunk(PATIENCE).unwrap_err());
-        refused(writer.send(b"of the child", PATIENCE).unwrap_err());
-        refused(writer.flush(PATIENCE).unwrap_err());
-        refused(reader.close(PATIENCE).unwrap_err());
-        refused(writer.close(PATIENCE).unwrap_err());
+        refused(reader.receive(TIMEOUT).unwrap_err());
+        refused(reader.receive_chunk(TIMEOUT).unwrap_err());
+        refused(writer.send(b"of the child", TIMEOUT).unwrap_err());
+        refused(writer.flush(TIMEOUT).unwrap_err());
+        refused(reader.close(TIMEOUT).unwrap_err());
+        refused(writer.close(TIMEOUT).unwrap_err());
         drop((dropped, listener));
     });
     let (rings, _listener) = inherited;
     for (mut reader, mut writer) in rings {
-        writer.send(b"of the parent", PATIENCE).unwrap();
-        assert_eq!(reader.receive(PATIENCE).unwrap(), b"of the parent");
-        writer.close(PATIENCE).unwrap();
-        assert_eq!(reader.receive(PATIENCE).unwrap_err().kind(), ErrorKind::Closed);
+        writer.send(b"of the parent", TIMEOUT).unwrap();
+        assert_eq!(reader.receive(TIMEOUT).unwrap(), b"of the parent");
+        writer.close(TIMEOUT).unwrap();
+        assert_eq!(reader.receive(TIMEOUT).unwrap_err().kind(), ErrorKind::Closed);
     }
 }

@@ -568,6 +568,30 @@ fn address_that_does_not_answer_leaves_time_for_the_next_one() {
 }
 
 #[test]
+fn message_that_goes_on_arriving_keeps_no_call_beyond_its_deadline() {
+    let (mut reader, mut writer) = pair_of(&RingSetup::new());
+    let message = vec![7; 1 << 20];
+    let sent = message.clone();
+    let writing = std::thread::spawn(move || {
+        writer.send(&sent, TIMEOUT).unwrap();
+        writer.close(TIMEOUT).unwrap();
+    });
+    let (end, mut calls) = (Instant::now() + TIMEOUT, 1);
+    let received = loop {
+        match reader.receive(Duration::ZERO) {
+            Ok(received) => break received,
+            Err(error) => assert_eq!(error.kind(), ErrorKind::DeadlineExceeded, "{error}"),
+        }
+        assert!(Instant::now() < end);
+        calls += 1;
+    };
+    // A chunk has 64 KiB.
+    assert!(received == message && calls >= 16, "{calls} calls");
+    assert_kind(reader.receive(TIMEOUT), ErrorKind::Closed);
+    writing.join().unwrap();
+}
+
+#[test]
 fn sides_without_a_provider_in_common_both_learn_it() {
     let found = providers();
     let [first, .., last] = found[..] else { testkit::skip!("only {found:?} is here") };

@@ -74,7 +74,7 @@ fn connect_to_one(addresses: &[SocketAddr], deadline: &Deadline) -> std::io::Res
             Ok(stream) => return Ok(stream),
             Err(error) => error,
         };
-        if worth(&error) >= worth(&failure) {
+        if rank(&error) >= rank(&failure) {
             failure = error;
         }
     }
@@ -82,7 +82,7 @@ fn connect_to_one(addresses: &[SocketAddr], deadline: &Deadline) -> std::io::Res
 }
 
 /// How much a failure to connect tells. A program may yet begin to listen where a connection was refused.
-fn worth(error: &std::io::Error) -> u8 {
+fn rank(error: &std::io::Error) -> u8 {
     match error.kind() {
         IoKind::TimedOut => 0,
         IoKind::ConnectionRefused => 2,
@@ -100,28 +100,28 @@ fn shake_hands(
     let (local, peer) = (stream.local_addr(), stream.peer_addr());
     let (local, peer) = (local.map_err(failed)?, peer.map_err(failed)?);
     let link = Link::new(stream).map_err(failed)?;
-    let mut talk = Talk { link, deadline, timeout };
+    let mut frames = Frames { link, deadline, timeout };
 
     let ours = offers::usable(offers::source_of(local), policy)?;
     let providers = ours.iter().map(|(wire, _)| wire.clone()).collect();
-    talk.link.send(&Frame::Hello { providers })?;
-    let Frame::Chosen { provider, address } = talk.receive("the choice of a provider")? else {
+    frames.link.send(&Frame::Hello { providers })?;
+    let Frame::Chosen { provider, address } = frames.receive("the choice of a provider")? else {
         return Err(out_of_turn());
     };
     let (provider, offer) = offers::in_common(ours, std::slice::from_ref(&provider))?;
     let mut side = offers::open(&offer)?;
     let reader = side.addresses.insert(&address)?;
-    talk.link.send(&Frame::Address(side.port.endpoint().address()?))?;
-    let Frame::Terms { offer, largest } = talk.receive("the ring's terms")? else {
+    frames.link.send(&Frame::Address(side.port.endpoint().address()?))?;
+    let Frame::Terms { offer, largest } = frames.receive("the ring's terms")? else {
         return Err(out_of_turn());
     };
     let accepted = side.port.accept(reader, &offer, SLOT as u64);
     let (ring, answer) = accepted.inspect_err(|error| {
-        let _ = talk.link.send(&Frame::refusal(error));
+        let _ = frames.link.send(&Frame::refusal(error));
     })?;
-    talk.link.send(&Frame::Answer(answer))?;
-    let Frame::Ready = talk.receive("the reader to be ready")? else { return Err(out_of_turn()) };
-    let stream = talk.link.into_stream()?;
+    frames.link.send(&Frame::Answer(answer))?;
+    let Frame::Ready = frames.receive("the reader to be ready")? else { return Err(out_of_turn()) };
+    let stream = frames.link.into_stream()?;
     RingWriter::start(side.port, ring, stream, peer, provider.name, largest)
 }
 
@@ -130,13 +130,13 @@ fn out_of_turn() -> Error {
 }
 
 /// The frames of one handshake.
-struct Talk<'a> {
+struct Frames<'a> {
     link: Link,
     deadline: &'a Deadline,
     timeout: Duration,
 }
 
-impl Talk<'_> {
+impl Frames<'_> {
     fn receive(&mut self, what: &str) -> Result<Frame> {
         loop {
             match self.link.next()? {

@@ -70,7 +70,7 @@ struct Shared {
     /// Calls that have ended.
     calls: AtomicU64,
     /// The thread sleeps for longer than a tick, and wants to know of the end of a call.
-    dozes: AtomicBool,
+    sleeps_long: AtomicBool,
     /// Since when the TCP connection is known to have ended.
     gone: OnceLock<Instant>,
 }
@@ -96,7 +96,7 @@ impl Driver {
             is_wanted: AtomicBool::new(false),
             stops: AtomicBool::new(false),
             calls: AtomicU64::new(0),
-            dozes: AtomicBool::new(false),
+            sleeps_long: AtomicBool::new(false),
             gone: OnceLock::new(),
         });
         let run = {
@@ -233,7 +233,7 @@ impl Drop for Call<'_> {
     fn drop(&mut self) {
         let shared = &*self.driver.shared;
         shared.calls.fetch_add(1, Ordering::SeqCst);
-        if shared.dozes.load(Ordering::SeqCst)
+        if shared.sleeps_long.load(Ordering::SeqCst)
             && let Some(handle) = &self.driver.thread.handle
         {
             handle.thread().unpark();
@@ -245,7 +245,7 @@ impl Shared {
     fn run(&self, stream: &TcpStream) {
         let mut tick = TICK;
         while !self.stops.load(Ordering::SeqCst) {
-            self.dozes.store(tick > TICK, Ordering::SeqCst);
+            self.sleeps_long.store(tick > TICK, Ordering::SeqCst);
             let calls = self.calls.load(Ordering::SeqCst);
             std::thread::park_timeout(tick);
             self.watch(stream);

@@ -6,6 +6,7 @@
 //! that did. Each handshake has 10 s; only the time inside [`RingListener::accept`] counts.
 
 use std::io::ErrorKind as IoKind;
+use std::mem;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
@@ -26,6 +27,8 @@ const ACCEPT: &str = "accepting a ring's writer";
 const MOST_HANDSHAKES: usize = 16;
 /// How long one may take.
 const HANDSHAKE: Duration = Duration::from_secs(10);
+/// Connections that are no writer's must not fill the log: one line in this time.
+const LOG_PAUSE: Duration = Duration::from_secs(1);
 /// How long one may send no `Hello` while further connections wait.
 const SILENCE: Duration = Duration::from_secs(1);
 
@@ -43,6 +46,9 @@ pub struct RingListener {
     returned: Instant,
     /// Why the last handshake that failed did.
     refused: Option<String>,
+    /// When a refusal was logged last, and how many were not since.
+    logged: Option<Instant>,
+    unlogged: u64,
 }
 
 /// A writer that connects.
@@ -66,8 +72,16 @@ enum Stage {
 
 impl RingListener {
     pub(super) fn new(setup: RingSetup, listener: TcpListener, address: SocketAddr) -> Self {
-        let (handshakes, returned) = (Vec::new(), Instant::now());
-        Self { setup, listener, address, handshakes, returned, refused: None }
+        Self {
+            setup,
+            listener,
+            address,
+            handshakes: Vec::new(),
+            returned: Instant::now(),
+            refused: None,
+            logged: None,
+            unlogged: 0,
+        }
     }
 
     /// The address that it listens at.
@@ -132,7 +146,7 @@ impl RingListener {
     }
 
     fn begin(&mut self, stream: TcpStream, from: SocketAddr) {
-        // A connection that has ended already is not worth a word.
+        // A connection that has ended already is not logged.
         let Ok(link) = Link::new(stream) else { return };
         let now = Instant::now();
         if self.is_full() {
@@ -149,8 +163,8 @@ impl RingListener {
 
     /// The handshake that gives way to another one, if one does: the oldest without a `Hello`.
     fn silent(&self, now: Instant) -> Option<usize> {
-        let is_silent = |it: &Handshake| it.has_said_nothing() && it.age(now) >= SILENCE;
-        self.handshakes.iter().position(is_silent)
+        let gives_way = |it: &Handshake| it.is_silent() && it.age(now) >= SILENCE;
+        self.handshakes.iter().position(gives_way)
     }
 
     /// Refuses the handshakes whose time is over.
@@ -191,7 +205,17 @@ impl RingListener {
     }
 
     fn was_refused(&mut self, from: SocketAddr, error: &Error) {
-        tracing::warn!(%from, at = %self.address, why = %error, "a ring's writer was refused");
+        let now = Instant::now();
+        if self.logged.is_some_and(|logged| now.saturating_duration_since(logged) < LOG_PAUSE) {
+            self.unlogged += 1;
+        } else {
+            let more = mem::take(&mut self.unlogged);
+            tracing::warn!(
+                %from, at = %self.address, why = %error, suppressed = more,
+                "a ring's writer was refused"
+            );
+            self.logged = Some(now);
+        }
         self.refused = Some(format!("the last one, from {from}, was refused: {error}"));
     }
 
@@ -200,7 +224,7 @@ impl RingListener {
         let now = Instant::now();
         let takes = !self.is_full() || self.silent(now).is_some();
         let until_next = |it: &Handshake| {
-            let most = if takes || !it.has_said_nothing() { HANDSHAKE } else { SILENCE };
+            let most = if takes || !it.is_silent() { HANDSHAKE } else { SILENCE };
             most.saturating_sub(it.age(now))
         };
         let next = self.handshakes.iter().map(until_next).min();
@@ -228,14 +252,14 @@ impl Handshake {
     }
 
     /// Did no whole frame come?
-    fn has_said_nothing(&self) -> bool {
+    fn is_silent(&self) -> bool {
         matches!(self.stage, Stage::Hello)
     }
 
     /// Answers what has come. True if the ring is there.
     fn advance(&mut self, setup: &RingSetup) -> Result<bool> {
         while let Some(frame) = self.link.next()? {
-            self.stage = match (std::mem::replace(&mut self.stage, Stage::Over), frame) {
+            self.stage = match (mem::replace(&mut self.stage, Stage::Over), frame) {
                 (Stage::Hello, Frame::Hello { providers }) => self.choose(setup, &providers)?,
                 (Stage::Address { side, provider }, Frame::Address(address)) => {
                     let writer = side.addresses.insert(&address)?;
@@ -349,6 +373,21 @@ mod tests {
         assert!(error.contains("took longer than 10s"), "{error}");
         assert_eq!(refusal(&mut silent), "the handshake took longer than 10s");
         assert!(listener.handshakes.is_empty());
+    }
+
+    #[test]
+    fn refusals_are_logged_once_a_second() {
+        let mut listener = RingSetup::new().listen("127.0.0.1:0").unwrap();
+        let error = malformed("it does not speak the protocol of rings");
+        let from = listener.address();
+        for _ in 0..1000 {
+            listener.was_refused(from, &error);
+        }
+        let (logged, unlogged) = (listener.logged.unwrap(), listener.unlogged);
+        assert!(unlogged >= 900, "{unlogged}");
+        listener.logged = Some(logged - LOG_PAUSE);
+        listener.was_refused(from, &error);
+        assert_eq!(listener.unlogged, 0);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use super::super::port::{Port, ReceiverId};
 use super::super::receiver::ReceiverStatistics;
 use super::driver::{Driver, SLICE};
 use crate::waiting::Deadline;
-use crate::{ErrorKind, Result};
+use crate::{Error, ErrorKind, Result};
 
 const READ: &str = "reading a ring";
 const CLOSE: &str = "closing a ring";
@@ -69,6 +69,10 @@ impl RingReader {
             view.read(0, &mut self.partial[from..])?;
             if view.is_last() {
                 return Ok(std::mem::take(&mut self.partial));
+            }
+            // Also where chunks come all the time.
+            if deadline.has_passed() {
+                return Err(self.too_late(timeout));
             }
         }
     }
@@ -131,12 +135,17 @@ impl RingReader {
             }
             self.driver.check_peer(READ)?;
             if deadline.has_passed() {
-                let received = self.partial.len();
-                let detail =
-                    format!("nothing for {timeout:?}; {received} bytes of the next message came");
-                return Err(self.driver.error(ErrorKind::DeadlineExceeded, READ, detail));
+                return Err(self.too_late(timeout));
             }
         }
+    }
+
+    fn too_late(&self, timeout: Duration) -> Error {
+        let received = self.partial.len();
+        let detail = format!(
+            "the next message did not arrive within {timeout:?}: {received} bytes of it are here"
+        );
+        self.driver.error(ErrorKind::DeadlineExceeded, READ, detail)
     }
 
     /// Where the writer is.
