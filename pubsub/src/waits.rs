@@ -110,10 +110,10 @@ impl Node {
     /// 50 ms where less is left; as [`open`](Self::open).
     pub fn wait_for_topic(&self, name: &str, timeout: Duration) -> Result<Topic> {
         let (mut unknown, interruption) = (None::<Error>, self.interruption());
-        let (deadline, patience) = (ipc::deadline(timeout), self.patience());
+        let (deadline, most) = (ipc::deadline(timeout), self.answer_timeout());
         let topic = find_by(deadline, || {
             let left = deadline.saturating_duration_since(Instant::now()).max(LEAST);
-            match self.open_within(name, patience.min(left)) {
+            match self.open_within(name, most.min(left)) {
                 Ok(topic) => Ok(Some(topic)),
                 // Its service may be about to have a successor.
                 Err(error)
@@ -121,7 +121,7 @@ impl Node {
                 {
                     interruption.check(error.operation()).map_err(|it| it.on(name))?;
                     // An attempt that was cut short says less than the one before.
-                    let was_cut_short = error.kind() != ErrorKind::Unknown && left < patience;
+                    let was_cut_short = error.kind() != ErrorKind::Unknown && left < most;
                     if unknown.is_none() || !was_cut_short {
                         unknown = Some(error);
                     }

@@ -4,33 +4,33 @@ use std::sync::Once;
 
 const PREFIX: &str = "FABRICAST_";
 
-/// Those that this library or the command `fabricast` reads, without the prefix.
+/// Those that this library or the command `fabricast` reads.
 const KNOWN: [&str; 25] = [
-    "BUDGET_DEVICE",
-    "BUDGET_HOST",
-    "CONFIG",
-    "DEVICE",
-    "DIRECTORY",
-    "INSECURE",
-    "LABEL",
-    "LANES",
-    "LISTEN",
-    "LOG",
-    "LOST_AFTER",
-    "NODE_NAME",
-    "PATIENCE",
-    "PEERS",
-    "PROVIDER",
-    "RENDEZVOUS",
-    "SERVICE",
-    "SOURCE",
-    "TOPIC_DEPTH",
-    "TOPIC_LARGEST",
-    "TOPIC_LOANS",
-    "TOPIC_MEMORY",
-    "TOPIC_RELEASE_DEADLINE",
-    "TOPIC_RELIABILITY",
-    "WORKERS",
+    "FABRICAST_BUDGET_DEVICE",
+    "FABRICAST_BUDGET_HOST",
+    "FABRICAST_CONFIG",
+    "FABRICAST_DEVICE",
+    "FABRICAST_DIRECTORY",
+    "FABRICAST_INSECURE",
+    "FABRICAST_LABEL",
+    "FABRICAST_LANES",
+    "FABRICAST_LISTEN",
+    "FABRICAST_LOG",
+    "FABRICAST_LOST_AFTER",
+    "FABRICAST_NODE_NAME",
+    "FABRICAST_PATIENCE",
+    "FABRICAST_PEERS",
+    "FABRICAST_PROVIDER",
+    "FABRICAST_RENDEZVOUS",
+    "FABRICAST_SERVICE",
+    "FABRICAST_SOURCE",
+    "FABRICAST_TOPIC_DEPTH",
+    "FABRICAST_TOPIC_LARGEST",
+    "FABRICAST_TOPIC_LOANS",
+    "FABRICAST_TOPIC_MEMORY",
+    "FABRICAST_TOPIC_RELEASE_DEADLINE",
+    "FABRICAST_TOPIC_RELIABILITY",
+    "FABRICAST_WORKERS",
 ];
 
 /// Logs a warning for each variable that is misspelt: once, when a log is there that shows it.
@@ -51,29 +51,16 @@ pub(crate) fn warn_of_misspelt() {
 fn warnings(names: impl Iterator<Item = String>) -> Vec<String> {
     let mut warnings: Vec<_> = names
         .filter_map(|name| {
-            let near = nearest(name.strip_prefix(PREFIX)?)?;
+            let is_unknown = name.starts_with(PREFIX) && !KNOWN.contains(&&*name);
+            let near = is_unknown.then(|| pubsub::nearest_variable(&name, KNOWN)).flatten()?;
             Some(format!(
-                "environment variable {} is ignored: no such setting. The nearest setting is \
-                 {PREFIX}{near}",
+                "environment variable {} is ignored: no such setting. The nearest setting is {near}",
                 name.escape_debug()
             ))
         })
         .collect();
     warnings.sort();
     warnings
-}
-
-/// The known name that differs in the fewest letters, if these are few. The name of the group
-/// counts for nothing: a setting of topics is often looked for among the others.
-fn nearest(name: &str) -> Option<&'static str> {
-    if KNOWN.contains(&name) {
-        return None;
-    }
-    let setting = |name: &'static str| name.strip_prefix("TOPIC_").unwrap_or(name);
-    let written = name.strip_prefix("TOPIC_").unwrap_or(name);
-    let distance = |near: &&'static str| strsim::osa_distance(written, setting(near));
-    let near = KNOWN.into_iter().min_by_key(distance)?;
-    (distance(&near) <= setting(near).len() / 3).then_some(near)
 }
 
 #[cfg(test)]
@@ -112,7 +99,7 @@ mod tests {
         let manual = include_str!("../../../docs/operating.md");
         let mut count = 0;
         for row in manual.lines().filter(|line| line.starts_with("| `")) {
-            for name in row.split('`').filter_map(|word| word.strip_prefix(PREFIX)) {
+            for name in row.split('`').filter(|word| word.starts_with(PREFIX)) {
                 assert!(KNOWN.contains(&name), "{name}");
                 count += 1;
             }

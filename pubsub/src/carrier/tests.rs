@@ -500,6 +500,13 @@ fn who_subscribes_again_before_the_other_node_knows_is_told_what_does_not_come()
     }
 }
 
+/// Of a message of 8 bytes, one of each number of one publisher.
+fn header_at(position: u64) -> MessageHeader {
+    let (length, publisher, sequence) = (8, 1, position + 1);
+    let (published, posted, metadata) = (0, 0, Metadata::NONE);
+    MessageHeader { position, length, publisher, sequence, published, posted, metadata }
+}
+
 #[test]
 fn what_is_missing_before_one_that_found_no_room_is_told_with_the_next_one() {
     let settings = SharedSettings { reliability: Reliability::DropNewest, ..settings() };
@@ -510,10 +517,7 @@ fn what_is_missing_before_one_that_found_no_room_is_told_with_the_next_one() {
     let household = place.household();
     let mut sink = TopicSink::new(&household, &place.topic, &place.arrivals, origin, &room, alive);
     let mut comes = |position: u64| {
-        let (length, publisher, sequence) = (8, 1, position + 1);
-        let (published, posted, metadata) = (0, 0, Metadata::NONE);
-        let header =
-            MessageHeader { position, length, publisher, sequence, published, posted, metadata };
+        let header = header_at(position);
         assert!(sink.begin(&header).unwrap().is_some());
         assert_eq!(sink.finish(&header, &Stages::default()).unwrap(), Finished::Published);
     };
@@ -542,20 +546,14 @@ fn a_reader_is_in_nobodys_way_once_what_was_refused_does_not_come_again() {
     let mut position = 0;
     // Its reader holds all messages that there may be.
     while place.topic.arrivals().has_room() {
-        let (length, publisher, sequence) = (8, 1, position + 1);
-        let (published, posted, metadata) = (0, 0, Metadata::NONE);
-        let header =
-            MessageHeader { position, length, publisher, sequence, published, posted, metadata };
+        let header = header_at(position);
         assert!(sink.begin(&header).unwrap().is_some());
         assert!(!room.is_wanted(FAR));
         assert_eq!(sink.finish(&header, &Stages::default()).unwrap(), Finished::Published);
         place.topic.arrivals().take(&mut subscriber).unwrap();
         position += 1;
     }
-    let (length, publisher, sequence) = (8, 1, position + 1);
-    let (published, posted, metadata) = (0, 0, Metadata::NONE);
-    let header =
-        MessageHeader { position, length, publisher, sequence, published, posted, metadata };
+    let header = header_at(position);
     assert!(sink.begin(&header).unwrap().is_some());
     assert_eq!(sink.finish(&header, &Stages::default()).unwrap(), Finished::Published);
     assert!(room.is_wanted(FAR), "one was refused");

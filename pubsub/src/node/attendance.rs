@@ -281,7 +281,7 @@ impl Shared {
     pub(super) fn ask_within(
         &self,
         operation: &'static str,
-        patience: Duration,
+        timeout: Duration,
         request: impl FnOnce(u64) -> Request,
     ) -> Result<Answer> {
         let (sender, receiver) = bounded(1);
@@ -298,13 +298,13 @@ impl Shared {
             number
         };
         self.bell.ring();
-        match receiver.recv_timeout(patience) {
+        match receiver.recv_timeout(timeout) {
             Ok(answer) => answer.map_err(|error| error.during(operation)),
             Err(_) => {
                 lock(&self.state).pending.remove(&number);
                 // It may have come at the last moment.
                 receiver.try_recv().unwrap_or_else(|_| {
-                    let detail = format!("no answer within {patience:?}");
+                    let detail = format!("no answer within {timeout:?}");
                     Err(Error::new(operation, ErrorKind::DeadlineExceeded, detail))
                 })
             }

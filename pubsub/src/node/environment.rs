@@ -14,6 +14,29 @@ const PREFIX: &str = "FABRICAST_";
 const NONE: &str = "none";
 const MONTH: f64 = 30.0 * 86_400.0;
 
+/// The variable of a setting that a misspelt name most likely stands for: the known one that differs in
+/// the fewest letters, if these are few. The name of the group counts for nothing: a setting of topics
+/// is often looked for among the others.
+///
+/// ```
+/// let known = ["FABRICAST_LABEL", "FABRICAST_TOPIC_DEPTH"];
+/// let nearest = |name| pubsub::nearest_variable(name, known);
+/// assert_eq!(nearest("FABRICAST_DEPHT"), Some("FABRICAST_TOPIC_DEPTH"));
+/// assert_eq!(nearest("FABRICAST_UNRELATED"), None);
+/// ```
+pub fn nearest_variable<'a>(
+    name: &str,
+    known: impl IntoIterator<Item = &'a str>,
+) -> Option<&'a str> {
+    fn setting(name: &str) -> &str {
+        let name = name.strip_prefix(PREFIX).unwrap_or(name);
+        name.strip_prefix("TOPIC_").unwrap_or(name)
+    }
+    let distance = |near: &str| strsim::osa_distance(setting(name), setting(near));
+    let near = known.into_iter().min_by_key(|near| distance(near))?;
+    (distance(near) <= setting(near).len() / 3).then_some(near)
+}
+
 /// A value of a variable, or why the text is none.
 type Read<T> = std::result::Result<T, String>;
 /// Looks a variable up.

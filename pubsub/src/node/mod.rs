@@ -29,6 +29,7 @@ use crate::wake::WakeFd;
 use crate::{Publisher, Subscriber};
 
 pub use self::asking::report;
+pub use self::environment::nearest_variable;
 pub use self::options::{Budgets, NodeOptions, ServiceMode};
 
 /// A process's membership in a node: where topics come from.
@@ -227,7 +228,7 @@ impl Node {
         // In a child a device would not be found, which is not why.
         self.house.check_fork("open a topic")?;
         let shared = SharedSettings::of(settings).map_err(|error| error.on(name))?;
-        self.ask_for(name, Some(shared), self.patience())
+        self.ask_for(name, Some(shared), self.answer_timeout())
     }
 
     /// Opens a topic as whoever made it wanted it. If nobody has at this node, it is made as a node
@@ -239,7 +240,7 @@ impl Node {
     /// [`NoDevice`](ErrorKind::NoDevice) if its memory is a device's that this process does not
     /// see.
     pub fn open(&self, name: &str) -> Result<Topic> {
-        self.open_within(name, self.patience())
+        self.open_within(name, self.answer_timeout())
     }
 
     pub(crate) fn interruption(&self) -> Interruption {
@@ -247,25 +248,25 @@ impl Node {
     }
 
     /// How long the service may take for an answer.
-    pub(crate) fn patience(&self) -> Duration {
+    pub(crate) fn answer_timeout(&self) -> Duration {
         self.attendance.shared.options.patience
     }
 
     /// As [`open`](Self::open), but the service may take this long for its answer.
-    pub(crate) fn open_within(&self, name: &str, patience: Duration) -> Result<Topic> {
-        self.ask_for(name, None, patience)
+    pub(crate) fn open_within(&self, name: &str, timeout: Duration) -> Result<Topic> {
+        self.ask_for(name, None, timeout)
     }
 
     fn ask_for(
         &self,
         name: &str,
         settings: Option<SharedSettings>,
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<Topic> {
         let operation = "open a topic";
         self.house.check(operation)?;
         let request = |request| Request::Open { request, name: name.into(), settings };
-        let answer = self.attendance.shared.ask_within(operation, patience, request);
+        let answer = self.attendance.shared.ask_within(operation, timeout, request);
         match answer.map_err(|error| error.on(name))? {
             Answer::Topic { topic, here, arrivals } => {
                 Ok(Topic { desk: Desk::new(&self.house, topic, here, arrivals) })

@@ -13,7 +13,7 @@ pub(super) fn warnings(variables: impl Iterator<Item = String>) -> Vec<String> {
     let mut unknown: Vec<_> = variables.filter(is_unknown).collect();
     unknown.sort();
     let warning = |name: &String| {
-        let remedy = match nearest(name, known()) {
+        let remedy = match pubsub::nearest_variable(name, known()) {
             Some(near) => format!("The nearest setting is {near}"),
             None => "\"fabricast config --help\" lists the settings".to_owned(),
         };
@@ -23,18 +23,6 @@ pub(super) fn warnings(variables: impl Iterator<Item = String>) -> Vec<String> {
         )
     };
     unknown.iter().map(warning).collect()
-}
-
-/// The known variable that differs in the fewest letters, if these are few. The name of the group
-/// counts for nothing: a setting of topics is often looked for among the others.
-fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
-    fn setting(name: &str) -> &str {
-        let name = name.strip_prefix(PREFIX).unwrap_or(name);
-        name.strip_prefix("TOPIC_").unwrap_or(name)
-    }
-    let distance = |near: &str| strsim::osa_distance(setting(name), setting(near));
-    let near = known.min_by_key(|near| distance(near))?;
-    (distance(near) <= setting(near).len() / 3).then_some(near)
 }
 
 #[cfg(test)]

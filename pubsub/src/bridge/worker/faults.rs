@@ -24,7 +24,7 @@ const SECOND: u64 = 1_000_000_000;
 const TOGETHER: u64 = 3 * SECOND;
 /// A connection that moves nothing so soon after the last fault was begun anew in vain.
 const IN_VAIN: u64 = 30 * SECOND;
-/// One endpoint is opened for the sake of one node within so long, while others are connected.
+/// One endpoint is opened because of one node within so long, while others are connected.
 pub(super) const SHARE: u64 = 30 * SECOND;
 /// Nodes of which something is known.
 const MOST_NODES: usize = 4096;
@@ -34,7 +34,7 @@ const MOST_NODES: usize = 4096;
 pub(super) enum Remedy {
     /// The rings to and from the node.
     Rings,
-    /// Another endpoint, for the sake of this node. It has a share of these.
+    /// Another endpoint, because of this node, which has a share of these.
     ForTheNode,
     /// Another endpoint: the cause is not in one node.
     Endpoint,
@@ -49,7 +49,7 @@ pub(super) struct Faults {
     seen: HashMap<NodeIdentity, u64>,
     /// For which nodes there is to be another endpoint, and why.
     wanted: BTreeMap<NodeIdentity, &'static str>,
-    /// When another endpoint was opened for the sake of a node while others were connected.
+    /// When another endpoint was opened because of a node while others were connected.
     served: HashMap<NodeIdentity, u64>,
 }
 
@@ -99,7 +99,7 @@ impl Faults {
         if is_alone || is_in_vain { Remedy::ForTheNode } else { Remedy::Rings }
     }
 
-    /// There is to be another endpoint for the sake of a node, as soon as that may be.
+    /// There is to be another endpoint because of a node, as soon as that may be.
     pub(super) fn want(&mut self, node: NodeIdentity, why: &'static str) {
         let wanted = self.wanted.entry(node).or_insert(why);
         // Another endpoint may follow sooner where a node is back.
@@ -116,7 +116,7 @@ impl Faults {
         }
     }
 
-    /// The nodes for whose sake there may be another endpoint now.
+    /// The nodes because of which there may be another endpoint now.
     pub(super) fn due(
         &self,
         now: u64,
@@ -128,11 +128,11 @@ impl Faults {
         })
     }
 
-    /// There is another endpoint, for the sake of this node if of one alone: `is_alone` if no other one
-    /// was connected.
-    pub(super) fn clear(&mut self, now: u64, sake: Option<(NodeIdentity, bool)>) {
+    /// There is another endpoint: because of this node, if of one alone, and whether no other node was
+    /// connected.
+    pub(super) fn clear(&mut self, now: u64, for_node: Option<(NodeIdentity, bool)>) {
         self.served.retain(|_, served| now < *served + SHARE);
-        if let Some((node, false)) = sake {
+        if let Some((node, false)) = for_node {
             self.served.insert(node, now);
         }
         self.addresses.clear();
@@ -185,7 +185,7 @@ mod tests {
         // Not at the same time.
         assert_eq!(faults.record(ONE, 3 * SECOND, false, true), Remedy::Rings);
         assert_eq!(faults.record(TWO, 3 * SECOND + TOGETHER, false, true), Remedy::Rings);
-        // Again and again.
+        // A second time within half a minute, and later.
         assert_eq!(faults.record(TWO, 9 * SECOND, false, true), Remedy::ForTheNode);
         assert_eq!(faults.record(TWO, 9 * SECOND + IN_VAIN, false, true), Remedy::Rings);
     }

@@ -14,7 +14,7 @@
 //! - if a thread of a further lane ended, which has what it was given.
 //!
 //! All connections begin again after that, with letters, as if they had been lost. That takes a
-//! few round trips, so it is not done often: no more than every few seconds, and for the sake of one
+//! few round trips, so it is not done often: no more than every few seconds, and because of one
 //! node that is not alone no more than every half minute.
 
 use std::collections::HashMap;
@@ -57,7 +57,7 @@ const FORGOTTEN: u64 = 60_000_000_000;
 pub(super) struct Renewal {
     /// Bytes of memory of rings that are gone, of each node, that this endpoint keeps.
     kept: HashMap<NodeIdentity, u64>,
-    /// Why there is to be another one, if that is not for the sake of one node.
+    /// Why there is to be another one, if that is not because of one node.
     awaited: Option<&'static str>,
     /// What went wrong with each node.
     pub(super) faults: Faults,
@@ -202,7 +202,7 @@ impl Engine {
         }
     }
 
-    /// Why there is to be another endpoint now, and for the sake of which node, if it is one.
+    /// Why there is to be another endpoint now, and because of which node, if it is one.
     fn why_renew(&self) -> Option<(&'static str, Option<NodeIdentity>)> {
         let outs = self.outs.iter().chain(&self.leaving);
         if outs.into_iter().any(|topic| topic.outbound.is_overdue(self.now)) {
@@ -237,16 +237,16 @@ impl Engine {
 
     /// Closes the endpoint and opens another one, if it is time. True if that was so.
     pub(super) fn renew_if_due(&mut self) -> bool {
-        let Some((why, sake)) = self.why_renew() else { return false };
-        if let Err(error) = self.renew(why, sake) {
+        let Some((why, node)) = self.why_renew() else { return false };
+        if let Err(error) = self.renew(why, node) {
             tracing::error!(%error, why, "a bridge's endpoint was not begun anew");
             self.is_over = true;
         }
         true
     }
 
-    fn renew(&mut self, why: &'static str, sake: Option<NodeIdentity>) -> Result<()> {
-        match sake {
+    fn renew(&mut self, why: &'static str, node: Option<NodeIdentity>) -> Result<()> {
+        match node {
             Some(node) => {
                 tracing::info!(why, %node, "a bridge's endpoint is closed, and another one opened");
             }
@@ -257,7 +257,7 @@ impl Engine {
             let detail = format!("{why}; here memory belongs to an endpoint");
             return Err(Error::new(RENEW, ErrorKind::Failed, detail));
         }
-        let sake = sake.map(|node| (node, self.is_alone(node)));
+        let for_node = node.map(|node| (node, self.is_alone(node)));
         self.let_go_of_rings(why);
         let (addresses, address) = endpoint::renew(&mut self.deck.port)?;
         endpoint::add_lanes(&mut self.deck.port, &self.lane_domains);
@@ -278,7 +278,7 @@ impl Engine {
         };
         let last = self.now.steady;
         let mut faults = mem::take(&mut self.renewal.faults);
-        faults.clear(last, sake);
+        faults.clear(last, for_node);
         self.renewal = Renewal { last, count, returns, faults, ..Renewal::default() };
         for place in 0..self.outs.len() {
             if let Some(topic) = self.outs.get(place) {

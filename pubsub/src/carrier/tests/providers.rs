@@ -121,12 +121,7 @@ fn who_wishes_before_it_has_said_its_provider_is_told_to_ask_again() {
         answer.unwrap()
     };
     assert!(matches!(answer(&mut carrier, 1), Terms::Again { connection: 1, .. }));
-    let end = Instant::now() + FAR;
-    while carrier.provider.is_none() {
-        assert!(Instant::now() < end, "no provider is opened");
-        carrier.turn();
-        std::thread::sleep(Duration::from_millis(2));
-    }
+    turn_until(&mut carrier, |carrier| carrier.provider.is_some());
     tell(&other, session, &the_same(&carrier));
     assert!(matches!(answer(&mut carrier, 2), Terms::Offer { connection: 2, .. }));
     tell(&other, session, &pigeon());
@@ -171,6 +166,15 @@ fn wait_for(flag: &AtomicBool) {
     }
 }
 
+fn turn_until(carrier: &mut Carrier, is_so: impl Fn(&Carrier) -> bool) {
+    let end = Instant::now() + FAR;
+    while !is_so(carrier) {
+        assert!(Instant::now() < end);
+        carrier.turn();
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
 #[test]
 fn provider_that_opens_when_all_nodes_have_left_is_taken() {
     static MAY_OPEN: AtomicBool = AtomicBool::new(false);
@@ -182,23 +186,15 @@ fn provider_that_opens_when_all_nodes_have_left_is_taken() {
     let lost_after = Duration::from_secs(1);
     let mut carrier = place.carrier(&NetworkOptions { lost_after, ..network() });
     carrier.open = hang;
-    let turn_until = |carrier: &mut Carrier, is_so: &dyn Fn(&Carrier) -> bool| {
-        let end = Instant::now() + FAR;
-        while !is_so(carrier) {
-            assert!(Instant::now() < end);
-            carrier.turn();
-            std::thread::sleep(Duration::from_millis(2));
-        }
-    };
     let other = one_that_wants(&carrier, 2);
-    turn_until(&mut carrier, &|carrier| carrier.opening.is_some());
+    turn_until(&mut carrier, |carrier| carrier.opening.is_some());
     drop(other);
-    turn_until(&mut carrier, &|carrier| carrier.nodes.is_empty());
+    turn_until(&mut carrier, |carrier| carrier.nodes.is_empty());
     let late = Instant::now() + lost_after;
-    turn_until(&mut carrier, &|_| Instant::now() >= late);
+    turn_until(&mut carrier, |_| Instant::now() >= late);
     assert_ne!(carrier.longest_wait(Instant::now()), Some(Duration::ZERO), "it does not rest");
     MAY_OPEN.store(true, Ordering::Release);
-    turn_until(&mut carrier, &|carrier| carrier.opening.is_none() && carrier.workers.is_some());
+    turn_until(&mut carrier, |carrier| carrier.opening.is_none() && carrier.workers.is_some());
 }
 
 #[test]
