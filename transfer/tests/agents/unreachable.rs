@@ -51,16 +51,24 @@ fn killed_agent_is_told_at_once_by_its_fabric() {
         let label = AgentCard::decode(&neighbour.card).unwrap().label;
         neighbour.other.kill();
         house.agent.disconnect(neighbour.peer, PATIENCE).unwrap();
-        let before = processor_time();
-        let (error, took) = refusal(&mut house, &neighbour.card, PATIENCE);
-        let used = processor_time() - before;
-        assert!(took < SOON && used < SOON / 5, "{took:?}, {used:?} of a processor");
-        assert_eq!((error.kind(), error.peer()), (ErrorKind::Closed, Some(&*label)), "{error}");
-        let text = error.to_string();
+        let mut try_again = || {
+            let before = processor_time();
+            let (error, took) = refusal(&mut house, &neighbour.card, PATIENCE);
+            let used = processor_time() - before;
+            assert!(took < SOON && used < SOON / 5, "{took:?}, {used:?} of a processor");
+            assert_eq!((error.kind(), error.peer()), (ErrorKind::Closed, Some(&*label)), "{error}");
+            error.to_string()
+        };
+        let mut text = try_again();
+        // The provider may not have noticed the end of its last connection before; then it makes
+        // another one the next time.
+        if provider == tcp() && text.contains("connection lost") {
+            text = try_again();
+        }
         // The system's answer; rxm may be faster to say what became of its connection.
         let has_cause = text.contains("ECONNREFUSED")
             || (provider != tcp() && text.contains("connection lost"));
-        assert!(has_cause && text.contains("127.0.0.1:"), "{provider}: {error}");
+        assert!(has_cause && text.contains("127.0.0.1:"), "{provider}: {text}");
     }
 }
 
