@@ -20,7 +20,7 @@ use crate::publisher::PublisherId;
 use crate::sample::Sample;
 use crate::settings::Reliability;
 use crate::text;
-use crate::topic::{Entry, LostPublisher, MOST_LOST};
+use crate::topic::{Entry, LostPublisher, MOST_LOST, PublishedElsewhere};
 
 pub(crate) use self::account::{Account, Arrival};
 pub(crate) use self::departures::Departure;
@@ -165,6 +165,9 @@ impl Subscriber {
         let losses = Direction::BOTH.map(|direction| topic.publishers_lost(direction));
         let refused = |cause| below::of_queue(operation, cause).on(topic.name());
         let caller = desk.house.caller();
+        // Before it subscribes: what is noted later is looked at then.
+        let changes = topic.changes_elsewhere();
+        let elsewhere = topic.published_elsewhere();
         let arrivals = topic.arrivals().subscribe(&caller).map_err(refused)?;
         let here = match topic.here().subscribe(&caller) {
             Ok(here) => here,
@@ -179,7 +182,8 @@ impl Subscriber {
         topic.enrol(here.seat(), arrivals.seat());
         // Now that all that comes later is for this one.
         let drops = topic.drops();
-        let account = Account::new(&topic.published(), arrivals.position(), drops);
+        let elsewhere = (&*elsewhere, changes);
+        let account = Account::new(&topic.published(), drops, elsewhere, arrivals.position());
         desk.changed();
         let spin = desk.house.waiting;
         let most_samples = match topic.settings().reliability {
@@ -222,19 +226,25 @@ impl Subscriber {
     /// Publishers number their messages, and each number that is skipped counts, whatever became of that
     /// message: dropped here or on the way from another node, never written, or published while the
     /// other node had [given up](crate::NetworkOptions::lost_after) this one. It counts when the next
-    /// message of the same publisher is pulled. What publishers of this node dropped behind the last
-    /// message counts when nothing of this node is left to be pulled. One that was
-    /// [evicted](ErrorKind::Evicted) missed all that was published on this node until
-    /// [`poll_event`](Self::poll_event) says so.
+    /// message of the same publisher is pulled. What is missing behind the last message counts when
+    /// nothing is left to be pulled, of publishers at other nodes a second or two after the last message
+    /// was published. One that was [evicted](ErrorKind::Evicted) missed all that was published on
+    /// this node until [`poll_event`](Self::poll_event) says so.
     ///
-    /// Of publishers at other nodes it is not counted what is missing behind the last message that came,
-    /// and before the first one only if that node has told when it began to keep messages for this
-    /// one.
+    /// Of a publisher at another node, messages that are missing before the first one that came are
+    /// counted only if that node has told when it began to keep messages for this one.
     #[must_use]
     pub fn missed(&self) -> u64 {
-        let behind =
-            self.missing_behind().map_or(0, |(last, _)| self.account.missing_behind(&last));
-        self.account.missed().wrapping_add(behind)
+        let here = self.missing_behind().map_or(0, |(last, _)| self.account.missing_behind(&last));
+        let elsewhere = self.missing_elsewhere();
+        let elsewhere = elsewhere.map_or(0, |(told, _)| self.account.missing_elsewhere(&told));
+        self.account.missed().wrapping_add(here).wrapping_add(elsewhere)
+    }
+
+    /// Can no message be pulled of those that were there before this call?
+    fn has_all(&self, direction: Direction) -> bool {
+        let is_ahead = self.ahead[direction as usize].is_some();
+        !is_ahead && !self.has_more(direction) && self.shared.is_seated(direction)
     }
 
     /// The last messages of publishers of this node, if some are missing behind those that can be pulled.
@@ -247,16 +257,32 @@ impl Subscriber {
         }
         let last = topic.settled()?;
         // Then: what is settled and not to be had here is missing.
-        let has_more = self.ahead[Direction::Here as usize].is_some()
-            || self.has_more(Direction::Here)
-            || !self.shared.is_seated(Direction::Here);
-        (!has_more).then_some((last, drops))
+        self.has_all(Direction::Here).then_some((last, drops))
+    }
+
+    /// What other nodes have published, if that is news and nothing of them can be pulled.
+    fn missing_elsewhere(&self) -> Option<(Vec<PublishedElsewhere>, u64)> {
+        let topic = &self.shared.desk.topic;
+        // First: what is noted afterwards is looked at again.
+        let changes = topic.changes_elsewhere();
+        if !self.account.is_behind_elsewhere(changes) {
+            return None;
+        }
+        let told = topic.published_elsewhere();
+        // Then: all that was to come of it had been delivered when it was noted.
+        self.has_all(Direction::Arrivals).then_some((told, changes))
     }
 
     /// Counts those that are missing behind the last one.
     fn look_behind(&mut self) {
+        let missed = self.account.missed();
         if let Some((last, drops)) = self.missing_behind() {
             self.account.settles(&last, drops);
+        }
+        if let Some((told, changes)) = self.missing_elsewhere() {
+            self.account.settles_elsewhere(&told, changes);
+        }
+        if self.account.missed() != missed {
             self.says_missed();
         }
     }

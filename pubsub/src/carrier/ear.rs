@@ -3,9 +3,9 @@
 //! Publishers of a topic that is carried mark it and ring a bell, both in the hall, which costs a look
 //! as long as nobody sleeps there. A thread sleeps there, and tells the workers which topics have
 //! something new. Each second it looks at all of them, for those whose publishers died before they
-//! had marked them.
+//! had marked them, and for those of which nothing was published since the last time.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -13,11 +13,13 @@ use std::time::{Duration, Instant};
 
 use ipc::Spin;
 
+use super::published::progress;
 use crate::bridge::Announcer;
 use crate::error::{Error, Result};
 use crate::hall::Bell;
 use crate::lock::lock;
 use crate::topic::Topic;
+use crate::wake::WakeFd;
 
 /// How often it looks though the bell did not ring.
 const LOOK: Duration = Duration::from_secs(1);
@@ -28,6 +30,10 @@ struct Heard {
     announcer: Announcer,
     /// Up to where it was announced.
     position: u64,
+    /// How far it was a second ago.
+    progress: (u64, u64),
+    /// It was said since that nothing is published.
+    is_quiet: bool,
 }
 
 impl Heard {
@@ -39,12 +45,25 @@ impl Heard {
             self.announcer.announce();
         }
     }
+
+    /// Was nothing published since the last time, and is that not said yet?
+    fn becomes_quiet(&mut self) -> bool {
+        let progress = progress(&self.topic);
+        if std::mem::replace(&mut self.progress, progress) != progress {
+            self.is_quiet = false;
+            return false;
+        }
+        !std::mem::replace(&mut self.is_quiet, true)
+    }
 }
 
-#[derive(Default)]
 struct Shared {
     /// By their marks and numbers.
     topics: Mutex<BTreeMap<(u32, u32), Heard>>,
+    /// Of which nothing is published now.
+    quiet: Mutex<BTreeSet<u32>>,
+    /// Wakes who tells that.
+    bell: Arc<WakeFd>,
     is_over: AtomicBool,
 }
 
@@ -69,7 +88,17 @@ impl Shared {
     }
 
     fn look_at_all(&self) {
-        lock(&self.topics).values_mut().for_each(Heard::look);
+        let mut quiet = BTreeSet::new();
+        for ((_, number), heard) in &mut *lock(&self.topics) {
+            heard.look();
+            if heard.becomes_quiet() {
+                quiet.insert(*number);
+            }
+        }
+        if !quiet.is_empty() {
+            lock(&self.quiet).append(&mut quiet);
+            self.bell.ring();
+        }
     }
 
     fn listen(&self, bell: &Bell) {
@@ -91,8 +120,14 @@ pub(super) struct Ear {
 }
 
 impl Ear {
-    pub(super) fn start(bell: Arc<Bell>) -> Result<Self> {
-        let shared = Arc::new(Shared::default());
+    /// Rings the service's bell when there are [quiet](Self::take_quiet) topics.
+    pub(super) fn start(bell: Arc<Bell>, service: Arc<WakeFd>) -> Result<Self> {
+        let shared = Arc::new(Shared {
+            topics: Mutex::default(),
+            quiet: Mutex::default(),
+            bell: service,
+            is_over: AtomicBool::new(false),
+        });
         let (heard, rung) = (Arc::clone(&shared), Arc::clone(&bell));
         let thread = std::thread::Builder::new()
             .name("fabricast-ear".into())
@@ -103,7 +138,13 @@ impl Ear {
 
     /// Listens for a topic that is carried from now on, what there is already included.
     pub(super) fn listen(&self, topic: &Arc<Topic>, announcer: Announcer) {
-        let mut heard = Heard { topic: Arc::clone(topic), announcer, position: u64::MAX };
+        let mut heard = Heard {
+            topic: Arc::clone(topic),
+            announcer,
+            position: u64::MAX,
+            progress: progress(topic),
+            is_quiet: false,
+        };
         // Who publishes and does not know yet that it is carried has done so before this look.
         fence(Ordering::SeqCst);
         let mut topics = lock(&self.shared.topics);
@@ -113,6 +154,18 @@ impl Ear {
 
     pub(super) fn ignore(&self, number: u32) {
         lock(&self.shared.topics).remove(&named(number));
+    }
+
+    /// Topics of which nothing was published for a second, since this was asked last.
+    pub(super) fn take_quiet(&self) -> BTreeSet<u32> {
+        std::mem::take(&mut *lock(&self.shared.quiet))
+    }
+
+    /// A topic is to be said to be quiet once more, if it is.
+    pub(super) fn tell_again(&self, number: u32) {
+        if let Some(heard) = lock(&self.shared.topics).get_mut(&named(number)) {
+            heard.is_quiet = false;
+        }
     }
 
     /// Announces a topic anew: it may be sent only now.

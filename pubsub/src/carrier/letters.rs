@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::beginnings::{self, Beginning};
 use super::obituaries;
+use super::published::{self, LastPublished};
 use crate::bridge::{Provider, Terms};
 use crate::error::{Error, ErrorKind, Result};
 
@@ -26,6 +27,8 @@ pub(super) enum Letter {
     Beginning { topic: String, begins: Beginning },
     /// Publishers of a topic that died.
     Obituary { topic: String, publishers: Vec<u64> },
+    /// What was published of a topic, when nothing of it was on its way any more.
+    Published { topic: String, last: LastPublished },
 }
 
 impl Letter {
@@ -56,6 +59,9 @@ impl Letter {
             Self::Obituary { publishers, .. } => (!(1..=obituaries::MOST)
                 .contains(&publishers.len()))
             .then_some("of nobody, or of more than are told of"),
+            Self::Published { last, .. } => (!(1..=published::MOST)
+                .contains(&last.publishers.len()))
+            .then_some("of no publisher, or of more than there can be"),
         }
     }
 }
@@ -161,6 +167,11 @@ mod tests {
         Letter::Obituary { topic: TOPIC.to_owned(), publishers: vec![1 << 40; publishers] }
     }
 
+    fn last_published(publishers: usize) -> Letter {
+        let last = LastPublished::at(vec![(256, u64::MAX); publishers]);
+        Letter::Published { topic: TOPIC.to_owned(), last }
+    }
+
     fn good() -> Vec<Letter> {
         vec![
             provider("tcp;ofi_rxm"),
@@ -173,6 +184,8 @@ mod tests {
             beginning(beginnings::MOST),
             obituary(1),
             obituary(obituaries::MOST),
+            last_published(1),
+            last_published(published::MOST),
             offer(),
             answer(),
             long_offer(),
@@ -214,6 +227,8 @@ mod tests {
             beginning(beginnings::MOST + 1),
             obituary(0),
             obituary(obituaries::MOST + 1),
+            last_published(0),
+            last_published(published::MOST + 1),
             Letter::Terms {
                 topic: "x".repeat(LONGEST),
                 terms: Terms::Refused { connection: 9, reason: String::new() },
@@ -244,13 +259,13 @@ mod tests {
     #[test]
     fn letters_of_a_version_have_one_layout() {
         let bytes: Vec<u8> = good().iter().flat_map(Letter::encode).collect();
-        assert_eq!((VERSION, digest(&bytes)), (3, 0x05ca_21fa_34f1_6b19));
+        assert_eq!((VERSION, digest(&bytes)), (4, 0x6837_3fab_aeb8_cafe));
     }
 
     proptest! {
         #[test]
         fn any_bytes_are_read_or_refused(
-            kind in 0..5_u8,
+            kind in 0..6_u8,
             bytes in proptest::collection::vec(any::<u8>(), 0..300),
         ) {
             let letter = [&[TAG, kind], &bytes[..]].concat();

@@ -16,6 +16,7 @@ use super::beginnings::Beginning;
 use super::known::Known;
 use super::misfits::Here;
 use super::plan::{Local, Plan, Standing};
+use super::published::Told;
 use super::rest::Rest;
 use super::source::{Delivered, TopicSource};
 use super::{Carrier, Facts, Household, LOOK, key};
@@ -38,6 +39,8 @@ pub(super) struct Line {
     pub(super) state: State,
     /// How far its destinations are.
     delivered: Arc<Delivered>,
+    /// Which of them know what was published.
+    pub(super) told: Told,
     /// It failed, and is tried again then.
     pub(super) rest: Option<Rest>,
     /// What failed is not to be carried meanwhile: who publishes must not wait for it.
@@ -98,6 +101,7 @@ impl Line {
             is_gone: false,
             state: State::Left,
             delivered: Arc::default(),
+            told: Told::default(),
             rest: None,
             is_given_up: false,
             is_owed: false,
@@ -336,6 +340,9 @@ impl Carrier {
         }
         line.note(&wanted);
         while self.step(now, number, &mut line, &wanted) {}
+        if line.is_carried() && !self.tell_published(&mut line) {
+            self.ear.tell_again(number);
+        }
         if line.is_gone && matches!(line.state, State::None) {
             self.known.forget_topic(number);
             return self.agenda.forget(number);

@@ -15,6 +15,7 @@ mod obituaries;
 mod options;
 mod plan;
 mod providers;
+mod published;
 mod receiving;
 mod rest;
 mod room;
@@ -202,7 +203,7 @@ impl Carrier {
             looks: 0,
             misfits: Misfits::default(),
             provider: None,
-            ear: Ear::start(bell)?,
+            ear: Ear::start(bell, Arc::clone(&household.bell))?,
             options: options.clone(),
             household,
             peers,
@@ -332,6 +333,7 @@ impl Carrier {
         self.hears_workers(now);
         self.see_to_workers(now);
         self.see_to_receiving();
+        self.tell_of_quiet_topics();
         self.update(now);
     }
 
@@ -401,6 +403,7 @@ impl Carrier {
                 self.agenda.stir_all(self.plan.topics_of(node));
                 self.misfits.forget(node);
                 for line in self.lines.values_mut() {
+                    line.told.forget(node);
                     if let State::Carried(carried) = &mut line.state {
                         carried.loses(node);
                     }

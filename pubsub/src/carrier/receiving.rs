@@ -3,6 +3,7 @@
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
+use super::beginnings::Beginning;
 use super::letters::Letter;
 use super::lines::Line;
 use super::room::Room;
@@ -20,11 +21,24 @@ const MOST_PARTING: usize = 1024;
 /// A topic that comes from a node.
 pub(super) struct Receiving {
     origin: OriginId,
+    /// From where on its messages are for this node, if that was told.
+    begins: Option<Beginning>,
+    /// The position of the next arrival when it began to be received.
+    since: u64,
     /// The writer's last wish.
     connection: u64,
     pub(super) room: Arc<Room>,
     /// As long as the sink lives.
     sink: Weak<()>,
+}
+
+impl Receiving {
+    /// The first message of a publisher that is for this node, 0 if that is not known; and from before
+    /// which position of the arrivals on somebody has to have subscribed for it.
+    pub(super) fn first_of(&self, publisher: u64) -> (u64, u64) {
+        let first = self.begins.as_ref().and_then(|begins| begins.first_of(publisher));
+        (first.unwrap_or(0), self.since)
+    }
 }
 
 /// A sink that may still be at work, though its worker knows that it is to end.
@@ -45,6 +59,9 @@ impl Carrier {
             Ok(Letter::Terms { topic, terms }) => self.hears_of_terms(node, &topic, terms),
             Ok(Letter::Beginning { topic, begins }) => {
                 self.hears_of_a_beginning(node, &topic, begins);
+            }
+            Ok(Letter::Published { topic, last }) => {
+                self.hears_what_was_published(node, &topic, last);
             }
             Ok(Letter::Obituary { topic, publishers }) => {
                 self.hears_of_the_dead(node, &topic, publishers);
@@ -118,20 +135,23 @@ impl Carrier {
         };
         let room = Arc::new(Room::new());
         let pool = &facts.arrivals;
+        let begins = self.beginnings.remove(&(number, node));
+        let begins = begins.filter(|begins| begins.topic == theirs);
+        let since = topic.arrivals().position();
         let (sink, alive) = {
             let alive = Arc::new(());
             let weak = Arc::downgrade(&alive);
             let household = &self.household;
-            let begins = self.beginnings.remove(&(number, node));
-            let begins = begins.filter(|begins| begins.topic == theirs);
-            (TopicSink::new(household, topic, pool, (origin, begins), &room, alive), weak)
+            let begins = (begins.clone(), since);
+            (TopicSink::new(household, (topic, pool), origin, begins, &room, alive), weak)
         };
         let from = topic.delivered(&origin).map_or(0, |last| last + 1);
         workers.place(key(number), topic.settings().largest);
         let worker = workers.of(key(number));
         match worker.receive_topic(key(number), node, from, device, Box::new(sink)) {
             Ok(()) => {
-                let receiving = Receiving { origin, connection, room, sink: alive };
+                let sink = alive;
+                let receiving = Receiving { origin, begins, since, connection, room, sink };
                 self.receiving.insert((number, node), receiving);
                 true
             }
@@ -144,8 +164,17 @@ impl Carrier {
 
     /// Does this one receive a topic of a node, by its number there?
     pub(super) fn is_receiving(&self, number: u32, node: NodeIdentity, theirs: u64) -> bool {
+        self.receiving_of(number, node, theirs).is_some()
+    }
+
+    pub(super) fn receiving_of(
+        &self,
+        number: u32,
+        node: NodeIdentity,
+        theirs: u64,
+    ) -> Option<&Receiving> {
         let known = self.receiving.get(&(number, node));
-        known.is_some_and(|known| known.origin.topic == theirs)
+        known.filter(|known| known.origin.topic == theirs)
     }
 
     pub(super) fn stop_receiving(&mut self, number: u32, node: NodeIdentity) {

@@ -64,9 +64,9 @@ fn note_stages<W: Words>(note: &Note<'_, W>, header: &MessageHeader, stages: &St
 impl TopicSink {
     pub(super) fn new(
         household: &Arc<Household>,
-        topic: &Arc<Topic>,
-        pool: &Arc<Pool>,
-        (origin, begins): (OriginId, Option<Beginning>),
+        (topic, pool): (&Arc<Topic>, &Arc<Pool>),
+        origin: OriginId,
+        (begins, since): (Option<Beginning>, u64),
         room: &Arc<Room>,
         alive: Arc<()>,
     ) -> Self {
@@ -78,7 +78,7 @@ impl TopicSink {
             origin,
             begun: VecDeque::new(),
             begins,
-            since: topic.arrivals().position(),
+            since,
             room: Arc::clone(room),
             said: None,
             has_settled: false,

@@ -85,8 +85,13 @@ impl Place {
         let (here, arrivals) = (pool(Direction::Here), pool(Direction::Arrivals));
         let topic = Arc::new(Topic::create(NUMBER, NAME, &settings).unwrap());
         let publisher = topic.claim(me).unwrap();
-        let account = RefCell::new(Account::new(&topic.published(), 0, 0));
+        let account = RefCell::new(Account::new(&topic.published(), 0, (&[], 0), 0));
         Self { hall, me, topic, here, arrivals, publisher, account }
+    }
+
+    /// The topic, and where what comes from other nodes lies.
+    fn incoming(&self) -> (&Arc<Topic>, &Arc<Pool>) {
+        (&self.topic, &self.arrivals)
     }
 
     fn caller(&self) -> Caller<'_> {
@@ -134,7 +139,7 @@ impl Place {
     /// Its reader subscribes now.
     fn reads_anew(&self) {
         let position = self.topic.arrivals().position();
-        *self.account.borrow_mut() = Account::new(&self.topic.published(), position, 0);
+        *self.account.borrow_mut() = Account::new(&self.topic.published(), 0, (&[], 0), position);
     }
 
     fn topics(&self, publishes: bool, subscribes: bool) -> BTreeMap<String, Facts> {
@@ -513,9 +518,9 @@ fn what_is_missing_before_one_that_found_no_room_is_told_with_the_next_one() {
     let place = Place::with(1, settings);
     let mut subscriber = place.topic.arrivals().subscribe(&place.caller()).unwrap();
     let (room, alive) = (Arc::new(Room::new()), Arc::new(()));
-    let origin = (OriginId { node: NOBODY, topic: 3 }, None);
+    let origin = OriginId { node: NOBODY, topic: 3 };
     let household = place.household();
-    let mut sink = TopicSink::new(&household, &place.topic, &place.arrivals, origin, &room, alive);
+    let mut sink = TopicSink::new(&household, place.incoming(), origin, (None, 0), &room, alive);
     let mut comes = |position: u64| {
         let header = header_at(position);
         assert!(sink.begin(&header).unwrap().is_some());
@@ -540,9 +545,9 @@ fn a_reader_is_in_nobodys_way_once_what_was_refused_does_not_come_again() {
     let place = Place::with(1, settings);
     let mut subscriber = place.topic.arrivals().subscribe(&place.caller()).unwrap();
     let (room, alive) = (Arc::new(Room::new()), Arc::new(()));
-    let origin = (OriginId { node: NOBODY, topic: 3 }, None);
+    let origin = OriginId { node: NOBODY, topic: 3 };
     let household = place.household();
-    let mut sink = TopicSink::new(&household, &place.topic, &place.arrivals, origin, &room, alive);
+    let mut sink = TopicSink::new(&household, place.incoming(), origin, (None, 0), &room, alive);
     let mut position = 0;
     // Its reader holds all messages that there may be.
     while place.topic.arrivals().has_room() {

@@ -19,7 +19,7 @@ use testkit::children::ForkedChild;
 use self::scenarios::{Scenario, scenarios};
 use crate::pool::{Direction, Ledger, PoolId, Readiness, Stage, Turn};
 use crate::settings::{Reliability, SharedPlace, SharedSettings};
-use crate::topic::{Delivery, Entry, LostPublisher, OriginId, TopicWords};
+use crate::topic::{Delivery, Entry, LostPublisher, OriginId, PublishedElsewhere, TopicWords};
 
 static SOURCES: Sources = Sources::new(
     &[
@@ -29,6 +29,7 @@ static SOURCES: Sources = Sources::new(
         "pubsub/src/topic/alarm.rs",
         "pubsub/src/topic/destinations.rs",
         "pubsub/src/topic/losses.rs",
+        "pubsub/src/topic/published_elsewhere.rs",
         "pubsub/src/topic/given_up.rs",
         "pubsub/src/topic/intent.rs",
         "pubsub/src/topic/words.rs",
@@ -70,6 +71,11 @@ const ORIGIN: OriginId = OriginId { node: [5; 16], topic: 1 };
 
 fn lost(publisher: u64) -> LostPublisher {
     LostPublisher { node: NODES[0], publisher }
+}
+
+/// What another node told of a publisher.
+fn published(publisher: u64, last: u64) -> PublishedElsewhere {
+    PublishedElsewhere { node: NODES[0], publisher, last, first: 0, since: 0, at: 0 }
 }
 
 fn role() -> Participant {
@@ -349,6 +355,22 @@ impl World {
         assert_eq!(topic.publishers_lost(Direction::Arrivals), count + 1, "{what}");
     }
 
+    /// Every line is as it was told; the next service can tell all of it, and readers notice.
+    fn check_what_was_published_elsewhere(&self, what: &str) {
+        let topic = self.topic();
+        let found = topic.published_elsewhere();
+        let is_told = |it: &PublishedElsewhere| *it == published(it.publisher, it.last);
+        let is_known = |it: &PublishedElsewhere| it.last == it.publisher || it.last == 9;
+        assert!(found.iter().all(|it| is_told(it) && is_known(it)), "{what}: {found:?}");
+        let last: Vec<_> = (1..=3).map(|last| published(last, last + 10)).collect();
+        let changes = topic.changes_elsewhere();
+        assert!(last.iter().all(|told| topic.note_published_elsewhere(told)), "{what}");
+        let mut found = topic.published_elsewhere();
+        found.sort_by_key(|it| it.publisher);
+        assert_eq!(found, last, "{what}");
+        assert!(topic.changes_elsewhere() > changes, "{what}");
+    }
+
     /// When nobody is left but the survivor, and it leaves, there is nothing left at all.
     fn check(&self, what: &str) {
         let (topic, caller) = (self.topic(), self.caller(self.survivor));
@@ -399,6 +421,7 @@ fn run(name: &str, scenario: Scenario, settings: SharedSettings, point: u64) -> 
     let what = format!("{name}, {}, killed at point {point}", settings.reliability);
     if name.starts_with("hear of") {
         world.check_the_lost_elsewhere(&what);
+        world.check_what_was_published_elsewhere(&what);
     }
     if name == "give up nodes" {
         world.check_the_given_up(&what);

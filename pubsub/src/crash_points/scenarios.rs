@@ -190,6 +190,14 @@ pub(super) fn scenarios() -> Vec<(&'static str, Scenario)> {
                 topic.set_losses_told(1);
             })
         }),
+        ("hear what was published elsewhere", |_| {
+            Box::new(|world| {
+                for last in 1..=3 {
+                    world.topic().note_published_elsewhere(&published(last, last));
+                }
+                world.topic().note_published_elsewhere(&published(1, 9));
+            })
+        }),
         ("admit a piece", |_| {
             Box::new(|world| {
                 let ledger = world.ledger(Direction::Here);

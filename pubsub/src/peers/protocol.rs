@@ -24,7 +24,7 @@ use super::reason::{Parting, Reason};
 pub(super) const MAGIC: [u8; 8] = *b"FcPeers\n";
 /// What this build speaks. It is the version of all that two nodes say to each other, letters
 /// and notices of rings included: a node of another version is refused at its hello.
-pub(crate) const VERSION: u16 = 3;
+pub(crate) const VERSION: u16 = 4;
 /// The longest body of a frame.
 pub(super) const LONGEST_FRAME: usize = 1 << 20;
 /// The longest body of one that is no letter: what it is decoded to is larger.

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use ipc::Words;
 
 use crate::pool::Note;
-use crate::topic::{MOST_PUBLISHERS, Published};
+use crate::topic::{MOST_PUBLISHERS, Published, PublishedElsewhere};
 
 /// One that is known: its name, and the number of its next message.
 #[derive(Debug, Clone, Copy, Default)]
@@ -40,6 +40,10 @@ pub(crate) struct Arrival {
 }
 
 impl Arrival {
+    fn of_published(told: &PublishedElsewhere) -> Self {
+        Self { node: told.node, first: told.first, since: told.since }
+    }
+
     /// As it is noted of a message.
     pub(crate) fn of<W: Words>(note: &Note<'_, W>) -> Self {
         let (first, since) = note.beginning();
@@ -60,6 +64,8 @@ pub(crate) struct Account {
     elsewhere: BTreeMap<([u8; 16], usize), Known>,
     /// The position of the first message of other nodes that was to come.
     since: u64,
+    /// Changes of what other nodes have published that were looked at.
+    changes_seen: u64,
     missed: u64,
     /// Of these, not told of yet.
     untold: u64,
@@ -72,15 +78,28 @@ fn line_of(publisher: u64) -> usize {
 }
 
 impl Account {
-    /// From what was published before, and the position of the next message that arrives.
-    pub(crate) fn new(before: &Published, since: u64, drops_seen: u64) -> Self {
+    /// From what was published before, here and elsewhere, and the position of the next message that
+    /// arrives.
+    pub(crate) fn new(
+        before: &Published,
+        drops_seen: u64,
+        (elsewhere, changes_seen): (&[PublishedElsewhere], u64),
+        since: u64,
+    ) -> Self {
         let mut here = [Known::default(); MOST_PUBLISHERS];
         for (publisher, last) in &before.publishers {
             here[line_of(*publisher)] =
                 Known { publisher: *publisher, next: last.saturating_add(1) };
         }
-        let (elsewhere, serial) = (BTreeMap::new(), before.serial);
-        Self { here, serial, elsewhere, since, missed: 0, untold: 0, drops_seen }
+        // Of those of which messages came since, it is not known how far they had come.
+        let known = elsewhere.iter().filter(|told| told.at == since);
+        let elsewhere = known.map(|told| {
+            let known = Known { publisher: told.publisher, next: told.last.saturating_add(1) };
+            ((told.node, line_of(told.publisher)), known)
+        });
+        let (elsewhere, serial) = (elsewhere.collect(), before.serial);
+        let (missed, untold) = (0, 0);
+        Self { here, serial, elsewhere, since, changes_seen, missed, untold, drops_seen }
     }
 
     pub(crate) fn missed(&self) -> u64 {
@@ -127,8 +146,8 @@ impl Account {
         sequence: u64,
     ) -> bool {
         let key = (arrival.node, line_of(publisher));
-        let is_told = arrival.first != 0 && self.since <= arrival.since;
-        let unknown = Known { publisher, next: if is_told { arrival.first } else { sequence } };
+        let next = self.first_of(&arrival).unwrap_or(sequence);
+        let unknown = Known { publisher, next };
         if self.elsewhere.len() >= MOST_ELSEWHERE && !self.elsewhere.contains_key(&key) {
             // Of that one it is not counted what is missing before its next message.
             self.elsewhere.pop_first();
@@ -146,6 +165,69 @@ impl Account {
             self.misses(missed);
         }
         missed > 0
+    }
+
+    /// The first message of a publisher that is for this one, if nothing of it came yet and that was told.
+    fn first_of(&self, arrival: &Arrival) -> Option<u64> {
+        (arrival.first != 0 && self.since <= arrival.since).then_some(arrival.first)
+    }
+
+    /// Has it been noted what other nodes have published, and not been looked at yet?
+    pub(super) fn is_behind_elsewhere(&self, changes: u64) -> bool {
+        self.changes_seen != changes
+    }
+
+    /// What is known of such a publisher, if nothing of it is to come of what was published up to then.
+    fn known_of(&self, told: &PublishedElsewhere) -> Known {
+        let behind = told.last.saturating_add(1);
+        let arrival = Arrival::of_published(told);
+        match self.elsewhere.get(&(told.node, line_of(told.publisher))) {
+            Some(known) if known.publisher == told.publisher => *known,
+            Some(known) if known.publisher < told.publisher => {
+                Known { publisher: told.publisher, next: 1 }
+            }
+            // It has the line of that one by now.
+            Some(known) => *known,
+            None => {
+                let next = self.first_of(&arrival).unwrap_or(behind);
+                Known { publisher: told.publisher, next }
+            }
+        }
+    }
+
+    /// Is it about messages that were to come since this one subscribed?
+    fn concerns(&self, told: &PublishedElsewhere) -> bool {
+        told.at >= self.since
+    }
+
+    fn missing_behind_one(&self, told: &PublishedElsewhere) -> u64 {
+        let known = self.known_of(told);
+        let is_its_own = known.publisher == told.publisher && self.concerns(told);
+        if is_its_own { told.last.saturating_add(1).saturating_sub(known.next) } else { 0 }
+    }
+
+    /// Nothing of other nodes is to come of what they had published: how many more are missing.
+    pub(super) fn missing_elsewhere(&self, told: &[PublishedElsewhere]) -> u64 {
+        told.iter().map(|told| self.missing_behind_one(told)).fold(0, u64::wrapping_add)
+    }
+
+    /// Counts them.
+    pub(super) fn settles_elsewhere(&mut self, told: &[PublishedElsewhere], changes: u64) {
+        for told in told {
+            if !self.concerns(told) {
+                continue;
+            }
+            self.misses(self.missing_behind_one(told));
+            let mut known = self.known_of(told);
+            if known.publisher == told.publisher {
+                known.next = known.next.max(told.last.saturating_add(1));
+                let key = (told.node, line_of(told.publisher));
+                if self.elsewhere.len() < MOST_ELSEWHERE || self.elsewhere.contains_key(&key) {
+                    self.elsewhere.insert(key, known);
+                }
+            }
+        }
+        self.changes_seen = changes;
     }
 
     /// Have publishers of this node dropped messages that were not looked for yet?
@@ -187,7 +269,11 @@ mod tests {
 
     fn account(publishers: &[(u64, u64)], serial: u64) -> Account {
         let publishers = publishers.to_vec();
-        Account::new(&Published { serial, publishers }, 10, 0)
+        Account::new(&Published { serial, publishers }, 0, (&[], 0), 10)
+    }
+
+    fn published(publisher: u64, last: u64) -> PublishedElsewhere {
+        PublishedElsewhere { node: NODE, publisher, last, first: 0, since: 10, at: 10 }
     }
 
     fn id(serial: u64, line: u64) -> u64 {
@@ -259,5 +345,62 @@ mod tests {
         account.takes(new, 4);
         account.takes(old, 14);
         assert_eq!(account.missed(), 6);
+    }
+
+    #[test]
+    fn what_another_node_published_behind_the_last_arrival_is_missed_once() {
+        let arrival = Arrival { node: NODE, first: 0, since: 10 };
+        let mut account = account(&[], 0);
+        account.takes_arrival(arrival, id(3, 0), 7);
+        let told = [published(id(3, 0), 12)];
+        assert_eq!((account.missing_elsewhere(&told), account.is_behind_elsewhere(1)), (5, true));
+        account.settles_elsewhere(&told, 1);
+        account.settles_elsewhere(&told, 1);
+        assert_eq!((account.missed(), account.is_behind_elsewhere(1)), (5, false));
+        // The next message is behind it.
+        account.takes_arrival(arrival, id(3, 0), 14);
+        assert_eq!(account.missed(), 6);
+        // Told late, or of a publisher that left the line to another.
+        account.settles_elsewhere(&[published(id(3, 0), 12), published(id(2, 0), 50)], 2);
+        assert_eq!(account.missed(), 6);
+        // One that took the line: all of its messages were to come.
+        account.settles_elsewhere(&[published(id(4, 0), 3)], 3);
+        account.takes_arrival(arrival, id(4, 0), 5);
+        assert_eq!(account.missed(), 10);
+    }
+
+    #[test]
+    fn all_messages_of_a_publisher_may_be_missed() {
+        let mut account = account(&[], 0);
+        // Nothing is known of its first message.
+        account.settles_elsewhere(&[published(id(1, 0), 9)], 1);
+        assert_eq!(account.missed(), 0);
+        account.settles_elsewhere(&[PublishedElsewhere { first: 4, ..published(id(1, 1), 9) }], 2);
+        assert_eq!(account.missed(), 6);
+        // It subscribed after the first ones had come.
+        let late = PublishedElsewhere { first: 4, since: 9, ..published(id(1, 2), 9) };
+        account.settles_elsewhere(&[late], 3);
+        assert_eq!(account.missed(), 6);
+    }
+
+    #[test]
+    fn what_was_missed_before_it_subscribed_is_not_counted() {
+        let before = Published { serial: 0, publishers: Vec::new() };
+        let told = [
+            PublishedElsewhere { first: 1, ..published(id(1, 0), 9) },
+            // Messages came since.
+            PublishedElsewhere { first: 1, since: 4, at: 9, ..published(id(1, 1), 9) },
+        ];
+        let mut account = Account::new(&before, 0, (&told, 2), 10);
+        assert!(!account.is_behind_elsewhere(2));
+        // It is looked through again with each change.
+        account.settles_elsewhere(&told, 3);
+        let later = told.map(|told| PublishedElsewhere { last: told.last + 3, at: 12, ..told });
+        account.settles_elsewhere(&later[..1], 4);
+        assert_eq!(account.missed(), 3);
+        // Of the other one messages had come that nothing told of: 10 and 11.
+        account.takes_arrival(Arrival { node: NODE, first: 1, since: 4 }, id(1, 1), 12);
+        account.settles_elsewhere(&later, 5);
+        assert_eq!(account.missed(), 3);
     }
 }

@@ -9,10 +9,10 @@
 //!  39 uses of origins                 1544 that, as it is about to be: 17 lines
 //!  40 publishers lost, here           1680 the last lost, here: 16 of 3 words
 //!  41 and elsewhere                   1728 and elsewhere
-//!  42 subscribers evicted             1776 the queue of what is published here
-//!  43 losses that others were told of      the queue of what arrives
-//!  44 loans of each publisher
-//!  45 messages that publishers dropped
+//!  42 subscribers evicted             1776 changes of what follows
+//!  43 losses that others were told of 1784 what was published elsewhere: 64 lines
+//!  44 loans of each publisher         2296 the queue of what is published here
+//!  45 messages that publishers dropped     the queue of what arrives
 //!  46 the type of its values
 //! ```
 //!
@@ -64,7 +64,13 @@ pub(super) const MISSED_NEXT: usize = MISSED + MISSED_WORDS;
 pub(super) const LAST_LOST: usize = MISSED_NEXT + MISSED_WORDS;
 /// A node, and a publisher's name there.
 pub(super) const LOST_WORDS: usize = 3;
-pub(super) const QUEUES: usize = LAST_LOST + 2 * MOST_LOST * LOST_WORDS;
+/// How often a line of what was published elsewhere was written.
+pub(super) const ELSEWHERE_CHANGES: usize = LAST_LOST + 2 * MOST_LOST * LOST_WORDS;
+pub(super) const ELSEWHERE: usize = ELSEWHERE_CHANGES + LINE;
+/// Publishers of other nodes of which the number of the last message is noted.
+pub(super) const MOST_ELSEWHERE: usize = 64;
+pub(super) const QUEUES: usize = ELSEWHERE + MOST_ELSEWHERE * LINE;
 
+const _: () = assert!(ELSEWHERE_CHANGES.is_multiple_of(LINE) && QUEUES == 2296);
 const _: () = assert!(TYPE + crate::TypeName::WORDS <= PUBLISHERS);
 const _: () = assert!(NAME + crate::settings::LONGEST_TOPIC.div_ceil(8) <= PLACE);

@@ -12,6 +12,7 @@ mod layout;
 mod losses;
 mod origins;
 mod pressure;
+mod published_elsewhere;
 mod publishers;
 #[cfg(test)]
 mod tests;
@@ -32,12 +33,13 @@ pub(crate) use self::entry::Entry;
 pub(crate) use self::layout::MOST_PUBLISHERS;
 pub(crate) use self::losses::LostPublisher;
 pub(crate) use self::origins::{Delivery, OriginId};
+pub(crate) use self::published_elsewhere::PublishedElsewhere;
 pub(crate) use self::publishers::{Published, PublisherLine};
 pub(crate) use self::words::{Line, TopicWords};
 
 /// Of so many publishers that died, the last, a topic remembers who they were.
 pub(crate) const MOST_LOST: u64 = layout::MOST_LOST as u64;
-pub(crate) const LAYOUT: Layout = Layout::new("fabricast topic", 8);
+pub(crate) const LAYOUT: Layout = Layout::new("fabricast topic", 9);
 
 /// One process's view of a topic.
 #[derive(Debug)]

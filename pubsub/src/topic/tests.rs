@@ -7,6 +7,7 @@ use ipc::{Immortal, LocalWords, Owner, Participant};
 
 use super::alarm::Alarm;
 use super::losses::LostPublisher;
+use super::published_elsewhere::PublishedElsewhere;
 use super::*;
 use crate::error::ErrorKind;
 use crate::pool::{Direction, Ledger, PoolId};
@@ -205,6 +206,41 @@ fn the_lost_are_remembered_for_a_while() {
     assert_eq!([4, 20].map(lost), [None; 2]);
     assert_eq!([5, 19].map(lost), [5, 19].map(|number| Some(LostPublisher::here(number))));
     assert_eq!(topic.publishers_lost(Direction::Arrivals), 0);
+}
+
+#[test]
+fn what_was_published_elsewhere_is_noted_for_each_publisher() {
+    let world = World::new();
+    let topic = world.topic();
+    let told = |publisher: u64, last| PublishedElsewhere {
+        node: [publisher as u8; 16],
+        publisher,
+        last,
+        first: 1,
+        since: 2,
+        at: 3,
+    };
+    assert!(topic.published_elsewhere().is_empty());
+    // The same again is no news, wherever the arrivals are by then.
+    for (told, is_news) in [
+        (told(1, 5), true),
+        (PublishedElsewhere { at: 4, ..told(1, 5) }, false),
+        (told(2, 1), true),
+        (told(1, 6), true),
+        // It has the line of the one before at its node.
+        (PublishedElsewhere { publisher: 0x101, ..told(1, 2) }, true),
+    ] {
+        assert_eq!(topic.note_published_elsewhere(&told), is_news, "{told:?}");
+    }
+    let expected = [PublishedElsewhere { publisher: 0x101, ..told(1, 2) }, told(2, 1)];
+    assert_eq!((topic.published_elsewhere(), topic.changes_elsewhere()), (expected.into(), 4));
+    // Those that were noted longest ago give way.
+    for publisher in 3..=66 {
+        assert!(topic.note_published_elsewhere(&told(publisher, 1)));
+    }
+    let mut found: Vec<_> = topic.published_elsewhere();
+    found.sort_by_key(|told| told.publisher);
+    assert_eq!(found, (3..=66).map(|publisher| told(publisher, 1)).collect::<Vec<_>>());
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pubsub::{Event, NetworkOptions, Publisher, Row, Subscriber};
+use pubsub::{Event, NetworkOptions, Publisher, Reliability, Row, Subscriber, TopicSettings};
 
 use crate::between::{address, join, network, until_carried};
 use crate::ground::{Ground, Other, PATIENCE, number_of, publish, settings, until};
@@ -151,12 +151,55 @@ fn reader_of_a_node_that_was_given_up_is_told_what_it_missed() {
     publish(&publisher, 4..200);
     until("the node to be given up", || publisher.subscribers() == 0);
     service.resume();
-    until_carried(&node, "numbers");
-    let mut read = 4;
-    publish(&publisher, 200..201);
-    while number_of(&reader.pull(PATIENCE).unwrap()) != 200 {
-        read += 1;
-    }
-    assert_eq!((read + 1 + reader.missed(), publisher.counters().messages), (201, 201));
+    // Nothing more is published meanwhile.
+    let read = 4 + read_until_all_are_accounted_for(&mut reader, 196);
     assert_eq!(reader.poll_event(), Some(Event::Gap { missed: reader.missed() }));
+    until_carried(&node, "numbers");
+    publish(&publisher, 200..201);
+    assert_eq!(number_of(&reader.pull(PATIENCE).unwrap()), 200);
+    assert_eq!((read + 1 + reader.missed(), publisher.counters().messages), (201, 201));
+    assert_eq!(reader.poll_event(), None);
+}
+
+/// Reads what comes until that and what is missing are so many; gives how many it read.
+fn read_until_all_are_accounted_for(reader: &mut Subscriber, count: u64) -> u64 {
+    let mut read = 0;
+    until("all messages to be read or missed", || {
+        while reader.try_pull().unwrap().is_some() {
+            read += 1;
+        }
+        read + reader.missed() >= count
+    });
+    assert_eq!(read + reader.missed(), count);
+    read
+}
+
+/// Nothing is published afterwards, and the publisher may have left.
+#[test]
+fn reader_is_told_what_is_missing_behind_the_last_message_of_another_node() {
+    const COUNT: u64 = 400;
+    for reliability in [Reliability::DropNewest, Reliability::DropOldest] {
+        let settings = TopicSettings { reliability, depth: 4, ..settings() };
+        let (grounds, addresses) = ([Ground::new(), Ground::new()], [address(), address()]);
+        let first = join(grounds[0].path(), network(addresses[0], &[]));
+        let second = join(grounds[1].path(), network(addresses[1], &[addresses[0]]));
+        let there = second.topic("numbers", &settings).unwrap();
+        let mut reader = there.subscriber().unwrap();
+        let here = first.topic("numbers", &settings).unwrap();
+        until_carried(&first, "numbers");
+        for leaves in [false, true] {
+            let (publisher, before) = (here.publisher().unwrap(), reader.missed());
+            publish(&publisher, 0..COUNT);
+            let _stays = (!leaves).then_some(publisher);
+            let read = read_until_all_are_accounted_for(&mut reader, before + COUNT);
+            assert!(read > 0 && reader.missed() > 0, "{reliability:?}: {read} were read");
+            assert!(matches!(reader.poll_event(), Some(Event::Gap { .. })));
+            assert_eq!(reader.poll_event(), None);
+        }
+        // What was missed is not counted again with the next message.
+        let (missed, publisher) = (reader.missed(), here.publisher().unwrap());
+        publish(&publisher, 0..1);
+        assert_eq!(number_of(&reader.pull(PATIENCE).unwrap()), 0);
+        assert_eq!(reader.missed(), missed);
+    }
 }
