@@ -57,7 +57,7 @@ typedef int32_t fabricast_status;
 #define FABRICAST_E_TOO_MANY (-7)          /* there is no place for one more */
 #define FABRICAST_E_WOULD_BLOCK (-8)       /* nothing there, or no room, and no waiting */
 #define FABRICAST_E_DEADLINE_EXCEEDED (-9) /* the time is over */
-#define FABRICAST_E_EVICTED (-10)          /* put out: it held samples for too long */
+#define FABRICAST_E_EVICTED (-10)          /* evicted: it held samples for too long */
 #define FABRICAST_E_DENIED (-11)           /* not allowed to use this node */
 #define FABRICAST_E_MALFORMED (-12)        /* bytes from outside that are no good */
 #define FABRICAST_E_VERSION_MISMATCH (-13) /* the other side speaks another version */
@@ -226,12 +226,14 @@ typedef struct fabricast_topic_settings {
     size_t size;              /* of this structure, as the caller knows it */
     const char *memory;       /* "host", "cuda:0", ..., "stand-in:0"; NULL: "host" */
     uint64_t largest;         /* bytes of the longest message */
-    int64_t release_deadline; /* a subscriber is put out that holds a message for longer
+    int64_t release_deadline; /* a subscriber is evicted that holds a message for longer
                                  while it is in the way, in nanoseconds */
     uint32_t depth;           /* messages that may wait to be read or be held */
     uint32_t reliability;     /* FABRICAST_RELIABLE, ... */
     uint64_t loans;           /* that each publisher may have at once; memory for so many is
                                  reserved when it is opened */
+    const char *type_name;    /* of its values, 1 to 64 bytes: a topic of values of a type with
+                                 another name is refused; NULL: none */
 } fabricast_topic_settings;
 
 /* fabricast_topic_settings_init(&settings, sizeof settings) */
@@ -279,7 +281,7 @@ typedef struct fabricast_publisher_counters {
     uint64_t missed_by_nodes; /* of a reliable topic, messages that another node is not known to
                                  have got, though it subscribed, when it was given up; counted
                                  for each such node */
-    uint64_t evicted;  /* subscribers of this node that were put out meanwhile, for holding too
+    uint64_t evicted;  /* subscribers of this node that were evicted meanwhile, for holding too
                           long what was in somebody's way */
 } fabricast_publisher_counters;
 
@@ -381,7 +383,7 @@ fabricast_status fabricast_subscriber_pull(fabricast_subscriber *subscriber,
 #define FABRICAST_EVENT_GAP 1            /* missed messages were dropped, or never written, here or
                                             on the node that they would have come from */
 #define FABRICAST_EVENT_PUBLISHER_LOST 2 /* publisher died */
-#define FABRICAST_EVENT_EVICTED 3        /* the subscriber was put out, after held_for */
+#define FABRICAST_EVENT_EVICTED 3        /* the subscriber was evicted, after held_for */
 #define FABRICAST_EVENT_PUBLISHER_LOST_ELSEWHERE 4 /* publisher of another node died, as that node
                                                       says; never told if all of it ended */
 
@@ -399,7 +401,7 @@ fabricast_status fabricast_subscriber_event(fabricast_subscriber *subscriber,
 
 /*
  * A descriptor for poll, select and epoll, which is readable as long as there may be something
- * to pull: when a message came, from whatever node; when the subscriber was put out or its node
+ * to pull: when a message came, from whatever node; when the subscriber was evicted or its node
  * is closed, and then it stays so; and once more when there are events that were not asked for.
  * It stays readable until a pull finds no message (FABRICAST_E_WOULD_BLOCK, or after waiting
  * FABRICAST_E_DEADLINE_EXCEEDED): pull without waiting until then, and ask for events, before
@@ -417,7 +419,7 @@ fabricast_status fabricast_sample_memory(fabricast_sample *sample, const void **
                                          size_t *length);
 
 /*
- * FABRICAST_E_EVICTED if its subscriber was put out meanwhile: then what lies there may be
+ * FABRICAST_E_EVICTED if its subscriber was evicted meanwhile: then what lies there may be
  * another message by now. Who reads in place and must be sure asks afterwards.
  */
 fabricast_status fabricast_sample_check(fabricast_sample *sample);

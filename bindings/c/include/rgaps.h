@@ -21,7 +21,7 @@
  *                                  publisher_push has one; others wait for it
  *   FABRICAST_TOPIC_RELEASE_DEADLINE
  *                                  a subscriber that keeps a message for more seconds than
- *                                  this while others wait for its room is put out: 60 if unset
+ *                                  this while others wait for its room is evicted: 60 if unset
  *   FABRICAST_DIRECTORY            where the processes meet: if unset, a directory of the
  *                                  user's in XDG_RUNTIME_DIR, TMPDIR or /tmp
  *   FABRICAST_BUDGET_HOST,         bytes that all topics together may take of the host's and

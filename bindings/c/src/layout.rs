@@ -201,6 +201,7 @@ pub(crate) struct RawTopicSettings<'a> {
     pub(crate) depth: u32,
     pub(crate) reliability: u32,
     pub(crate) loans: u64,
+    pub(crate) type_name: Text<'a>,
 }
 
 // SAFETY: numbers and addresses, without gaps.
@@ -212,12 +213,13 @@ unsafe impl Layout for RawTopicSettings<'_> {
 
 impl Usual for RawTopicSettings<'_> {
     fn usual() -> Self {
-        Self::of(&TopicSettings::default(), Text::of(c"host"))
+        Self::of(&TopicSettings::default(), (Text::of(c"host"), Text::default()))
     }
 }
 
 impl<'a> RawTopicSettings<'a> {
-    pub(crate) fn of(settings: &TopicSettings, memory: Text<'a>) -> Self {
+    /// The name of the memory and that of the type are the caller's texts.
+    pub(crate) fn of(settings: &TopicSettings, (memory, type_name): (Text<'a>, Text<'a>)) -> Self {
         Self {
             size: size_of::<Self>(),
             memory,
@@ -230,6 +232,7 @@ impl<'a> RawTopicSettings<'a> {
                 Reliability::DropNewest => 2,
             },
             loans: u64::from(settings.loans),
+            type_name,
         }
     }
 
@@ -248,7 +251,10 @@ impl<'a> RawTopicSettings<'a> {
             // What is more than can be said is too much all the same.
             loans: u32::try_from(self.loans).unwrap_or(u32::MAX),
             release_deadline: time(operation, "release_deadline", self.release_deadline)?,
-            type_name: None,
+            type_name: match self.type_name.get(operation, "type_name")? {
+                Some(name) => Some(name.parse().map_err(Failure::from)?),
+                None => None,
+            },
         })
     }
 }

@@ -13,8 +13,9 @@ fn structures_lie_as_c_has_them() {
     assert_eq!(offset_of!(RawNodeOptions, patience), 24);
     assert_eq!(offset_of!(RawNodeOptions, waiting), 52);
     assert_eq!(offset_of!(RawNodeOptions, workers), 116);
-    assert_eq!(size_of::<RawTopicSettings<'_>>(), 48);
+    assert_eq!(size_of::<RawTopicSettings<'_>>(), 56);
     assert_eq!(offset_of!(RawTopicSettings<'_>, reliability), 36);
+    assert_eq!(offset_of!(RawTopicSettings<'_>, type_name), 48);
     assert_eq!(size_of::<RawSent>(), 24);
     assert_eq!(size_of::<RawCounters>(), 40);
     assert_eq!(offset_of!(RawCounters, missed_by_nodes), 24);
@@ -30,8 +31,8 @@ fn structures_lie_as_c_has_them() {
 #[test]
 fn the_first_version_is_whole() {
     assert_eq!(RawNodeOptions::OLDEST, size_of::<RawNodeOptions>());
-    // Grown since, by "loans".
-    assert_eq!(RawTopicSettings::OLDEST + 8, size_of::<RawTopicSettings<'_>>());
+    // Grown since, by "loans" and "type_name".
+    assert_eq!(RawTopicSettings::OLDEST + 16, size_of::<RawTopicSettings<'_>>());
     assert_eq!(RawSent::OLDEST, size_of::<RawSent>());
     // What came later stands behind it.
     assert_eq!(RawCounters::OLDEST, offset_of!(RawCounters, missed_by_nodes));
@@ -54,7 +55,7 @@ fn usual_settings_mean_the_usual_ones() {
     let usual = TopicSettings::default();
     assert_eq!(RawTopicSettings::usual().meaning(c"test").unwrap(), usual);
     let text = c_text(usual.memory.to_string());
-    let raw = RawTopicSettings::of(&usual, Text::of(&text));
+    let raw = RawTopicSettings::of(&usual, (Text::of(&text), Text::default()));
     assert_eq!(raw.meaning(c"test").unwrap(), usual);
 }
 
@@ -67,9 +68,9 @@ fn settings_keep_their_meaning() {
         largest: 77,
         loans: 2,
         release_deadline: Duration::from_millis(9),
-        type_name: None,
+        type_name: Some("Pose".parse().unwrap()),
     };
-    let raw = RawTopicSettings::of(&settings, Text::of(c"stand-in:1"));
+    let raw = RawTopicSettings::of(&settings, (Text::of(c"stand-in:1"), Text::of(c"Pose")));
     assert_eq!(raw.meaning(c"test").unwrap(), settings);
     // No memory named is the host's.
     let raw = RawTopicSettings { memory: Text::default(), loans: 1 << 32, ..raw };

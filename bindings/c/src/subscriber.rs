@@ -218,7 +218,7 @@ export! {
         match sample.find(OPERATION)?.sample.is_valid() {
             true => Ok(()),
             false => {
-                let detail = "its subscriber was put out, and the message may be gone";
+                let detail = "its subscriber was evicted, and the message may be gone";
                 Err(Failure::new(Status::Evicted, OPERATION, detail))
             }
         }

@@ -17,13 +17,16 @@ pub(crate) struct OpenTopic {
     pub(crate) topic: Topic,
     name: CString,
     memory: CString,
+    type_name: Option<CString>,
 }
 
 impl OpenTopic {
     fn new(topic: Topic) -> pubsub::Result<Self> {
         let name = c_text(topic.name());
-        let memory = c_text(topic.settings()?.memory.to_string());
-        Ok(Self { topic, name, memory })
+        let settings = topic.settings()?;
+        let memory = c_text(settings.memory.to_string());
+        let type_name = settings.type_name.map(|name| c_text(name.to_string()));
+        Ok(Self { topic, name, memory, type_name })
     }
 }
 
@@ -73,7 +76,9 @@ export! {
     ) -> i32, c"tell a topic's settings" {
         let topic = topic.find(OPERATION)?;
         let size = settings.size();
-        let found = RawTopicSettings::of(&topic.topic.settings()?, Text::of(&topic.memory));
+        let type_name = topic.type_name.as_deref().map(Text::of);
+        let texts = (Text::of(&topic.memory), type_name.unwrap_or_default());
+        let found = RawTopicSettings::of(&topic.topic.settings()?, texts);
         settings.put(RawTopicSettings { size, ..found })
     }
 }

@@ -141,7 +141,7 @@ static void several(int use_epoll, pid_t child, int in, int out)
     DONE(fabricast_node_leave(node));
 }
 
-/* That it was put out is told of, and stays. */
+/* That it was evicted is told of, and stays. */
 static void eviction(void)
 {
     fabricast_node *node = join();

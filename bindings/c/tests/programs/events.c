@@ -1,4 +1,4 @@
-/* What happens to subscribers: put out for holding too long, gaps, publishers that die. */
+/* What happens to subscribers: evicted for holding too long, gaps, publishers that die. */
 #include "check.h"
 
 static fabricast_topic *short_topic(fabricast_node *node, const char *name, uint32_t reliability)
@@ -32,7 +32,7 @@ static void eviction(fabricast_node *node)
     DONE(fabricast_subscriber_pull(idle, LONG, &held));
     DONE(fabricast_sample_read(held, 0, copy, 4));
     CHECK(memcmp(copy, "held", 4) == 0);
-    /* It is in the way, until it is put out. */
+    /* It is in the way, until it is evicted. */
     for (at = 0; at < 4; at++)
         DONE(fabricast_publisher_push(publisher, "more", 4, LONG));
     EXPECT(FABRICAST_E_EVICTED, fabricast_sample_check(held));

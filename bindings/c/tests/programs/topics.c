@@ -157,6 +157,30 @@ static void expect_text(fabricast_subscriber *subscriber, const char *text)
     DONE(fabricast_sample_release(sample));
 }
 
+/* A topic of values of a type is that of no other one. */
+static void name_a_type(fabricast_node *node)
+{
+    fabricast_topic_settings settings, found;
+    fabricast_topic *poses, *other;
+
+    DONE(fabricast_topic_settings_init(&settings, sizeof settings));
+    CHECK(settings.type_name == NULL);
+    settings.type_name = "";
+    EXPECT(FABRICAST_E_INVALID_ARGUMENT, fabricast_topic_open(node, "poses", &settings, &poses));
+    settings.type_name = "Pose";
+    DONE(fabricast_topic_open(node, "poses", &settings, &poses));
+    DONE(fabricast_topic_settings_of(poses, &found, sizeof found));
+    CHECK(strcmp(found.type_name, "Pose") == 0);
+    DONE(fabricast_topic_open(node, "poses", &found, &other));
+    DONE(fabricast_topic_close(other));
+    settings.type_name = "Twist";
+    EXPECT(FABRICAST_E_SETTINGS_DIFFER, fabricast_topic_open(node, "poses", &settings, &other));
+    /* A program that does not know of names opens it as one of bytes. */
+    settings.size = offsetof(fabricast_topic_settings, type_name);
+    EXPECT(FABRICAST_E_SETTINGS_DIFFER, fabricast_topic_open(node, "poses", &settings, &other));
+    DONE(fabricast_topic_close(poses));
+}
+
 int main(void)
 {
     int in, out, at;
@@ -181,6 +205,7 @@ int main(void)
     CHECK(settings.size == sizeof settings && settings.largest == LARGEST);
     CHECK(settings.depth == DEPTH && settings.reliability == FABRICAST_RELIABLE);
     CHECK(strcmp(settings.memory, "host") == 0);
+    name_a_type(node);
     DONE(fabricast_topic_name(opened, &text));
     CHECK(strcmp(text, "topics") == 0);
     DONE(fabricast_subscriber_open(opened, &subscriber));
