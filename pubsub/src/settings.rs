@@ -109,9 +109,9 @@ impl SharedPlace {
 }
 
 /// A driver does not say that it could not open a file.
-fn without_device(operation: &'static str, cause: gpu::Error) -> Error {
+pub(crate) fn without_device(operation: &'static str, cause: gpu::Error) -> Error {
     /// So many files a driver opens, and some more.
-    const OF_A_DRIVER: u64 = 64;
+    const OF_A_DRIVER: u64 = 256;
     let limit = ipc::DescriptorLimit::of_this_process();
     let error = Error::because(operation, ErrorKind::NoDevice, cause);
     if limit.left() >= OF_A_DRIVER {
@@ -394,7 +394,7 @@ impl SharedSettings {
             SharedPlace::Device(bytes) => {
                 let operation = "find the device of a topic";
                 let device = gpu::Device::find(Uuid(bytes))
-                    .map_err(|cause| Error::because(operation, ErrorKind::NoDevice, cause))?;
+                    .map_err(|cause| without_device(operation, cause))?;
                 MemoryPlace::Device(device.name())
             }
         };

@@ -8,7 +8,7 @@ use ipc::{Credentials, Spin};
 
 use crate::carrier::NetworkOptions;
 use crate::error::{Error, ErrorKind, Result};
-use crate::settings::{Reserve, SharedPlace};
+use crate::settings::{Reserve, SharedPlace, without_device};
 
 /// How a process joins a node.
 ///
@@ -161,7 +161,7 @@ impl Budgets {
                 Some(bytes) => Ok(bytes),
                 None => {
                     let device = gpu::Device::find(Uuid(bytes))
-                        .map_err(|error| Error::because(operation, ErrorKind::NoDevice, error))?;
+                        .map_err(|cause| without_device(operation, cause))?;
                     Ok(device.properties().total_memory / 2)
                 }
             },

@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 use crate::below;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock::lock;
-use crate::settings::SharedPlace;
+use crate::settings::{SharedPlace, without_device};
 
 use self::copies::Copies;
 use self::streams::Streams;
@@ -88,7 +88,7 @@ impl SharedPlace {
             Self::Host => Device::open(HOST),
             Self::Device(uuid) => Device::find(Uuid(uuid)),
         }
-        .map_err(|cause| Error::because(operation, ErrorKind::NoDevice, cause))
+        .map_err(|cause| without_device(operation, cause))
     }
 }
 

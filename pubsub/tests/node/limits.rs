@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use pubsub::{ErrorKind, Node, NodeOptions};
 
-use crate::ground::{Ground, Other, options};
+use crate::ground::{Ground, Other, options, settings};
 
 /// What comes of each limit: first refusals, then none any more.
 fn sweep(ground: &Ground, role: &str, limits: impl Iterator<Item = u64>) {
@@ -22,16 +22,24 @@ fn sweep(ground: &Ground, role: &str, limits: impl Iterator<Item = u64>) {
     assert!(outcomes.last().iter().all(is_used), "{outcomes:?}");
 }
 
+/// Numbers of descriptors, from far too few to enough. The driver of a GPU opens many.
+fn descriptors() -> impl Iterator<Item = u64> {
+    match settings().memory.to_string().starts_with("cuda") {
+        true => (8..600).step_by(16),
+        false => (6..120).step_by(2),
+    }
+}
+
 #[test]
 fn a_process_with_few_descriptors_hears_which_limit_it_is() {
-    sweep(&Ground::new(), "has-few-descriptors", (6..120).step_by(2));
+    sweep(&Ground::new(), "has-few-descriptors", descriptors());
 }
 
 #[test]
 fn a_process_with_few_descriptors_joins_another_that_serves_or_hears_why_not() {
     let ground = Ground::new();
     let node = ground.join();
-    sweep(&ground, "outside has-few-descriptors", (6..100).step_by(2));
+    sweep(&ground, "outside has-few-descriptors", descriptors());
     drop(node);
 }
 

@@ -205,8 +205,19 @@ impl World {
             process.child.signal(SIGCONT);
         }
         end(&mut process.child);
+        // The new one cannot join while its service is stopped.
+        self.resume(|other| other.role == Role::Service && other.node == process.node);
         self.add(role, process.node);
         what
+    }
+
+    /// Ends stops before their time.
+    fn resume(&mut self, which: impl Fn(&Process) -> bool) {
+        for process in self.processes.iter_mut().filter(|process| which(process)) {
+            if process.resumes.take().is_some() {
+                process.child.resume();
+            }
+        }
     }
 
     /// Ends the failures whose time it is, or all of them.
@@ -217,12 +228,7 @@ impl World {
             mend(NODES[0]);
             self.mends = None;
         }
-        for process in &mut self.processes {
-            if process.resumes.as_ref().is_some_and(is_due) {
-                process.child.resume();
-                process.resumes = None;
-            }
-        }
+        self.resume(|process| process.resumes.as_ref().is_some_and(is_due));
     }
 
     fn look(&mut self) {
