@@ -3,9 +3,9 @@
 //! Publishers of a topic that is carried mark it and ring a bell, both in the hall, which costs a look
 //! as long as nobody sleeps there. A thread sleeps there, and tells the workers which topics have
 //! something new. Each second it looks at all of them, for those whose publishers died before they
-//! had marked them, and for those of which nothing was published since the last time.
+//! had marked them, and for publishers that have become quiet.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use ipc::Spin;
 
-use super::published::progress;
+use super::published::QuietPublishers;
 use crate::bridge::Announcer;
 use crate::error::{Error, Result};
 use crate::hall::Bell;
@@ -30,10 +30,7 @@ struct Heard {
     announcer: Announcer,
     /// Up to where it was announced.
     position: u64,
-    /// How far it was a second ago.
-    progress: (u64, u64),
-    /// It was said since that nothing is published.
-    is_quiet: bool,
+    quiet: QuietPublishers,
 }
 
 impl Heard {
@@ -45,23 +42,13 @@ impl Heard {
             self.announcer.announce();
         }
     }
-
-    /// Was nothing published since the last time, and is that not said yet?
-    fn becomes_quiet(&mut self) -> bool {
-        let progress = progress(&self.topic);
-        if std::mem::replace(&mut self.progress, progress) != progress {
-            self.is_quiet = false;
-            return false;
-        }
-        !std::mem::replace(&mut self.is_quiet, true)
-    }
 }
 
 struct Shared {
     /// By their marks and numbers.
     topics: Mutex<BTreeMap<(u32, u32), Heard>>,
-    /// Of which nothing is published now.
-    quiet: Mutex<BTreeSet<u32>>,
+    /// Publishers of each topic that have become quiet, with the numbers of their last messages.
+    quiet: Mutex<BTreeMap<u32, Vec<(u64, u64)>>>,
     /// Wakes who tells that.
     bell: Arc<WakeFd>,
     is_over: AtomicBool,
@@ -88,15 +75,16 @@ impl Shared {
     }
 
     fn look_at_all(&self) {
-        let mut quiet = BTreeSet::new();
+        let mut has_any = false;
         for ((_, number), heard) in &mut *lock(&self.topics) {
             heard.look();
-            if heard.becomes_quiet() {
-                quiet.insert(*number);
+            let quiet = heard.quiet.look(&heard.topic);
+            if !quiet.is_empty() {
+                has_any = true;
+                lock(&self.quiet).entry(*number).or_default().extend(quiet);
             }
         }
-        if !quiet.is_empty() {
-            lock(&self.quiet).append(&mut quiet);
+        if has_any {
             self.bell.ring();
         }
     }
@@ -120,7 +108,7 @@ pub(super) struct Ear {
 }
 
 impl Ear {
-    /// Rings the service's bell when there are [quiet](Self::take_quiet) topics.
+    /// Rings the service's bell when publishers have become [quiet](Self::take_quiet).
     pub(super) fn start(bell: Arc<Bell>, service: Arc<WakeFd>) -> Result<Self> {
         let shared = Arc::new(Shared {
             topics: Mutex::default(),
@@ -142,8 +130,7 @@ impl Ear {
             topic: Arc::clone(topic),
             announcer,
             position: u64::MAX,
-            progress: progress(topic),
-            is_quiet: false,
+            quiet: QuietPublishers::default(),
         };
         // Who publishes and does not know yet that it is carried has done so before this look.
         fence(Ordering::SeqCst);
@@ -156,16 +143,10 @@ impl Ear {
         lock(&self.shared.topics).remove(&named(number));
     }
 
-    /// Topics of which nothing was published for a second, since this was asked last.
-    pub(super) fn take_quiet(&self) -> BTreeSet<u32> {
+    /// Publishers of each topic that have become quiet since this was asked last, with the numbers of
+    /// their last messages.
+    pub(super) fn take_quiet(&self) -> BTreeMap<u32, Vec<(u64, u64)>> {
         std::mem::take(&mut *lock(&self.shared.quiet))
-    }
-
-    /// A topic is to be said to be quiet once more, if it is.
-    pub(super) fn tell_again(&self, number: u32) {
-        if let Some(heard) = lock(&self.shared.topics).get_mut(&named(number)) {
-            heard.is_quiet = false;
-        }
     }
 
     /// Announces a topic anew: it may be sent only now.

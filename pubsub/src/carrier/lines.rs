@@ -260,8 +260,12 @@ fn seats(topic: &Topic) -> impl Iterator<Item = ipc::Seat> {
 }
 
 pub(super) fn has_backlog(topic: &Topic) -> bool {
-    let here = topic.here();
-    seats(topic).any(|seat| here.oldest_unreleased(seat) < here.position())
+    !is_delivered(topic, topic.here().position())
+}
+
+/// Was all before a position delivered to other nodes, or given up?
+pub(super) fn is_delivered(topic: &Topic, position: u64) -> bool {
+    seats(topic).all(|seat| topic.here().oldest_unreleased(seat) >= position)
 }
 
 /// Are messages of a topic kept for other nodes? Also if nobody carries it at the moment.
@@ -340,9 +344,7 @@ impl Carrier {
         }
         line.note(&wanted);
         while self.step(now, number, &mut line, &wanted) {}
-        if line.is_carried() && !self.tell_published(&mut line) {
-            self.ear.tell_again(number);
-        }
+        self.tell_published(&mut line, Vec::new());
         if line.is_gone && matches!(line.state, State::None) {
             self.known.forget_topic(number);
             return self.agenda.forget(number);

@@ -333,7 +333,7 @@ impl Carrier {
         self.hears_workers(now);
         self.see_to_workers(now);
         self.see_to_receiving();
-        self.tell_of_quiet_topics();
+        self.tell_of_quiet_publishers();
         self.update(now);
     }
 

@@ -1,53 +1,89 @@
 //! What publishers of a topic have published, told to the nodes that subscribe to it.
 //!
 //! Readers see by the numbers of messages which of them are missing. No message comes behind the last
-//! one by which that could be seen. So once nothing of a topic was published for a second, and all of it was
-//! delivered or given up, its node tells the number of each publisher's last message. It tells it
+//! one by which that could be seen. So once a publisher has published nothing for a second, and what it
+//! published was delivered or given up, its node tells the number of its last message, and tells it
 //! again to a node that comes back.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
 use super::Carrier;
 use super::letters::Letter;
-use super::lines::{Line, has_backlog};
+use super::lines::{Line, is_delivered};
 use crate::peers::NodeIdentity;
-use crate::topic::{PublishedElsewhere, Topic};
+use crate::topic::{MOST_PUBLISHERS, PublishedElsewhere, Topic};
 
 /// As many as can publish in a topic of a node.
-pub(super) const MOST: usize = crate::topic::MOST_PUBLISHERS;
+pub(super) const MOST: usize = MOST_PUBLISHERS;
+
+/// Publishers, each with the number of its last message.
+type Numbers = Vec<(u64, u64)>;
 
 /// The number of each publisher's last message.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct LastPublished {
     /// The topic's number at its node.
     pub(super) topic: u64,
-    pub(super) publishers: Vec<(u64, u64)>,
+    pub(super) publishers: Numbers,
 }
 
-impl LastPublished {
-    /// None while a publisher is at a message, or another node is owed one.
-    fn of(topic: &Topic) -> Option<Self> {
-        // First: what is published afterwards may be owed.
-        let mut publishers = topic.settled()?;
+/// How far a topic was at some time.
+#[derive(Debug, PartialEq, Eq)]
+struct Snapshot {
+    publishers: Numbers,
+    /// All that was published by these lies before this position, or was dropped.
+    position: u64,
+    drops: u64,
+}
+
+impl Snapshot {
+    fn of(topic: &Topic) -> Self {
+        let mut publishers = topic.last_of_all();
         publishers.retain(|(_, last)| *last > 0);
-        let number = u64::from(topic.number());
-        (!has_backlog(topic)).then_some(Self { topic: number, publishers })
+        Self { publishers, position: topic.here().position(), drops: topic.drops() }
     }
 }
 
-/// Which nodes were told, and of what.
+/// Looks once a second for publishers of a topic that have become quiet.
 #[derive(Debug, Default)]
-pub(super) struct Told {
-    /// The position of the next message, and how many were dropped here.
-    when: (u64, u64),
-    nodes: BTreeSet<NodeIdentity>,
+pub(super) struct QuietPublishers {
+    before: Option<Snapshot>,
+    /// Nothing has happened since all were found to be quiet.
+    are_all_quiet: bool,
+    found: BTreeSet<(u64, u64)>,
 }
 
-/// By how much it can be seen that something was published or dropped.
-pub(super) fn progress(topic: &Topic) -> (u64, u64) {
-    (topic.here().position(), topic.drops())
+impl QuietPublishers {
+    /// Those that have become quiet since the last time, if all that they published has been delivered or
+    /// given up.
+    pub(super) fn look(&mut self, topic: &Topic) -> Numbers {
+        let now = (topic.here().position(), topic.drops());
+        let is_as_before = |before: &Snapshot| (before.position, before.drops) == now;
+        if self.are_all_quiet && self.before.as_ref().is_some_and(is_as_before) {
+            return Numbers::new();
+        }
+        if self.before.as_ref().is_some_and(|before| !is_delivered(topic, before.position)) {
+            return Numbers::new();
+        }
+        let now = Snapshot::of(topic);
+        self.are_all_quiet = self.before.as_ref() == Some(&now);
+        let quiet = self.before.iter().flat_map(|before| &before.publishers).copied();
+        let quiet: Numbers = quiet.filter(|it| now.publishers.contains(it)).collect();
+        let news = quiet.iter().filter(|it| !self.found.contains(it)).copied().collect();
+        self.found = quiet.into_iter().collect();
+        self.before = Some(now);
+        news
+    }
+}
+
+/// What the nodes were told of that subscribe to a topic.
+#[derive(Debug, Default)]
+pub(super) struct Told {
+    /// By their lines in the publishers' table.
+    publishers: BTreeMap<u64, (u64, u64)>,
+    nodes: BTreeSet<NodeIdentity>,
 }
 
 impl Told {
@@ -55,46 +91,37 @@ impl Told {
         self.nodes.remove(&node);
     }
 
-    /// Those of these nodes that have still to be told.
-    fn untold(
+    /// What these nodes are to be told when this is news: who was told before the news, the others all.
+    fn tell(
         &mut self,
-        when: (u64, u64),
+        news: Numbers,
         nodes: impl Iterator<Item = NodeIdentity>,
-    ) -> Vec<NodeIdentity> {
-        if self.when != when {
-            (self.when, self.nodes) = (when, BTreeSet::new());
-        }
-        nodes.filter(|node| !self.nodes.contains(node)).collect()
+    ) -> Vec<(NodeIdentity, Numbers)> {
+        self.publishers.extend(news.iter().map(|it| (it.0 % MOST_PUBLISHERS as u64, *it)));
+        let all: Numbers = self.publishers.values().copied().collect();
+        let mut what = |node| if self.nodes.insert(node) { all.clone() } else { news.clone() };
+        let told = nodes.map(|node| (node, what(node)));
+        told.filter(|(_, numbers)| !numbers.is_empty()).collect()
     }
 }
 
 impl Carrier {
-    /// Tells the nodes that are destinations of a topic what was published. False if that is not possible
-    /// yet.
-    pub(super) fn tell_published(&self, line: &mut Line) -> bool {
+    /// Tells the nodes that are destinations of a topic of publishers that have become quiet; those that
+    /// were not told of any, of all that have.
+    pub(super) fn tell_published(&self, line: &mut Line, news: Numbers) {
         let topic = &line.facts.topic;
         let planned = self.plan.destinations(topic.number()).map(|(node, _)| node);
         let there = planned.filter(|node| self.nodes.contains_key(node));
-        let untold = line.told.untold(progress(topic), there);
-        if untold.is_empty() {
-            return true;
+        for (node, publishers) in line.told.tell(news, there) {
+            let last = LastPublished { topic: u64::from(topic.number()), publishers };
+            self.write(node, &Letter::Published { topic: topic.name().to_owned(), last });
         }
-        let Some(last) = LastPublished::of(topic) else { return false };
-        if !last.publishers.is_empty() {
-            let letter = Letter::Published { topic: topic.name().to_owned(), last };
-            untold.iter().for_each(|node| self.write(*node, &letter));
-        }
-        line.told.nodes.extend(untold);
-        true
     }
 
-    /// Tells it of topics of which nothing was published for a while.
-    pub(super) fn tell_of_quiet_topics(&mut self) {
-        for number in self.ear.take_quiet() {
+    pub(super) fn tell_of_quiet_publishers(&mut self) {
+        for (number, news) in self.ear.take_quiet() {
             let Some(mut line) = self.lines.remove(&number) else { continue };
-            if line.is_carried() && !self.tell_published(&mut line) {
-                self.ear.tell_again(number);
-            }
+            self.tell_published(&mut line, news);
             self.lines.insert(number, line);
         }
     }
@@ -134,17 +161,23 @@ mod tests {
     }
 
     #[test]
-    fn each_node_is_told_once_of_the_same() {
+    fn nodes_are_told_the_news_and_those_that_come_all() {
         let [one, other] = [1, 2].map(|byte| NodeIdentity([byte; 16]));
+        let (first, second) = ((1 << 8 | 3, 7), (2 << 8 | 4, 9));
         let mut told = Told::default();
-        assert_eq!(told.untold((4, 0), [one].into_iter()), [one]);
-        told.nodes.insert(one);
-        assert_eq!(told.untold((4, 0), [one, other].into_iter()), [other]);
-        told.nodes.insert(other);
-        assert!(told.untold((4, 0), [one, other].into_iter()).is_empty());
-        // It came back; something was dropped.
-        told.forget(one);
-        assert_eq!(told.untold((4, 0), [one, other].into_iter()), [one]);
-        assert_eq!(told.untold((4, 1), [one, other].into_iter()), [one, other]);
+        let mut tell = |news: &[(u64, u64)], nodes: &[NodeIdentity]| {
+            told.tell(news.to_vec(), nodes.iter().copied())
+        };
+        assert_eq!(tell(&[], &[]), []);
+        assert_eq!(tell(&[first], &[one]), [(one, vec![first])]);
+        assert_eq!(tell(&[], &[one, other]), [(other, vec![first])]);
+        let both = [(one, vec![second]), (other, vec![second])];
+        assert_eq!(tell(&[second], &[one, other]), both);
+        assert_eq!(tell(&[], &[one, other]), []);
+        // Another one has the line of the first.
+        let third = (5 << 8 | 3, 1);
+        assert_eq!(tell(&[third], &[one]), [(one, vec![third])]);
+        told.forget(other);
+        assert_eq!(told.tell(vec![], [other].into_iter()), [(other, vec![third, second])]);
     }
 }
