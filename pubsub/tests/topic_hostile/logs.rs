@@ -70,6 +70,11 @@ impl Logged {
         most.map_or((0, ""), |(message, count)| (*count, message.as_str()))
     }
 
+    /// Does a line have one of these words in it?
+    pub fn has_one_of(&self, words: &[&str]) -> bool {
+        self.0.keys().any(|message| words.iter().any(|word| message.contains(word)))
+    }
+
     pub fn messages(&self) -> impl Iterator<Item = (&str, u64)> {
         self.0.iter().map(|(message, count)| (message.as_str(), *count))
     }
@@ -81,6 +86,11 @@ fn normalised(line: &str) -> String {
     let mut text = String::new();
     let mut rest = line.trim();
     while let Some(first) = rest.chars().next() {
+        if let Some(behind) = behind_identity(rest) {
+            text.push_str("IDENTITY");
+            rest = behind;
+            continue;
+        }
         let word = rest.find(|character| !is_part(character)).unwrap_or(rest.len());
         if word == 0 {
             text.push(first);
@@ -103,4 +113,16 @@ fn normalised(line: &str) -> String {
         rest = behind;
     }
     text
+}
+
+/// The rest behind an identity, such as "d79b79b9-a3f3-49a9-9e8a-475d93c14c7f", that begins the text.
+fn behind_identity(text: &str) -> Option<&str> {
+    const LENGTH: usize = 36;
+    const DASHES: [usize; 4] = [8, 13, 18, 23];
+    let identity = text.as_bytes().get(..LENGTH)?;
+    let is_one = identity.iter().enumerate().all(|(at, byte)| match DASHES.contains(&at) {
+        true => *byte == b'-',
+        false => byte.is_ascii_hexdigit(),
+    });
+    is_one.then(|| &text[LENGTH..])
 }

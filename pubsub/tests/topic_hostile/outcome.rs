@@ -5,39 +5,48 @@
 pub struct Outcome {
     /// Connections and requests that the node refused or closed.
     pub refused: u64,
-    /// What happened that may not happen, such as a connection that permissions should prevent.
-    pub breach: bool,
     pub text: String,
+    /// What should not have happened, such as a connection that permissions should prevent.
+    pub fault: Option<String>,
 }
+
+/// Stands between the fields of a line.
+const BETWEEN: char = '\t';
 
 impl Outcome {
     pub fn new(refused: u64, text: impl Into<String>) -> Self {
-        Self { refused, breach: false, text: text.into() }
+        Self { refused, text: text.into(), fault: None }
     }
 
     pub fn line(&self) -> String {
-        format!("{} {} {}", self.refused, self.breach, self.text.replace('\n', " "))
+        let plain = |text: &str| text.replace(['\n', BETWEEN], " ");
+        let fault = plain(self.fault.as_deref().unwrap_or_default());
+        format!("{}{BETWEEN}{}{BETWEEN}{fault}", self.refused, plain(&self.text))
     }
 
     pub fn of(line: &str) -> Self {
-        let mut words = line.splitn(3, ' ');
-        let mut next = || words.next().expect("three words");
+        let fields: Vec<_> = line.split(BETWEEN).collect();
+        let [refused, text, fault] = fields[..] else { panic!("not an outcome: {line:?}") };
         Self {
-            refused: next().parse().expect("a number"),
-            breach: next().parse().expect("true or false"),
-            text: next().to_owned(),
+            refused: refused.parse().expect("a number"),
+            text: text.to_owned(),
+            fault: Some(fault.to_owned()).filter(|fault| !fault.is_empty()),
         }
     }
 
     /// The sum of those of several processes of one phase; texts that repeat are named once.
     pub fn sum(all: &[Self]) -> Self {
-        let mut texts: Vec<&str> = all.iter().map(|it| it.text.as_str()).collect();
-        texts.sort_unstable();
-        texts.dedup();
+        let distinct = |texts: Vec<&str>| {
+            let mut texts = texts;
+            texts.sort_unstable();
+            texts.dedup();
+            texts.join("; ")
+        };
+        let fault = distinct(all.iter().filter_map(|it| it.fault.as_deref()).collect());
         Self {
             refused: all.iter().map(|it| it.refused).sum(),
-            breach: all.iter().any(|it| it.breach),
-            text: texts.join("; "),
+            text: distinct(all.iter().map(|it| it.text.as_str()).collect()),
+            fault: Some(fault).filter(|fault| !fault.is_empty()),
         }
     }
 }

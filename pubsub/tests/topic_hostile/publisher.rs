@@ -1,12 +1,15 @@
 //! Publishes at a steady rate on both topics until its input ends.
 
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use testkit::children::say;
 
 use crate::over::Over;
 use crate::topics::{self, LENGTH, LONGEST, PERIOD};
+
+/// Between two messages while those are published that a pause held up: readers can follow.
+const CATCHING_UP: Duration = Duration::from_micros(500);
 
 pub fn run(directory: &Path) {
     let node = &topics::join(directory);
@@ -19,9 +22,9 @@ pub fn run(directory: &Path) {
                 let mut next = Instant::now();
                 while !over.is_over() {
                     publisher.push(&[7; LENGTH], LONGEST).expect("a message that is published");
-                    // What a pause held up is published at once afterwards.
                     next += PERIOD;
-                    std::thread::sleep(next.saturating_duration_since(Instant::now()));
+                    let left = next.saturating_duration_since(Instant::now());
+                    std::thread::sleep(left.max(CATCHING_UP));
                 }
             });
         }

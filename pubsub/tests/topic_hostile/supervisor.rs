@@ -9,6 +9,7 @@ use crate::outcome::Outcome;
 use crate::phases::{self, Beside, Phase};
 use crate::table;
 use crate::topics::LONGEST;
+use crate::user;
 use crate::verdict::Seen;
 use crate::world::{Process, World};
 
@@ -50,7 +51,8 @@ pub fn run(plan: &Plan) {
     std::fs::create_dir_all(&logs).expect("a directory for logs");
     println!("logs: {}", logs.display());
     let mut world = World::start(&logs);
-    let target = world.target(plan.seed);
+    let (target, provider) = (world.target(plan.seed), world.provider());
+    println!("provider {provider}; attackers run as {}", user::of_attackers());
     std::thread::sleep(SETTLING);
     world.logged();
     let time = Duration::from_secs(plan.seconds);
@@ -62,6 +64,10 @@ pub fn run(plan: &Plan) {
         failed.push(baseline.phase.name);
     }
     for next in phases::all().iter().filter(|phase| phase.name.contains(&plan.only)) {
+        if !next.applies_to(&provider) {
+            println!("{:<20} skipped: the bytes of provider {provider} are not known", next.name);
+            continue;
+        }
         let seen = phase(&mut world, next, &target, time);
         table::print(&seen, &baseline);
         if !seen.faults(&baseline).is_empty() {

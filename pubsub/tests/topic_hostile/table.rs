@@ -1,8 +1,9 @@
 //! The report: a line for each phase, and what stands behind it.
 
-use crate::phases::{Actors, Cause, User};
+use crate::phases::{Actors, Cause, Documented, User};
 use crate::user;
 use crate::verdict::Seen;
+use crate::window::Counts;
 
 /// The heads of the columns.
 pub fn print_head() {
@@ -55,17 +56,14 @@ fn notes(seen: &Seen, faults: &[String]) {
     if !seen.outcome.text.is_empty() {
         note(&format!("attack: {}", seen.outcome.text));
     }
-    if seen.phase.documented != crate::phases::Documented::Nothing {
+    if seen.phase.documented != Documented::Nothing {
         note(&format!("documented effect: {:?}", seen.phase.documented));
     }
-    for counts in seen.during.iter().flatten() {
-        note(&format!(
-            "{}: {} messages in {:.1} s, each second: {:?}",
-            counts.topic,
-            counts.messages,
-            counts.elapsed.as_secs_f64(),
-            counts.seconds
-        ));
+    // Where it matters how messages were spread.
+    if !faults.is_empty() || seen.phase.documented != Documented::Nothing {
+        for (reader, counts) in seen.during.iter().enumerate() {
+            counts.iter().for_each(|counts| note(&spread(reader + 1, counts)));
+        }
     }
     let others = seen.of_others();
     if others.lines() > 0 {
@@ -79,6 +77,16 @@ fn notes(seen: &Seen, faults: &[String]) {
         note(&format!("services logged nothing: {why}"));
     }
     faults.iter().for_each(|fault| note(&format!("FAULT: {fault}")));
+}
+
+/// How the messages of a reader were spread over the phase.
+fn spread(node: usize, counts: &Counts) -> String {
+    let Counts { topic, messages, missed, seconds, .. } = counts;
+    let (time, pause) = (counts.elapsed.as_secs_f64(), counts.longest.as_millis());
+    format!(
+        "{topic} at node {node}: {messages} messages in {time:.1} s, {missed} missed, longest pause \
+         {pause} ms, each second: {seconds:?}"
+    )
 }
 
 fn user(seen: &Seen) -> &'static str {

@@ -48,6 +48,14 @@ pub fn has_other() -> bool {
     is_root() && map.lines().any(has)
 }
 
+/// Which user attackers are, in words.
+pub fn of_attackers() -> String {
+    match has_other() {
+        true => format!("user {OTHER}"),
+        false => "the user of the node: this test is not root".to_owned(),
+    }
+}
+
 /// Makes this process one of the other user, for good.
 ///
 /// # Panics

@@ -11,6 +11,10 @@ use crate::window::Counts;
 /// Of the messages of the first phase.
 const LEAST_RATE: f64 = 0.95;
 const LONGEST_PAUSE: Duration = Duration::from_millis(2500);
+/// A second is starved if it has less than this share of the messages of a second.
+const STARVED: f64 = 0.1;
+/// Whole seconds within the longest pause: a message now and then is no end of a pause.
+const MOST_STARVED: usize = LONGEST_PAUSE.as_secs() as usize;
 /// A message may be logged so often in any phase, and once a second beyond that.
 const HANDFUL: u64 = 5;
 
@@ -27,6 +31,7 @@ pub struct Seen {
     pub outcome: Outcome,
     /// Descriptors of the service of node 1: before, the most, and after.
     pub descriptors: [usize; 3],
+    /// With the rest.
     pub elapsed: Duration,
 }
 
@@ -38,8 +43,12 @@ pub struct Flow {
     pub rate: f64,
     pub pause: Duration,
     pub least_second: u64,
+    /// Starved seconds on end.
+    pub starved: usize,
     pub missed: u64,
     pub evictions: u64,
+    /// Of the attack, without the rest.
+    pub time: Duration,
 }
 
 impl Seen {
@@ -49,14 +58,17 @@ impl Seen {
         for (reader, topics) in self.during.iter().enumerate() {
             for (topic, during) in topics.iter().enumerate() {
                 let after = &self.after[reader][topic];
+                let usual = baseline.during[reader][topic].rate();
                 flows.push(Flow {
                     node: reader + 1,
                     topic: during.topic.clone(),
-                    rate: during.rate() / baseline.during[reader][topic].rate(),
+                    rate: during.rate() / usual,
                     pause: during.longest.max(after.longest),
                     least_second: during.least_second(),
+                    starved: during.seconds_below((STARVED * usual) as u64),
                     missed: during.missed + after.missed,
                     evictions: during.evictions + after.evictions,
+                    time: during.elapsed,
                 });
             }
         }
@@ -107,28 +119,28 @@ impl Seen {
                 }
             }
         }
-        if self.outcome.breach {
-            faults.push(format!("the attacker got what is not its: {}", self.outcome.text));
-        }
-        if self.outcome.refused > 0
-            && self.phase.cause == Cause::Logged
-            && self.of_services().lines() == 0
+        faults.extend(self.outcome.fault.clone());
+        if let Cause::Logged(words) = self.phase.cause
+            && self.outcome.refused > 0
+            && !self.of_services().has_one_of(words)
         {
-            faults.push(format!("no service logged why it refused: {}", self.outcome.text));
+            let refused = self.outcome.refused;
+            faults.push(format!("no service logged why it refused or closed {refused}: {words:?}"));
         }
         faults
     }
 
     fn faults_of(&self, flow: &Flow) -> Vec<String> {
         let (name, mut faults) = (format!("{} at node {}", flow.topic, flow.node), Vec::new());
-        // The publisher is at node 1, and a session is no matter of its reader.
+        // The publisher is at node 1: its reader needs no session.
         if self.phase.documented == Documented::Takeover && flow.node == 2 {
             return faults;
         }
         // What a pause held up is not lost on the reliable topic; on the other one it is.
         let least = match self.phase.documented {
             Documented::OnePause => {
-                LEAST_RATE * (1.0 - LONGEST_PAUSE.as_secs_f64() / self.elapsed.as_secs_f64())
+                let share = LONGEST_PAUSE.as_secs_f64() / flow.time.as_secs_f64();
+                LEAST_RATE * (1.0 - share.min(1.0))
             }
             _ => LEAST_RATE,
         };
@@ -138,6 +150,13 @@ impl Seen {
         }
         if flow.pause > LONGEST_PAUSE {
             faults.push(format!("{name}: no message for {:?}, not {LONGEST_PAUSE:?}", flow.pause));
+        }
+        if flow.starved > MOST_STARVED {
+            let (seconds, percent) = (flow.starved, 100.0 * STARVED);
+            faults.push(format!(
+                "{name}: {seconds} s on end with less than {percent} % of the messages, not \
+                 {MOST_STARVED} s"
+            ));
         }
         if flow.topic == RELIABLE && flow.missed > 0 {
             faults.push(format!("{name}: {} messages missed", flow.missed));

@@ -76,11 +76,25 @@ impl Counts {
         self.messages as f64 / self.elapsed.as_secs_f64().max(0.001)
     }
 
+    /// Messages of the whole seconds.
+    fn whole_seconds(&self) -> impl Iterator<Item = u64> {
+        let whole = self.elapsed.as_secs() as usize;
+        (0..whole).map(|at| self.seconds.get(at).copied().unwrap_or(0))
+    }
+
     /// The least of the whole seconds.
     pub fn least_second(&self) -> u64 {
-        let whole = self.elapsed.as_secs() as usize;
-        let second = |at: usize| self.seconds.get(at).copied().unwrap_or(0);
-        (0..whole).map(second).min().unwrap_or(0)
+        self.whole_seconds().min().unwrap_or(0)
+    }
+
+    /// How many seconds on end had fewer messages than this.
+    pub fn seconds_below(&self, messages: u64) -> usize {
+        let (mut longest, mut current) = (0, 0);
+        for second in self.whole_seconds() {
+            current = if second < messages { current + 1 } else { 0 };
+            longest = longest.max(current);
+        }
+        longest
     }
 
     pub fn line(&self) -> String {

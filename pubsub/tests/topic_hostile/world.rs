@@ -18,6 +18,8 @@ use crate::{handshake, service, user};
 const NODES: [u8; 2] = [1, 2];
 /// Where the handshake of a node that leaves is recorded, in the network of node 2.
 const RECORDER: u16 = 7100;
+/// Nodes that join and leave, at most.
+const ATTEMPTS: usize = 8;
 /// Until messages go between the nodes.
 const CONNECTED: Duration = Duration::from_secs(30);
 
@@ -114,21 +116,38 @@ impl World {
         }
     }
 
-    /// What an attacker knows: a node joins and leaves, and what it said is recorded.
+    /// Which provider carries the messages.
+    pub fn provider(&self) -> String {
+        let log = self.services[0].log.text();
+        let name = log.split("provider=").nth(1).expect("the service names its provider");
+        name.split_whitespace().next().unwrap_or_default().trim_matches('"').to_owned()
+    }
+
+    /// What an attacker knows: nodes join and leave, until there was one whose claims node 1 accepts;
+    /// what that said is recorded.
     pub fn target(&self, seed: u64) -> Target {
         let recorder = (ip_of(2), RECORDER);
         let network = &self.networks[1];
         let listener = network.within(|| TcpListener::bind(recorder).expect("a port that is free"));
         let peer = listener.local_addr().expect("an address").to_string();
-        let mut departing = self.service(service::DEPARTING, &peer);
-        let departed = network.within(|| handshake::record(&listener, address(1)));
-        departing.child.end(LONGEST);
+        let hellos = [1, 2].map(|node| network.within(|| handshake::hello_of(address(node))));
+        let mut departed = Vec::new();
+        for _ in 0..ATTEMPTS {
+            let mut departing = self.service(service::DEPARTING, &peer);
+            departed = network.within(|| handshake::record(&listener, address(1)));
+            departing.child.end(LONGEST);
+            // The next one has another identity.
+            let _ = std::fs::remove_dir_all(self.directory(service::DEPARTING));
+            if handshake::identity(&departed) < handshake::identity(&hellos[0]) {
+                break;
+            }
+        }
         Target {
             services: [0, 1].map(|at| self.services[at].child.id()),
             directory: self.directory(1).to_owned(),
             seed,
             departed,
-            connected: network.within(|| handshake::hello_of(address(2))),
+            hellos,
         }
     }
 

@@ -1,12 +1,14 @@
 //! Connections of an attacker to a TCP port.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::TcpStream;
-use std::time::Duration;
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
 
 use super::target::{Target, Victim};
 
 const LONGEST: Duration = Duration::from_secs(1);
+/// The provider may have another port after it.
+const ADDRESS_KNOWN: Duration = Duration::from_millis(200);
 
 /// Connections that are open, and counts of all that there were.
 #[derive(Debug, Default)]
@@ -18,13 +20,14 @@ pub struct Connections {
     /// That were not accepted.
     pub failed: u64,
     pub most: usize,
+    address: Option<(Instant, SocketAddr)>,
 }
 
 impl Connections {
     /// Opens one more; false if that failed.
     pub fn open(&mut self, target: &Target, victim: Victim) -> bool {
-        let stream = target
-            .address(victim)
+        let stream = self
+            .address(target, victim)
             .and_then(|address| TcpStream::connect_timeout(&address, LONGEST).ok())
             .filter(|stream| {
                 stream.set_nonblocking(true).and_then(|()| stream.set_nodelay(true)).is_ok()
@@ -37,10 +40,19 @@ impl Connections {
                 true
             }
             None => {
-                self.failed += 1;
+                (self.address, self.failed) = (None, self.failed + 1);
                 false
             }
         }
+    }
+
+    /// Where the port is, looked up now and then only: that takes the longer the more connections
+    /// there are.
+    fn address(&mut self, target: &Target, victim: Victim) -> Option<SocketAddr> {
+        if self.address.is_none_or(|(since, _)| since.elapsed() > ADDRESS_KNOWN) {
+            self.address = target.address(victim).map(|address| (Instant::now(), address));
+        }
+        self.address.map(|(_, address)| address)
     }
 
     pub fn count(&self) -> usize {

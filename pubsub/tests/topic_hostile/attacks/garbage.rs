@@ -11,6 +11,8 @@ use crate::random::Random;
 const PAUSE: Duration = Duration::from_millis(50);
 const KEPT: usize = 32;
 const MOST_BYTES: u64 = 4096;
+/// Less than a hello.
+const MOST_OF_HANDSHAKE: u64 = 24;
 
 pub fn run(over: &Over, target: &Target, victim: Victim) -> Outcome {
     let mut random = Random::new(target.seed);
@@ -21,7 +23,7 @@ pub fn run(over: &Over, target: &Target, victim: Victim) -> Outcome {
             let mut bytes = random.bytes(length);
             // Some begin as a handshake does.
             if random.below(4) == 0 {
-                let begin = random.below(target.departed.len() as u64) as usize;
+                let begin = random.below(MOST_OF_HANDSHAKE) as usize;
                 bytes.splice(..0, target.departed[..begin].iter().copied());
             }
             connections.send(&bytes);

@@ -3,6 +3,7 @@
 mod connections;
 mod forged;
 mod garbage;
+mod many_ports;
 mod replay;
 mod silent;
 mod slow;
@@ -33,7 +34,7 @@ pub fn run(user: &str, name: &str, target: &[&str]) {
         "node-silent" => silent::run(&over, &target, Victim::Node, 300),
         "node-slow" => slow::run(&over, &target, Victim::Node, &target.departed),
         "node-replay" => replay::run(&over, &target, Victim::Node, &target.departed),
-        "node-takeover" => replay::run(&over, &target, Victim::Node, &target.connected),
+        "node-takeover" => replay::run(&over, &target, Victim::Acceptor, &target.claim()),
         "provider-garbage" => garbage::run(&over, &target, Victim::Provider),
         "provider-silent" => silent::run(&over, &target, Victim::Provider, 300),
         "provider-crowd" => silent::run(&over, &target, Victim::Provider, 1324),
@@ -47,6 +48,7 @@ pub fn run(user: &str, name: &str, target: &[&str]) {
             let request = frames::connect_request(target.departed_port());
             replay::run(&over, &target, Victim::Provider, &request)
         }
+        "provider-ports" => many_ports::run(&over, &target),
         "socket-garbage" => socket::garbage(&over, &target, user),
         "socket-silent" => socket::silent(&over, &target, user),
         "socket-slow" => socket::slow(&over, &target, user),

@@ -75,8 +75,9 @@ impl<'a> Channels<'a> {
             ),
             _ => format!("permission denied {denied} times, {opened} opened, {failed} failed"),
         };
-        let breach = user == "other" && opened > 0;
-        Outcome { refused: closed + denied + failed, breach, text }
+        let fault = (user == "other" && opened > 0)
+            .then(|| format!("another user has connected {opened} times"));
+        Outcome { refused: closed + denied + failed, text, fault }
     }
 }
 

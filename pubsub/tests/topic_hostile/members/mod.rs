@@ -11,12 +11,15 @@ use std::time::Duration;
 use pubsub::{Node, NodeOptions};
 use testkit::children::say;
 
+use crate::outcome::Outcome;
 use crate::over::Over;
 
 /// Shorter than a phase: what a member does not get it is told within it.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Between two attempts.
-const PAUSE: Duration = Duration::from_millis(250);
+/// Between two attempts: what a member does is logged by its service.
+const PAUSE: Duration = Duration::from_secs(1);
+/// How a refusal names a limit of the service, which is not the member's own.
+const SERVICE: &str = "the node's service, process";
 
 /// Runs the member of this name until the input of this process ends, and says what came of it.
 pub fn run(name: &str, directory: &Path) {
@@ -26,7 +29,7 @@ pub fn run(name: &str, directory: &Path) {
     let outcome = match name {
         "topics" => topics::run(&over, directory, number),
         "reader" => reader::run(&over, directory),
-        "short-files" => files::run_with_short_files(&over, directory, number),
+        "short-files" => files::run_with_short_files(&over, directory),
         "large-topics" => files::run_with_large_topics(&over, directory),
         "few-descriptors" => descriptors::run_with_few(&over, directory, number),
         "all-descriptors" => descriptors::run_with_none_left(&over, directory, number),
@@ -62,12 +65,13 @@ impl Attempts {
         }
     }
 
-    fn outcome(self, what: &str) -> crate::outcome::Outcome {
+    /// What came of them; a refusal has to have these words in it.
+    fn outcome(self, what: &str, names: &str) -> Outcome {
         let Self { done, refused, first } = self;
+        let fault = first.as_ref().filter(|first| !first.contains(names));
+        let fault = fault.map(|first| format!("a refusal does not say \"{names}\": {first}"));
         let first = first.map_or_else(String::new, |first| format!(", the first: {first}"));
-        crate::outcome::Outcome::new(
-            refused,
-            format!("{what}: {done} done, {refused} refused{first}"),
-        )
+        let text = format!("{what}: {done} done, {refused} refused{first}");
+        Outcome { refused, text, fault }
     }
 }

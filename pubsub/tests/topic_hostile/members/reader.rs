@@ -23,7 +23,7 @@ pub fn run(over: &Over, directory: &Path) -> Outcome {
     let subscribed = attempts.count(subscribed);
     say("ready");
     let Some((_node, topic, mut subscriber)) = subscribed else {
-        return attempts.outcome("subscribing");
+        return attempts.outcome("subscribing", "subscribers already");
     };
     let mut evictions = 0_u64;
     while !over.is_over() {
@@ -44,7 +44,7 @@ pub fn run(over: &Over, directory: &Path) -> Outcome {
         }
     }
     attempts.refused += evictions;
-    let mut outcome = attempts.outcome("reading");
+    let mut outcome = attempts.outcome("reading", "");
     // Without counts that differ between readers: the supervisor names each text once.
     outcome.text = format!("{} evictions", if evictions > 0 { "some" } else { "no" });
     outcome

@@ -5,7 +5,7 @@ use std::path::Path;
 use pubsub::TopicSettings;
 use testkit::children::say;
 
-use super::{Attempts, PAUSE, join};
+use super::{Attempts, PAUSE, SERVICE, join};
 use crate::outcome::Outcome;
 use crate::over::Over;
 
@@ -16,7 +16,9 @@ pub fn run(over: &Over, directory: &Path, count: u64) -> Outcome {
     say("ready");
     let mut attempts = Attempts::default();
     let mut kept = Vec::new();
-    let Some(node) = attempts.count(join(directory)) else { return attempts.outcome("joining") };
+    let Some(node) = attempts.count(join(directory)) else {
+        return attempts.outcome("joining", SERVICE);
+    };
     let mut attempts = Attempts::default();
     for number in 0..count {
         if over.is_over() {
@@ -33,5 +35,5 @@ pub fn run(over: &Over, directory: &Path, count: u64) -> Outcome {
         }
     }
     while over.sleep(PAUSE) {}
-    attempts.outcome("topics")
+    attempts.outcome("topics", SERVICE)
 }
