@@ -17,6 +17,8 @@ use crate::world::{Process, World};
 const SETTLING: Duration = Duration::from_secs(3);
 /// After each attack.
 const REST: Duration = Duration::from_secs(2);
+/// Processes that are stopped hold different messages.
+const BETWEEN_STOPS: Duration = Duration::from_millis(30);
 const LOOK: Duration = Duration::from_millis(100);
 
 /// What a run is to do.
@@ -92,7 +94,10 @@ fn phase(world: &mut World, phase: &Phase, target: &Target, time: Duration) -> S
         Beside::Stop(count) => count,
         _ => 0,
     };
-    actors.iter().take(stopped).for_each(|actor| actor.child.stop(LONGEST));
+    for actor in actors.iter().take(stopped) {
+        actor.child.stop(LONGEST);
+        std::thread::sleep(BETWEEN_STOPS);
+    }
     let mut most = before;
     let end = Instant::now() + time;
     while Instant::now() < end {
