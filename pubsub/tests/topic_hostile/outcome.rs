@@ -34,7 +34,7 @@ impl Outcome {
         }
     }
 
-    /// The sum of those of several processes of one phase; texts that repeat are named once.
+    /// The sum of the outcomes of several processes of one phase; equal texts are named once.
     pub fn sum(all: &[Self]) -> Self {
         let distinct = |texts: Vec<&str>| {
             let mut texts = texts;

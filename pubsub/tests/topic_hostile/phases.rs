@@ -91,13 +91,13 @@ impl Phase {
 }
 
 impl Phase {
-    /// Is it one that is known for this provider? The bytes of others than `net` are not.
+    /// Can the attack be made on this provider? Only the bytes of `net` are known.
     pub fn applies_to(&self, provider: &str) -> bool {
         provider == "net" || !self.name.starts_with("provider-")
     }
 }
 
-/// All attacks. One that the documents allow to have effects beyond its own phase comes last.
+/// All attacks. The last one takes descriptors of the service, as documented.
 pub fn all() -> Vec<Phase> {
     use Cause::{Logged, NotLogged};
     const KERNEL: Cause = NotLogged("the kernel refuses the connection");

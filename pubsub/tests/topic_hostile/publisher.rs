@@ -8,7 +8,7 @@ use testkit::children::say;
 use crate::over::Over;
 use crate::topics::{self, LENGTH, LONGEST, PERIOD};
 
-/// Between two messages while those are published that a pause held up: readers can follow.
+/// Between two messages that a pause has delayed: readers can follow.
 const CATCHING_UP: Duration = Duration::from_micros(500);
 
 pub fn run(directory: &Path) {

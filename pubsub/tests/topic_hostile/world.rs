@@ -1,4 +1,4 @@
-//! The processes under attack, and those that attack.
+//! The processes under attack, and the attacking processes.
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -123,8 +123,8 @@ impl World {
         name.split_whitespace().next().unwrap_or_default().trim_matches('"').to_owned()
     }
 
-    /// What an attacker knows: nodes join and leave, until there was one whose claims node 1 accepts;
-    /// what that said is recorded.
+    /// What an attacker knows. Nodes join and leave until node 1 accepts the claims of one of them; the
+    /// handshake of that node is recorded.
     pub fn target(&self, seed: u64) -> Target {
         let recorder = (ip_of(2), RECORDER);
         let network = &self.networks[1];

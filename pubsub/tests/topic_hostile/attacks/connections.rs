@@ -78,7 +78,7 @@ impl Connections {
         }
     }
 
-    /// Lets go of those that the other side has closed; their places, from the last to the first.
+    /// Drops the connections that the other side has closed; their places, from the last to the first.
     pub fn reap(&mut self) -> Vec<usize> {
         let is_closed = |stream: &mut TcpStream| {
             let mut bytes = [0; 4096];

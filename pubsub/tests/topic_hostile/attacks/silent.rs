@@ -7,7 +7,7 @@ use super::target::{Target, Victim};
 use crate::outcome::Outcome;
 use crate::over::Over;
 
-/// Those that were closed are opened again so often.
+/// Closed connections are opened again so often.
 const PAUSE: Duration = Duration::from_secs(1);
 
 pub fn run(over: &Over, target: &Target, victim: Victim, count: usize) -> Outcome {
