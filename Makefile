@@ -9,7 +9,7 @@ setup = scripts/setup --quiet --for demo && . $(target)/setup.env
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-long quick lint doc test-unit test-matrix test-matrix-2x \
-	test-verbs soak soak-topics install-c bench-fabric bench-ring bench-ipc gpu-bundle fuzz test-fresh clean
+	test-verbs soak soak-topics soak-hostile install-c bench-fabric bench-ring bench-ipc gpu-bundle fuzz test-fresh clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -52,6 +52,9 @@ install-c: ## Install headers and libraries for C and C++ below PREFIX
 
 soak-topics: ## Kill, stop and cut what topics of two nodes need for MINUTES (10), and check every message
 	@MINUTES=$(or $(MINUTES),10) scripts/soak topics
+
+soak-hostile: ## Attack two nodes with topics under traffic, and check that readers get on
+	@scripts/soak hostile
 
 bench-fabric: ## Measure the fabric layer against the same written in C
 	@$(setup) && scripts/bench-fabric

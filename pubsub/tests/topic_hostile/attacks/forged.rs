@@ -1,0 +1,26 @@
+//! One connect request that names the endpoint of node 2.
+
+use std::time::Duration;
+
+use super::connections::Connections;
+use super::target::{Target, Victim};
+use crate::outcome::Outcome;
+use crate::over::Over;
+use crate::{frames, ports};
+
+const PAUSE: Duration = Duration::from_millis(100);
+
+pub fn run(over: &Over, target: &Target) -> Outcome {
+    let mut connections = Connections::default();
+    let Some(port) = ports::of_provider(target.services[1]) else {
+        return Outcome::new(0, "node 2 has no port of a provider");
+    };
+    let was_opened = connections.open(target, Victim::Provider);
+    connections.send(&frames::connect_request(port));
+    while over.sleep(PAUSE) {
+        connections.reap();
+    }
+    let refused = connections.closed + connections.failed;
+    let what = if was_opened { "sent once" } else { "not sent" };
+    Outcome::new(refused, format!("{what}, as port {port}; {}", connections.text()))
+}

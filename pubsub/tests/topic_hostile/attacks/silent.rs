@@ -1,0 +1,23 @@
+//! Connections that say nothing.
+
+use std::time::Duration;
+
+use super::connections::Connections;
+use super::target::{Target, Victim};
+use crate::outcome::Outcome;
+use crate::over::Over;
+
+/// Closed connections are opened again so often.
+const PAUSE: Duration = Duration::from_secs(1);
+
+pub fn run(over: &Over, target: &Target, victim: Victim, count: usize) -> Outcome {
+    let mut connections = Connections::default();
+    loop {
+        while connections.count() < count && !over.is_over() && connections.open(target, victim) {}
+        if !over.sleep(PAUSE) {
+            break;
+        }
+        connections.reap();
+    }
+    Outcome::new(connections.closed + connections.failed, connections.text())
+}

@@ -1,0 +1,25 @@
+//! Connections that say the beginning of a handshake one byte at a time.
+
+use std::time::Duration;
+
+use super::connections::Connections;
+use super::target::{Target, Victim};
+use crate::outcome::Outcome;
+use crate::over::Over;
+
+const PAUSE: Duration = Duration::from_millis(100);
+const COUNT: usize = 32;
+
+pub fn run(over: &Over, target: &Target, victim: Victim, beginning: &[u8]) -> Outcome {
+    let mut connections = Connections::default();
+    // Bytes that each connection has said.
+    let mut said = Vec::new();
+    while over.sleep(PAUSE) {
+        for gone in connections.reap() {
+            said.remove(gone);
+        }
+        while connections.count() < COUNT && connections.open(target, victim) {}
+        connections.send_byte_each(beginning, &mut said);
+    }
+    Outcome::new(connections.closed + connections.failed, connections.text())
+}

@@ -1,0 +1,138 @@
+//! Attacks at the Unix socket of node 1. Its directory keeps other users away.
+
+use std::os::fd::{AsFd, AsRawFd};
+use std::time::Duration;
+
+use ipc::{Channel, ChannelError};
+use nix::sys::socket::{MsgFlags, send};
+
+use super::target::Target;
+use crate::outcome::Outcome;
+use crate::over::Over;
+use crate::random::Random;
+
+const CONNECTING: Duration = Duration::from_millis(200);
+const PAUSE: Duration = Duration::from_millis(20);
+const BETWEEN_BYTES: Duration = Duration::from_millis(100);
+const SILENT: usize = 300;
+const SLOW: usize = 32;
+const KEPT: usize = 32;
+const MOST_BYTES: u64 = 4096;
+/// How a channel's hello begins: no descriptors, version, an empty label.
+const BEGINNING: [u8; 4] = [0, 8, 0, 0];
+
+/// Channels to the socket, and counts of all that there were.
+struct Channels<'a> {
+    target: &'a Target,
+    open: Vec<Channel>,
+    opened: u64,
+    most: usize,
+    closed: u64,
+    denied: u64,
+    failed: u64,
+}
+
+impl<'a> Channels<'a> {
+    fn new(target: &'a Target) -> Self {
+        Self { target, open: Vec::new(), opened: 0, most: 0, closed: 0, denied: 0, failed: 0 }
+    }
+
+    fn open(&mut self) -> bool {
+        match Channel::connect(&self.target.directory.join("node.sock"), CONNECTING) {
+            Ok(channel) => {
+                self.opened += 1;
+                self.open.push(channel);
+                self.most = self.most.max(self.open.len());
+                return true;
+            }
+            Err(error) if is_denied(&error) => self.denied += 1,
+            Err(_) => self.failed += 1,
+        }
+        false
+    }
+
+    fn send(&self, at: usize, bytes: &[u8]) {
+        // The service may have closed it; that is counted by `reap`.
+        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
+        let _ = send(self.open[at].as_fd().as_raw_fd(), bytes, flags);
+    }
+
+    fn reap(&mut self) {
+        let before = self.open.len();
+        self.open.retain(|channel| {
+            // What it says before it closes is not read: it does not matter here.
+            while !channel.has_ended() && channel.receive(Duration::ZERO).is_ok() {}
+            !channel.has_ended()
+        });
+        self.closed += (before - self.open.len()) as u64;
+    }
+
+    fn outcome(self, user: &str) -> Outcome {
+        let Self { opened, most, closed, denied, failed, .. } = self;
+        let text = match denied {
+            0 => format!(
+                "{opened} opened, {most} at a time, {closed} closed by the node, {failed} failed"
+            ),
+            _ => format!("permission denied {denied} times, {opened} opened, {failed} failed"),
+        };
+        let fault = (user == "other" && opened > 0)
+            .then(|| format!("another user has connected {opened} times"));
+        Outcome { refused: closed + denied + failed, text, fault }
+    }
+}
+
+fn is_denied(error: &ChannelError) -> bool {
+    let mut error: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(cause) = error {
+        let system = cause.downcast_ref::<std::io::Error>();
+        if system.is_some_and(|it| it.kind() == std::io::ErrorKind::PermissionDenied) {
+            return true;
+        }
+        error = cause.source();
+    }
+    false
+}
+
+/// Random bytes, over several connections a second.
+pub fn garbage(over: &Over, target: &Target, user: &str) -> Outcome {
+    let mut random = Random::new(target.seed);
+    let mut channels = Channels::new(target);
+    while over.sleep(PAUSE) {
+        if channels.open() {
+            let length = 1 + random.below(MOST_BYTES) as usize;
+            channels.send(channels.open.len() - 1, &random.bytes(length));
+        }
+        channels.reap();
+        let excess = channels.open.len().saturating_sub(KEPT);
+        channels.open.drain(..excess);
+    }
+    channels.outcome(user)
+}
+
+/// Connections that say nothing.
+pub fn silent(over: &Over, target: &Target, user: &str) -> Outcome {
+    let mut channels = Channels::new(target);
+    loop {
+        while channels.open.len() < SILENT && !over.is_over() && channels.open() {}
+        if !over.sleep(Duration::from_secs(1)) {
+            break;
+        }
+        channels.reap();
+    }
+    channels.outcome(user)
+}
+
+/// A message of one byte at a time.
+pub fn slow(over: &Over, target: &Target, user: &str) -> Outcome {
+    let mut channels = Channels::new(target);
+    let mut round = 0;
+    while over.sleep(BETWEEN_BYTES) {
+        channels.reap();
+        while channels.open.len() < SLOW && channels.open() {}
+        for at in 0..channels.open.len() {
+            channels.send(at, &BEGINNING[round % BEGINNING.len()..][..1]);
+        }
+        round += 1;
+    }
+    channels.outcome(user)
+}

@@ -1,0 +1,79 @@
+//! Members without descriptors.
+
+use std::fs::File;
+use std::path::Path;
+
+use testkit::children::say;
+
+use super::{Attempts, PATIENCE, PAUSE, join};
+use crate::outcome::Outcome;
+use crate::over::Over;
+use crate::{limits, topics};
+
+/// What a refusal has to name.
+const LIMIT: &str = "ulimit -n";
+
+/// Joins and reads both topics, again and again, with so few descriptors, and with half of that.
+pub fn run_with_few(over: &Over, directory: &Path, count: u64) -> Outcome {
+    say("ready");
+    let mut all = [count, count / 2].map(|limit| (limit, Attempts::default()));
+    for at in (0..all.len()).cycle() {
+        if !over.sleep(PAUSE) {
+            break;
+        }
+        let (limit, attempts) = &mut all[at];
+        limits::set_descriptors(*limit);
+        let used = join(directory).and_then(|node| {
+            for name in topics::ALL {
+                let topic = node.topic(name, &topics::settings(name))?;
+                topic.subscriber()?.pull(PATIENCE)?;
+            }
+            Ok(())
+        });
+        attempts.count(used);
+    }
+    let outcome = |(limit, attempts): (u64, Attempts)| {
+        attempts.outcome(&format!("{limit} descriptors"), LIMIT)
+    };
+    Outcome::sum(&all.map(outcome))
+}
+
+/// A member that uses up its descriptors, so many, and goes on reading and opening topics.
+pub fn run_with_none_left(over: &Over, directory: &Path, count: u64) -> Outcome {
+    limits::set_descriptors(count);
+    say("ready");
+    let mut joining = Attempts::default();
+    let joined = join(directory).and_then(|node| {
+        let topic = node.topic(topics::DROP_OLDEST, &topics::settings(topics::DROP_OLDEST))?;
+        let mut subscriber = topic.subscriber()?;
+        // From here on the process has all that it needs to read.
+        subscriber.pull(PATIENCE)?;
+        Ok((node, subscriber))
+    });
+    let Some((node, mut subscriber)) = joining.count(joined) else {
+        return joining.outcome("joining", LIMIT);
+    };
+    let mut files = Vec::new();
+    while let Ok(file) = File::open("/dev/null") {
+        files.push(file);
+    }
+    let (mut pulls, mut opens) = (Attempts::default(), Attempts::default());
+    let mut number = 0;
+    while over.sleep(PAUSE) {
+        pulls.count(subscriber.pull(PATIENCE));
+        number += 1;
+        let name = format!("without-descriptors-{number}");
+        opens.count(node.topic(&name, &topics::settings(topics::RELIABLE)));
+    }
+    let held = files.len();
+    let mut all = vec![
+        Outcome::new(0, format!("{held} other descriptors open")),
+        opens.outcome("opening topics", LIMIT),
+    ];
+    let mut pulls = pulls.outcome("reading", LIMIT);
+    if pulls.refused > 0 {
+        pulls.fault = Some(format!("a member without descriptors cannot read on: {}", pulls.text));
+    }
+    all.push(pulls);
+    Outcome::sum(&all)
+}

@@ -1,0 +1,73 @@
+//! Members for which there is no more memory: their own files must be short, or those of the
+//! service, or the budget of the node ends.
+
+use std::path::Path;
+
+use pubsub::TopicSettings;
+use testkit::children::say;
+
+use super::{Attempts, PATIENCE, PAUSE, SERVICE, join};
+use crate::outcome::Outcome;
+use crate::over::Over;
+use crate::service::BUDGET;
+use crate::{limits, topics};
+
+/// How long files of a member, and the shared memory that it makes, may be.
+const LENGTHS: [u64; 4] = [0, 4095, 65_535, 1_048_575];
+const LARGEST: u64 = 64 << 10;
+
+/// Joins, publishes and reads while its files must be short.
+pub fn run_with_short_files(over: &Over, directory: &Path) -> Outcome {
+    say("ready");
+    let settings = TopicSettings { largest: LARGEST, ..topics::settings(topics::RELIABLE) };
+    let mut all = LENGTHS.map(|length| (length, Attempts::default()));
+    for at in (0..all.len()).cycle() {
+        if !over.sleep(PAUSE) {
+            break;
+        }
+        let (length, attempts) = &mut all[at];
+        limits::set_file_length(*length);
+        let used = join(directory).and_then(|node| {
+            let topic = node.topic(&format!("short-files-{length}"), &settings)?;
+            let (mut subscriber, publisher) = (topic.subscriber()?, topic.publisher()?);
+            publisher.push(&[1; LARGEST as usize], PATIENCE)?;
+            subscriber.pull(PATIENCE).map(drop)
+        });
+        attempts.count(used);
+    }
+    let outcome = |(length, attempts): (u64, Attempts)| {
+        attempts.outcome(&format!("files of {length} bytes"), "ulimit -f")
+    };
+    Outcome::sum(&all.map(outcome))
+}
+
+/// Makes topics that reserve more than the node's budget, and others that the service has to make
+/// room for: their messages are held, so that no memory becomes free.
+pub fn run_with_large_topics(over: &Over, directory: &Path) -> Outcome {
+    say("ready");
+    let mut joining = Attempts::default();
+    let Some(node) = joining.count(join(directory)) else {
+        return joining.outcome("joining", SERVICE);
+    };
+    let (mut beyond, mut within) = (Attempts::default(), Attempts::default());
+    let mut kept = Vec::new();
+    let mut number = 0;
+    while over.sleep(PAUSE) {
+        number += 1;
+        let settings =
+            |largest| TopicSettings { depth: 1, loans: 1, largest, ..TopicSettings::default() };
+        beyond.count(node.topic(&format!("beyond-{number}"), &settings(BUDGET)));
+        let largest = BUDGET / 16;
+        let used = node.topic(&format!("large-{number}"), &settings(largest)).and_then(|topic| {
+            let (mut subscriber, publisher) = (topic.subscriber()?, topic.publisher()?);
+            publisher.push(&vec![1; largest as usize], PATIENCE)?;
+            let sample = subscriber.pull(PATIENCE)?;
+            Ok((sample, subscriber, publisher, topic))
+        });
+        kept.extend(within.count(used));
+    }
+    Outcome::sum(&[
+        beyond.outcome("topics beyond the budget", "budget"),
+        within.outcome("topics within the budget", SERVICE),
+    ])
+}

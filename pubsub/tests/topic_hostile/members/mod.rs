@@ -1,0 +1,77 @@
+//! Hostile members: processes of the same user that joined node 1, and take what they can.
+
+mod descriptors;
+mod files;
+mod reader;
+mod topics;
+
+use std::path::Path;
+use std::time::Duration;
+
+use pubsub::{Node, NodeOptions};
+use testkit::children::say;
+
+use crate::outcome::Outcome;
+use crate::over::Over;
+
+/// Shorter than a phase: what a member does not get it is told within it.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Between two attempts: what a member does is logged by its service.
+const PAUSE: Duration = Duration::from_secs(1);
+/// How a refusal names a limit of the service, which is not the member's own.
+const SERVICE: &str = "the node's service, process";
+
+/// Runs the member of this name until the input of this process ends, and says what came of it.
+pub fn run(name: &str, directory: &Path) {
+    let (name, number) = name.split_once(':').unwrap_or((name, "0"));
+    let number = number.parse().expect("a number");
+    let over = Over::watch();
+    let outcome = match name {
+        "topics" => topics::run(&over, directory, number),
+        "reader" => reader::run(&over, directory),
+        "short-files" => files::run_with_short_files(&over, directory),
+        "large-topics" => files::run_with_large_topics(&over, directory),
+        "few-descriptors" => descriptors::run_with_few(&over, directory, number),
+        "all-descriptors" => descriptors::run_with_none_left(&over, directory, number),
+        _ => panic!("no member {name}"),
+    };
+    say(&outcome.line());
+}
+
+fn join(directory: &Path) -> pubsub::Result<Node> {
+    Node::join(NodeOptions { patience: PATIENCE, ..crate::topics::options(directory) })
+}
+
+/// Counts of attempts, and the first refusal.
+#[derive(Debug, Default)]
+struct Attempts {
+    done: u64,
+    refused: u64,
+    first: Option<String>,
+}
+
+impl Attempts {
+    fn count<T>(&mut self, result: pubsub::Result<T>) -> Option<T> {
+        match result {
+            Ok(value) => {
+                self.done += 1;
+                Some(value)
+            }
+            Err(error) => {
+                self.refused += 1;
+                self.first.get_or_insert_with(|| error.to_string());
+                None
+            }
+        }
+    }
+
+    /// What came of them; a refusal has to have these words in it.
+    fn outcome(self, what: &str, names: &str) -> Outcome {
+        let Self { done, refused, first } = self;
+        let fault = first.as_ref().filter(|first| !first.contains(names));
+        let fault = fault.map(|first| format!("a refusal does not say \"{names}\": {first}"));
+        let first = first.map_or_else(String::new, |first| format!(", the first: {first}"));
+        let text = format!("{what}: {done} done, {refused} refused{first}");
+        Outcome { refused, text, fault }
+    }
+}

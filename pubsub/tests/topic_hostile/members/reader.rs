@@ -1,0 +1,51 @@
+//! One of many readers of the reliable topic, which the supervisor may stop.
+
+use std::path::Path;
+use std::time::Duration;
+
+use pubsub::ErrorKind;
+use testkit::children::say;
+
+use super::{Attempts, join};
+use crate::outcome::Outcome;
+use crate::over::Over;
+use crate::topics::{self, RELIABLE};
+
+const LOOK: Duration = Duration::from_millis(200);
+
+pub fn run(over: &Over, directory: &Path) -> Outcome {
+    let mut attempts = Attempts::default();
+    let subscribed = join(directory).and_then(|node| {
+        let topic = node.topic(RELIABLE, &topics::settings(RELIABLE))?;
+        let subscriber = topic.subscriber()?;
+        Ok((node, topic, subscriber))
+    });
+    let subscribed = attempts.count(subscribed);
+    say("ready");
+    let Some((_node, topic, mut subscriber)) = subscribed else {
+        return attempts.outcome("subscribing", "subscribers already");
+    };
+    let mut evictions = 0_u64;
+    while !over.is_over() {
+        match subscriber.pull(LOOK) {
+            Ok(_) => {}
+            Err(error) if error.kind() == ErrorKind::DeadlineExceeded => {}
+            Err(error) if error.kind() == ErrorKind::Evicted => {
+                evictions += 1;
+                match attempts.count(topic.subscriber()) {
+                    Some(another) => subscriber = another,
+                    None => break,
+                }
+            }
+            Err(error) => {
+                attempts.count::<()>(Err(error));
+                break;
+            }
+        }
+    }
+    attempts.refused += evictions;
+    let mut outcome = attempts.outcome("reading", "");
+    // Without counts that differ between readers: the supervisor names each text once.
+    outcome.text = format!("{} evictions", if evictions > 0 { "some" } else { "no" });
+    outcome
+}

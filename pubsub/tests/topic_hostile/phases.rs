@@ -1,0 +1,148 @@
+//! All attacks, in the order in which they run.
+
+/// Which user attacks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum User {
+    /// Another one, where the test may change users.
+    Other,
+    /// That of the node.
+    Same,
+}
+
+/// What is logged by a service in a phase in which something was refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cause {
+    /// At least one line that has one of these words in it.
+    Logged(&'static [&'static str]),
+    /// Nothing need be, for this reason.
+    NotLogged(&'static str),
+}
+
+/// What the supervisor does beside starting the processes of an attack.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Beside {
+    Nothing,
+    /// Stops so many of them (SIGSTOP) until the end of the phase.
+    Stop(usize),
+    /// No file of the service, and no shared memory that it makes, may be longer than this.
+    ShortFilesOfService(u64),
+}
+
+/// Processes that attack.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Actors {
+    None,
+    /// One attacker, in the network of node 2.
+    Attacker(&'static str),
+    /// Members of node 1.
+    Members(Vec<String>),
+}
+
+/// One attack.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Phase {
+    pub name: &'static str,
+    pub actors: Actors,
+    pub user: User,
+    pub cause: Cause,
+    pub beside: Beside,
+    /// What `docs/how-to/security.md` says that a process at the port can do.
+    pub documented: Documented,
+}
+
+/// Effects that the documents allow an attack to have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Documented {
+    Nothing,
+    /// Messages between the nodes pause for about two seconds, once.
+    OnePause,
+    /// The session of the nodes is taken: messages between them may stop while it goes on.
+    Takeover,
+    /// Descriptors of the service are taken until none is left.
+    Descriptors,
+}
+
+impl Phase {
+    fn attack(name: &'static str, cause: Cause) -> Self {
+        Self {
+            name,
+            actors: Actors::Attacker(name),
+            user: User::Other,
+            cause,
+            beside: Beside::Nothing,
+            documented: Documented::Nothing,
+        }
+    }
+
+    fn same_user(name: &'static str, attack: &'static str, cause: Cause) -> Self {
+        Self { name, user: User::Same, ..Self::attack(attack, cause) }
+    }
+
+    fn members(name: &'static str, members: Vec<String>, cause: Cause) -> Self {
+        let actors = Actors::Members(members);
+        Self { actors, ..Self::same_user(name, name, cause) }
+    }
+
+    /// Traffic without an attack.
+    pub fn baseline() -> Self {
+        let cause = Cause::NotLogged("no attack");
+        Self { actors: Actors::None, ..Self::same_user("baseline", "baseline", cause) }
+    }
+}
+
+impl Phase {
+    /// Can the attack be made on this provider? Only the bytes of `net` are known.
+    pub fn applies_to(&self, provider: &str) -> bool {
+        provider == "net" || !self.name.starts_with("provider-")
+    }
+}
+
+/// All attacks. The last one takes descriptors of the service, as documented.
+pub fn all() -> Vec<Phase> {
+    use Cause::{Logged, NotLogged};
+    const KERNEL: Cause = NotLogged("the kernel refuses the connection");
+    const SILENT: Cause = NotLogged("nothing was said");
+    const PROVIDER: Cause = NotLogged("the provider does not report it");
+    const OWN_LIMIT: Cause = NotLogged("the limit is the member's own, and its error names it");
+    // Any line would do.
+    const ANY: Cause = Logged(&[""]);
+    let one = |name: &str| vec![name.to_owned()];
+    vec![
+        Phase::attack("node-garbage", Logged(&["protocol", "ended before"])),
+        Phase::attack("node-silent", SILENT),
+        Phase::attack("node-slow", Logged(&["in time", "ended before"])),
+        Phase::attack("node-replay", Logged(&["another node is gone"])),
+        Phase {
+            documented: Documented::Takeover,
+            ..Phase::attack("node-takeover", Logged(&["another node is gone"]))
+        },
+        Phase::attack("provider-garbage", PROVIDER),
+        Phase::attack("provider-silent", SILENT),
+        Phase::attack("provider-crowd", SILENT),
+        Phase::attack("provider-slow", PROVIDER),
+        Phase {
+            documented: Documented::OnePause,
+            ..Phase::attack("provider-forged", Logged(&["moves nothing"]))
+        },
+        Phase::attack("socket-garbage", KERNEL),
+        Phase::attack("socket-silent", KERNEL),
+        Phase::attack("socket-slow", KERNEL),
+        Phase::same_user("own-socket-garbage", "socket-garbage", ANY),
+        Phase::same_user("own-socket-silent", "socket-silent", SILENT),
+        Phase::same_user("own-socket-slow", "socket-slow", ANY),
+        Phase::members("many-topics", one("topics:2000"), Logged(&["descriptors"])),
+        Phase {
+            beside: Beside::Stop(8),
+            ..Phase::members("many-readers", vec!["reader".to_owned(); 40], Logged(&["evicted"]))
+        },
+        Phase::members("short-files", one("short-files"), OWN_LIMIT),
+        Phase {
+            beside: Beside::ShortFilesOfService(1 << 20),
+            ..Phase::members("no-memory", one("large-topics"), Logged(&["budget", "cannot grow"]))
+        },
+        Phase::members("few-descriptors", one("few-descriptors:28"), OWN_LIMIT),
+        Phase::members("no-descriptors", one("all-descriptors:1024"), OWN_LIMIT),
+        Phase::attack("provider-replay", PROVIDER),
+        Phase { documented: Documented::Descriptors, ..Phase::attack("provider-ports", PROVIDER) },
+    ]
+}

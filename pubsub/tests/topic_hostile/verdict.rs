@@ -1,0 +1,169 @@
+//! What was seen in a phase, and whether that is within the bounds.
+
+use std::time::Duration;
+
+use crate::logs::Logged;
+use crate::outcome::Outcome;
+use crate::phases::{Cause, Documented, Phase};
+use crate::topics::RELIABLE;
+use crate::window::Counts;
+
+/// Of the messages of the first phase.
+const LEAST_RATE: f64 = 0.95;
+const LONGEST_PAUSE: Duration = Duration::from_millis(2500);
+/// A second is starved if it has less than this share of the messages of a second.
+const STARVED: f64 = 0.1;
+/// Whole seconds within the longest pause: a message now and then is no end of a pause.
+const MOST_STARVED: usize = LONGEST_PAUSE.as_secs() as usize;
+/// A message may be logged so often in any phase, and once a second beyond that.
+const HANDFUL: u64 = 5;
+
+/// What was seen in a phase.
+#[derive(Debug, Clone)]
+pub struct Seen {
+    pub phase: Phase,
+    /// Of each reader, each topic.
+    pub during: Vec<Vec<Counts>>,
+    /// In the rest after it.
+    pub after: Vec<Vec<Counts>>,
+    /// Of each process, from the begin of the phase to the end of the rest.
+    pub logged: Vec<(String, Logged)>,
+    pub outcome: Outcome,
+    /// Descriptors of the service of node 1: before, the most, and after.
+    pub descriptors: [usize; 3],
+    /// With the rest.
+    pub elapsed: Duration,
+}
+
+/// What a reader got of a topic in proportion to the first phase.
+#[derive(Debug, Clone)]
+pub struct Flow {
+    pub node: usize,
+    pub topic: String,
+    pub rate: f64,
+    pub pause: Duration,
+    pub least_second: u64,
+    /// Starved seconds on end.
+    pub starved: usize,
+    pub missed: u64,
+    pub evictions: u64,
+    /// Of the attack, without the rest.
+    pub time: Duration,
+}
+
+impl Seen {
+    /// What each reader got of each topic.
+    pub fn flows(&self, baseline: &Self) -> Vec<Flow> {
+        let mut flows = Vec::new();
+        for (reader, topics) in self.during.iter().enumerate() {
+            for (topic, during) in topics.iter().enumerate() {
+                let after = &self.after[reader][topic];
+                let usual = baseline.during[reader][topic].rate();
+                flows.push(Flow {
+                    node: reader + 1,
+                    topic: during.topic.clone(),
+                    rate: during.rate() / usual,
+                    pause: during.longest.max(after.longest),
+                    least_second: during.least_second(),
+                    starved: during.seconds_below((STARVED * usual) as u64),
+                    missed: during.missed + after.missed,
+                    evictions: during.evictions + after.evictions,
+                    time: during.elapsed,
+                });
+            }
+        }
+        flows
+    }
+
+    /// Lines of the services.
+    pub fn of_services(&self) -> Logged {
+        self.logged_by(|name| name.starts_with("service"))
+    }
+
+    /// Lines of all other processes.
+    pub fn of_others(&self) -> Logged {
+        self.logged_by(|name| !name.starts_with("service"))
+    }
+
+    fn logged_by(&self, is_one: impl Fn(&str) -> bool) -> Logged {
+        let mut all = Logged::default();
+        for (_, logged) in self.logged.iter().filter(|(name, _)| is_one(name)) {
+            all.merge(logged);
+        }
+        all
+    }
+
+    /// The message that one process logged most often.
+    pub fn most_of_one(&self) -> (u64, &str, &str) {
+        let each = self.logged.iter().map(|(name, logged)| {
+            let (count, message) = logged.most();
+            (count, name.as_str(), message)
+        });
+        each.max_by_key(|(count, ..)| *count).unwrap_or((0, "", ""))
+    }
+
+    /// How often a process may log one message in the phase.
+    pub fn most_allowed(&self) -> u64 {
+        self.elapsed.as_secs().max(HANDFUL)
+    }
+
+    /// All that is out of bounds.
+    pub fn faults(&self, baseline: &Self) -> Vec<String> {
+        let mut faults: Vec<String> =
+            self.flows(baseline).iter().flat_map(|flow| self.faults_of(flow)).collect();
+        for (name, logged) in &self.logged {
+            for (message, count) in logged.messages() {
+                if count > self.most_allowed() {
+                    let bound = self.most_allowed();
+                    faults.push(format!("{name} logged {count} times, at most {bound}: {message}"));
+                }
+            }
+        }
+        faults.extend(self.outcome.fault.clone());
+        if let Cause::Logged(words) = self.phase.cause
+            && self.outcome.refused > 0
+            && !self.of_services().has_one_of(words)
+        {
+            let refused = self.outcome.refused;
+            faults.push(format!("no service logged why it refused or closed {refused}: {words:?}"));
+        }
+        faults
+    }
+
+    fn faults_of(&self, flow: &Flow) -> Vec<String> {
+        let (name, mut faults) = (format!("{} at node {}", flow.topic, flow.node), Vec::new());
+        // The publisher is at node 1: its reader needs no session.
+        if self.phase.documented == Documented::Takeover && flow.node == 2 {
+            return faults;
+        }
+        // What a pause held up is not lost on the reliable topic; on the other one it is.
+        let least = match self.phase.documented {
+            Documented::OnePause => {
+                let share = LONGEST_PAUSE.as_secs_f64() / flow.time.as_secs_f64();
+                LEAST_RATE * (1.0 - share.min(1.0))
+            }
+            _ => LEAST_RATE,
+        };
+        if flow.rate < least {
+            let (percent, bound) = (100.0 * flow.rate, 100.0 * least);
+            faults.push(format!("{name}: {percent:.1} % of the messages, not {bound:.0} %"));
+        }
+        if flow.pause > LONGEST_PAUSE {
+            faults.push(format!("{name}: no message for {:?}, not {LONGEST_PAUSE:?}", flow.pause));
+        }
+        if flow.starved > MOST_STARVED {
+            let (seconds, percent) = (flow.starved, 100.0 * STARVED);
+            faults.push(format!(
+                "{name}: {seconds} s on end with less than {percent} % of the messages, not \
+                 {MOST_STARVED} s"
+            ));
+        }
+        if flow.topic == RELIABLE && flow.missed > 0 {
+            faults.push(format!("{name}: {} messages missed", flow.missed));
+        }
+        if flow.evictions > 0 {
+            faults.push(format!("{name}: evicted {} times", flow.evictions));
+        }
+        faults
+    }
+}
