@@ -111,16 +111,29 @@ impl LimitReached {
     }
 }
 
-impl fmt::Display for LimitReached {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl LimitReached {
+    /// As it is told to another process, by which this one is called so.
+    ///
+    /// ```
+    /// use ipc::LimitReached;
+    /// let limit = LimitReached::FileSize { most: 4096 };
+    /// assert!(limit.of_process("process 7").starts_with("a file of process 7, "));
+    /// ```
+    #[must_use]
+    pub fn of_process(&self, process: &str) -> String {
         match self {
-            Self::Descriptors(limit) => write!(f, "too many open files in this process: {limit}"),
-            Self::FileSize { most } => write!(
-                f,
-                "a file of this process, shared memory included, may have {most} bytes. Raise the \
+            Self::Descriptors(limit) => format!("too many open files in {process}: {limit}"),
+            Self::FileSize { most } => format!(
+                "a file of {process}, shared memory included, may have {most} bytes. Raise the \
                  limit: ulimit -f"
             ),
         }
+    }
+}
+
+impl fmt::Display for LimitReached {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.of_process("this process"))
     }
 }
 

@@ -1,15 +1,18 @@
-//! How many lines may be logged that other nodes, or whatever connects as one, can cause.
+//! How many lines may be logged that other nodes, or whatever connects, can cause.
 
 use std::time::Duration;
 
 /// Lines that may come at once.
 const BURST: u32 = 100;
+/// Where each line has much the same cause as the others.
+const SHORT_BURST: u32 = 5;
 /// The time from one to the next behind them.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// A limit of some log lines together. Moments are told as the time since any one.
 #[derive(Debug)]
 pub(crate) struct LogLimit {
+    burst: u32,
     left: u32,
     /// Up to when what may be logged was added to `left`.
     counted: Duration,
@@ -20,8 +23,18 @@ pub(crate) struct LogLimit {
 
 impl LogLimit {
     pub(crate) fn new() -> Self {
+        Self::of(BURST)
+    }
+
+    /// For lines each of which has much the same cause as the others.
+    pub(crate) fn short() -> Self {
+        Self::of(SHORT_BURST)
+    }
+
+    fn of(burst: u32) -> Self {
         Self {
-            left: BURST,
+            burst,
+            left: burst,
             counted: Duration::ZERO,
             suppressed: 0,
             #[cfg(test)]
@@ -33,10 +46,7 @@ impl LogLimit {
     pub(crate) fn allows(&mut self, now: Duration) -> bool {
         let Some(suppressed) = self.next(now) else { return false };
         if suppressed > 0 {
-            tracing::warn!(
-                suppressed,
-                "log lines about other nodes were suppressed: too many came"
-            );
+            tracing::warn!(suppressed, "log lines were suppressed: too many came");
         }
         true
     }
@@ -51,7 +61,8 @@ impl LogLimit {
     fn next(&mut self, now: Duration) -> Option<u64> {
         let passed = now.saturating_sub(self.counted).as_secs() / PAUSE.as_secs();
         self.counted += PAUSE * u32::try_from(passed).unwrap_or(u32::MAX);
-        self.left = BURST.min(self.left.saturating_add(u32::try_from(passed).unwrap_or(u32::MAX)));
+        self.left =
+            self.burst.min(self.left.saturating_add(u32::try_from(passed).unwrap_or(u32::MAX)));
         match self.left.checked_sub(1) {
             Some(left) => {
                 self.left = left;

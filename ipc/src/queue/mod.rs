@@ -292,12 +292,6 @@ impl<W: Words, const E: usize> Queue<W, E> {
         self.seats_among(u32::MAX).filter(move |seat| seat.who() == Some(who))
     }
 
-    /// Those that have still to read the entry of this position, or hold it.
-    pub fn holders(&self, position: u64) -> impl Iterator<Item = Seat> {
-        let readers = self.readers_of(position);
-        self.seats_among((readers >> 32) as u32 | readers as u32)
-    }
-
     fn seats_among(&self, places: u32) -> impl Iterator<Item = Seat> {
         (0..MOST_SUBSCRIBERS).filter(move |place| places >> place & 1 == 1).filter_map(|place| {
             let name = self.name_at(place);
@@ -379,22 +373,41 @@ impl<W: Words, const E: usize> Queue<W, E> {
         }
     }
 
-    /// The oldest position whose entry somebody has still to read, or holds.
+    /// Of each subscription that has entries still to read, or holds some, the oldest position of these.
     #[must_use]
-    pub fn oldest(&self) -> Option<u64> {
-        self.positions_kept().find(|position| self.readers_of(*position) != 0)
+    pub fn oldest_of_each(&self) -> Vec<(Seat, u64)> {
+        let marks = |position| {
+            let readers = self.readers_of(position);
+            (position, (readers >> 32) as u32 | readers as u32)
+        };
+        self.first_of_each(self.positions_kept().map(marks))
     }
 
-    /// Where entries are dropped: the oldest that somebody holds, and who does. It may be older than
-    /// all that can still be read.
+    /// Where entries are dropped: of each subscription that holds some, the oldest position of these. It
+    /// may be older than all that can still be read.
     #[must_use]
-    pub fn oldest_held(&self) -> Option<(u64, Vec<Seat>)> {
-        let is_held = |slot: &usize| self.words.load(slot + Self::READERS, Acquire) as u32 != 0;
-        let held = self.slots_used().filter(is_held);
-        let sequences = held.map(|slot| self.words.load(slot + layout::SEQUENCE, Acquire));
-        let position = sequences.filter_map(|sequence| sequence.checked_sub(1)).min()?;
-        let holders = self.readers_of(position) as u32;
-        Some((position, self.seats_among(holders).collect()))
+    pub fn oldest_held_of_each(&self) -> Vec<(Seat, u64)> {
+        let held = self.slots_used().filter_map(|slot| {
+            let holders = self.words.load(slot + Self::READERS, Acquire) as u32;
+            let position = self.words.load(slot + layout::SEQUENCE, Acquire).checked_sub(1)?;
+            Some((position, holders & self.readers_of(position) as u32))
+        });
+        self.first_of_each(held)
+    }
+
+    /// Of positions, each with the places that are marked there, the lowest of each place.
+    fn first_of_each(&self, marked: impl Iterator<Item = (u64, u32)>) -> Vec<(Seat, u64)> {
+        let (mut lowest, mut all) = ([u64::MAX; MOST_SUBSCRIBERS as usize], 0);
+        for (position, places) in marked {
+            all |= places;
+            let mut left = places;
+            while left != 0 {
+                let place = left.trailing_zeros() as usize;
+                lowest[place] = lowest[place].min(position);
+                left &= left - 1;
+            }
+        }
+        self.seats_among(all).map(|seat| (seat, lowest[seat.place as usize])).collect()
     }
 
     /// The first position from here on whose entry somebody has still to read, or holds, and

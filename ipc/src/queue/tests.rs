@@ -171,7 +171,7 @@ fn entries_that_are_held_leave_others_their_whole_depth() {
                 read += 1;
             }
         }
-        assert_eq!(queue.oldest_held(), Some((0, vec![holds.seat()])));
+        assert_eq!(queue.oldest_held_of_each(), [(holds.seat(), 0)]);
         for held in 0..20 {
             assert!(queue.release(&holds, held).is_some(), "{held} is still its own");
         }
@@ -280,7 +280,8 @@ fn a_role_outlives_who_has_it_and_its_successor_misses_nothing() {
         (0..3).for_each(|value| assert_eq!(queue.take(&mut before).unwrap().entry, [value]));
         assert_eq!(queue.release(&before, 1), Some([1]));
         queue.settle(1);
-        assert_eq!((queue.oldest_unreleased(before.seat()), queue.oldest()), (0, Some(0)));
+        assert_eq!(queue.oldest_unreleased(before.seat()), 0);
+        assert_eq!(queue.oldest_of_each(), [(before.seat(), 0)]);
         assert_eq!(queue.backlog_of(before.seat()), (1, 2));
         assert_eq!(queue.expel(&second, first.me, |entry| panic!("{entry:?}")), Ok(0));
 
@@ -292,7 +293,7 @@ fn a_role_outlives_who_has_it_and_its_successor_misses_nothing() {
         let mut seen = Vec::new();
         while let Some(taken) = queue.take(&mut after) {
             seen.push(taken.entry[0]);
-            assert_eq!(queue.holders(taken.position).collect::<Vec<_>>(), [after.seat()]);
+            assert_eq!(queue.oldest_of_each(), [(after.seat(), taken.position)]);
             assert_eq!(queue.release_by(after.seat(), taken.position), Some(taken.entry));
             queue.settle(taken.position);
         }

@@ -2,7 +2,9 @@
 //! and which of them were given up.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
+use crate::log_limit::LogLimit;
 use crate::peers::{NodeIdentity, Run};
 use crate::report::Row;
 
@@ -17,6 +19,8 @@ pub(super) struct Known {
     labels: BTreeMap<NodeIdentity, String>,
     /// The last start of their services.
     runs: BTreeMap<NodeIdentity, Run>,
+    /// What may be logged of each, which may come and go without end.
+    logs: BTreeMap<NodeIdentity, LogLimit>,
     /// By topic: what a node missed, each time that it was given up.
     given_up: BTreeMap<u32, BTreeMap<NodeIdentity, u64>>,
 }
@@ -47,6 +51,19 @@ impl Known {
             self.runs.retain(|node, _| is_there(node));
         }
         self.runs.insert(node, run) == Some(run)
+    }
+
+    /// May one more line be logged of a node that comes or goes?
+    pub(super) fn may_log(
+        &mut self,
+        node: NodeIdentity,
+        now: Duration,
+        is_there: impl Fn(&NodeIdentity) -> bool,
+    ) -> bool {
+        if self.logs.len() >= MOST_NAMES {
+            self.logs.retain(|node, _| is_there(node));
+        }
+        self.logs.entry(node).or_insert_with(LogLimit::short).allows(now)
     }
 
     /// What a node calls itself, or did when it was there last; empty if that is not known.

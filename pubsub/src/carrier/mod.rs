@@ -234,6 +234,13 @@ impl Carrier {
         self.log.allows(now.saturating_duration_since(self.began))
     }
 
+    /// And one of a node that comes or goes?
+    fn may_log_of(&mut self, now: Instant, node: NodeIdentity) -> bool {
+        let since = now.saturating_duration_since(self.began);
+        let is_there = |node: &NodeIdentity| self.nodes.contains_key(node);
+        self.known.may_log(node, since, is_there) && self.log.allows(since)
+    }
+
     /// How the next service of this node is to be connected: at the port and by the name that other
     /// nodes know.
     pub(crate) fn legacy(&self, label: &str) -> NetworkOptions {
@@ -345,7 +352,7 @@ impl Carrier {
         tracing::trace!(?event, "from another node");
         match event {
             Event::Appeared { node, session, run, label, ours } => {
-                if self.may_log(now) {
+                if self.may_log_of(now, node) {
                     tracing::info!(%node, label, "another node is there");
                 }
                 let remote = Remote { session, ours: ours.ip(), provider: None, changes: 0 };
@@ -393,8 +400,8 @@ impl Carrier {
                 self.reads(node, &bytes);
             }
             Event::Vanished { node, session, reason } if self.is_session(node, session) => {
-                let label = self.known.label(node);
-                if self.log.allows(now.saturating_duration_since(self.began)) {
+                if self.may_log_of(now, node) {
+                    let label = self.known.label(node);
                     tracing::info!(%node, label, %reason, "another node is gone");
                 }
                 self.nodes.remove(&node);

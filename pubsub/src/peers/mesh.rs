@@ -98,6 +98,8 @@ pub(super) struct Mesh {
     is_deaf: bool,
     /// Of what others can cause.
     pub(super) log: LogLimit,
+    /// Of connections that are no node's.
+    strangers_log: LogLimit,
 }
 
 impl Mesh {
@@ -139,6 +141,7 @@ impl Mesh {
             next_session,
             is_deaf: false,
             log: LogLimit::new(),
+            strangers_log: LogLimit::short(),
         }
     }
 
@@ -367,7 +370,7 @@ impl Mesh {
             _ => line.session.farewell(parting, &reason.to_string()),
         };
         self.actions.push_back(Action::Close { connection, rest });
-        let why = reason.to_string();
+        let (why, is_refusal) = (reason.to_string(), reason.is_refusal());
         if let Some(address) = &line.dialled {
             if reason == Reason::Ended(Parting::Oneself) {
                 self.book.is_own(address, now);
@@ -387,7 +390,14 @@ impl Mesh {
         }
         let Some(peer) = line.peer else {
             let (theirs, why) = (line.theirs, shortened(&why, 300));
-            tracing::debug!(%theirs, why, "a connection ended before it was known with whom");
+            // One that was closed without a word is nothing to know of.
+            let is_told = is_refusal && self.strangers_log.allows(now);
+            match is_told {
+                true => tracing::info!(%theirs, why, "a connection was refused: it is no node's"),
+                false => {
+                    tracing::debug!(%theirs, why, "a connection ended before it was known with whom");
+                }
+            }
             return;
         };
         let node = peer.identity;

@@ -54,6 +54,17 @@ pub(crate) enum Parting {
 }
 
 impl Reason {
+    /// Did this side refuse what came, which is none of a node's?
+    pub(super) fn is_refusal(&self) -> bool {
+        match self {
+            Self::Malformed(_) | Self::Version(_) => true,
+            Self::Ended(parting) => {
+                matches!(parting, Parting::Late | Parting::Crowded | Parting::Malformed)
+            }
+            Self::Broken(_) | Self::Refused { .. } => false,
+        }
+    }
+
     /// What the other side is told, if it can still be told anything.
     pub(super) fn parting(&self) -> Option<Parting> {
         match self {

@@ -121,6 +121,11 @@ impl Refusal {
         Self::new(error.kind(), detail)
     }
 
+    /// The explanation.
+    pub(crate) fn detail(&self) -> &str {
+        &self.detail
+    }
+
     /// As the error of who asked.
     pub(crate) fn into_error(self, operation: &'static str) -> Error {
         Error::new(operation, self.kind, self.detail)

@@ -52,21 +52,28 @@ impl<W: Words + Clone> TopicWords<W> {
         Ok(())
     }
 
-    /// The oldest message that somebody has still to read or holds, and who: they are in the
-    /// way of those that [wait](Self::pressure) for room, if it stays so.
+    /// Where there is no room: those that hold messages, or have still to read some, each with the
+    /// position of the oldest. Who holds the oldest of all is in the way of those that
+    /// [wait](Self::pressure) for room, if it stays so; the others may come to be.
     ///
     /// Nobody is in the way of anybody as long as there is room: memory that is wanting then is taken
     /// by loans, or by other topics. Where messages are dropped only those that are held are in the way.
-    pub(crate) fn in_the_way(&self, direction: Direction) -> Option<(u64, Vec<Seat>)> {
+    pub(crate) fn holders(&self, direction: Direction) -> Vec<(Seat, u64)> {
         let queue = self.queue(direction);
-        if queue.has_room() {
-            return None;
+        match self.settings().reliability {
+            _ if queue.has_room() => Vec::new(),
+            Reliability::Reliable => queue.oldest_of_each(),
+            Reliability::DropOldest | Reliability::DropNewest => queue.oldest_held_of_each(),
         }
-        if self.settings().reliability != Reliability::Reliable {
-            return queue.oldest_held();
-        }
-        let position = queue.oldest()?;
-        Some((position, queue.holders(position).collect()))
+    }
+
+    /// The position of the oldest message of all, and who holds it.
+    #[cfg(test)]
+    pub(crate) fn in_the_way(&self, direction: Direction) -> Option<(u64, Vec<Seat>)> {
+        let holders = self.holders(direction);
+        let oldest = holders.iter().map(|(_, position)| *position).min()?;
+        let is_oldest = |(seat, position): (Seat, u64)| (position == oldest).then_some(seat);
+        Some((oldest, holders.into_iter().filter_map(is_oldest).collect()))
     }
 
     /// Is it a stream that has still to write this message? Then who holds it is in nobody's way.

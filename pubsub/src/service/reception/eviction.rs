@@ -3,12 +3,12 @@
 //! A topic's settings say how long a message may be held. That counts from the moment at
 //! which a publisher waits: who holds messages that nobody needs the room of may keep them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use ipc::Participant;
+use ipc::{Participant, Seat};
 
-use super::Reception;
+use super::{IN_A_ROW, Reception};
 use crate::pool::Direction;
 use crate::text;
 
@@ -27,24 +27,38 @@ pub(super) struct Watches {
     pub(super) looks: u64,
 }
 
-/// One topic: which position is in the way, and since when.
-#[derive(Debug, Default, Clone, Copy)]
+/// One topic: what each of its subscribers holds, and since when.
+#[derive(Debug, Default)]
 struct Watch {
-    in_the_way: Option<(u64, Instant)>,
+    /// With the position of its oldest message.
+    holders: Vec<(Seat, u64, Instant)>,
     /// Until then it is looked at, also if nobody waits.
     until: Option<Instant>,
 }
 
+/// What is found at a topic at which somebody waits.
+struct Waiting {
+    /// Those that hold messages, with the position of the oldest.
+    holders: Vec<(Seat, u64)>,
+    /// For how long one may be held meanwhile.
+    deadline: Duration,
+}
+
 impl Watch {
-    /// Takes note of what is in the way now; gives for how long, if that is too long.
-    fn look(&mut self, now: Instant, found: Option<u64>, deadline: Duration) -> Option<Duration> {
-        self.in_the_way = match (self.in_the_way, found) {
-            (_, None) => None,
-            (Some((position, since)), Some(found)) if position == found => Some((position, since)),
-            (_, Some(found)) => Some((found, now)),
+    /// Takes note of who holds what now; gives those that hold the oldest message of all, and for how
+    /// long each has held it, if that is too long. So several that hold different messages since the
+    /// same time are too late at the same time.
+    fn look(&mut self, now: Instant, found: &Waiting) -> Vec<(Seat, Duration)> {
+        let since = |(seat, position): &(Seat, u64)| {
+            let same = |it: &&(Seat, u64, Instant)| (it.0, it.1) == (*seat, *position);
+            let since = self.holders.iter().find(same).map_or(now, |(_, _, since)| *since);
+            (*seat, *position, since)
         };
-        let since = self.in_the_way.map(|(_, since)| now.saturating_duration_since(since));
-        since.filter(|since| *since >= deadline)
+        self.holders = found.holders.iter().map(since).collect();
+        let oldest = self.holders.iter().map(|(_, position, _)| *position).min();
+        let holders = self.holders.iter().filter(|(_, position, _)| Some(*position) == oldest);
+        let held = holders.map(|(seat, _, since)| (*seat, now.saturating_duration_since(*since)));
+        held.filter(|(_, held_for)| *held_for >= found.deadline).collect()
     }
 }
 
@@ -54,28 +68,28 @@ impl Watches {
         self.watched.entry(which).or_default().until = Some(now + LINGERING);
     }
 
-    /// Looks at one: is there somebody who waits, and what is in the way now? Gives for how long
-    /// that has been, if that is too long. Where nobody has waited for a while it is not looked at
-    /// again.
+    /// Looks at one, and what is found if somebody waits there. Gives who has held what is in the way for
+    /// too long. Where nobody has waited for a while it is not looked at again.
     fn look(
         &mut self,
         now: Instant,
         which: (u32, Direction),
-        found: Option<(Option<u64>, Duration)>,
-    ) -> Option<Duration> {
+        found: Option<&Waiting>,
+    ) -> Vec<(Seat, Duration)> {
         #[cfg(test)]
         {
             self.looks += 1;
         }
-        let watch = self.watched.get_mut(&which)?;
-        let (position, deadline) = found.unwrap_or_default();
-        let too_long = watch.look(now, position, deadline);
-        if found.is_some() {
+        let Some(watch) = self.watched.get_mut(&which) else { return Vec::new() };
+        if let Some(found) = found {
             watch.until = Some(now + LINGERING);
-        } else if watch.until.is_none_or(|until| now >= until) {
+            return watch.look(now, found);
+        }
+        watch.holders.clear();
+        if watch.until.is_none_or(|until| now >= until) {
             self.watched.remove(&which);
         }
-        too_long
+        Vec::new()
     }
 
     pub(super) fn forget(&mut self, number: u32) {
@@ -104,7 +118,6 @@ impl Reception {
 
     /// Evicts those that hold for too long what others wait for.
     pub(super) fn evict(&mut self) {
-        let Some(seat) = &self.seat else { return };
         let now = Instant::now();
         for number in self.carrying.crowded() {
             self.watches.begin(now, (number, Direction::Arrivals));
@@ -113,62 +126,14 @@ impl Reception {
         for number in self.registry.unused() {
             self.watches.begin(now, (number, Direction::Here));
         }
-        let (mut changed, mut stalled) = (Vec::new(), Vec::new());
+        let (mut changed, mut stalled) = (BTreeSet::new(), BTreeSet::new());
         for which in self.watches.watched.keys().copied().collect::<Vec<_>>() {
-            let (number, direction) = which;
-            let Some((topic, [here, arrivals])) = self.registry.desk(number) else {
-                self.watches.forget(number);
-                continue;
-            };
-            // Only while somebody waits is anything in the way.
-            let waits = match direction {
-                Direction::Here => topic.pressure().is_some() || self.registry.is_unused(number),
-                Direction::Arrivals => {
-                    self.carrying.carrier.as_ref().is_some_and(|it| it.waits(number))
+            // Where one was evicted another one may be in the way, and has been for long enough.
+            for _ in 0..IN_A_ROW {
+                if !self.evict_from(now, which, &mut stalled) {
+                    break;
                 }
-            };
-            let found = if waits { topic.in_the_way(direction) } else { None };
-            let found = found.filter(|(position, _)| {
-                direction == Direction::Arrivals
-                    || !topic.is_being_written(*position, here.ledger())
-            });
-            let position = found.as_ref().map(|(position, _)| *position);
-            let deadline = topic.settings().release_deadline();
-            let seen = waits.then_some((position, deadline));
-            let Some(held_for) = self.watches.look(now, which, seen) else { continue };
-            for holder in found.into_iter().flat_map(|(_, holders)| holders) {
-                // Other nodes are waited for by those who carry the messages there, who know which
-                // of them it is; and for longer, since there is more that may take time.
-                if holder.who().is_some_and(Participant::is_role) {
-                    if self
-                        .carrying
-                        .carrier
-                        .as_ref()
-                        .is_some_and(|it| held_for >= it.patience(number))
-                    {
-                        stalled.push(number);
-                    }
-                    continue;
-                }
-                let at = (direction, holder);
-                let ledgers = [here.ledger(), arrivals.ledger()];
-                match topic.evict_in(&seat.caller(), at, held_for, ledgers) {
-                    Ok(()) => {
-                        let who = holder.who();
-                        let guest = who.and_then(|who| self.guests.get(&who));
-                        tracing::warn!(
-                            topic = topic.name(),
-                            process = guest.map(|guest| guest.process),
-                            label = guest.map(|guest| guest.label.as_str()),
-                            participant = who.map(tracing::field::display),
-                            position,
-                            held_for = %text::plain_time(held_for),
-                            "a subscriber was evicted: it held a message for too long"
-                        );
-                        changed.push(number);
-                    }
-                    Err(error) => tracing::debug!(%error, "cannot evict a subscriber yet"),
-                }
+                changed.insert(which.0);
             }
         }
         for number in changed {
@@ -180,52 +145,147 @@ impl Reception {
             }
         }
     }
+
+    /// Evicts those that have held the oldest message of a topic for too long. True if one was.
+    fn evict_from(
+        &mut self,
+        now: Instant,
+        which: (u32, Direction),
+        stalled: &mut BTreeSet<u32>,
+    ) -> bool {
+        let (number, direction) = which;
+        let Some(seat) = &self.seat else { return false };
+        let Some((topic, [here, arrivals])) = self.registry.desk(number) else {
+            self.watches.forget(number);
+            return false;
+        };
+        let carrier = self.carrying.carrier.as_ref();
+        // Only while somebody waits is anything in the way.
+        let waits = match direction {
+            Direction::Here => topic.pressure().is_some() || self.registry.is_unused(number),
+            Direction::Arrivals => carrier.is_some_and(|it| it.waits(number)),
+        };
+        let found = waits.then(|| {
+            let mut holders = topic.holders(direction);
+            if direction == Direction::Here {
+                holders.retain(|(_, it)| !topic.is_being_written(*it, here.ledger()));
+            }
+            Waiting { holders, deadline: topic.settings().release_deadline() }
+        });
+        let mut has_evicted = false;
+        for (holder, held_for) in self.watches.look(now, which, found.as_ref()) {
+            // Other nodes are waited for by those who carry the messages there, who know which
+            // of them it is; and for longer, since there is more that may take time.
+            if holder.who().is_some_and(Participant::is_role) {
+                if carrier.is_some_and(|it| held_for >= it.patience(number)) {
+                    stalled.insert(number);
+                }
+                continue;
+            }
+            let at = (direction, holder);
+            let ledgers = [here.ledger(), arrivals.ledger()];
+            match topic.evict_in(&seat.caller(), at, held_for, ledgers) {
+                Ok(()) => {
+                    let who = holder.who();
+                    let guest = who.and_then(|who| self.guests.get(&who));
+                    tracing::warn!(
+                        topic = topic.name(),
+                        process = guest.map(|guest| guest.process),
+                        label = guest.map(|guest| guest.label.as_str()),
+                        participant = who.map(tracing::field::display),
+                        held_for = %text::plain_time(held_for),
+                        "a subscriber was evicted: it held a message for too long"
+                    );
+                    has_evicted = true;
+                }
+                Err(error) => tracing::debug!(%error, "cannot evict a subscriber yet"),
+            }
+        }
+        has_evicted
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn only_the_same_position_for_the_whole_deadline_is_too_long() {
-        let (start, deadline) = (Instant::now(), Duration::from_secs(1));
-        let mut watch = Watch::default();
-        let mut look = |tenths, found| watch.look(start + deadline / 10 * tenths, found, deadline);
-        assert_eq!(look(0, Some(7)), None);
-        assert_eq!(look(9, Some(7)), None);
-        // It moved on: somebody is slow, but lets go.
-        assert_eq!(look(10, Some(8)), None);
-        assert_eq!(look(19, Some(8)), None);
-        // Nobody waited for a moment.
-        assert_eq!(look(20, None), None);
-        assert_eq!(look(21, Some(8)), None);
-        assert_eq!(look(32, Some(8)), Some(deadline / 10 * 11));
+    /// Seats of a queue.
+    fn seats<const N: usize>() -> [Seat; N] {
+        let setup = ipc::QueueSetup { depth: 4, when_full: ipc::WhenFull::Refuse };
+        let words = ipc::LocalWords::zeroed(ipc::Queue::<ipc::LocalWords, 1>::words_needed(setup));
+        let queue = ipc::Queue::<_, 1>::format(words, setup).unwrap();
+        let me = Participant::new(1, 1).unwrap();
+        let caller = ipc::Caller::new(me, &ipc::Immortal);
+        std::array::from_fn(|_| queue.subscribe(&caller).unwrap().seat())
+    }
+
+    fn waiting(holders: &[(Seat, u64)], deadline: Duration) -> Waiting {
+        Waiting { holders: holders.to_vec(), deadline }
     }
 
     #[test]
-    fn where_nobody_waits_nothing_is_looked_at() {
+    fn only_the_same_message_for_the_whole_deadline_is_too_long() {
+        let [seat] = seats();
         let (start, deadline) = (Instant::now(), Duration::from_secs(1));
         let which = (7, Direction::Here);
         let mut watches = Watches::default();
         watches.begin(start, which);
+        let mut look = |tenths, found: Option<u64>| {
+            let found = found.map(|position| waiting(&[(seat, position)], deadline));
+            watches.look(start + deadline / 10 * tenths, which, found.as_ref())
+        };
+        assert_eq!(look(0, Some(7)), []);
+        assert_eq!(look(9, Some(7)), []);
+        // It is slow, but lets go.
+        assert_eq!(look(10, Some(8)), []);
+        assert_eq!(look(19, Some(8)), []);
+        // Nobody waited for a moment.
+        assert_eq!(look(20, None), []);
+        assert_eq!(look(21, Some(8)), []);
+        assert_eq!(look(32, Some(8)), [(seat, deadline / 10 * 11)]);
+    }
+
+    #[test]
+    fn those_that_hold_different_messages_are_too_late_at_the_same_time() {
+        let [first, second, slow] = seats();
+        let (start, deadline) = (Instant::now(), Duration::from_secs(1));
+        let mut watch = Watch::default();
+        let mut look = |tenths, holders: &[(Seat, u64)]| {
+            watch.look(start + deadline / 10 * tenths, &waiting(holders, deadline))
+        };
+        assert_eq!(look(0, &[(first, 4), (second, 5), (slow, 5)]), []);
+        assert_eq!(look(6, &[(first, 4), (second, 5), (slow, 6)]), []);
+        assert_eq!(look(10, &[(first, 4), (second, 5), (slow, 6)]), [(first, deadline)]);
+        assert_eq!(look(10, &[(second, 5), (slow, 6)]), [(second, deadline)]);
+        assert_eq!(look(11, &[(slow, 6)]), []);
+    }
+
+    #[test]
+    fn where_nobody_waits_nothing_is_looked_at() {
+        let [seat] = seats();
+        let (start, deadline) = (Instant::now(), Duration::from_secs(1));
+        let which = (7, Direction::Here);
+        let mut watches = Watches::default();
+        let found = waiting(&[(seat, 3)], deadline);
+        watches.begin(start, which);
         assert!(watches.has_any());
         // Nobody waited when it was looked at first; but that may be said again before long.
-        assert_eq!(watches.look(start, which, None), None);
+        assert_eq!(watches.look(start, which, None), []);
         let again = start + LINGERING / 2;
-        assert_eq!(watches.look(again, which, Some((Some(3), deadline))), None);
+        assert_eq!(watches.look(again, which, Some(&found)), []);
         let late = again + LINGERING;
-        assert_eq!(watches.look(late, which, Some((Some(3), deadline))), Some(LINGERING));
+        assert_eq!(watches.look(late, which, Some(&found)), [(seat, LINGERING)]);
         // What is in the way of somebody is, however long ago that was said.
         for seconds in 1..100 {
             let now = late + Duration::from_secs(seconds);
-            assert!(watches.look(now, which, Some((Some(3), deadline))).is_some());
+            assert!(!watches.look(now, which, Some(&found)).is_empty());
         }
         let end = late + Duration::from_secs(99);
-        assert_eq!(watches.look(end + LINGERING / 2, which, None), None);
+        assert_eq!(watches.look(end + LINGERING / 2, which, None), []);
         assert!(watches.has_any());
-        assert_eq!(watches.look(end + LINGERING, which, None), None);
+        assert_eq!(watches.look(end + LINGERING, which, None), []);
         assert!(!watches.has_any());
-        assert_eq!(watches.look(end + LINGERING, which, Some((Some(3), deadline))), None);
+        assert_eq!(watches.look(end + LINGERING, which, Some(&found)), []);
         watches.begin(end, which);
         watches.forget(7);
         assert!(!watches.has_any());

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use ipc::{Fate, Participant};
 
-use super::{Reception, see_off};
+use super::Reception;
 use crate::error::ErrorKind;
 use crate::peers::NodeIdentity;
 
@@ -139,9 +139,9 @@ impl Reception {
     }
 
     /// Turns away one who was a member of another hall.
-    pub(super) fn is_of_another_hall(connection: &mut super::Connection) {
+    pub(super) fn is_of_another_hall(&mut self, connection: &mut super::Connection) {
         let why = "the node was founded anew without this process";
-        see_off(connection, ErrorKind::Closed, why);
+        self.refusals.see_off(connection, ErrorKind::Closed, why);
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use ipc::{ChannelError, DescriptorLimit, Fate, Life, Message, Participant};
 
-use super::{Guest, IN_A_ROW, KEPT_PLACES, Reception, see_off};
+use super::{Guest, IN_A_ROW, KEPT_PLACES, Reception};
 use crate::error::{Error, ErrorKind, Result};
 use crate::hall::Hall;
 use crate::pool::{Direction, Piece};
@@ -31,21 +31,6 @@ impl Newcomer {
     pub(super) fn into_connection(self) -> Connection {
         self.connection
     }
-}
-
-/// The service has none left for one more process.
-pub(super) fn lacks_descriptors(connection: &mut Connection, limit: DescriptorLimit) {
-    let own = std::process::id();
-    let is_own = connection.channel().credentials().is_ok_and(|it| it.process == Some(own));
-    let why = match is_own {
-        true => format!("this process, which serves the node, too: {limit}"),
-        false => format!("the node's service, process {own}: {limit}"),
-    };
-    see_off(connection, ErrorKind::TooMany, why);
-}
-
-fn turn_away(connection: &mut Connection, error: &Error) {
-    connection.send(&Notice::SeenOff { why: Refusal::of(error) }, Vec::new());
 }
 
 /// Tells a process that it is a member, when it knows the lives of all others.
@@ -93,14 +78,22 @@ impl Reception {
             }
             Err(ChannelError::Closed) => return,
             Err(ChannelError::DescriptorsLost { limit, .. }) => {
-                return lacks_descriptors(&mut connection, limit);
+                return self.refusals.lacks_descriptors(&mut connection, limit);
             }
-            Err(error) => return see_off(&mut connection, ErrorKind::Malformed, error.to_string()),
+            Err(error) => {
+                return self.refusals.see_off(
+                    &mut connection,
+                    ErrorKind::Malformed,
+                    error.to_string(),
+                );
+            }
         };
         let Message { bytes, descriptors } = message;
         let request = match protocol::decode::<Request>(RECEIVING, &bytes) {
             Ok(request) => request,
-            Err(error) => return see_off(&mut connection, error.kind(), error.to_string()),
+            Err(error) => {
+                return self.refusals.see_off(&mut connection, error.kind(), error.to_string());
+            }
         };
         match request {
             Request::Hello { label } => self.hears_hello(connection, label, descriptors),
@@ -116,7 +109,7 @@ impl Reception {
             }
             _ => {
                 let why = "it does not say who it is";
-                see_off(&mut connection, ErrorKind::Malformed, why);
+                self.refusals.see_off(&mut connection, ErrorKind::Malformed, why);
             }
         }
     }
@@ -128,7 +121,7 @@ impl Reception {
         };
         let life = match life {
             Ok(life) => life,
-            Err(error) => return turn_away(&mut connection, &error),
+            Err(error) => return self.refusals.turn_away(&mut connection, &error),
         };
         let newcomer = Newcomer { connection, label, life };
         match &mut self.gathering {
@@ -143,18 +136,22 @@ impl Reception {
         let Some(seat) = &self.seat else { return };
         let copies = (life.try_clone(), life.try_clone(), seat.keys(), self.known_lives());
         let (Ok(known), Ok(watched), Ok(keys), Ok(lives)) = copies else {
-            return lacks_descriptors(&mut connection, DescriptorLimit::of_this_process());
+            return self
+                .refusals
+                .lacks_descriptors(&mut connection, DescriptorLimit::of_this_process());
         };
         // Those that are there need some: to be told of one more, to come back, for their topics.
         if !self.has_descriptors(self.guests.len() + KEPT_DESCRIPTORS) {
-            return lacks_descriptors(&mut connection, DescriptorLimit::of_this_process());
+            return self
+                .refusals
+                .lacks_descriptors(&mut connection, DescriptorLimit::of_this_process());
         }
         // Without some places nobody could take over.
         let is_full = seat.roster.vacancies() <= KEPT_PLACES;
         let admitted = if is_full { None } else { seat.roster.admit(known) };
         let Some(who) = admitted else {
             let why = "the node has as many members already as it can have";
-            return see_off(&mut connection, ErrorKind::TooMany, why);
+            return self.refusals.see_off(&mut connection, ErrorKind::TooMany, why);
         };
         // First all have to know of its life, and it of theirs.
         self.tell_of_a_life(who, &life);
@@ -209,31 +206,33 @@ impl Reception {
             .and_then(|[life, hall]| Ok((life_of(&connection, life)?, Hall::open(hall)?)));
         let (life, hall) = match taken {
             Ok(taken) => taken,
-            Err(error) => return turn_away(&mut connection, &error),
+            Err(error) => return self.refusals.turn_away(&mut connection, &error),
         };
         let node = hall.identity();
         let is_expected = self.gathering.as_ref().is_none_or(|gathering| gathering.expects(node));
         if self.seat.is_none() && !is_expected {
-            return Self::is_of_another_hall(&mut connection);
+            return self.is_of_another_hall(&mut connection);
         }
         if self.seat.is_none() {
             if let Err(error) = self.take_seat(hall) {
-                return turn_away(&mut connection, &error);
+                return self.refusals.turn_away(&mut connection, &error);
             }
             self.await_members();
         } else if self.seat.as_ref().is_some_and(|seat| seat.hall.identity() != node) {
-            return Self::is_of_another_hall(&mut connection);
+            return self.is_of_another_hall(&mut connection);
         }
         let Some(seat) = &self.seat else { return };
         // Nobody is a role, whose end would be that of what it does for all.
         let who = Participant::from_number(participant)
             .filter(|who| *who != seat.me && !who.is_role() && !seat.roster.is_dead(Some(*who)));
         let Some(who) = who else {
-            return Self::is_of_another_hall(&mut connection);
+            return self.is_of_another_hall(&mut connection);
         };
         let copies = (life.try_clone(), life.try_clone(), seat.keys(), self.known_lives());
         let (Ok(known), Ok(watched), Ok(keys), Ok(lives)) = copies else {
-            return lacks_descriptors(&mut connection, DescriptorLimit::of_this_process());
+            return self
+                .refusals
+                .lacks_descriptors(&mut connection, DescriptorLimit::of_this_process());
         };
         seat.roster.learn(who, known);
         self.tell_of_a_life(who, &life);
@@ -271,7 +270,7 @@ impl Reception {
             if let Err(error) = heard {
                 tracing::debug!(%error, %who, "a process is seen off");
                 if let Some(guest) = self.guests.get_mut(&who) {
-                    turn_away(&mut guest.connection, &error);
+                    self.refusals.turn_away(&mut guest.connection, &error);
                 }
                 return self.loses(who);
             }
@@ -429,10 +428,7 @@ impl Reception {
                         }
                         self.give(who, request, number);
                     }
-                    Err(error) => {
-                        let why = Refusal::of(&error);
-                        self.tell(who, &Notice::Refused { request, why }, Vec::new());
-                    }
+                    Err(error) => self.refuse(who, request, &error),
                 }
             }
             Request::Publish { request, number, publisher } => {
@@ -502,10 +498,16 @@ impl Reception {
         match ready.and_then(|()| self.registry.segment(number)) {
             Ok(segment) => self.tell(who, &Notice::Topic { request, number }, vec![segment]),
             Err(error) => {
-                self.tell(who, &Notice::Refused { request, why: Refusal::of(&error) }, Vec::new());
+                self.refuse(who, request, &error);
                 self.forgets(who, number, 1);
             }
         }
+    }
+
+    fn refuse(&mut self, who: Participant, request: u64, error: &Error) {
+        let Some(guest) = self.guests.get(&who) else { return };
+        let why = self.refusals.refusal(&guest.connection, error);
+        self.tell(who, &Notice::Refused { request, why }, Vec::new());
     }
 
     /// Some memory for a topic that somebody begins to use, so that the first message does not

@@ -26,6 +26,7 @@ mod gathering;
 mod growth;
 mod guests;
 mod members;
+mod refusals;
 mod reports;
 #[cfg(test)]
 mod tests;
@@ -46,10 +47,11 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use self::carrying::Carrying;
 use self::eviction::Watches;
 use self::gathering::Gathering;
+use self::refusals::Refusals;
 use super::ServiceOptions;
 use super::connection::{Connection, relieve};
 use super::election::Membership;
-use super::protocol::{Notice, Refusal, Request};
+use super::protocol::{Notice, Request};
 use super::registry::Registry;
 use crate::error::{Error, ErrorKind, Result};
 use crate::hall::Hall;
@@ -164,6 +166,7 @@ pub(super) struct Reception {
     registry: Registry,
     gathering: Option<Gathering>,
     watches: Watches,
+    refusals: Refusals,
     carrying: Carrying,
     /// Topics, or who uses them, have changed: these, for one.
     tell_carrier: bool,
@@ -198,6 +201,7 @@ impl Reception {
             registry,
             gathering: None,
             watches: Watches::default(),
+            refusals: Refusals::new(),
             carrying: Carrying::new(),
             tell_carrier: false,
             changed: BTreeSet::new(),
@@ -353,7 +357,7 @@ impl Reception {
     fn refuse_next(&mut self, limit: DescriptorLimit) {
         drop(self.spare.take());
         if let Ok(channel) = self.listener.accept(Duration::ZERO) {
-            guests::lacks_descriptors(&mut Connection::new(channel), limit);
+            self.refusals.lacks_descriptors(&mut Connection::new(channel), limit);
         }
         self.spare = self.bell.as_fd().try_clone_to_owned().ok();
         // Another thread may have taken it: others may let go of some.
@@ -367,13 +371,17 @@ impl Reception {
         let is_admitted = channel.credentials().is_ok_and(|who| who.user == own || who.user == 0);
         let mut connection = Connection::new(channel);
         if !is_admitted {
-            see_off(&mut connection, ErrorKind::Denied, "this user is not admitted");
+            self.refusals.see_off(&mut connection, ErrorKind::Denied, "this user is not admitted");
             return;
         }
         if self.strangers.len() >= MOST_STRANGERS {
             // The oldest had its time.
             let mut oldest = self.strangers.remove(0);
-            see_off(&mut oldest.connection, ErrorKind::TooMany, "too many came and said nothing");
+            self.refusals.see_off(
+                &mut oldest.connection,
+                ErrorKind::TooMany,
+                "too many came and said nothing",
+            );
         }
         self.strangers.push(Stranger { connection, since: Instant::now() });
     }
@@ -465,9 +473,4 @@ struct Ready {
     strangers: Vec<bool>,
     guests: Vec<Participant>,
     dead: Vec<Participant>,
-}
-
-/// Tells one why the connection ends.
-fn see_off(connection: &mut Connection, kind: ErrorKind, why: impl Into<String>) {
-    connection.send(&Notice::SeenOff { why: Refusal::new(kind, why) }, Vec::new());
 }
