@@ -8,11 +8,13 @@ const BURST: u32 = 100;
 const SHORT_BURST: u32 = 5;
 /// The time from one to the next behind them.
 const PAUSE: Duration = Duration::from_secs(1);
+const SHORT_PAUSE: Duration = Duration::from_secs(10);
 
 /// A limit of some log lines together. Moments are told as the time since any one.
 #[derive(Debug)]
 pub(crate) struct LogLimit {
     burst: u32,
+    pause: Duration,
     left: u32,
     /// Up to when what may be logged was added to `left`.
     counted: Duration,
@@ -23,17 +25,18 @@ pub(crate) struct LogLimit {
 
 impl LogLimit {
     pub(crate) fn new() -> Self {
-        Self::of(BURST)
+        Self::of(BURST, PAUSE)
     }
 
     /// For lines each of which has much the same cause as the others.
     pub(crate) fn short() -> Self {
-        Self::of(SHORT_BURST)
+        Self::of(SHORT_BURST, SHORT_PAUSE)
     }
 
-    fn of(burst: u32) -> Self {
+    fn of(burst: u32, pause: Duration) -> Self {
         Self {
             burst,
+            pause,
             left: burst,
             counted: Duration::ZERO,
             suppressed: 0,
@@ -59,8 +62,8 @@ impl LogLimit {
 
     /// How many were suppressed since the last one; None if this one is to be, too.
     fn next(&mut self, now: Duration) -> Option<u64> {
-        let passed = now.saturating_sub(self.counted).as_secs() / PAUSE.as_secs();
-        self.counted += PAUSE * u32::try_from(passed).unwrap_or(u32::MAX);
+        let passed = now.saturating_sub(self.counted).as_secs() / self.pause.as_secs();
+        self.counted += self.pause * u32::try_from(passed).unwrap_or(u32::MAX);
         self.left =
             self.burst.min(self.left.saturating_add(u32::try_from(passed).unwrap_or(u32::MAX)));
         match self.left.checked_sub(1) {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use ipc::{Participant, Seat};
 
-use super::{IN_A_ROW, Reception};
+use super::{IN_A_ROW, LOOK, Reception};
 use crate::pool::Direction;
 use crate::text;
 
@@ -16,22 +16,29 @@ use crate::text;
 /// it is said again that somebody does.
 const LINGERING: Duration = Duration::from_secs(2);
 
+/// How soon it is looked again after one was evicted.
+const SOON: Duration = Duration::from_millis(10);
+
 /// What is looked at again and again: topics that somebody waits at, as far as it was said. Who waits
 /// says so when that begins and each second; and where somebody takes part, or its service has
 /// ended, it is looked for.
 #[derive(Debug, Default)]
 pub(super) struct Watches {
     watched: BTreeMap<(u32, Direction), Watch>,
+    /// One was evicted the last time: others may be in the way next.
+    has_evicted: bool,
     /// How often a topic was looked at.
     #[cfg(test)]
     pub(super) looks: u64,
 }
 
-/// One topic: what each of its subscribers holds, and since when.
+/// One topic: what each of its subscribers holds, and for how long.
 #[derive(Debug, Default)]
 struct Watch {
-    /// With the position of its oldest message.
-    holders: Vec<(Seat, u64, Instant)>,
+    /// Each with the position of its oldest message, and for how long somebody has waited since it is that.
+    holders: Vec<(Seat, u64, Duration)>,
+    /// When it was looked at last, if somebody waited then and there was no room.
+    seen: Option<Instant>,
     /// Until then it is looked at, also if nobody waits.
     until: Option<Instant>,
 }
@@ -46,19 +53,26 @@ struct Waiting {
 
 impl Watch {
     /// Takes note of who holds what now; gives those that hold the oldest message of all, and for how
-    /// long each has held it, if that is too long. So several that hold different messages since the
-    /// same time are too late at the same time.
-    fn look(&mut self, now: Instant, found: &Waiting) -> Vec<(Seat, Duration)> {
-        let since = |(seat, position): &(Seat, u64)| {
-            let same = |it: &&(Seat, u64, Instant)| (it.0, it.1) == (*seat, *position);
-            let since = self.holders.iter().find(same).map_or(now, |(_, _, since)| *since);
-            (*seat, *position, since)
+    /// long each has held it while somebody waited, if that is too long. So several that stopped at
+    /// different messages are too late at the same time, though there is some room after each.
+    fn look(&mut self, now: Instant, found: Option<&Waiting>) -> Vec<(Seat, Duration)> {
+        let Some(found) = found.filter(|found| !found.holders.is_empty()) else {
+            self.seen = None;
+            return Vec::new();
         };
-        self.holders = found.holders.iter().map(since).collect();
+        let passed = self.seen.map_or(Duration::ZERO, |seen| now.saturating_duration_since(seen));
+        let held = |(seat, position): &(Seat, u64)| {
+            let same = |it: &&(Seat, u64, Duration)| (it.0, it.1) == (*seat, *position);
+            let before = self.holders.iter().find(same);
+            let held_for = before.map_or(Duration::ZERO, |(_, _, held_for)| *held_for + passed);
+            (*seat, *position, held_for)
+        };
+        self.holders = found.holders.iter().map(held).collect();
+        self.seen = Some(now);
         let oldest = self.holders.iter().map(|(_, position, _)| *position).min();
         let holders = self.holders.iter().filter(|(_, position, _)| Some(*position) == oldest);
-        let held = holders.map(|(seat, _, since)| (*seat, now.saturating_duration_since(*since)));
-        held.filter(|(_, held_for)| *held_for >= found.deadline).collect()
+        let late = holders.filter(|(_, _, held_for)| *held_for >= found.deadline);
+        late.map(|(seat, _, held_for)| (*seat, *held_for)).collect()
     }
 }
 
@@ -81,15 +95,13 @@ impl Watches {
             self.looks += 1;
         }
         let Some(watch) = self.watched.get_mut(&which) else { return Vec::new() };
-        if let Some(found) = found {
+        let late = watch.look(now, found);
+        if found.is_some() {
             watch.until = Some(now + LINGERING);
-            return watch.look(now, found);
-        }
-        watch.holders.clear();
-        if watch.until.is_none_or(|until| now >= until) {
+        } else if watch.until.is_none_or(|until| now >= until) {
             self.watched.remove(&which);
         }
-        Vec::new()
+        late
     }
 
     pub(super) fn forget(&mut self, number: u32) {
@@ -98,6 +110,13 @@ impl Watches {
         }
     }
 
+    /// How soon it is to be looked again; None if there is nothing to look at.
+    pub(super) fn longest_wait(&self) -> Option<Duration> {
+        let any = self.watched.keys().next();
+        any.map(|_| if self.has_evicted { SOON } else { LOOK })
+    }
+
+    #[cfg(test)]
     pub(super) fn has_any(&self) -> bool {
         !self.watched.is_empty()
     }
@@ -136,6 +155,7 @@ impl Reception {
                 changed.insert(which.0);
             }
         }
+        self.watches.has_evicted = !changed.is_empty();
         for number in changed {
             self.has_changed(number);
         }
@@ -239,10 +259,10 @@ mod tests {
         // It is slow, but lets go.
         assert_eq!(look(10, Some(8)), []);
         assert_eq!(look(19, Some(8)), []);
-        // Nobody waited for a moment.
+        // While nobody waits it may be held.
         assert_eq!(look(20, None), []);
-        assert_eq!(look(21, Some(8)), []);
-        assert_eq!(look(32, Some(8)), [(seat, deadline / 10 * 11)]);
+        assert_eq!(look(30, Some(8)), []);
+        assert_eq!(look(31, Some(8)), [(seat, deadline)]);
     }
 
     #[test]
@@ -251,13 +271,17 @@ mod tests {
         let (start, deadline) = (Instant::now(), Duration::from_secs(1));
         let mut watch = Watch::default();
         let mut look = |tenths, holders: &[(Seat, u64)]| {
-            watch.look(start + deadline / 10 * tenths, &waiting(holders, deadline))
+            watch.look(start + deadline / 10 * tenths, Some(&waiting(holders, deadline)))
         };
         assert_eq!(look(0, &[(first, 4), (second, 5), (slow, 5)]), []);
         assert_eq!(look(6, &[(first, 4), (second, 5), (slow, 6)]), []);
         assert_eq!(look(10, &[(first, 4), (second, 5), (slow, 6)]), [(first, deadline)]);
-        assert_eq!(look(10, &[(second, 5), (slow, 6)]), [(second, deadline)]);
-        assert_eq!(look(11, &[(slow, 6)]), []);
+        // There is room for a moment, which does not count.
+        assert_eq!(look(10, &[]), []);
+        assert_eq!(look(15, &[(second, 5), (slow, 6)]), [(second, deadline)]);
+        assert_eq!(look(15, &[]), []);
+        assert_eq!(look(17, &[(slow, 6)]), []);
+        assert_eq!(look(23, &[(slow, 6)]), [(slow, deadline)]);
     }
 
     #[test]

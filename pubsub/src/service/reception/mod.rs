@@ -292,7 +292,6 @@ impl Reception {
             || self.has_news
             || self.grows()
             || !self.strangers.is_empty()
-            || self.watches.has_any()
             || self
                 .guests
                 .values()
@@ -300,6 +299,7 @@ impl Reception {
                 .any(|it| it.is_held_up() || it.keeps_files())
             || self.registry.unused().next().is_some();
         let longest = if looks { LOOK } else { LONGEST };
+        let longest = self.watches.longest_wait().map_or(longest, |wait| longest.min(wait));
         self.carrying.longest_wait().map_or(longest, |carrier| longest.min(carrier))
     }
 
