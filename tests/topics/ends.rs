@@ -65,6 +65,29 @@ fn one_that_waits_for_room_can_be_interrupted() {
 }
 
 #[test]
+fn a_publisher_names_the_stopped_subscriber_that_serves_the_node() {
+    let house = House::open();
+    let mut sub = house.start(&["sub", "t", "--check", "--depth", "2"]);
+    house.wait_until("a subscriber", |report| has_subscriber(report, "t"));
+    let mut publisher = house.start(&["pub", "t", "--pattern", "--count", "9", "--rate", "2"]);
+    house.wait_until("a publisher", |report| {
+        topic(report, "t").is_some_and(|topic| !topic["publishers"][0].is_null())
+    });
+    sub.signal(Signal::SIGSTOP);
+    let number = sub.id();
+    publisher.wait_for(&format!(
+        "waiting for room in topic \"t\": a subscriber has messages still to read or to release; process \
+         {number} serves the node, which evicts subscribers that hold messages for too long, and does \
+         not answer: it is stopped. Resume it (kill -CONT {number}) or end it (kill -KILL {number}) (node \
+         directory: "
+    ));
+    sub.signal(Signal::SIGCONT);
+    publisher.succeed();
+    sub.signal(Signal::SIGINT);
+    assert!(sub.succeed().contains("9 messages"));
+}
+
+#[test]
 fn a_publisher_says_that_it_waits_for_its_messages_to_be_released() {
     let house = House::open();
     let _node = house.serve();

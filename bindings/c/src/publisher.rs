@@ -112,8 +112,8 @@ pub(crate) fn unpublished(timeout: Timeout, interruption: &Interruption) -> Fail
     }
 }
 
-/// Between two looks whether the handle was closed.
-const GLANCE: Duration = Duration::from_millis(200);
+/// Between two looks whether the handle was closed, during which a signal handler is not noticed.
+const GLANCE: Duration = Duration::from_secs(1);
 
 /// Waits in pieces, each of which finds the handle again.
 pub(crate) fn wait_for_subscribers(

@@ -25,8 +25,9 @@ pub(crate) struct OpenSubscriber {
     pub(crate) subscriber: Turn<Subscriber>,
 }
 
-/// How long one waits without looking whether the handle was closed.
-const GLANCE: Duration = Duration::from_millis(200);
+/// How long one waits without looking whether the handle was closed. A signal handler that runs during
+/// such a look is not noticed.
+const GLANCE: Duration = Duration::from_secs(1);
 
 impl OpenSubscriber {
     pub(crate) fn new(topic: &Topic) -> Result<Self> {

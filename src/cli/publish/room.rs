@@ -3,7 +3,7 @@
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use pubsub::{Node, Row};
+use pubsub::{Node, Row, ServiceProcess};
 
 use crate::cli::membership::{ask_for_report, place};
 use crate::cli::text;
@@ -39,19 +39,40 @@ impl Notice {
         topic: &str,
         (wait, since): (Wait, Instant),
     ) -> Option<String> {
-        let rows = match self {
+        let answer = match self {
             Self::Quiet if since.elapsed() >= QUIET => {
                 *self = Self::Asked(Instant::now(), ask_for_report(node));
                 return None;
             }
             Self::Asked(asked, answer) => match answer.as_ref().map(mpsc::Receiver::try_recv) {
                 Some(Err(mpsc::TryRecvError::Empty)) if asked.elapsed() < ASKING => return None,
-                answer => answer.and_then(Result::ok).and_then(Result::ok).unwrap_or_default(),
+                answer => answer.and_then(Result::ok).and_then(Result::ok),
             },
             _ => return None,
         };
         *self = Self::Told;
-        Some(format!("{} {}", describe(&rows, topic, wait), place(node)))
+        // A service that is stopped evicts no subscriber, itself included.
+        let silent = match answer {
+            Some(_) => None,
+            None => ServiceProcess::of(node.directory()).ok().flatten(),
+        };
+        let silent = silent.filter(|process| process.number != std::process::id());
+        let told = describe(&answer.unwrap_or_default(), topic, wait);
+        let silent = silent.map(|process| format!("; {}", describe_silent(process)));
+        Some(format!("{told}{} {}", silent.unwrap_or_default(), place(node)))
+    }
+}
+
+/// The process that serves the node, and does not answer.
+fn describe_silent(process: ServiceProcess) -> String {
+    let (number, state) = (process.number, process.state());
+    let named = format!(
+        "{process} serves the node, which evicts subscribers that hold messages for too long, and does \
+         not answer: {state}"
+    );
+    match number {
+        0 => named,
+        _ => format!("{named}. Resume it (kill -CONT {number}) or end it (kill -KILL {number})"),
     }
 }
 

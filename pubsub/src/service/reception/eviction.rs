@@ -192,6 +192,8 @@ impl Reception {
             }
             Waiting { holders, deadline: topic.settings().release_deadline() }
         });
+        let holders = found.iter().flat_map(|found| &found.holders);
+        let position = holders.map(|(_, position)| *position).min();
         let mut has_evicted = false;
         for (holder, held_for) in self.watches.look(now, which, found.as_ref()) {
             // Other nodes are waited for by those who carry the messages there, who know which
@@ -213,6 +215,7 @@ impl Reception {
                         process = guest.map(|guest| guest.process),
                         label = guest.map(|guest| guest.label.as_str()),
                         participant = who.map(tracing::field::display),
+                        position,
                         held_for = %text::plain_time(held_for),
                         "a subscriber was evicted: it held a message for too long"
                     );
