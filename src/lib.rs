@@ -37,12 +37,17 @@ pub use ipc;
 pub use pubsub;
 pub use transfer;
 
-// The program in the README, kept true by being run.
+// The programs in the README, kept true by being run.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
 
-// So is the one in docs/devices.md.
+// So is the one in docs/endpoints.md.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/endpoints.md")]
+struct Endpoints;
+
+// And the one in docs/devices.md.
 #[cfg(doctest)]
 #[doc = include_str!("../docs/devices.md")]
 struct Devices;

@@ -3,7 +3,7 @@
 
 use fabric::{AddressVector, CompletionQueue, Domain, Endpoint, EndpointKind, Query};
 
-/// As the first program of the README opens it.
+/// As the program of docs/endpoints.md opens it.
 fn open(provider: &str) -> (Endpoint, CompletionQueue) {
     let query = Query::new(EndpointKind::Rdm).provider(provider).source("127.0.0.1");
     let domain = Domain::open(&query.first().unwrap()).unwrap();

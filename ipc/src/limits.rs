@@ -57,15 +57,19 @@ impl DescriptorLimit {
 
 impl fmt::Display for DescriptorLimit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { open, soft, hard } = self;
-        write!(f, "{open} descriptors are open, and the soft limit is {soft}. ")?;
-        match soft < hard {
-            true => write!(f, "Raise it: ulimit -n {hard}"),
+        /// No advice is below.
+        const LEAST: u64 = 1024;
+        /// A soft limit that is enough for most nodes.
+        const AMPLE: u64 = 4096;
+        let Self { open, soft, hard } = *self;
+        let twice = soft.saturating_mul(2);
+        write!(f, "{open} of {soft} descriptors are open, which leaves too few. ")?;
+        match soft < hard && hard >= LEAST {
+            true => write!(f, "Raise the soft limit: ulimit -n {}", hard.min(AMPLE.max(twice))),
             false => write!(
                 f,
-                "Raise the hard limit, which is {hard} too, as root or in /etc/security/limits.conf, and \
-                 then: ulimit -n {}",
-                hard.saturating_mul(2)
+                "Raise the hard limit as root or in /etc/security/limits.conf, and then: ulimit -n {}",
+                LEAST.max(twice)
             ),
         }
     }
@@ -159,10 +163,30 @@ mod tests {
     fn a_limit_is_told_with_its_number_and_whose_it_is() {
         let limit = DescriptorLimit { open: 80, soft: 80, hard: 4096 };
         let text = LimitReached::Descriptors(limit).to_string();
-        assert!(text.starts_with("too many open files in this process: 80 descriptors"), "{text}");
-        assert!(text.ends_with("the soft limit is 80. Raise it: ulimit -n 4096"), "{text}");
-        let text = DescriptorLimit { hard: 80, ..limit }.to_string();
-        assert!(text.contains("Raise the hard limit, which is 80 too"), "{text}");
-        assert!(text.ends_with("ulimit -n 160"), "{text}");
+        assert_eq!(
+            text,
+            "too many open files in this process: 80 of 80 descriptors are open, which leaves too few. \
+             Raise the soft limit: ulimit -n 4096"
+        );
+        let low = DescriptorLimit { open: 22, soft: 28, hard: 28 };
+        assert_eq!(
+            low.to_string(),
+            "22 of 28 descriptors are open, which leaves too few. Raise the hard limit as root or in \
+             /etc/security/limits.conf, and then: ulimit -n 1024"
+        );
+        // What is advised is more than there is, within the hard limit, and 1024 at least.
+        for (soft, hard, advice) in [
+            (28, 512, 1024),
+            (28, 1024, 1024),
+            (28, u64::MAX, 4096),
+            (4096, 1 << 20, 8192),
+            (5000, 6000, 6000),
+            (1024, 1024, 2048),
+        ] {
+            let text = DescriptorLimit { open: 22, soft, hard }.to_string();
+            let is_hard = text.contains("the hard limit as root");
+            assert_eq!(is_hard, advice > hard, "{text}");
+            assert!(text.ends_with(&format!("ulimit -n {advice}")), "{text}");
+        }
     }
 }

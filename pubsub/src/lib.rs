@@ -49,7 +49,9 @@ pub use carrier::NetworkOptions;
 pub use error::{Error, ErrorKind, Result};
 pub use event::Event;
 pub use loan::{Attempt, Loan, Sent};
-pub use node::{Budgets, Node, NodeOptions, ServiceMode, Topic, nearest_variable, report};
+pub use node::{
+    Budgets, KNOWN_VARIABLES, Node, NodeOptions, ServiceMode, Topic, nearest_variable, report,
+};
 pub use peers::NodeIdentity;
 pub use plain::Plain;
 pub use pool::{Metadata, Readiness, Times, Way};

@@ -7,9 +7,13 @@ use std::time::Duration;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::plain::Plain;
+use crate::text::counted;
 use crate::{Node, Publisher, Sample, Sent, Subscriber, Topic, TopicSettings, TypeName};
 
 const OPEN: &str = "open a typed topic";
+/// What precedes and follows the process in the service's refusal of other settings.
+const MADE_BY: &str = ", made by ";
+const ASKED: &str = "; asked for was ";
 const PULL: &str = "pull a value";
 /// What the place of a message is a multiple of, in bytes.
 const MOST_ALIGNED: usize = 256;
@@ -86,9 +90,43 @@ impl Node {
         settings: &TopicSettings,
     ) -> Result<TypedTopic<T>> {
         let (largest, type_name) = (size_for_topic::<T>(name)?, Some(name_of::<T>(name)?));
-        let topic = self.topic(name, &TopicSettings { largest, type_name, ..*settings })?;
+        let wanted = TopicSettings { largest, type_name, ..*settings };
+        let topic = self
+            .topic(name, &wanted)
+            .map_err(|error| self.explain_other_size(name, &wanted, &error).unwrap_or(error))?;
         Ok(TypedTopic { topic, values: PhantomData })
     }
+
+    /// The same refusal in terms of the type, if the topic has values of a type of the same name and
+    /// differs in their size only.
+    fn explain_other_size(
+        &self,
+        name: &str,
+        wanted: &TopicSettings,
+        error: &Error,
+    ) -> Option<Error> {
+        let type_name = wanted.type_name.filter(|_| error.kind() == ErrorKind::SettingsDiffer)?;
+        let found = self.open(name).ok()?.settings().ok()?;
+        let is_all_that_differs = TopicSettings { largest: wanted.largest, ..found } == *wanted;
+        // The service names the process in the text of its refusal only.
+        let creator =
+            error.detail().split_once(MADE_BY).and_then(|(_, rest)| rest.split_once(ASKED));
+        let creator = creator.map(|(creator, _)| creator.replace(['(', ')'], ""));
+        (is_all_that_differs && found.largest != wanted.largest).then(|| {
+            other_size(name, type_name, (wanted.largest, found.largest), creator.as_deref())
+        })
+    }
+}
+
+/// Refuses a type that has another size where the topic was created.
+fn other_size(topic: &str, name: TypeName, (here, there): (u64, u64), by: Option<&str>) -> Error {
+    let by = by.map_or_else(String::new, |creator| format!(" ({creator})"));
+    let detail = format!(
+        "a {name} has {} here and {there} where the topic was created{by}: compile both from one \
+         definition",
+        counted(here, "byte")
+    );
+    Error::new(OPEN, ErrorKind::SettingsDiffer, detail).on(topic)
 }
 
 impl Topic {
@@ -122,6 +160,9 @@ impl Topic {
         if let Some(there) = type_name.filter(|there| *there != name) {
             let detail = format!("it has values of type {there}, not {name}");
             return Err(Error::new(OPEN, ErrorKind::SettingsDiffer, detail).on(self.name()));
+        }
+        if largest != size && type_name.is_some() {
+            return Err(other_size(self.name(), name, (size, largest), None));
         }
         if largest != size {
             let detail =
@@ -243,8 +284,12 @@ impl<T: Plain> TypedSubscriber<T> {
     pub fn value_of(&self, sample: &Sample) -> Result<T> {
         if sample.length() != size_of::<T>() as u64 {
             let (length, size) = (sample.length(), size_of::<T>());
-            let name = std::any::type_name::<T>();
-            let detail = format!("a message of {length} bytes, where a {name} has {size}");
+            let (length, name) = (counted(length, "byte"), T::type_name());
+            let detail = format!(
+                "a message of {length} from publisher {}, where a {name} has {size}: publish values of \
+                 that type only",
+                sample.publisher()
+            );
             return Err(Error::new(PULL, ErrorKind::Malformed, detail).on(self.subscriber.topic()));
         }
         let mut value = MaybeUninit::<T>::zeroed();

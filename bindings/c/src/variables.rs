@@ -2,36 +2,9 @@
 
 use std::sync::Once;
 
-const PREFIX: &str = "FABRICAST_";
+use pubsub::KNOWN_VARIABLES;
 
-/// Those that this library or the command `fabricast` reads.
-const KNOWN: [&str; 25] = [
-    "FABRICAST_BUDGET_DEVICE",
-    "FABRICAST_BUDGET_HOST",
-    "FABRICAST_CONFIG",
-    "FABRICAST_DEVICE",
-    "FABRICAST_DIRECTORY",
-    "FABRICAST_INSECURE",
-    "FABRICAST_LABEL",
-    "FABRICAST_LANES",
-    "FABRICAST_LISTEN",
-    "FABRICAST_LOG",
-    "FABRICAST_LOST_AFTER",
-    "FABRICAST_NODE_NAME",
-    "FABRICAST_PATIENCE",
-    "FABRICAST_PEERS",
-    "FABRICAST_PROVIDER",
-    "FABRICAST_RENDEZVOUS",
-    "FABRICAST_SERVICE",
-    "FABRICAST_SOURCE",
-    "FABRICAST_TOPIC_DEPTH",
-    "FABRICAST_TOPIC_LARGEST",
-    "FABRICAST_TOPIC_LOANS",
-    "FABRICAST_TOPIC_MEMORY",
-    "FABRICAST_TOPIC_RELEASE_DEADLINE",
-    "FABRICAST_TOPIC_RELIABILITY",
-    "FABRICAST_WORKERS",
-];
+const PREFIX: &str = "FABRICAST_";
 
 /// Logs a warning for each variable that is misspelt: once, when a log is there that shows it.
 pub(crate) fn warn_of_misspelt() {
@@ -51,8 +24,8 @@ pub(crate) fn warn_of_misspelt() {
 fn warnings(names: impl Iterator<Item = String>) -> Vec<String> {
     let mut warnings: Vec<_> = names
         .filter_map(|name| {
-            let is_unknown = name.starts_with(PREFIX) && !KNOWN.contains(&&*name);
-            let near = is_unknown.then(|| pubsub::nearest_variable(&name, KNOWN)).flatten()?;
+            let is_unknown = name.starts_with(PREFIX) && !KNOWN_VARIABLES.contains(&&*name);
+            let near = is_unknown.then(|| pubsub::nearest_variable(&name, KNOWN_VARIABLES)).flatten()?;
             Some(format!(
                 "environment variable {} is ignored: no such setting. The nearest setting is {near}",
                 name.escape_debug()
@@ -100,7 +73,7 @@ mod tests {
         let mut count = 0;
         for row in manual.lines().filter(|line| line.starts_with("| `")) {
             for name in row.split('`').filter(|word| word.starts_with(PREFIX)) {
-                assert!(KNOWN.contains(&name), "{name}");
+                assert!(KNOWN_VARIABLES.contains(&name), "{name}");
                 count += 1;
             }
         }

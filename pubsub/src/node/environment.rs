@@ -14,6 +14,41 @@ const PREFIX: &str = "FABRICAST_";
 const NONE: &str = "none";
 const MONTH: f64 = 30.0 * 86_400.0;
 
+/// The variables of all settings, in order: those of [`NodeOptions::from_environment`], of the command
+/// `fabricast` and of the C library.
+pub const KNOWN_VARIABLES: [&str; 25] = [
+    "FABRICAST_BUDGET_DEVICE",
+    "FABRICAST_BUDGET_HOST",
+    "FABRICAST_CONFIG",
+    "FABRICAST_DEVICE",
+    "FABRICAST_DIRECTORY",
+    "FABRICAST_INSECURE",
+    "FABRICAST_LABEL",
+    "FABRICAST_LANES",
+    "FABRICAST_LISTEN",
+    "FABRICAST_LOG",
+    "FABRICAST_LOST_AFTER",
+    "FABRICAST_NODE_NAME",
+    "FABRICAST_PATIENCE",
+    "FABRICAST_PEERS",
+    "FABRICAST_PROVIDER",
+    "FABRICAST_RENDEZVOUS",
+    "FABRICAST_SERVICE",
+    "FABRICAST_SOURCE",
+    "FABRICAST_TOPIC_DEPTH",
+    "FABRICAST_TOPIC_LARGEST",
+    "FABRICAST_TOPIC_LOANS",
+    "FABRICAST_TOPIC_MEMORY",
+    "FABRICAST_TOPIC_RELEASE_DEADLINE",
+    "FABRICAST_TOPIC_RELIABILITY",
+    "FABRICAST_WORKERS",
+];
+
+/// Variables of the project's own build and tests: no settings, and no mistake.
+const BUILD_VARIABLES: [&str; 4] =
+    ["FABRICAST_CONFORMANCE", "FABRICAST_GIT_COMMIT", "FABRICAST_SKIPS", "FABRICAST_VERSION_LINE"];
+const BUILD_PREFIXES: [&str; 2] = ["FABRICAST_MATRIX_", "FABRICAST_TEST_"];
+
 /// The variable of a setting that a misspelt name most likely stands for: the known one that differs in
 /// the fewest letters, if these are few. The name of the group counts for nothing: a setting of topics
 /// is often looked for among the others.
@@ -43,7 +78,8 @@ type Read<T> = std::result::Result<T, String>;
 type Lookup<'a> = &'a dyn Fn(&str) -> std::result::Result<String, VarError>;
 
 impl NodeOptions {
-    /// The usual options, changed by the variables that the command `fabricast` reads, too:
+    /// The usual options, changed by these variables of the environment, and by no others. The command
+    /// `fabricast` reads them, too.
     ///
     /// | variable | sets |
     /// |---|---|
@@ -55,6 +91,11 @@ impl NodeOptions {
     /// | `FABRICAST_INSECURE` | `true`: other nodes may be reached, though they are not authenticated |
     /// | `FABRICAST_NODE_NAME`, `FABRICAST_PROVIDER`, `FABRICAST_SOURCE`, `FABRICAST_LANES`, `FABRICAST_WORKERS`, `FABRICAST_LOST_AFTER` | the rest of [`NetworkOptions`](crate::NetworkOptions) |
     ///
+    /// `FABRICAST_TOPIC_…` are read by the command and the C library only: a Rust program gives the
+    /// settings of a topic as [`TopicSettings`](crate::TopicSettings). These, `FABRICAST_CONFIG`,
+    /// `FABRICAST_LOG` and `FABRICAST_DEVICE` ([`KNOWN_VARIABLES`]) are ignored here. Any other variable
+    /// that begins with `FABRICAST_` is taken for a misspelt one.
+    ///
     /// ```
     /// use pubsub::NodeOptions;
     /// let options = NodeOptions::from_environment()?;
@@ -63,8 +104,10 @@ impl NodeOptions {
     /// ```
     ///
     /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument), with the variable, for a value that is none.
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument), with the variable, for a value that is none, and
+    /// for a variable that is no setting, with the nearest that is one.
     pub fn from_environment() -> Result<Self> {
+        check_names(std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()))?;
         Self::from_variables(&|name| std::env::var(name))
     }
 
@@ -103,6 +146,25 @@ impl NodeOptions {
         }
         Ok(options)
     }
+}
+
+/// Refuses a variable with the prefix of settings that is no setting: the first in their order.
+fn check_names(names: impl Iterator<Item = String>) -> Result<()> {
+    let is_of_build = |name: &str| {
+        BUILD_VARIABLES.contains(&name)
+            || BUILD_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
+    };
+    let is_unknown = |name: &String| {
+        name.starts_with(PREFIX) && !KNOWN_VARIABLES.contains(&&**name) && !is_of_build(name)
+    };
+    let Some(name) = names.filter(is_unknown).min() else { return Ok(()) };
+    let remedy = match nearest_variable(&name, KNOWN_VARIABLES) {
+        Some(near) => format!("; the nearest is {near}. Unset it, or correct its name"),
+        None => ". Unset it: NodeOptions::from_environment lists the settings".to_owned(),
+    };
+    let name = name.escape_debug().to_string();
+    let detail = format!("{name} is set, and no setting is called so{remedy}");
+    Err(Error::new(OPERATION, ErrorKind::InvalidArgument, detail).on(name))
 }
 
 /// The variables of a process.
@@ -243,6 +305,48 @@ mod tests {
             lanes: 2,
         };
         assert_eq!(options.network, Some(expected));
+    }
+
+    #[test]
+    fn misspelt_variable_is_refused_with_the_nearest_setting() {
+        let check = |names: &[&str]| check_names(names.iter().map(|name| (*name).to_owned()));
+        let of_build = [
+            "FABRICAST_SKIPS",
+            "FABRICAST_GIT_COMMIT",
+            "FABRICAST_TEST_DEVICE",
+            "FABRICAST_MATRIX_JOBS",
+        ];
+        check(&[&KNOWN_VARIABLES[..], &of_build, &["HOME", "MY_FABRICAST_DIRECTRY"]].concat())
+            .unwrap();
+
+        let error = check(&["FABRICAST_LABLE", "HOME", "FABRICAST_DIRECTRY"]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+        assert_eq!(
+            error.to_string(),
+            "read the environment (FABRICAST_DIRECTRY) failed: invalid argument: \
+             FABRICAST_DIRECTRY is set, and no setting is called so; the nearest is \
+             FABRICAST_DIRECTORY. Unset it, or correct its name"
+        );
+        assert_eq!(
+            check(&["FABRICAST_UNRELATED"]).unwrap_err().detail(),
+            "FABRICAST_UNRELATED is set, and no setting is called so. Unset it: \
+             NodeOptions::from_environment lists the settings"
+        );
+    }
+
+    #[test]
+    fn variables_that_are_read_are_known_and_all_documented() {
+        let asked = std::cell::RefCell::new(Vec::new());
+        NodeOptions::from_variables(&|name| {
+            asked.borrow_mut().push(name.to_owned());
+            Err(VarError::NotPresent)
+        })
+        .unwrap();
+        let page = include_str!("../../../docs/pubsub.md");
+        for name in asked.into_inner() {
+            assert!(KNOWN_VARIABLES.contains(&&*name), "{name}");
+            assert!(page.contains(&format!("`{name}`")), "{name} in docs/pubsub.md");
+        }
     }
 
     #[test]

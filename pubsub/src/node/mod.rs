@@ -29,7 +29,7 @@ use crate::wake::WakeFd;
 use crate::{Publisher, Subscriber};
 
 pub use self::asking::report;
-pub use self::environment::nearest_variable;
+pub use self::environment::{KNOWN_VARIABLES, nearest_variable};
 pub use self::options::{Budgets, NodeOptions, ServiceMode};
 
 /// A process's membership in a node: where topics come from.

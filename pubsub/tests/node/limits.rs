@@ -65,7 +65,7 @@ fn a_service_without_descriptors_tells_those_that_come() {
     };
     assert_eq!(error.kind(), ErrorKind::TooMany);
     let text = error.to_string();
-    for part in [&format!("process {}", service.id()), "soft limit is 80", "ulimit -n"] {
+    for part in [&format!("process {}", service.id()), "of 80 descriptors are open", "ulimit -n"] {
         assert!(text.contains(part), "{text}");
     }
     assert!(since.elapsed() < Duration::from_secs(20), "after {:?}", since.elapsed());

@@ -92,6 +92,44 @@ fn type_of_another_name_is_refused_and_of_another_module_is_not() {
     assert!(error.to_string().contains("type Pose, not Twist"), "{error}");
 }
 
+mod outdated {
+    pubsub::plain! {
+        /// The same type, as an earlier version of a program declares it.
+        #[derive(Debug)]
+        pub(super) struct Pose {
+            pub(super) position: [f64; 2],
+        }
+    }
+}
+
+#[test]
+fn type_of_the_same_name_and_another_size_is_refused_with_both_sizes() {
+    let ground = Ground::new();
+    let (node, other) = (ground.join(), ground.join());
+    let topic = node.topic_of::<outdated::Pose>("pose").unwrap();
+    let error = other.topic_of::<Pose>("pose").unwrap_err();
+    assert_eq!((error.kind(), error.subject()), (ErrorKind::SettingsDiffer, Some("pose")));
+    assert_eq!(
+        error.to_string(),
+        format!(
+            "open a typed topic (pose) failed: settings differ: a Pose has 32 bytes here and 16 where \
+             the topic was created (process {} \"test\"): compile both from one definition",
+            std::process::id()
+        )
+    );
+    // The topic as it is, in whose settings no process is named.
+    let error = topic.untyped().typed::<Pose>().unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "open a typed topic (pose) failed: settings differ: a Pose has 32 bytes here and 16 where the \
+         topic was created: compile both from one definition"
+    );
+    // Where more than the size differs, all of it is told.
+    let deep = TopicSettings { depth: 5, ..Default::default() };
+    let text = other.topic_of_with::<Pose>("pose", &deep).unwrap_err().to_string();
+    assert!(text.contains("another depth, largest"), "{text}");
+}
+
 #[test]
 fn topic_without_a_type_and_one_of_values_are_open_to_each_other() {
     let ground = Ground::new();
@@ -121,6 +159,14 @@ fn message_that_is_no_value_is_an_error_and_the_next_is_read() {
     publisher.publish(&7, PATIENCE).unwrap();
     let error = subscriber.pull(PATIENCE).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Malformed, "{error}");
+    let publisher = publisher.untyped().id();
+    assert_eq!(
+        error.to_string(),
+        format!(
+            "pull a value (numbers) failed: malformed: a message of 5 bytes from publisher {publisher}, \
+             where a u64 has 8: publish values of that type only"
+        )
+    );
     assert_eq!(subscriber.pull(PATIENCE).unwrap(), 7);
 }
 

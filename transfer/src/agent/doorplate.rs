@@ -12,7 +12,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use ipc::{ChannelListener, Credentials, DirectoryLock, Incarnation};
+use ipc::{ChannelError, ChannelListener, Credentials, DirectoryLock, Incarnation};
 use nix::fcntl::{Flock, FlockArg, OFlag};
 
 use super::START;
@@ -49,8 +49,13 @@ impl Doorplate {
         let (path, part) = (socket.with_extension(CARD), socket.with_extension(PART));
         let above = socket.parent().filter(|above| !above.as_os_str().is_empty());
         let directory = above.unwrap_or(Path::new("."));
-        let alone = DirectoryLock::take(directory)
-            .map_err(|error| Error::of_channel_at(START, directory, error))?;
+        let alone = DirectoryLock::take(directory).map_err(|error| match error {
+            ChannelError::System { call, cause, .. } if cause.kind() == io::ErrorKind::NotFound => {
+                let detail = format!("{call}: {cause}: create the directory first");
+                Error::new(START, ErrorKind::Failed, detail).with(directory.display())
+            }
+            other => Error::of_channel_at(START, directory, other),
+        })?;
         clean_up(directory);
         let written = write(&part, card, mode).and_then(|file| {
             fs::rename(&part, &path)?;
@@ -201,6 +206,13 @@ pub(super) fn was_left_behind(socket: &Path) -> bool {
     share(file).is_ok_and(|file| {
         file.metadata().is_ok_and(|locked| locked.is_file() && is_at(&path, &locked))
     })
+}
+
+/// Is a socket gone from its directory? Not known, and false, where the directory is not seen: it
+/// may be another container's.
+pub(super) fn is_socket_gone(socket: &Path) -> bool {
+    let is_directory = socket.parent().is_some_and(Path::is_dir);
+    is_directory && status(socket).is_ok_and(|found| found.is_none())
 }
 
 fn status(path: &Path) -> io::Result<Option<Metadata>> {

@@ -82,9 +82,16 @@ impl Agent {
                 .iter()
                 .map(|(name, _)| format!("\"{}\"", name.escape_debug()))
                 .collect();
-            let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
-            let detail =
-                format!("its card tells of no region \"{}\": {known}", name.escape_debug());
+            let detail = match known.is_empty() {
+                true => "its card names no regions: the agent's card file is written before regions are \
+                         published; exchange the card that Agent::card() gives after publishing"
+                    .to_owned(),
+                false => format!(
+                    "its card names no region \"{}\"; it names: {}",
+                    name.escape_debug(),
+                    known.join(", ")
+                ),
+            };
             let error = Error::new(JOIN, ErrorKind::Unknown, detail);
             return Err(error.with(&card.label));
         };
@@ -157,7 +164,42 @@ mod tests {
 
         let error = here.route_to(peer, "other", &local, SECOND).unwrap_err();
         assert_eq!((error.kind(), error.peer()), (ErrorKind::Unknown, Some("there")));
-        assert!(error.to_string().contains("\"cache\""), "{error}");
+        assert_eq!(
+            error.to_string(),
+            "join two regions (there) failed: unknown: its card names no region \"other\"; it names: \
+             \"cache\""
+        );
+    }
+
+    #[test]
+    fn region_is_not_found_by_a_card_from_before_it_was_published() {
+        let place = Place(std::env::temp_dir().join(format!("fc-named-{}", std::process::id())));
+        std::fs::create_dir_all(&place.0).unwrap();
+        let mut there = Agent::start(AgentOptions::new("there").directory(&place.0)).unwrap();
+        let remote = there.register(buffer(64, 0), Rights::ALL).unwrap();
+        there.publish("cache", &remote).unwrap();
+        let of_card = |found: &std::fs::DirEntry| found.path().extension().is_some();
+        let file = std::fs::read_dir(&place.0).unwrap().flatten().find(of_card).unwrap();
+
+        let mut here = agent("here");
+        let local = here.register(buffer(64, 0), Rights::ALL).unwrap();
+        let peer = here.connect(&std::fs::read(file.path()).unwrap(), SECOND).unwrap();
+        let error = here.route_to(peer, "cache", &local, SECOND).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "join two regions (there) failed: unknown: its card names no regions: the agent's card file is \
+             written before regions are published; exchange the card that Agent::card() gives after \
+             publishing"
+        );
+    }
+
+    /// Removed in the end.
+    struct Place(std::path::PathBuf);
+
+    impl Drop for Place {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
     }
 
     #[test]

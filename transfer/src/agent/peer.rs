@@ -142,6 +142,12 @@ impl Peer {
                 Ok(visit) => return Ok((Locality::SameMachine, Some(Box::new(visit)))),
                 // Somebody is there, and says no: that is no matter of paths.
                 Err(error) if error.kind() != ErrorKind::Failed => return Err(error),
+                Err(_) if is_here && doorplate::is_socket_gone(path) => format!(
+                    "agent \"{}\" has ended, or its card is from an earlier start: its socket {} is \
+                     gone. Take a new card",
+                    card.label.escape_debug(),
+                    path.display()
+                ),
                 Err(error) => error.to_string(),
             },
             None => String::new(),

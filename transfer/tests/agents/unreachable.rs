@@ -3,7 +3,7 @@
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
-use transfer::{AgentCard, ErrorKind};
+use transfer::{Agent, AgentCard, AgentOptions, ErrorKind};
 
 use crate::common::{PATIENCE, alone};
 use crate::house::House;
@@ -40,6 +40,46 @@ fn killed_agent_is_told_at_once_by_its_socket() {
     assert!(took < SOON, "{took:?}");
     assert_eq!((error.kind(), error.peer()), (ErrorKind::Closed, Some(&*label)), "{error}");
     assert!(error.to_string().contains("its process has ended"), "{error}");
+}
+
+/// As after a restart of the agent: another one cleaned up after the one that was killed.
+#[test]
+fn agent_whose_socket_is_gone_has_ended() {
+    let _alone = alone();
+    let mut house = House::open();
+    let mut neighbour = house.neighbour("host", &[]);
+    let card = AgentCard::decode(&neighbour.card).unwrap();
+    neighbour.other.kill();
+    let socket = card.socket.unwrap();
+    drop(std::fs::remove_file(&socket));
+    drop(std::fs::remove_file(socket.with_extension("card")));
+    let (error, took) = refusal(&mut house, &neighbour.card, PATIENCE);
+    assert!(took < SOON, "{took:?}");
+    let label = card.label;
+    assert_eq!((error.kind(), error.peer()), (ErrorKind::NoPath, Some(&*label)), "{error}");
+    assert_eq!(
+        error.to_string(),
+        format!(
+            "connect to an agent ({label}) failed: no path: agent \"{label}\" has ended, or its card is \
+             from an earlier start: its socket {} is gone. Take a new card; no fabric leads there: the \
+             agent that asks was started without one",
+            socket.display()
+        )
+    );
+}
+
+#[test]
+fn agent_without_its_directory_is_told_to_create_it() {
+    let directory = std::env::temp_dir().join(format!("fc-no-directory-{}", std::process::id()));
+    let error = Agent::start(AgentOptions::new("early").directory(&directory)).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        format!(
+            "start an agent ({}) failed: open: No such file or directory (os error 2): create the \
+             directory first",
+            directory.display()
+        )
+    );
 }
 
 #[test]
