@@ -5,6 +5,7 @@ mod choices;
 mod clean;
 mod config;
 mod demo;
+mod hints;
 mod info;
 mod membership;
 mod node;

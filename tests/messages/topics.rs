@@ -103,7 +103,8 @@ fn peer_that_is_not_there() {
     let why = "fabricast: waiting for 1 subscriber of topic \"t\" (node directory: {directory}/node)\n\
                fabricast: cannot reach 127.0.0.1:9: Connection refused (os error 111); retrying\n\
                fabricast: publish in topic \"t\" failed: 0 of 1 subscriber came in time (--timeout). Start subscribers first, or \
-               wait longer\n";
+               wait longer; this node is connected to no other node: cannot reach 127.0.0.1:9: Connection refused (os error \
+               111)\n";
     let publish = ["pub", "t", "--pattern", "--wait-for", "1", "--timeout", "2"];
     // Without the warning of what --insecure means, which has the time in it.
     let quiet = ("", &[("FABRICAST_LOG", "error")][..], &[][..]);
@@ -113,9 +114,38 @@ fn peer_that_is_not_there() {
                (node directory: {directory}/node)\n\
                fabricast: cannot reach 127.0.0.1:9: Connection refused (os error 111); retrying\n\
                fabricast: open topic \"t\" failed: it does not exist at this node or at one that it is connected to \
-               (node directory: {directory}/node). Start a publisher first, or create it: --largest 1MiB\n";
+               (node directory: {directory}/node). Start a publisher first, or create it: --largest 1MiB; this node is \
+               connected to no other node: cannot reach 127.0.0.1:9: Connection refused (os error 111)\n";
     let subscribe = ["sub", "t", "--timeout", "2", "--insecure", "--peers", "127.0.0.1:9"];
-    Ground::new().says_with(&subscribe, quiet, 4, why);
+    let ground = Ground::new();
+    ground.says_with(&subscribe, quiet, 4, why);
+    let ended = ground.run_with(&[&subscribe[..], &["--json"]].concat(), "", quiet.1);
+    let line: serde_json::Value = serde_json::from_str(&ended.output).unwrap();
+    let error = line["error"].as_str().unwrap();
+    assert!(ended.error.ends_with(&format!("fabricast: {error}\n")), "{line} {}", ended.error);
+}
+
+#[test]
+fn node_that_no_other_node_connects_to() {
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = free.local_addr().unwrap().to_string();
+    drop(free);
+    let environment = [("FABRICAST_LOG", "error")];
+    let words = [("address", &*address)];
+    let quiet = ("", &environment[..], &words[..]);
+    let ground = Ground::new();
+    let listen = ["--insecure", "--listen", &address, "--timeout", "0.5"];
+    let why = "fabricast: waiting for 1 subscriber of topic \"t\" (node directory: {directory}/node)\n\
+               fabricast: publish in topic \"t\" failed: 0 of 1 subscriber came in time (--timeout). Start subscribers first, or \
+               wait longer; no node has connected to {address}\n";
+    let publish = [&["pub", "t", "--pattern", "--wait-for", "1"][..], &listen].concat();
+    ground.says_with(&publish, quiet, 4, why);
+    let why = "fabricast: waiting for topic \"t\": it does not exist yet at this node or at one that it is connected to \
+               (node directory: {directory}/node)\n\
+               fabricast: open topic \"t\" failed: it does not exist at this node or at one that it is connected to \
+               (node directory: {directory}/node). Start a publisher first, or create it: --largest 1MiB; no node has \
+               connected to {address}\n";
+    ground.says_with(&[&["sub", "t"][..], &listen].concat(), quiet, 4, why);
 }
 
 #[test]
