@@ -437,7 +437,7 @@ fn killed_publisher_is_named_by_its_process() {
     let publish = ["pub", "cam", "--pattern", "--size", "1K", "--rate", "20"];
     let mut publisher = house.start(&publish);
     // The subscriber asks the node for the process soon after the first message.
-    std::thread::sleep(std::time::Duration::from_secs(4));
+    std::thread::sleep(Duration::from_secs(4));
     publisher.kill();
     let lost = format!(
         "fabricast: topic \"cam\": a publisher ended without leaving (process {} \"fabricast pub\"); its last messages may \
@@ -445,7 +445,7 @@ fn killed_publisher_is_named_by_its_process() {
         publisher.id()
     );
     sub.wait_for("may be missing\n");
-    sub.signal(nix::sys::signal::Signal::SIGINT);
+    sub.signal(Signal::SIGINT);
     sub.end();
     let said = sub.error();
     assert!(said.ends_with(&lost), "{said}");
@@ -467,7 +467,7 @@ fn publisher_says_each_time_that_the_last_subscriber_has_gone() {
         said += gone;
         publisher.wait_for(&said);
     }
-    publisher.signal(nix::sys::signal::Signal::SIGINT);
+    publisher.signal(Signal::SIGINT);
     publisher.end();
     assert!(publisher.error().starts_with(&said), "{}", publisher.error());
     assert_eq!(publisher.error().matches(gone).count(), 2, "{}", publisher.error());
