@@ -43,7 +43,7 @@ pub(crate) struct Arguments {
     /// Check that every message is one of `fabricast pub --pattern`, whole, and the next one
     #[arg(long)]
     check: bool,
-    /// Tell how many came in which time, and how long each stage of their way took (docs/operating.md, Stages)
+    /// Tell how many came in which time, and how long each stage of their way took
     #[arg(long)]
     stats: bool,
     /// End after so many messages [default: with Ctrl-C]
