@@ -141,12 +141,26 @@ pub(crate) fn with_remedy(error: pubsub::Error) -> Failure {
             "Publish shorter messages, or make a topic with a larger --largest: it is fixed while the topic is used"
         }
         ErrorKind::Denied => "Choose a directory of this user: --directory",
-        ErrorKind::AlreadyServed => "End that process first",
+        ErrorKind::AlreadyServed => {
+            "End that process first, or give this node a directory of its own: --directory"
+        }
+        _ if is_read_only(&error) => {
+            let why =
+                format!("{error}. Choose a directory that this user can write in: --directory");
+            return Failure::new(Exit::Denied, why);
+        }
         _ => return error.into(),
     };
     let why = error.to_string();
     let failure = Failure::from(error);
     Failure::new(failure.exit(), format!("{why}. {remedy}"))
+}
+
+/// Was something to be written on a file system that is mounted for reading only?
+fn is_read_only(error: &(dyn std::error::Error + 'static)) -> bool {
+    let cause = error.downcast_ref::<std::io::Error>();
+    cause.is_some_and(|cause| cause.kind() == std::io::ErrorKind::ReadOnlyFilesystem)
+        || error.source().is_some_and(is_read_only)
 }
 
 /// Where a process waits: whoever uses another directory is at another node.
@@ -333,7 +347,7 @@ fn difference(
 
 /// Rounded up to whole units of 4 KiB: more would be asked of the budget for each message of the
 /// topic. Not to the system's pages: machines with others make the same topic of the same messages.
-fn rounded(size: u64) -> u64 {
+pub(crate) fn rounded(size: u64) -> u64 {
     const UNIT: u64 = 4096;
     size.checked_next_multiple_of(UNIT).unwrap_or(size)
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use pubsub::{Attempt, ErrorKind, Node, Publisher, Reliability, Sent};
 use serde_json::{Value, json};
 
-use self::input::{Input, Message};
+use self::input::{Input, Limit, Message};
 use self::room::{Notice, Wait};
 use super::exit::{Exit, Failure, report_as_json};
 use super::hints::{self, NodeHints, Phase};
@@ -123,7 +123,9 @@ fn publish(
         Some(topic) => Some(topic.settings()?.largest),
         None => settings.largest.is_given().then_some(settings.largest.value.0),
     };
-    let input = input(arguments, longest, signals)?;
+    let origin = settings.largest.origin.as_deref();
+    let limit = Limit { topic: name, largest: longest, origin };
+    let input = input(arguments, limit, signals)?;
     let topic = match found {
         Some(topic) => topic,
         None => wanted.open_to_publish(input.largest())?,
@@ -135,7 +137,7 @@ fn publish(
         arguments,
         signals,
         publisher,
-        largest: like.largest,
+        limit: Limit { largest: Some(like.largest), ..limit },
         is_reliable: like.reliability == Reliability::Reliable,
         tally,
         progress: Progress::start(),
@@ -150,7 +152,7 @@ fn publish(
 
 fn input<'a>(
     arguments: &Arguments,
-    longest: Option<u64>,
+    limit: Limit<'_>,
     signals: &'a Signals,
 ) -> Result<Input<'a>, Failure> {
     if arguments.pattern {
@@ -163,7 +165,7 @@ fn input<'a>(
     if arguments.lines {
         return Ok(Input::lines(signals));
     }
-    Input::whole(longest, signals)
+    Input::whole(limit, signals)
 }
 
 /// A number that no other run has.
@@ -203,7 +205,7 @@ struct Work<'a> {
     signals: &'a Signals,
     publisher: Publisher,
     /// The longest message that the topic takes.
-    largest: u64,
+    limit: Limit<'a>,
     is_reliable: bool,
     tally: &'a mut Tally,
     progress: Progress,
@@ -288,10 +290,13 @@ impl Work<'_> {
         let mut told: Option<Instant> = None;
         loop {
             self.keep_to_the_rate(&mut since)?;
-            let Some(message) = input.next(Some(self.largest), self.signals)? else {
+            let Some(message) = input.next(self.limit, self.signals)? else {
                 return Ok(());
             };
             let length = message.length();
+            if self.limit.largest.is_some_and(|largest| length > largest) {
+                self.limit.check(message.name(), length)?;
+            }
             let sent = self.publish(message, &mut buffer)?;
             let tally = &mut *self.tally;
             tally.messages += 1;
