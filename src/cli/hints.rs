@@ -35,6 +35,8 @@ pub(crate) enum Phase {
 #[derive(Debug)]
 pub(crate) struct NodeHints {
     next: Instant,
+    /// When the node was asked last.
+    last: Option<Instant>,
     /// Dropped without an answer if the service ends meanwhile.
     asked: Option<mpsc::Receiver<pubsub::Result<Vec<Row>>>>,
     known: Known,
@@ -68,7 +70,7 @@ struct Peer {
 
 impl NodeHints {
     pub(crate) fn begin() -> Self {
-        Self { next: Instant::now() + BEGIN, asked: None, known: Known::default() }
+        Self { next: Instant::now() + BEGIN, last: None, asked: None, known: Known::default() }
     }
 
     /// To be called repeatedly. Gives the lines that are to be said now.
@@ -87,15 +89,17 @@ impl NodeHints {
         }
         if Instant::now() >= self.next {
             self.asked = ask_for_report(node);
+            self.last = Some(Instant::now());
             self.next = Instant::now() + PAUSE;
         }
         Vec::new()
     }
 
-    /// The next report is wanted at once, if this publisher is not known yet.
+    /// The next report is wanted soon, if this publisher is not known yet.
     pub(crate) fn expect(&mut self, publisher: PublisherId) {
         if !self.known.publishers.contains_key(&publisher.as_u64()) {
-            self.next = self.next.min(Instant::now());
+            let soon = self.last.map_or_else(Instant::now, |last| last + PAUSE);
+            self.next = self.next.min(soon);
         }
     }
 
