@@ -25,11 +25,14 @@ pub fn ask_for_json(arguments: impl IntoIterator<Item = OsString>) -> bool {
     arguments.into_iter().skip(1).take_while(|it| it != "--").any(|it| it == "--json")
 }
 
-/// The cause alone, of what clap prints with its usage.
+/// The cause alone, of what clap prints with its usage: its parts one behind the other.
 fn cause(message: &str) -> String {
     let cause = message.split("\n\nUsage:").next().unwrap_or_default();
     let cause = cause.strip_prefix("error: ").unwrap_or(cause);
-    cause.split_whitespace().collect::<Vec<_>>().join(" ")
+    let cause = cause.replace("\n  tip:", "\n\n  tip:");
+    let parts =
+        cause.split("\n\n").map(|part| part.split_whitespace().collect::<Vec<_>>().join(" "));
+    parts.filter(|part| !part.is_empty()).collect::<Vec<_>>().join("; ")
 }
 
 /// The same of these words.
@@ -68,6 +71,9 @@ mod tests {
     #[test]
     fn causes_have_no_usage_with_them() {
         let message = "error: unexpected argument '-x' found\n\n  tip: y\n\nUsage: fabricast\n";
-        assert_eq!(cause(message), "unexpected argument '-x' found tip: y");
+        assert_eq!(cause(message), "unexpected argument '-x' found; tip: y");
+        let message =
+            "error: a thing is missing:\n  <T>\n\n  tip: y\n  tip: z\n\nUsage: fabricast\n";
+        assert_eq!(cause(message), "a thing is missing: <T>; tip: y; tip: z");
     }
 }

@@ -21,7 +21,7 @@ Exit codes:
   6  nobody is there who was asked for
   7  a message is longer than its topic allows, or the node has no room for it
   8  messages of a reliable topic were missed, or the subscriber was evicted for being too slow
-  9  this user may not use the node
+  9  this user may not use the node, or its directory is on a file system that is read-only
  10  another process serves the node, and stays
 130  interrupted before it was done
 141  who read the output did not read on
@@ -51,7 +51,7 @@ pub enum Exit {
     TooMuch = 7,
     /// Messages were missed.
     Missed = 8,
-    /// This user may not use the node.
+    /// This user may not use the node, or nothing can be written in its directory.
     Denied = 9,
     /// Another process serves the node.
     Taken = 10,

@@ -8,8 +8,8 @@ use super::settings::{ALL, Declaration, Options, Settings, TABLE};
 use super::size::amount;
 use super::text;
 
-/// Shows every setting with its value, and who said so: nobody, a file, the environment, an
-/// option.
+/// Shows every setting with its variable of the environment, its value, and where that was set: nowhere
+/// (default), in a file, in the environment, or by an option.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// One JSON line
@@ -58,7 +58,9 @@ fn for_people(settings: &Settings) -> String {
                 Some(Value::String(text)) => format!("{value}: \"{}\"", text.escape_debug()),
                 _ => value,
             };
-            vec![declaration.full_name(), value, declaration.origin(settings).to_owned()]
+            let [variable, origin] =
+                [&declaration.variable, declaration.origin(settings)].map(str::to_owned);
+            vec![declaration.full_name(), variable, value, origin]
         })
         .collect();
     text::table(&rows)
@@ -67,7 +69,11 @@ fn for_people(settings: &Settings) -> String {
 fn for_programs(settings: &Settings) -> Value {
     let all = TABLE.iter().map(|declaration| {
         let value = (declaration.json)(settings);
-        let mut about = json!({ "value": value, "origin": declaration.origin(settings) });
+        let mut about = json!({
+            "value": value,
+            "origin": declaration.origin(settings),
+            "variable": declaration.variable,
+        });
         if let Some(value) = comes_to(settings, declaration) {
             about["comes_to"] = value;
         }
@@ -90,6 +96,10 @@ mod tests {
             let name = declaration.full_name();
             assert!(lines.lines().any(|line| line.starts_with(&format!("{name} "))), "{lines}");
             assert_eq!(all[&name]["origin"], "default", "{all}");
+            let line = lines.lines().find(|line| line.starts_with(&format!("{name} ")));
+            let variable = line.and_then(|line| line.split_whitespace().nth(1));
+            assert_eq!(variable, Some(&*declaration.variable), "{lines}");
+            assert_eq!(all[&name]["variable"], declaration.variable, "{all}");
         }
         assert_eq!(all["topic.depth"]["value"], 16);
     }

@@ -1,8 +1,6 @@
 //! A process of this command at its node.
 
-use std::collections::BTreeSet;
-use std::sync::mpsc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use pubsub::{
     Budgets, ErrorKind, LONGEST_TOPIC, MemoryPlace, NetworkOptions, Node, NodeOptions, Publisher,
@@ -10,7 +8,7 @@ use pubsub::{
 };
 
 use super::exit::{Exit, Failure};
-use super::paths::{misfit, not_carried, not_reached};
+use super::hints::{self, NodeHints, Phase};
 use super::service::AwaitedService;
 use super::settings::{Count, Group, Service, Settings, Size, TABLE};
 use super::signals::{Deadline, Signals};
@@ -143,12 +141,26 @@ pub(crate) fn with_remedy(error: pubsub::Error) -> Failure {
             "Publish shorter messages, or make a topic with a larger --largest: it is fixed while the topic is used"
         }
         ErrorKind::Denied => "Choose a directory of this user: --directory",
-        ErrorKind::AlreadyServed => "End that process first",
+        ErrorKind::AlreadyServed => {
+            "End that process first, or give this node a directory of its own: --directory"
+        }
+        _ if is_read_only(&error) => {
+            let why =
+                format!("{error}. Choose a directory that this user can write in: --directory");
+            return Failure::new(Exit::Denied, why);
+        }
         _ => return error.into(),
     };
     let why = error.to_string();
     let failure = Failure::from(error);
     Failure::new(failure.exit(), format!("{why}. {remedy}"))
+}
+
+/// Was something to be written on a file system that is mounted for reading only?
+fn is_read_only(error: &(dyn std::error::Error + 'static)) -> bool {
+    let cause = error.downcast_ref::<std::io::Error>();
+    cause.is_some_and(|cause| cause.kind() == std::io::ErrorKind::ReadOnlyFilesystem)
+        || error.source().is_some_and(is_read_only)
 }
 
 /// Where a process waits: whoever uses another directory is at another node.
@@ -164,81 +176,6 @@ pub(crate) fn topic_name(text: &str) -> Result<String, String> {
         1..=LONGEST_TOPIC => Err(possible),
         length => Err(format!("{possible}; this one has {length} bytes")),
     }
-}
-
-/// Says why nobody at other nodes has anything to do with a topic that one waits at, or has
-/// published in: its settings are other ones there, say, or a node is not reached. Each is said once.
-#[derive(Debug)]
-pub(crate) struct Suspicion {
-    next: Instant,
-    /// Nobody waits for the answer: the service may just have ended.
-    asked: Option<mpsc::Receiver<pubsub::Result<Vec<Row>>>>,
-    /// What was said, and which addresses are not reached.
-    said: BTreeSet<String>,
-}
-
-/// How long to wait before it is looked, and between two looks.
-const WONDERING: Duration = Duration::from_secs(1);
-const LOOK: Duration = Duration::from_secs(2);
-/// How long to wait for an answer in the end.
-const CONCLUDING: Duration = Duration::from_secs(1);
-
-impl Suspicion {
-    pub(crate) fn begin() -> Self {
-        Self { next: Instant::now() + WONDERING, asked: None, said: BTreeSet::new() }
-    }
-
-    /// To be called again and again while nobody comes.
-    pub(crate) fn look(&mut self, node: &Node, topic: &str) {
-        if let Some(asked) = &self.asked {
-            let rows = match asked.try_recv() {
-                Err(mpsc::TryRecvError::Empty) => return,
-                // Without an answer, it is asked again.
-                answer => answer.ok().and_then(Result::ok).unwrap_or_default(),
-            };
-            self.asked = None;
-            self.say(&rows, topic);
-        } else if Instant::now() >= self.next {
-            self.next = Instant::now() + LOOK;
-            self.asked = ask_for_report(node);
-        }
-    }
-
-    /// To be called when messages did not get to where they were wanted, or nobody wanted them. Gives
-    /// what the node told, if it told it soon.
-    pub(crate) fn conclude(&mut self, node: &Node, topic: &str) -> Vec<Row> {
-        let answer = ask_for_report(node).and_then(|asked| asked.recv_timeout(CONCLUDING).ok());
-        let rows = answer.and_then(Result::ok).unwrap_or_default();
-        self.say(&rows, topic);
-        rows
-    }
-
-    fn say(&mut self, rows: &[Row], topic: &str) {
-        for row in rows {
-            let (why, about) = match row {
-                Row::NotCarried { kind, why } => (Some(not_carried(*kind, why)), None),
-                Row::Peer { address, .. } => (not_reached(row), Some(address)),
-                Row::Misfit { topic: of, .. } if of == topic => {
-                    let why = misfit(rows, row);
-                    (why.map(|why| format!("{}: {why}", topic.escape_debug())), None)
-                }
-                _ => continue,
-            };
-            if let Some(why) = why
-                && self.said.insert(about.unwrap_or(&why).clone())
-            {
-                text::complain(&format!("fabricast: {why}"));
-            }
-        }
-    }
-}
-
-/// Asks the node what goes on, in a thread of its own.
-pub(crate) fn ask_for_report(node: &Node) -> Option<mpsc::Receiver<pubsub::Result<Vec<Row>>>> {
-    let (tell, asked) = mpsc::channel();
-    let node = node.clone();
-    let asking = std::thread::Builder::new().name("asks-why".to_owned());
-    asking.spawn(move || tell.send(node.report())).is_ok().then_some(asked)
 }
 
 /// That there is no such device is said as everywhere else.
@@ -309,7 +246,11 @@ impl Wanted<'_> {
 
     /// Opens it to read: made here, if the settings say what it is to be like, or else as
     /// soon as somebody has made it, here or at a node that this one is connected to.
-    pub(crate) fn open_to_read(&self, longest: Option<Duration>) -> Result<Topic, Failure> {
+    pub(crate) fn open_to_read(
+        &self,
+        longest: Option<Duration>,
+        node_hints: &mut NodeHints,
+    ) -> Result<Topic, Failure> {
         if self.settings.says_topic() {
             let like = self.settings.topic();
             check_device(like.memory)?;
@@ -317,17 +258,16 @@ impl Wanted<'_> {
         }
         let (name, place) = (self.name.escape_debug(), place(self.node));
         let deadline = Deadline::after(longest);
-        let mut suspicion = Suspicion::begin();
         let mut is_said = false;
         loop {
             if let Some(topic) = self.find()? {
                 return Ok(topic);
             }
             if deadline.is_over() {
-                suspicion.conclude(self.node, self.name);
+                let cause = node_hints.cause(self.node, self.name);
                 let why = format!(
                     "open topic \"{name}\" failed: it does not exist at this node or at one that it is connected \
-                     to {place}. Start a publisher first, or create it: --largest 1MiB"
+                     to {place}. Start a publisher first, or create it: --largest 1MiB{cause}"
                 );
                 return Err(Failure::new(Exit::Deadline, why));
             }
@@ -338,7 +278,7 @@ impl Wanted<'_> {
                      is connected to {place}"
                 ));
             }
-            suspicion.look(self.node, self.name);
+            hints::say(&node_hints.look(self.node, self.name, Phase::Waiting));
             self.signals.pause(deadline.slice() / 2)?;
         }
     }
@@ -407,7 +347,7 @@ fn difference(
 
 /// Rounded up to whole units of 4 KiB: more would be asked of the budget for each message of the
 /// topic. Not to the system's pages: machines with others make the same topic of the same messages.
-fn rounded(size: u64) -> u64 {
+pub(crate) fn rounded(size: u64) -> u64 {
     const UNIT: u64 = 4096;
     size.checked_next_multiple_of(UNIT).unwrap_or(size)
 }

@@ -5,6 +5,7 @@ mod choices;
 mod clean;
 mod config;
 mod demo;
+mod hints;
 mod info;
 mod membership;
 mod node;
@@ -29,10 +30,17 @@ use tracing_subscriber::filter::LevelFilter;
 
 /// Moves GPU and host memory over whatever fabric is there.
 #[derive(Debug, Parser)]
-#[command(name = "fabricast", version = command::VERSION_LINE, after_help = exit::HELP)]
+#[command(name = "fabricast", version = command::VERSION_LINE, after_help = help())]
 struct Arguments {
     #[command(subcommand)]
     command: Command,
+}
+
+/// Exit codes and the environment, with that of settings.
+fn help() -> String {
+    const SETTINGS: &str =
+        "  FABRICAST_NAME  a setting; \"fabricast config\" lists all with their names";
+    format!("{}\n{SETTINGS}", exit::HELP)
 }
 
 #[derive(Debug, Subcommand)]
@@ -108,6 +116,23 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn help_says_how_settings_are_set_in_the_environment() {
+        let help = |line: &str| {
+            let words = ["fabricast"].into_iter().chain(line.split_whitespace());
+            command::arguments::read_from::<Arguments>(words).unwrap_err().to_string()
+        };
+        for line in ["pub --help", "sub --help", "node --help", "topics --help", "config --help"] {
+            let help = help(line);
+            let expected = "\nEnvironment:\n  Each setting can be set as FABRICAST_NAME, too: \"fabricast config\" lists \
+                            them with their names\n";
+            assert!(help.ends_with(expected) && !help.contains("docs/"), "{help}");
+        }
+        let expected =
+            "  FABRICAST_NAME  a setting; \"fabricast config\" lists all with their names\n";
+        assert!(help("--help").ends_with(expected), "{}", help("--help"));
     }
 
     #[test]

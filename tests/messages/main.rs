@@ -37,8 +37,14 @@ fn with_json_each_failure_is_one_line() {
         assert_eq!(line["exit_code"], code, "{arguments:?}: {line}");
         let error = line["error"].as_str().unwrap();
         let flat = ended.error.split_whitespace().collect::<Vec<_>>().join(" ");
-        assert!(!error.is_empty() && flat.contains(error), "{arguments:?}: {line} {flat}");
+        // Of the command line, the text has parts in paragraphs of their own.
+        let has_all = error.split("; ").all(|part| flat.contains(part));
+        assert!(!error.is_empty() && has_all, "{arguments:?}: {line} {flat}");
     }
+    let ended = ground.run(&["pub", "t", "--dephth", "3", "--json"]);
+    let line: serde_json::Value = serde_json::from_str(&ended.output).unwrap();
+    let error = "unexpected argument '--dephth' found; tip: a similar argument exists: '--depth'";
+    assert_eq!(line["error"], error);
     // What was done all the same stands in the line, too.
     let ended = ground.run(&["sub", "t", "--largest", "1K", "--timeout", "0.1", "--json"]);
     let line: serde_json::Value = serde_json::from_str(&ended.output).unwrap();

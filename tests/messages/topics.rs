@@ -39,7 +39,7 @@ fn node_that_another_process_serves() {
     let ground = Ground::new();
     let node = ground.start(&["node"], None);
     let why = "fabricast: serve a node ({directory}/node) failed: already served: process {process} does, and stays. \
-               End that process first\n";
+               End that process first, or give this node a directory of its own: --directory\n";
     let words = [("process", &*node.id())];
     ground.says_with(&["node", "--log", "error"], ("", &[], &words), 10, why);
 }
@@ -103,7 +103,8 @@ fn peer_that_is_not_there() {
     let why = "fabricast: waiting for 1 subscriber of topic \"t\" (node directory: {directory}/node)\n\
                fabricast: cannot reach 127.0.0.1:9: Connection refused (os error 111); retrying\n\
                fabricast: publish in topic \"t\" failed: 0 of 1 subscriber came in time (--timeout). Start subscribers first, or \
-               wait longer\n";
+               wait longer; this node is connected to no other node: cannot reach 127.0.0.1:9: Connection refused (os error \
+               111)\n";
     let publish = ["pub", "t", "--pattern", "--wait-for", "1", "--timeout", "2"];
     // Without the warning of what --insecure means, which has the time in it.
     let quiet = ("", &[("FABRICAST_LOG", "error")][..], &[][..]);
@@ -113,9 +114,38 @@ fn peer_that_is_not_there() {
                (node directory: {directory}/node)\n\
                fabricast: cannot reach 127.0.0.1:9: Connection refused (os error 111); retrying\n\
                fabricast: open topic \"t\" failed: it does not exist at this node or at one that it is connected to \
-               (node directory: {directory}/node). Start a publisher first, or create it: --largest 1MiB\n";
+               (node directory: {directory}/node). Start a publisher first, or create it: --largest 1MiB; this node is \
+               connected to no other node: cannot reach 127.0.0.1:9: Connection refused (os error 111)\n";
     let subscribe = ["sub", "t", "--timeout", "2", "--insecure", "--peers", "127.0.0.1:9"];
-    Ground::new().says_with(&subscribe, quiet, 4, why);
+    let ground = Ground::new();
+    ground.says_with(&subscribe, quiet, 4, why);
+    let ended = ground.run_with(&[&subscribe[..], &["--json"]].concat(), "", quiet.1);
+    let line: serde_json::Value = serde_json::from_str(&ended.output).unwrap();
+    let error = line["error"].as_str().unwrap();
+    assert!(ended.error.ends_with(&format!("fabricast: {error}\n")), "{line} {}", ended.error);
+}
+
+#[test]
+fn node_that_no_other_node_connects_to() {
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = free.local_addr().unwrap().to_string();
+    drop(free);
+    let environment = [("FABRICAST_LOG", "error")];
+    let words = [("address", &*address)];
+    let quiet = ("", &environment[..], &words[..]);
+    let ground = Ground::new();
+    let listen = ["--insecure", "--listen", &address, "--timeout", "0.5"];
+    let why = "fabricast: waiting for 1 subscriber of topic \"t\" (node directory: {directory}/node)\n\
+               fabricast: publish in topic \"t\" failed: 0 of 1 subscriber came in time (--timeout). Start subscribers first, or \
+               wait longer; no node has connected to {address}\n";
+    let publish = [&["pub", "t", "--pattern", "--wait-for", "1"][..], &listen].concat();
+    ground.says_with(&publish, quiet, 4, why);
+    let why = "fabricast: waiting for topic \"t\": it does not exist yet at this node or at one that it is connected to \
+               (node directory: {directory}/node)\n\
+               fabricast: open topic \"t\" failed: it does not exist at this node or at one that it is connected to \
+               (node directory: {directory}/node). Start a publisher first, or create it: --largest 1MiB; no node has \
+               connected to {address}\n";
+    ground.says_with(&[&["sub", "t"][..], &listen].concat(), quiet, 4, why);
 }
 
 #[test]
@@ -130,13 +160,25 @@ fn more_than_the_budget() {
 #[test]
 fn message_that_is_too_long() {
     let ground = Ground::new();
-    let why = "fabricast: borrow memory (t) failed: too long: 2048 bytes; the topic's largest message has 1024. Publish shorter messages, or make a topic \
-               with a larger --largest: it is fixed while the topic is used\n";
+    let why = "fabricast: a message of the pattern has 2048 bytes, and topic \"t\" takes 1024 at most (option --largest). Publish \
+               it with --largest 4K, under another name if other processes use the topic\n";
     let arguments = ["pub", "t", "--pattern", "--count", "1", "--size", "2K", "--largest", "1K"];
     ground.says(&arguments, 7, why);
-    let why = "fabricast: publish a message failed: it has more than 4 bytes, the longest that the topic takes: that is fixed \
-               when it is made. Make a topic with a larger --largest\n";
+    let why = "fabricast: the input has more than 4 bytes, and topic \"t\" takes 4 at most (option --largest). Publish it with a \
+               larger --largest, under another name if other processes use the topic\n";
     ground.says_with(&["pub", "t", "--largest", "4"], ("some input", &[], &[]), 7, why);
+    let _sub = ground.start(&["sub", "big", "--check", "--largest", "4K"], Some("big"));
+    for (name, length, size) in [("big.bin", 10_000, "12K"), ("huge.bin", 3 << 20, "3M")] {
+        let file = ground.write(name, &"x".repeat(length));
+        let why = format!(
+            "fabricast: {{directory}}/{name} has {length} bytes, and topic \"big\" takes 4096 at most. Publish it under \
+             another name with --largest {size}, or end the processes that use the topic first\n"
+        );
+        ground.says(&["pub", "big", "--file", file.to_str().unwrap()], 7, &why);
+    }
+    let why = "fabricast: a line of the input has more than 4096 bytes, and topic \"big\" takes 4096 at most. Publish it under \
+               another name with a larger --largest, or end the processes that use the topic first\n";
+    ground.says_with(&["pub", "big", "--lines"], (&"x".repeat(5000), &[], &[]), 7, why);
 }
 
 #[test]
@@ -176,4 +218,42 @@ fn port_that_another_node_has() {
          port, or end the process that listens there"
     );
     assert_eq!(flat, expected);
+}
+
+#[test]
+fn address_to_listen_at_of_another_machine() {
+    let ground = Ground::new();
+    // For documentation, and therefore of no machine.
+    let address = "192.0.2.9:7700";
+    let _node = ground.start(&["node", "--insecure", "--listen", address], None);
+    let ended = ground.run(&["paths", "--topics"]);
+    let flat = ended.output.split_whitespace().collect::<Vec<_>>().join(" ");
+    let expected = "no topics no messages go between this node and others: listen for other nodes (192.0.2.9:7700) failed: \
+                    cannot listen there: Cannot assign requested address (os error 99); it is tried again and again. \
+                    192.0.2.9 is not an address of this machine. --listen takes one of: 127.0.0.1";
+    assert!(flat.starts_with(expected), "{flat}");
+}
+
+/// In a mount namespace of its own, where this user may make one.
+#[test]
+fn directory_on_a_file_system_that_is_read_only() {
+    let ground = Ground::new();
+    let place = ground.path("ro");
+    std::fs::create_dir(&place).unwrap();
+    let script =
+        "mount -t tmpfs -o ro none \"$1\" || exit 77; exec \"$0\" pub t --directory \"$1/node\"";
+    let mut unshare = std::process::Command::new("unshare");
+    unshare.args(["-rm", "sh", "-c", script, env!("CARGO_BIN_EXE_fabricast")]).arg(&place);
+    let Ok(ended) = unshare.stdin(std::process::Stdio::null()).output() else { return };
+    let said = String::from_utf8_lossy(&ended.stderr);
+    if ended.status.code() == Some(77) || said.starts_with("unshare:") {
+        eprintln!("not tested: {said}");
+        return;
+    }
+    let why = format!(
+        "fabricast: join a node ({0}/node) failed: Read-only file system (os error 30). Choose a directory that this user \
+         can write in: --directory\n",
+        place.display()
+    );
+    assert_eq!((ended.status.code(), &*said), (Some(9), &*why));
 }

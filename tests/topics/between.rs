@@ -425,3 +425,37 @@ fn peers_that_are_not_reached_are_told_soon() {
     std::thread::sleep(std::time::Duration::from_secs(1));
     assert_eq!(node.error().matches(&lines[0]).count(), 1, "{}", node.error());
 }
+
+#[test]
+fn sub_says_that_another_node_is_gone_and_back() {
+    let houses = [House::open(), House::open()];
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = free.local_addr().unwrap().to_string();
+    drop(free);
+    let quiet = [("FABRICAST_LOG", "error")];
+    let subscribe = ["sub", "t", "--largest", "1M", "--json", "--insecure", "--peers", &address];
+    let mut sub = houses[1].start_with(&subscribe, "", &quiet);
+    let name = format!("node \"left\" ({address})");
+    let arguments = ["node", "--insecure", "--listen", &address, "--node-name", "left"];
+    let place = houses[1].node().display().to_string();
+    // In this order or the other one.
+    let first = [
+        format!("fabricast: cannot reach {address}: Connection refused (os error 111); retrying\n"),
+        format!("fabricast: waiting for messages of topic \"t\" (node directory: {place})\n"),
+    ];
+    first.iter().for_each(|line| sub.wait_for(line));
+    let mut said = sub.error();
+    assert_eq!(said.len(), first.concat().len(), "{said}");
+    for _ in 0..2 {
+        let mut node = houses[0].start(&arguments);
+        said += &format!("fabricast: {name} is connected\n");
+        sub.wait_for(&said);
+        node.signal(Signal::SIGTERM);
+        node.end();
+        said += &format!("fabricast: {name} is gone: it left; retrying\n");
+        sub.wait_for(&said);
+    }
+    sub.signal(Signal::SIGINT);
+    sub.succeed();
+    assert_eq!(sub.error(), said);
+}

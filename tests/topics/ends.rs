@@ -451,3 +451,47 @@ fn one_that_was_told_not_to_care_for_it_does_not() {
     let status = std::process::Command::new("sh").args(["-c", &script]).status().unwrap();
     assert!(status.success(), "{status:?}");
 }
+
+#[test]
+fn killed_publisher_is_named_by_its_process() {
+    let house = House::open();
+    let mut sub = house.start(&["sub", "cam", "--check", "--largest", "1M"]);
+    house.wait_until("a subscriber", |report| topic(report, "cam").is_some());
+    let publish = ["pub", "cam", "--pattern", "--size", "1K", "--rate", "20"];
+    let mut publisher = house.start(&publish);
+    // The subscriber asks the node for the process soon after the first message.
+    std::thread::sleep(Duration::from_secs(4));
+    publisher.kill();
+    let lost = format!(
+        "fabricast: topic \"cam\": a publisher ended without leaving (process {} \"fabricast pub\"); its last messages may \
+         be missing\n",
+        publisher.id()
+    );
+    sub.wait_for("may be missing\n");
+    sub.signal(Signal::SIGINT);
+    sub.end();
+    let said = sub.error();
+    assert!(said.ends_with(&lost), "{said}");
+    assert!(!said.contains("WARN"), "{said}");
+}
+
+#[test]
+fn publisher_says_each_time_that_the_last_subscriber_has_gone() {
+    let house = House::open();
+    let publish = ["pub", "cam", "--pattern", "--size", "1K", "--rate", "100", "--wait-for", "1"];
+    let mut publisher = house.start(&publish);
+    let gone = "fabricast: topic \"cam\": the last subscriber has gone; messages are published to no subscriber\n";
+    let place = house.node().display().to_string();
+    let mut said =
+        format!("fabricast: waiting for 1 subscriber of topic \"cam\" (node directory: {place})\n");
+    publisher.wait_for(&said);
+    for _ in 0..2 {
+        house.succeed(&["sub", "cam", "--check", "--count", "5"]);
+        said += gone;
+        publisher.wait_for(&said);
+    }
+    publisher.signal(Signal::SIGINT);
+    publisher.end();
+    assert!(publisher.error().starts_with(&said), "{}", publisher.error());
+    assert_eq!(publisher.error().matches(gone).count(), 2, "{}", publisher.error());
+}

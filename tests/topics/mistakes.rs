@@ -75,14 +75,20 @@ fn a_message_that_is_too_long_is_refused() {
     wrong(&house, &["pub", "t", "--largest", "4"], 7, "more than 4 bytes");
     wrong(&house, &["pub", "t", "--largest", "4", "--lines"], 7, "more than 4 bytes");
     let pattern = ["pub", "t", "--pattern", "--count", "1"];
-    wrong(&house, &[&pattern[..], &["--size", "2K", "--largest", "1K"]].concat(), 7, "too long");
+    wrong(
+        &house,
+        &[&pattern[..], &["--size", "2K", "--largest", "1K"]].concat(),
+        7,
+        "has 2048 bytes",
+    );
     // The topic that is there counts, not what it could have been.
     let sub = house.start(&["sub", "small", "--check", "--largest", "1K"]);
     house.wait_until("the topic", |report| topic(report, "small").is_some());
     let file = house.write("file", [0; 1025]);
     wrong(&house, &["pub", "small", "--file", &file], 7, "1024");
     // That cannot be changed by saying it again.
-    let why = "the longest that the topic takes: that is fixed when it is made";
+    let why =
+        "takes 1024 at most. Publish it under another name with a larger --largest, or end the";
     let (code, said) = house.run_with(&["pub", "small"], &"x".repeat(1025), &[]);
     assert!(code == Some(7) && said.contains(why), "{said}");
     let (code, said) = house.run_with(&["pub", "small"], &"x".repeat(1025), &[]);

@@ -93,9 +93,10 @@ fn status_of(rows: &[Row], serves: bool) -> Option<String> {
     }
     // The log says why.
     let remedy = rows.iter().find_map(|row| match row {
-        Row::NotCarried { kind, .. } => Some(remedy_of(*kind)),
+        Row::NotCarried { kind, why } => remedy_of(*kind, why),
         _ => None,
     });
+    let remedy = remedy.map(|remedy| format!(". {remedy}"));
     let listens = listens.as_ref().map_or_else(
         || format!("it does not listen for other nodes{}", remedy.unwrap_or_default()),
         |address| format!("other nodes reach it at {address}"),
@@ -198,9 +199,18 @@ mod tests {
         let said = "serves node ab as its service number 2; other nodes reach it at 10.0.0.1:1";
         assert_eq!(status(Some("10.0.0.1:1"), true), said);
         assert!(status(None, true).ends_with("it does not listen for other nodes"));
-        let (kind, why) = (pubsub::ErrorKind::CannotListen, "in use".to_owned());
+        let (kind, why) =
+            (pubsub::ErrorKind::CannotListen, "Address already in use (os error 98)".to_owned());
         let rows = [node(None), Row::NotCarried { kind, why }];
         let said = "it does not listen for other nodes. --listen says where: choose";
         assert!(status_of(&rows, true).unwrap().contains(said));
+        let why = "listen for other nodes (192.0.2.9:7700) failed: cannot listen there: Cannot assign requested address \
+                   (os error 99)"
+            .to_owned();
+        let rows = [node(None), Row::NotCarried { kind, why }];
+        let said = "it does not listen for other nodes. 192.0.2.9 is not an address of this machine. --listen takes one \
+                    of: 127.0.0.1";
+        let status = status_of(&rows, true).unwrap();
+        assert!(status.contains(said) && !status.contains("end the process"), "{status}");
     }
 }

@@ -14,6 +14,7 @@ use nix::poll::PollFlags;
 use pubsub::Loan;
 
 use crate::cli::exit::{Exit, Failure};
+use crate::cli::membership::rounded;
 use crate::cli::pattern::Content;
 use crate::cli::signals::{Signals, interrupted};
 use crate::cli::{size, text};
@@ -44,6 +45,15 @@ impl Message {
             Self::Bytes(bytes) => bytes.len() as u64,
             Self::File { length, .. } => *length,
             Self::Pattern(content) => content.length,
+        }
+    }
+
+    /// Where it comes from.
+    pub(super) fn name(&self) -> String {
+        match self {
+            Self::Bytes(_) => INPUT.to_owned(),
+            Self::File { path, .. } => path.display().to_string(),
+            Self::Pattern(_) => "a message of the pattern".to_owned(),
         }
     }
 
@@ -85,6 +95,61 @@ impl Message {
     }
 }
 
+/// How long messages of a topic may be.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Limit<'a> {
+    pub(super) topic: &'a str,
+    /// None if there is no topic yet, and no setting says it.
+    pub(super) largest: Option<u64>,
+    /// The setting that says it, if one does.
+    pub(super) origin: Option<&'a str>,
+}
+
+impl Limit<'_> {
+    /// The longest message that is put together here.
+    fn most(&self) -> u64 {
+        self.largest.unwrap_or(LONGEST)
+    }
+
+    /// Refuses a message of this length.
+    pub(super) fn check(&self, name: impl Display, length: u64) -> Result<(), Failure> {
+        if length <= self.most() { Ok(()) } else { Err(self.too_long(name, Some(length))) }
+    }
+
+    /// A message is longer, by its length where that is known.
+    fn too_long(&self, name: impl Display, length: Option<u64>) -> Failure {
+        let most = self.most();
+        let name = text::visible(&name.to_string());
+        let has = match length {
+            Some(length) => text::counted(length, "byte"),
+            None => format!("more than {}", text::counted(most, "byte")),
+        };
+        let largest = match length {
+            Some(length) => {
+                let size = size::print(rounded(length));
+                format!("--largest {}", size.strip_suffix("iB").unwrap_or(&size))
+            }
+            None => "a larger --largest".to_owned(),
+        };
+        let topic = self.topic.escape_debug();
+        let why = match (self.largest, self.origin) {
+            (None, _) => format!(
+                "{name} has {has}, and {most} are read at most where --largest is not given. Make topic \"{topic}\" with \
+                 {largest}"
+            ),
+            (Some(_), Some(origin)) => format!(
+                "{name} has {has}, and topic \"{topic}\" takes {most} at most ({origin}). Publish it with {largest}, under \
+                 another name if other processes use the topic"
+            ),
+            (Some(_), None) => format!(
+                "{name} has {has}, and topic \"{topic}\" takes {most} at most. Publish it under another name with {largest}, \
+                 or end the processes that use the topic first"
+            ),
+        };
+        Failure::new(Exit::TooMuch, why)
+    }
+}
+
 fn say_at_a_terminal(what: &str) {
     if io::stdin().is_terminal() {
         text::complain(&format!("fabricast: {what}"));
@@ -114,12 +179,12 @@ pub(super) enum Input<'a> {
 
 impl<'a> Input<'a> {
     /// All of standard input, read to its end.
-    pub(super) fn whole(longest: Option<u64>, signals: &Signals) -> Result<Self, Failure> {
+    pub(super) fn whole(limit: Limit<'_>, signals: &Signals) -> Result<Self, Failure> {
         say_at_a_terminal(
             "reading one message from the terminal; end it with Ctrl-D (with --lines, each line is a message)",
         );
         let source = Source { descriptor: io::stdin(), signals };
-        Ok(Self::Whole(Some(whole(source, INPUT, longest)?)))
+        Ok(Self::Whole(Some(whole(source, INPUT, limit)?)))
     }
 
     /// Each of its lines.
@@ -148,16 +213,16 @@ impl<'a> Input<'a> {
         }
     }
 
-    /// The next message; of those that are put together here, at most `longest` bytes.
+    /// The next message, unless it is known to be too long.
     pub(super) fn next(
         &mut self,
-        longest: Option<u64>,
+        limit: Limit<'_>,
         signals: &Signals,
     ) -> Result<Option<Message>, Failure> {
         match self {
             Self::Whole(bytes) => Ok(bytes.take().map(Message::Bytes)),
-            Self::Lines(lines) => Ok(line(lines, longest)?.map(Message::Bytes)),
-            Self::Files(paths) => paths.next().map(|path| open(path, longest, signals)).transpose(),
+            Self::Lines(lines) => Ok(line(lines, limit)?.map(Message::Bytes)),
+            Self::Files(paths) => paths.next().map(|path| open(path, limit, signals)).transpose(),
             Self::Pattern { left: Some(0), .. } => Ok(None),
             Self::Pattern { next, left } => {
                 let content = *next;
@@ -173,17 +238,20 @@ impl<'a> Input<'a> {
 
 /// A long file is read where it is needed. A short one is read to its end at once, as pipes
 /// are: files that the system makes up have a length that says nothing.
-fn open(path: PathBuf, longest: Option<u64>, signals: &Signals) -> Result<Message, Failure> {
+fn open(path: PathBuf, limit: Limit<'_>, signals: &Signals) -> Result<Message, Failure> {
     // Nobody may ever write to a pipe: that is waited for together with signals.
     let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
     let opened = OpenOptions::new().read(true).custom_flags(flags).open(&path);
     let opened = opened.and_then(|file| Ok((file.metadata()?, file)));
     let (found, file) = opened.map_err(|error| failed(path.display(), &error))?;
+    if found.is_file() && limit.largest.is_some() {
+        limit.check(path.display(), found.len())?;
+    }
     if found.is_file() && found.len() > CHUNK as u64 {
         return Ok(Message::File { path, file, length: found.len() });
     }
     let source = Source { descriptor: file, signals };
-    whole(source, path.display(), longest).map(Message::Bytes)
+    whole(source, path.display(), limit).map(Message::Bytes)
 }
 
 /// Where bytes come from, to a process that hears of signals meanwhile.
@@ -212,67 +280,55 @@ impl<F: AsFd> Read for Source<'_, F> {
     }
 }
 
-/// Refuses what is longer than the topic's messages may be; if there is no topic yet, and nobody says
-/// how long they may be, more than is put together here.
-fn check(bytes: &[u8], longest: Option<u64>) -> Result<(), Failure> {
-    if bytes.len() as u64 <= longest.unwrap_or(LONGEST) {
-        return Ok(());
-    }
-    let why = match longest {
-        Some(longest) => format!(
-            "publish a message failed: it has more than {}, the longest that the topic takes: that is fixed when \
-             it is made. Make a topic with a larger --largest",
-            text::counted(longest, "byte")
-        ),
-        None => {
-            let longest = size::print(LONGEST);
-            format!(
-                "publish a message failed: it has more than {longest}, the longest that is put together here. Make a \
-                 topic with a larger --largest"
-            )
-        }
-    };
-    Err(Failure::new(Exit::TooMuch, why))
-}
-
 /// All of it, up to its end.
-fn whole(from: impl Read, name: impl Display, longest: Option<u64>) -> Result<Vec<u8>, Failure> {
+fn whole(from: impl Read, name: impl Display, limit: Limit<'_>) -> Result<Vec<u8>, Failure> {
     let mut bytes = Vec::new();
-    let most = longest.unwrap_or(LONGEST).saturating_add(1);
-    from.take(most).read_to_end(&mut bytes).map_err(|error| failed(name, &error))?;
-    check(&bytes, longest)?;
-    Ok(bytes)
+    let most = limit.most();
+    let read = from.take(most.saturating_add(1)).read_to_end(&mut bytes);
+    read.map_err(|error| failed(&name, &error))?;
+    match bytes.len() as u64 > most {
+        true => Err(limit.too_long(name, None)),
+        false => Ok(bytes),
+    }
 }
 
 /// The next line, without what ends it.
-fn line(from: &mut impl BufRead, longest: Option<u64>) -> Result<Option<Vec<u8>>, Failure> {
+fn line(from: &mut impl BufRead, limit: Limit<'_>) -> Result<Option<Vec<u8>>, Failure> {
     let mut line = Vec::new();
     // With what ends it, and one that shows that it is too long.
-    let most = longest.unwrap_or(LONGEST).saturating_add(2);
-    from.take(most).read_until(b'\n', &mut line).map_err(|error| failed(INPUT, &error))?;
+    let most = limit.most();
+    from.take(most.saturating_add(2))
+        .read_until(b'\n', &mut line)
+        .map_err(|error| failed(INPUT, &error))?;
     if line.is_empty() {
         return Ok(None);
     }
     line.pop_if(|last| *last == b'\n');
-    check(&line, longest)?;
-    Ok(Some(line))
+    match line.len() as u64 > most {
+        true => Err(limit.too_long("a line of the input", None)),
+        false => Ok(Some(line)),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn limit(largest: Option<u64>) -> Limit<'static> {
+        Limit { topic: "t", largest, origin: None }
+    }
+
     fn lines_of(parts: &[&str]) -> Vec<String> {
         // Each comes by itself, as from a pipe.
         let none: Box<dyn BufRead> = Box::new(io::empty());
         let mut all = parts.iter().fold(none, |all, part| Box::new(all.chain(part.as_bytes())));
-        let lines = std::iter::from_fn(|| line(&mut all, None).unwrap());
+        let lines = std::iter::from_fn(|| line(&mut all, limit(None)).unwrap());
         lines.map(|line| String::from_utf8(line).unwrap()).collect()
     }
 
     #[test]
     fn lines_that_are_too_long_are_refused() {
-        let fits = |text: &str, longest| line(&mut text.as_bytes(), Some(longest)).is_ok();
+        let fits = |text: &str, longest| line(&mut text.as_bytes(), limit(Some(longest))).is_ok();
         assert!(fits("abc", 3) && fits("abc\n", 3) && fits("abc\nabcdef", 3));
         assert!(!fits("abcd", 3) && !fits("abcd\n", 3) && !fits("abcdefghi", 3));
     }
@@ -292,12 +348,12 @@ mod tests {
         let mut input = Input::Pattern { next, left: Some(2) };
         assert_eq!(input.largest(), Some(64));
         for number in 0..2 {
-            let Some(Message::Pattern(content)) = input.next(None, &signals).unwrap() else {
+            let Some(Message::Pattern(content)) = input.next(limit(None), &signals).unwrap() else {
                 panic!("a pattern gives patterns")
             };
             assert_eq!(content, Content { number, ..next });
         }
-        assert!(input.next(None, &signals).unwrap().is_none());
+        assert!(input.next(limit(None), &signals).unwrap().is_none());
     }
 
     #[test]
@@ -306,12 +362,12 @@ mod tests {
         let path = PathBuf::from("/proc/self/stat");
         assert_eq!(path.metadata().unwrap().len(), 0);
         let mut input = Input::Files(vec![path.clone(), path].into_iter());
-        let Some(Message::Bytes(bytes)) = input.next(None, &signals).unwrap() else {
+        let Some(Message::Bytes(bytes)) = input.next(limit(None), &signals).unwrap() else {
             panic!("short files are read at once")
         };
         let number = format!("{} ", std::process::id());
         assert!(bytes.starts_with(number.as_bytes()), "{bytes:?}");
-        let failure = input.next(Some(8), &signals).unwrap_err();
+        let failure = input.next(limit(Some(8)), &signals).unwrap_err();
         assert_eq!(failure.exit(), Exit::TooMuch);
     }
 
@@ -324,10 +380,12 @@ mod tests {
         let paths = vec![path.clone(), "/dev/null".into(), "/nowhere/at/all".into()];
         let mut input = Input::Files(paths.into_iter());
         assert_eq!(input.largest(), Some(length));
-        let first = input.next(None, &signals).unwrap().unwrap();
+        let first = input.next(limit(None), &signals).unwrap().unwrap();
         assert!(matches!(first, Message::File { .. }) && first.length() == length, "{first:?}");
-        assert_eq!(input.next(None, &signals).unwrap().unwrap().length(), 0);
-        assert!(input.next(None, &signals).unwrap_err().to_string().contains("/nowhere/at/all"));
+        assert_eq!(input.next(limit(None), &signals).unwrap().unwrap().length(), 0);
+        assert!(
+            input.next(limit(None), &signals).unwrap_err().to_string().contains("/nowhere/at/all")
+        );
         std::fs::remove_file(path).unwrap();
     }
 }

@@ -9,11 +9,12 @@ use std::time::{Duration, Instant};
 use pubsub::{Attempt, ErrorKind, Node, Publisher, Reliability, Sent};
 use serde_json::{Value, json};
 
-use self::input::{Input, Message};
+use self::input::{Input, Limit, Message};
 use self::room::{Notice, Wait};
 use super::exit::{Exit, Failure, report_as_json};
+use super::hints::{self, NodeHints, Phase};
 use super::histogram::Histogram;
-use super::membership::{self, Suspicion, Wanted, place, with_remedy};
+use super::membership::{self, Wanted, place, with_remedy};
 use super::paths::{given_up, in_brackets};
 use super::pattern::{self, Content};
 use super::progress::{Progress, so_far};
@@ -75,6 +76,9 @@ pub(crate) struct Arguments {
     settings: Options<ALL>,
 }
 
+/// Between two looks at other nodes, while there is nothing to publish.
+const LOOK: Duration = Duration::from_secs(1);
+
 fn rate(text: &str) -> Result<f64, String> {
     match text.parse() {
         Ok(rate) if (1e-6..=1e9).contains(&rate) => Ok(rate),
@@ -119,7 +123,9 @@ fn publish(
         Some(topic) => Some(topic.settings()?.largest),
         None => settings.largest.is_given().then_some(settings.largest.value.0),
     };
-    let input = input(arguments, longest, signals)?;
+    let origin = settings.largest.origin.as_deref();
+    let limit = Limit { topic: name, largest: longest, origin };
+    let input = input(arguments, limit, signals)?;
     let topic = match found {
         Some(topic) => topic,
         None => wanted.open_to_publish(input.largest())?,
@@ -131,11 +137,12 @@ fn publish(
         arguments,
         signals,
         publisher,
-        largest: like.largest,
+        limit: Limit { largest: Some(like.largest), ..limit },
         is_reliable: like.reliability == Reliability::Reliable,
         tally,
         progress: Progress::start(),
-        suspicion: Suspicion::begin(),
+        hints: NodeHints::begin(),
+        readers: Readers::default(),
         node: &node,
         notice: Notice::default(),
     };
@@ -145,7 +152,7 @@ fn publish(
 
 fn input<'a>(
     arguments: &Arguments,
-    longest: Option<u64>,
+    limit: Limit<'_>,
     signals: &'a Signals,
 ) -> Result<Input<'a>, Failure> {
     if arguments.pattern {
@@ -158,7 +165,7 @@ fn input<'a>(
     if arguments.lines {
         return Ok(Input::lines(signals));
     }
-    Input::whole(longest, signals)
+    Input::whole(limit, signals)
 }
 
 /// A number that no other run has.
@@ -198,11 +205,12 @@ struct Work<'a> {
     signals: &'a Signals,
     publisher: Publisher,
     /// The longest message that the topic takes.
-    largest: u64,
+    limit: Limit<'a>,
     is_reliable: bool,
     tally: &'a mut Tally,
     progress: Progress,
-    suspicion: Suspicion,
+    hints: NodeHints,
+    readers: Readers,
     node: &'a Node,
     /// What was told of waits for room.
     notice: Notice,
@@ -224,7 +232,7 @@ impl Work<'_> {
         let mut rows = Vec::new();
         let is_in_vain = done.is_ok() && tally.unwanted > 0;
         if tally.missed_by_nodes > 0 || is_in_vain {
-            rows = self.suspicion.conclude(self.node, &self.arguments.topic);
+            rows = self.hints.conclude(self.node, &self.arguments.topic).to_vec();
         }
         if tally.missed_by_nodes == 0 {
             return done;
@@ -245,16 +253,16 @@ impl Work<'_> {
         let wanted = self.arguments.wait_for;
         let deadline = Deadline::after(self.arguments.timeout);
         let mut is_said = false;
-        self.suspicion = Suspicion::begin();
         loop {
             let found = self.publisher.subscribers();
             if found >= wanted {
                 return Ok(());
             }
             if deadline.is_over() {
+                let cause = self.hints.cause(self.node, &self.arguments.topic);
                 let why = format!(
                     "publish in topic \"{}\" failed: {found} of {} came in time (--timeout). Start subscribers \
-                     first, or wait longer",
+                     first, or wait longer{cause}",
                     self.arguments.topic.escape_debug(),
                     text::counted(wanted.into(), "subscriber")
                 );
@@ -268,7 +276,7 @@ impl Work<'_> {
                     "fabricast: waiting for {awaited} of topic \"{topic}\" {place}"
                 ));
             }
-            self.suspicion.look(self.node, &self.arguments.topic);
+            hints::say(&self.hints.look(self.node, &self.arguments.topic, Phase::Waiting));
             self.signals.pause(deadline.slice().min(SLICE / 5))?;
         }
     }
@@ -282,10 +290,13 @@ impl Work<'_> {
         let mut told: Option<Instant> = None;
         loop {
             self.keep_to_the_rate(&mut since)?;
-            let Some(message) = input.next(Some(self.largest), self.signals)? else {
+            let Some(message) = input.next(self.limit, self.signals)? else {
                 return Ok(());
             };
             let length = message.length();
+            if self.limit.largest.is_some_and(|largest| length > largest) {
+                self.limit.check(message.name(), length)?;
+            }
             let sent = self.publish(message, &mut buffer)?;
             let tally = &mut *self.tally;
             tally.messages += 1;
@@ -294,6 +305,13 @@ impl Work<'_> {
             tally.dropped += u64::from(sent.is_dropped);
             tally.unwanted += u64::from(sent.position.is_none() && !sent.is_dropped);
             tally.time = began.elapsed();
+            if self.readers.have_gone(&sent) {
+                let topic = self.arguments.topic.escape_debug();
+                self.complain(&[format!(
+                    "topic \"{topic}\": the last subscriber has gone; messages are published to no subscriber"
+                )]);
+            }
+            self.look_at_other_nodes();
             self.say("");
             if let Some(pause) = self.arguments.every
                 && told.is_none_or(|told| told.elapsed() >= pause)
@@ -308,8 +326,20 @@ impl Work<'_> {
         self.progress.say(self.tally.messages, self.tally.bytes, what);
     }
 
+    fn complain(&mut self, lines: &[String]) {
+        if !lines.is_empty() {
+            self.progress.clear();
+            hints::say(lines);
+        }
+    }
+
+    fn look_at_other_nodes(&mut self) {
+        let lines = self.hints.look(self.node, &self.arguments.topic, Phase::Flowing);
+        self.complain(&lines);
+    }
+
     /// Waits until it is time for the next message.
-    fn keep_to_the_rate(&self, since: &mut Instant) -> Result<(), Failure> {
+    fn keep_to_the_rate(&mut self, since: &mut Instant) -> Result<(), Failure> {
         self.signals.go_on()?;
         let Some(rate) = self.arguments.rate else { return Ok(()) };
         let at = Duration::try_from_secs_f64(self.tally.messages as f64 / rate);
@@ -322,7 +352,8 @@ impl Work<'_> {
             if left.is_zero() {
                 return Ok(());
             }
-            self.signals.pause(left.min(Duration::from_secs(60)))?;
+            self.look_at_other_nodes();
+            self.signals.pause(left.min(LOOK))?;
         }
     }
 
@@ -387,6 +418,7 @@ impl Work<'_> {
         wait: (Wait, Instant),
     ) -> Result<(), Failure> {
         self.say("; waiting for room");
+        self.look_at_other_nodes();
         if let Some(told) = self.notice.look(self.node, &self.arguments.topic, wait) {
             self.progress.clear();
             text::complain(&format!("fabricast: {told}"));
@@ -424,6 +456,23 @@ impl Work<'_> {
         }
         self.tally.is_released = self.is_reliable;
         Ok(())
+    }
+}
+
+/// Whether there were subscribers of the messages published so far.
+#[derive(Debug, Default)]
+struct Readers {
+    are_there: bool,
+}
+
+impl Readers {
+    /// Was this the first message to no subscriber, after one that had some?
+    fn have_gone(&mut self, sent: &Sent) -> bool {
+        if sent.is_dropped {
+            return false;
+        }
+        let are_there = sent.position.is_some();
+        std::mem::replace(&mut self.are_there, are_there) && !are_there
     }
 }
 

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use pubsub::{Node, Row, ServiceProcess};
 
-use crate::cli::membership::{ask_for_report, place};
+use crate::cli::hints::ask_for_report;
+use crate::cli::membership::place;
 use crate::cli::text;
 
 /// How long a wait takes before it is told of.

@@ -12,7 +12,10 @@ use super::{FILE_VARIABLE, Said, Settings, TABLE, environment};
 use crate::cli::exit::{Exit, Failure};
 use crate::cli::text;
 
-const HEADING: &str = "Settings (also by file and environment; docs/operating.md)";
+const HEADING: &str = "Settings (also in a file, or in the environment)";
+const ENVIRONMENT: &str = "\
+Environment:
+  Each setting can be set as FABRICAST_NAME, too: \"fabricast config\" lists them with their names";
 const FILE: &str = "config";
 
 /// Which settings a command takes: all, those of a process that is at a node, or where that is and
@@ -85,6 +88,7 @@ impl<const SCOPE: u8> Args for Options<SCOPE> {
                 false => option,
             }
         });
+        let command = command.after_help(ENVIRONMENT);
         command.args([file].into_iter().chain(options).map(|option| option.help_heading(HEADING)))
     }
 

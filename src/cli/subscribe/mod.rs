@@ -5,13 +5,13 @@ mod sink;
 use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime};
 
-use pubsub::NodeIdentity;
-use pubsub::{ErrorKind, Event, Node, Reliability, Sample, Subscriber, Way};
+use pubsub::{ErrorKind, Event, Node, PublisherId, Reliability, Sample, Subscriber, Way};
 use serde_json::{Value, json};
 
 use self::sink::Sink;
 use super::exit::{Exit, Failure, report_as_json};
-use super::membership::{self, Suspicion, Wanted, place, with_remedy};
+use super::hints::{self, NodeHints, Phase};
+use super::membership::{self, Wanted, place, with_remedy};
 use super::pattern::{Checker, Fault};
 use super::progress::{Progress, so_far};
 use super::service::AwaitedService;
@@ -43,7 +43,7 @@ pub(crate) struct Arguments {
     /// Check that every message is one of `fabricast pub --pattern`, whole, and the next one
     #[arg(long)]
     check: bool,
-    /// Tell how many came in which time, and how long each stage of their way took (docs/operating.md, Stages)
+    /// Tell how many came in which time, and how long each stage of their way took
     #[arg(long)]
     stats: bool,
     /// End after so many messages [default: with Ctrl-C]
@@ -130,7 +130,8 @@ fn read(
     outcome.node = Some(node.identity());
     let (service, name) = (&service, &*arguments.topic);
     let wanted = Wanted { node: &node, name, settings, service, signals };
-    let topic = wanted.open_to_read(arguments.timeout)?;
+    let mut node_hints = NodeHints::begin();
+    let topic = wanted.open_to_read(arguments.timeout, &mut node_hints)?;
     let like = topic.settings()?;
     let subscriber = topic.subscriber().map_err(with_remedy)?;
     outcome.has_begun = true;
@@ -146,6 +147,8 @@ fn read(
         buffer: Vec::new(),
         began: Instant::now(),
         says_where: false,
+        node_hints,
+        publisher: None,
     };
     let done = work.read_all(&node);
     // It may have been evicted in the middle of a message.
@@ -185,6 +188,9 @@ struct Work<'a> {
     progress: Option<Progress>,
     began: Instant,
     says_where: bool,
+    node_hints: NodeHints,
+    /// The one of this node that published the last message.
+    publisher: Option<PublisherId>,
 }
 
 /// How long no message may come before it is said where it waits.
@@ -196,7 +202,6 @@ const MOST_TOLD: u64 = 10;
 
 impl Work<'_> {
     fn read_all(&mut self, node: &Node) -> Result<(), Failure> {
-        let mut suspicion = Suspicion::begin();
         let mut deadline = Deadline::after(self.arguments.timeout);
         let wanted = self.arguments.count.unwrap_or(u64::MAX);
         let mut told: Option<Instant> = None;
@@ -225,24 +230,46 @@ impl Work<'_> {
                     }
                     if deadline.is_over() {
                         let topic = self.arguments.topic.escape_debug();
+                        let cause = self.node_hints.cause(node, &self.arguments.topic);
                         let why = format!(
-                            "read topic \"{topic}\" failed: no message came in time (--timeout)"
+                            "read topic \"{topic}\" failed: no message came in time (--timeout){cause}"
                         );
                         return Err(Failure::new(Exit::Deadline, why));
                     }
                     if self.outcome.statistics.messages == 0 {
                         self.say_where_it_waits(node);
-                        suspicion.look(node, &self.arguments.topic);
                     }
                 }
                 Err(error) => return Err(error.into()),
             }
+            let phase = match self.outcome.statistics.messages {
+                0 => Phase::Waiting,
+                _ => Phase::Flowing,
+            };
+            let lines = self.node_hints.look(node, &self.arguments.topic, phase);
+            self.say(&lines);
             if let Some(progress) = &mut self.progress {
                 let Statistics { messages, bytes, .. } = self.outcome.statistics;
                 progress.say(messages, bytes, "");
             }
         }
         Ok(())
+    }
+
+    fn say(&mut self, lines: &[String]) {
+        if let Some(progress) = self.progress.as_mut().filter(|_| !lines.is_empty()) {
+            progress.clear();
+        }
+        hints::say(lines);
+    }
+
+    /// That a publisher was killed, or its node says so.
+    fn say_that_publisher_is_lost(&mut self, place: &str, which: &str) {
+        self.outcome.publishers_lost += 1;
+        let topic = self.arguments.topic.escape_debug();
+        self.say(&[format!(
+            "topic \"{topic}\": a publisher{place} ended without leaving ({which}); its last messages may be missing"
+        )]);
     }
 
     /// Says once, if no message has come for a while, where messages would have to be published.
@@ -266,13 +293,13 @@ impl Work<'_> {
                     );
                 }
                 Event::PublisherLost { publisher } => {
-                    self.outcome.publishers_lost += 1;
-                    tracing::warn!(%publisher, "a publisher died");
+                    let which = self.node_hints.name_of_publisher(publisher);
+                    self.say_that_publisher_is_lost("", &which);
                 }
                 Event::PublisherLostElsewhere { node, publisher } => {
-                    self.outcome.publishers_lost += 1;
-                    let node = NodeIdentity(node);
-                    tracing::warn!(%publisher, %node, "a publisher at another node died");
+                    let name = self.node_hints.name_of_node(node);
+                    let place = format!(" at node \"{}\"", name.escape_debug());
+                    self.say_that_publisher_is_lost(&place, &format!("publisher {publisher}"));
                 }
                 Event::Evicted { held_for } => {
                     self.outcome.is_evicted = true;
@@ -292,6 +319,12 @@ impl Work<'_> {
         }
         if self.sink.takes() {
             self.write(sample)?;
+        }
+        // A report names its process, as long as it is there.
+        let publisher = sample.origin().is_none().then(|| sample.publisher());
+        if publisher != self.publisher {
+            self.publisher = publisher;
+            publisher.into_iter().for_each(|publisher| self.node_hints.expect(publisher));
         }
         let way = sample.way();
         if !self.outcome.ways.contains(&way) {
