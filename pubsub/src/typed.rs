@@ -11,9 +11,6 @@ use crate::text::counted;
 use crate::{Node, Publisher, Sample, Sent, Subscriber, Topic, TopicSettings, TypeName};
 
 const OPEN: &str = "open a typed topic";
-/// What precedes and follows the process in the service's refusal of other settings.
-const MADE_BY: &str = ", made by ";
-const ASKED: &str = "; asked for was ";
 const PULL: &str = "pull a value";
 /// What the place of a message is a multiple of, in bytes.
 const MOST_ALIGNED: usize = 256;
@@ -108,21 +105,15 @@ impl Node {
         let type_name = wanted.type_name.filter(|_| error.kind() == ErrorKind::SettingsDiffer)?;
         let found = self.open(name).ok()?.settings().ok()?;
         let is_all_that_differs = TopicSettings { largest: wanted.largest, ..found } == *wanted;
-        // The service names the process in the text of its refusal only.
-        let creator =
-            error.detail().split_once(MADE_BY).and_then(|(_, rest)| rest.split_once(ASKED));
-        let creator = creator.map(|(creator, _)| creator.replace(['(', ')'], ""));
-        (is_all_that_differs && found.largest != wanted.largest).then(|| {
-            other_size(name, type_name, (wanted.largest, found.largest), creator.as_deref())
-        })
+        (is_all_that_differs && found.largest != wanted.largest)
+            .then(|| other_size(name, type_name, (wanted.largest, found.largest)))
     }
 }
 
 /// Refuses a type that has another size where the topic was created.
-fn other_size(topic: &str, name: TypeName, (here, there): (u64, u64), by: Option<&str>) -> Error {
-    let by = by.map_or_else(String::new, |creator| format!(" ({creator})"));
+fn other_size(topic: &str, name: TypeName, (here, there): (u64, u64)) -> Error {
     let detail = format!(
-        "a {name} has {} here and {there} where the topic was created{by}: compile both from one \
+        "a {name} has {} here and {there} where the topic was created: compile both from one \
          definition",
         counted(here, "byte")
     );
@@ -162,7 +153,7 @@ impl Topic {
             return Err(Error::new(OPEN, ErrorKind::SettingsDiffer, detail).on(self.name()));
         }
         if largest != size && type_name.is_some() {
-            return Err(other_size(self.name(), name, (size, largest), None));
+            return Err(other_size(self.name(), name, (size, largest)));
         }
         if largest != size {
             let detail =
