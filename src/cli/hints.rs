@@ -63,6 +63,8 @@ struct Peer {
     is_connected: bool,
     /// Something was said of it that is over when it is connected.
     is_in_trouble: bool,
+    /// It was said that it is gone: why it is not reached now adds nothing.
+    is_gone: bool,
     /// The last reason that was said.
     reason: String,
     reasons: BTreeMap<String, Instant>,
@@ -281,6 +283,7 @@ fn hear_of_peers(peers: &mut Vec<Peer>, rows: &[Row], now: Instant) -> Vec<Strin
                 address: address.clone(),
                 is_connected: false,
                 is_in_trouble: false,
+                is_gone: false,
                 reason: String::new(),
                 reasons: BTreeMap::new(),
             });
@@ -303,13 +306,15 @@ fn hear_of_peers(peers: &mut Vec<Peer>, rows: &[Row], now: Instant) -> Vec<Strin
             if std::mem::take(&mut peer.is_in_trouble) {
                 lines.push(format!("{} is connected", named(&peer.label, address)));
             }
+            peer.is_gone = false;
             peer.reason.clear();
             peer.reasons.clear();
         } else if was_connected {
             let retrying = if *is_retried { "; retrying" } else { "" };
             lines.push(format!("{}{retrying}", gone(&peer.label, address, detail)));
-            peer.has_reason(detail, now);
-        } else if let Some(line) = not_reached(row)
+            (peer.is_in_trouble, peer.is_gone) = (true, true);
+        } else if !peer.is_gone
+            && let Some(line) = not_reached(row)
             && peer.reason != *detail
             && peer.has_reason(detail, now)
         {
@@ -319,7 +324,7 @@ fn hear_of_peers(peers: &mut Vec<Peer>, rows: &[Row], now: Instant) -> Vec<Strin
     // The node forgets some at once.
     for (peer, is_there) in peers.iter_mut().zip(is_there) {
         if !is_there && std::mem::take(&mut peer.is_connected) {
-            peer.is_in_trouble = true;
+            (peer.is_in_trouble, peer.is_gone) = (true, true);
             lines.push(gone(&peer.label, &peer.address, ""));
         }
     }
@@ -403,6 +408,7 @@ mod tests {
         for expected in [&gone[..], &[]] {
             assert_eq!(hear(&[peer("cd", false, true, "it left")]), expected);
         }
+        assert!(hear(&[peer("cd", false, true, "Connection refused")]).is_empty());
         // It began anew, and is another node.
         let back = ["node \"camera\" (10.0.0.1:7701) is connected"];
         for expected in [&back[..], &[]] {
