@@ -5,7 +5,7 @@ use std::time::Duration;
 /// Lines that may come at once.
 const BURST: u32 = 100;
 /// Where each line has much the same cause as the others.
-const SHORT_BURST: u32 = 5;
+const SHORT_BURST: u32 = 10;
 /// The time from one to the next behind them.
 const PAUSE: Duration = Duration::from_secs(1);
 const SHORT_PAUSE: Duration = Duration::from_secs(10);

@@ -65,6 +65,8 @@ pub(super) struct Entry {
     is_reached: bool,
     /// The reason that was logged last.
     logged: Option<String>,
+    /// What may be logged of this address, which may be reached and lost without end.
+    lines: LogLimit,
 }
 
 impl Entry {
@@ -72,7 +74,7 @@ impl Entry {
     /// much may be gone.
     fn log(&mut self, address: &str, why: &str, (limit, now): (&mut LogLimit, Duration)) {
         if self.origin != Origin::Learnt && self.logged.as_deref() != Some(why) {
-            if limit.allows(now) {
+            if self.lines.allows(now) && limit.allows(now) {
                 tracing::info!("cannot reach {address}: {why}; retrying");
             }
             self.logged = Some(why.to_owned());
@@ -126,6 +128,7 @@ impl Book {
             absent: now,
             is_reached: false,
             logged: None,
+            lines: LogLimit::short(),
         });
         if origin == Origin::Rendezvous {
             entry.origin = origin;
@@ -225,7 +228,7 @@ impl Book {
         entry.label = Some(label.to_owned());
         entry.absent = now;
         entry.is_reached = true;
-        if entry.logged.take().is_some() && log.allows(now) {
+        if entry.logged.take().is_some() && entry.lines.allows(now) && log.allows(now) {
             tracing::info!("reached {address}");
         }
         entry.origin == Origin::Rendezvous
@@ -485,8 +488,11 @@ mod tests {
             book.over("a:1", failed, (&timing, &mut chance, &mut log), now);
             book.reached("a:1", node, &mut log, now);
         }
-        // Two lines each time, of which some more than a hundred are logged.
-        assert!((1880..=1900).contains(&log.all_suppressed()), "{}", log.all_suppressed());
+        // Two lines each time, of which ten are logged, and one more every ten seconds.
+        let suppressed = book.entries["a:1"].lines.all_suppressed();
+        assert!((1988..=1990).contains(&suppressed), "{suppressed}");
+        // Other addresses are not held up by that.
+        assert_eq!(log.all_suppressed(), 0);
     }
 
     #[test]
