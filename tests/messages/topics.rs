@@ -244,6 +244,9 @@ fn directory_on_a_file_system_that_is_read_only() {
         "mount -t tmpfs -o ro none \"$1\" || exit 77; exec \"$0\" pub t --directory \"$1/node\"";
     let mut unshare = std::process::Command::new("unshare");
     unshare.args(["-rm", "sh", "-c", script, env!("CARGO_BIN_EXE_fabricast")]).arg(&place);
+    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("FABRICAST_")) {
+        unshare.env_remove(name);
+    }
     let Ok(ended) = unshare.stdin(std::process::Stdio::null()).output() else { return };
     let said = String::from_utf8_lossy(&ended.stderr);
     if ended.status.code() == Some(77) || said.starts_with("unshare:") {
