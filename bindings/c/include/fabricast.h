@@ -233,7 +233,7 @@ typedef struct fabricast_topic_settings {
     uint64_t loans;           /* that each publisher may have at once; memory for so many is
                                  reserved when it is opened */
     const char *type_name;    /* of its values, 1 to 64 bytes: a topic of values of a type with
-                                 another name is refused; NULL: none */
+                                 another name is refused; NULL: of any type */
 } fabricast_topic_settings;
 
 /* fabricast_topic_settings_init(&settings, sizeof settings) */
