@@ -155,7 +155,7 @@ fn cause(rows: &[Row]) -> String {
     if rows.iter().any(is_connected) {
         return String::new();
     }
-    let mut reasons: Vec<_> = rows.iter().filter_map(cannot_reach).collect();
+    let mut reasons: Vec<_> = rows.iter().filter_map(not_reached).collect();
     reasons.extend(rows.iter().filter_map(|row| match row {
         Row::NotCarried { kind, why } => Some(not_carried(*kind, why)),
         _ => None,
@@ -176,12 +176,6 @@ fn cause(rows: &[Row]) -> String {
         (None, Some(address)) => format!("; no node has connected to {address}"),
         (None, None) => String::new(),
     }
-}
-
-/// That another node is not reached, and why.
-fn cannot_reach(peer: &Row) -> Option<String> {
-    let said = not_reached(peer)?;
-    Some(said.strip_suffix("; retrying").map_or(said.clone(), str::to_owned))
 }
 
 /// A node by name and address.
@@ -318,7 +312,7 @@ fn hear_of_peers(peers: &mut Vec<Peer>, rows: &[Row], now: Instant) -> Vec<Strin
             && peer.reason != *detail
             && peer.has_reason(detail, now)
         {
-            lines.push(line);
+            lines.push(format!("{line}; retrying"));
         }
     }
     // The node forgets some at once.

@@ -1,6 +1,6 @@
 //! What a node service holds of its peers.
 
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -13,6 +13,7 @@ use super::admission::Limits;
 use super::directory::{Interest, collect};
 use super::event::Event;
 use super::identity::{LONGEST_LABEL, NodeIdentity, Run, SessionNumber};
+use super::listening::listen;
 use super::mesh::{Mesh, Start};
 use super::names;
 use super::protocol::SHORTEST_LOST_AFTER;
@@ -26,7 +27,6 @@ use crate::lock::lock;
 use crate::wake::WakeFd;
 
 const START: &str = "start to look after peers";
-const LISTEN: &str = "listen for other nodes";
 
 /// Refuses what is impossible, and any other node without [`insecure`](NetworkOptions::insecure),
 /// for a node that is called so.
@@ -101,13 +101,7 @@ impl Peers {
         check(network, label)?;
         let failed = |cause: std::io::Error| Error::of(START, cause);
         let listener = match network.listen {
-            Some(address) => Some(
-                TcpListener::bind(address)
-                    .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
-                    .map_err(|cause| {
-                        Error::because(LISTEN, ErrorKind::CannotListen, cause).on(address)
-                    })?,
-            ),
+            Some(address) => Some(listen(address)?),
             None => None,
         };
         let listens = match &listener {

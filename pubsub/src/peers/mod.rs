@@ -19,6 +19,7 @@ mod framing;
 pub(crate) mod fuzzing;
 mod handle;
 mod identity;
+mod listening;
 mod mesh;
 mod names;
 mod pair;

@@ -1,9 +1,5 @@
 //! `fabricast paths --topics`: which messages go to which node by which path, and why.
 
-use std::net::{IpAddr, SocketAddr};
-
-use nix::errno::Errno;
-use nix::ifaddrs::getifaddrs;
 use pubsub::{ErrorKind, Row};
 use serde_json::{Value, json};
 
@@ -44,62 +40,22 @@ pub(crate) fn name_of_node(rows: &[Row], identity: &str) -> String {
 /// Why nothing goes between this node and others.
 pub(crate) fn not_carried(kind: ErrorKind, why: &str) -> String {
     let why = text::visible(why);
-    let remedy = remedy_of(kind, &why).map(|remedy| format!(". {remedy}")).unwrap_or_default();
-    format!("no messages go between this node and others: {why}{remedy}")
+    format!("no messages go between this node and others: {why}{}", remedy_of(kind))
 }
 
-/// What to do about an error that keeps a node from reaching others. A report has the system's cause as text
-/// only, with its number.
-pub(crate) fn remedy_of(kind: ErrorKind, why: &str) -> Option<String> {
-    let is_because = |errno: Errno| why.contains(&format!("(os error {})", errno as i32));
-    if kind != ErrorKind::CannotListen {
-        None
-    } else if is_because(Errno::EADDRINUSE) {
-        Some(
-            "--listen says where: choose another port, or end the process that listens there"
-                .to_owned(),
-        )
-    } else if is_because(Errno::EADDRNOTAVAIL) {
-        let address = why.split(['(', ')']).find_map(|part| part.parse::<SocketAddr>().ok())?;
-        Some(no_address_of_this_machine(address.ip(), &addresses_of_this_machine()))
-    } else {
-        Some("--listen says where".to_owned())
+/// What to do about an error that keeps a node from reaching others, beside what its text says.
+pub(crate) fn remedy_of(kind: ErrorKind) -> &'static str {
+    match kind {
+        ErrorKind::CannotListen => ". --listen says where",
+        _ => "",
     }
-}
-
-/// Those of the same family are possible, too, if there are any.
-fn no_address_of_this_machine(wrong: IpAddr, all: &[IpAddr]) -> String {
-    let alike: Vec<_> = all.iter().filter(|one| one.is_ipv4() == wrong.is_ipv4()).collect();
-    let possible = if alike.is_empty() { all.iter().collect() } else { alike };
-    let possible: Vec<_> = possible.into_iter().map(IpAddr::to_string).collect();
-    let remedy = match possible.is_empty() {
-        true => "--listen takes one that is".to_owned(),
-        false => format!("--listen takes one of: {}", possible.join(", ")),
-    };
-    format!("{wrong} is not an address of this machine. {remedy}")
-}
-
-/// Without those that name an interface, too: the link-local ones of IPv6.
-fn addresses_of_this_machine() -> Vec<IpAddr> {
-    let mut all: Vec<IpAddr> = Vec::new();
-    for address in getifaddrs().into_iter().flatten().filter_map(|found| found.address) {
-        let ip = match (address.as_sockaddr_in(), address.as_sockaddr_in6()) {
-            (Some(found), _) => IpAddr::from(found.ip()),
-            (None, Some(found)) if !found.ip().is_unicast_link_local() => IpAddr::from(found.ip()),
-            _ => continue,
-        };
-        if !all.contains(&ip) {
-            all.push(ip);
-        }
-    }
-    all
 }
 
 /// That another node is not reached, and why, if it is tried again and again.
 pub(crate) fn not_reached(peer: &Row) -> Option<String> {
     let Row::Peer { address, is_retried: true, detail, .. } = peer else { return None };
     let [address, detail] = [address, detail].map(|text| text::visible(text));
-    Some(format!("cannot reach {address}: {detail}; retrying"))
+    Some(format!("cannot reach {address}: {detail}"))
 }
 
 fn for_people(rows: &[Row]) -> String {
