@@ -47,6 +47,28 @@ impl Beginning {
     }
 }
 
+/// From where on the messages of a node's topic are for this node.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Start {
+    /// If the node told it.
+    begins: Option<Beginning>,
+    /// The position of the next arrival when they began to be received.
+    since: u64,
+}
+
+impl Start {
+    pub(super) fn new(begins: Option<Beginning>, since: u64) -> Self {
+        Self { begins, since }
+    }
+
+    /// The number of a publisher's first message for this node, 0 if it is not known. It holds for
+    /// subscribers that subscribed at or before the position of the arrivals that comes second.
+    pub(super) fn first_of(&self, publisher: u64) -> (u64, u64) {
+        let first = self.begins.as_ref().and_then(|begins| begins.first_of(publisher));
+        (first.unwrap_or(0), self.since)
+    }
+}
+
 impl Carrier {
     /// Tells a node what is not for it.
     pub(super) fn tell_beginning(&self, node: NodeIdentity, topic: &Topic, begins: &Beginning) {

@@ -16,7 +16,7 @@ use super::beginnings::Beginning;
 use super::known::Known;
 use super::misfits::Here;
 use super::plan::{Local, Plan, Standing};
-use super::published::Told;
+use super::published::Announced;
 use super::rest::Rest;
 use super::source::{Delivered, TopicSource};
 use super::{Carrier, Facts, Household, LOOK, key};
@@ -39,8 +39,8 @@ pub(super) struct Line {
     pub(super) state: State,
     /// How far its destinations are.
     delivered: Arc<Delivered>,
-    /// Which of them know what was published.
-    pub(super) told: Told,
+    /// The last numbers of publishers that its destinations were told.
+    pub(super) announced: Announced,
     /// It failed, and is tried again then.
     pub(super) rest: Option<Rest>,
     /// What failed is not to be carried meanwhile: who publishes must not wait for it.
@@ -101,7 +101,7 @@ impl Line {
             is_gone: false,
             state: State::Left,
             delivered: Arc::default(),
-            told: Told::default(),
+            announced: Announced::default(),
             rest: None,
             is_given_up: false,
             is_owed: false,

@@ -234,7 +234,7 @@ impl Carrier {
         self.log.allows(now.saturating_duration_since(self.began))
     }
 
-    /// And one of a node that comes or goes?
+    /// May one more line be logged of a node that comes or goes?
     fn may_log_of(&mut self, now: Instant, node: NodeIdentity) -> bool {
         let since = now.saturating_duration_since(self.began);
         let is_there = |node: &NodeIdentity| self.nodes.contains_key(node);
@@ -410,7 +410,7 @@ impl Carrier {
                 self.agenda.stir_all(self.plan.topics_of(node));
                 self.misfits.forget(node);
                 for line in self.lines.values_mut() {
-                    line.told.forget(node);
+                    line.announced.forget(node);
                     if let State::Carried(carried) = &mut line.state {
                         carried.loses(node);
                     }

@@ -78,15 +78,15 @@ impl QuietPublishers {
     }
 }
 
-/// What the nodes were told of that subscribe to a topic.
+/// The last numbers that the nodes which subscribe to a topic were told.
 #[derive(Debug, Default)]
-pub(super) struct Told {
+pub(super) struct Announced {
     /// By their lines in the publishers' table.
     publishers: BTreeMap<u64, (u64, u64)>,
     nodes: BTreeSet<NodeIdentity>,
 }
 
-impl Told {
+impl Announced {
     pub(super) fn forget(&mut self, node: NodeIdentity) {
         self.nodes.remove(&node);
     }
@@ -112,7 +112,7 @@ impl Carrier {
         let topic = &line.facts.topic;
         let planned = self.plan.destinations(topic.number()).map(|(node, _)| node);
         let there = planned.filter(|node| self.nodes.contains_key(node));
-        for (node, publishers) in line.told.tell(news, there) {
+        for (node, publishers) in line.announced.tell(news, there) {
             let last = LastPublished { topic: u64::from(topic.number()), publishers };
             self.write(node, &Letter::Published { topic: topic.name().to_owned(), last });
         }
@@ -140,7 +140,7 @@ impl Carrier {
         let mut is_news = false;
         for (publisher, last) in last.publishers {
             let (first, since) =
-                receiving.map_or((0, 0), |receiving| receiving.first_of(publisher));
+                receiving.map_or((0, 0), |receiving| receiving.start().first_of(publisher));
             let told = PublishedElsewhere { node: node.0, publisher, last, first, since, at };
             is_news |= topic.note_published_elsewhere(&told);
         }
@@ -164,7 +164,7 @@ mod tests {
     fn nodes_are_told_the_news_and_those_that_come_all() {
         let [one, other] = [1, 2].map(|byte| NodeIdentity([byte; 16]));
         let (first, second) = ((1 << 8 | 3, 7), (2 << 8 | 4, 9));
-        let mut told = Told::default();
+        let mut told = Announced::default();
         let mut tell = |news: &[(u64, u64)], nodes: &[NodeIdentity]| {
             told.tell(news.to_vec(), nodes.iter().copied())
         };

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-use super::beginnings::Beginning;
+use super::beginnings::Start;
 use super::letters::Letter;
 use super::lines::Line;
 use super::room::Room;
@@ -21,10 +21,7 @@ const MOST_PARTING: usize = 1024;
 /// A topic that comes from a node.
 pub(super) struct Receiving {
     origin: OriginId,
-    /// From where on its messages are for this node, if that was told.
-    begins: Option<Beginning>,
-    /// The position of the next arrival when it began to be received.
-    since: u64,
+    start: Start,
     /// The writer's last wish.
     connection: u64,
     pub(super) room: Arc<Room>,
@@ -33,11 +30,8 @@ pub(super) struct Receiving {
 }
 
 impl Receiving {
-    /// The first message of a publisher that is for this node, 0 if that is not known; and from before
-    /// which position of the arrivals on somebody has to have subscribed for it.
-    pub(super) fn first_of(&self, publisher: u64) -> (u64, u64) {
-        let first = self.begins.as_ref().and_then(|begins| begins.first_of(publisher));
-        (first.unwrap_or(0), self.since)
+    pub(super) fn start(&self) -> &Start {
+        &self.start
     }
 }
 
@@ -137,13 +131,13 @@ impl Carrier {
         let pool = &facts.arrivals;
         let begins = self.beginnings.remove(&(number, node));
         let begins = begins.filter(|begins| begins.topic == theirs);
-        let since = topic.arrivals().position();
+        let start = Start::new(begins, topic.arrivals().position());
         let (sink, alive) = {
             let alive = Arc::new(());
             let weak = Arc::downgrade(&alive);
             let household = &self.household;
-            let begins = (begins.clone(), since);
-            (TopicSink::new(household, (topic, pool), origin, begins, &room, alive), weak)
+            let start = start.clone();
+            (TopicSink::new(household, (topic, pool), origin, start, &room, alive), weak)
         };
         let from = topic.delivered(&origin).map_or(0, |last| last + 1);
         workers.place(key(number), topic.settings().largest);
@@ -151,7 +145,7 @@ impl Carrier {
         match worker.receive_topic(key(number), node, from, device, Box::new(sink)) {
             Ok(()) => {
                 let sink = alive;
-                let receiving = Receiving { origin, begins, since, connection, room, sink };
+                let receiving = Receiving { origin, start, connection, room, sink };
                 self.receiving.insert((number, node), receiving);
                 true
             }

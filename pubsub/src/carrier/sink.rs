@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use ipc::{Block, Words};
 
 use super::Household;
-use super::beginnings::Beginning;
+use super::beginnings::Start;
 use super::room::Room;
 use super::source::place_of;
 use crate::bridge::{Finished, MessageHeader, Place, Sink, Stages};
@@ -31,10 +31,7 @@ pub(super) struct TopicSink {
     origin: OriginId,
     /// Each with where it begins in the pool.
     begun: VecDeque<(Block, u64)>,
-    /// From where on its messages are for this node, if that was told.
-    begins: Option<Beginning>,
-    /// Who subscribes from before this position of the arrivals on is to get all of those.
-    since: u64,
+    start: Start,
     /// Whether it waits for some: then a subscriber that holds messages for too long is in its way.
     room: Arc<Room>,
     /// When that was said last.
@@ -66,7 +63,7 @@ impl TopicSink {
         household: &Arc<Household>,
         (topic, pool): (&Arc<Topic>, &Arc<Pool>),
         origin: OriginId,
-        (begins, since): (Option<Beginning>, u64),
+        start: Start,
         room: &Arc<Room>,
         alive: Arc<()>,
     ) -> Self {
@@ -77,8 +74,7 @@ impl TopicSink {
             pool: Arc::clone(pool),
             origin,
             begun: VecDeque::new(),
-            begins,
-            since,
+            start,
             room: Arc::clone(room),
             said: None,
             has_settled: false,
@@ -151,8 +147,8 @@ impl Sink for TopicSink {
         };
         let note = self.pool.ledger().note(block);
         note.set_origin(&self.origin.node);
-        let first = self.begins.as_ref().and_then(|begins| begins.first_of(header.publisher));
-        note.set_beginning(first.unwrap_or(0), self.since);
+        let (first, since) = self.start.first_of(header.publisher);
+        note.set_beginning(first, since);
         note.set_way(match self.pool.id().place {
             SharedPlace::Host => Way::Ring,
             SharedPlace::Device(_) => Way::StagedRing,

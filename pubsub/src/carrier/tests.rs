@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::bounded;
 use ipc::{Caller, Life, Participant, QueueError};
 
+use super::beginnings::Start;
+use super::published::QuietPublishers;
 use super::room::Room;
 use super::sink::TopicSink;
 use super::{Carrier, Crowded, Facts, Household, NetworkOptions, Settling};
@@ -513,6 +515,40 @@ fn header_at(position: u64) -> MessageHeader {
 }
 
 #[test]
+fn publisher_that_is_quiet_is_found_while_another_one_publishes() {
+    let mut place = Place::new(1);
+    let (mut quiet, caller) =
+        (QuietPublishers::default(), Caller::new(place.me, &**place.hall.roster()));
+    place.topic.here().subscribe(&caller).unwrap();
+    let (first, second) = (place.publisher, place.topic.claim(place.me).unwrap());
+    place.publish(1).unwrap();
+    assert_eq!(quiet.look(&place.topic), []);
+    place.publisher = second;
+    place.publish(1).unwrap();
+    assert_eq!(quiet.look(&place.topic), [(first, 1)]);
+    place.publish(2).unwrap();
+    assert_eq!(quiet.look(&place.topic), [], "that is known, and the other one published");
+    assert_eq!(quiet.look(&place.topic), [(second, 2)]);
+    assert_eq!(quiet.look(&place.topic), []);
+}
+
+/// What is on its way may still arrive.
+#[test]
+fn publisher_is_not_quiet_before_its_messages_are_delivered_to_other_nodes() {
+    let place = Place::new(1);
+    let (mut quiet, here) = (QuietPublishers::default(), place.topic.here());
+    let mut carried = place.topic.carry(&place.caller(), place.role(), &place.here).unwrap();
+    place.publish(1).unwrap();
+    let taken = here.take(&mut carried).unwrap();
+    for _ in 0..3 {
+        assert_eq!(quiet.look(&place.topic), []);
+    }
+    let at = (Direction::Here, carried.seat());
+    place.topic.release_in(&place.caller(), at, taken.position, place.here.ledger());
+    assert_eq!(quiet.look(&place.topic), [(place.publisher, 1)]);
+}
+
+#[test]
 fn what_is_missing_before_one_that_found_no_room_is_told_with_the_next_one() {
     let settings = SharedSettings { reliability: Reliability::DropNewest, ..settings() };
     let place = Place::with(1, settings);
@@ -520,7 +556,8 @@ fn what_is_missing_before_one_that_found_no_room_is_told_with_the_next_one() {
     let (room, alive) = (Arc::new(Room::new()), Arc::new(()));
     let origin = OriginId { node: NOBODY, topic: 3 };
     let household = place.household();
-    let mut sink = TopicSink::new(&household, place.incoming(), origin, (None, 0), &room, alive);
+    let mut sink =
+        TopicSink::new(&household, place.incoming(), origin, Start::default(), &room, alive);
     let mut comes = |position: u64| {
         let header = header_at(position);
         assert!(sink.begin(&header).unwrap().is_some());
@@ -547,7 +584,8 @@ fn a_reader_is_in_nobodys_way_once_what_was_refused_does_not_come_again() {
     let (room, alive) = (Arc::new(Room::new()), Arc::new(()));
     let origin = OriginId { node: NOBODY, topic: 3 };
     let household = place.household();
-    let mut sink = TopicSink::new(&household, place.incoming(), origin, (None, 0), &room, alive);
+    let mut sink =
+        TopicSink::new(&household, place.incoming(), origin, Start::default(), &room, alive);
     let mut position = 0;
     // Its reader holds all messages that there may be.
     while place.topic.arrivals().has_room() {

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use pubsub::bridge::{Worker, WorkerOptions};
 
+use super::connect_request::connect_request;
 use super::support::{Log, Nodes, Published, Where, options};
 use super::{KEY, lengths, receive, send};
 
@@ -16,18 +17,6 @@ const COUNT: u64 = 3000;
 fn port(worker: &Worker) -> u16 {
     let address = worker.address();
     u16::from_be_bytes([address[2], address[3]])
-}
-
-/// What `net` of libfabric 1.17 takes for the first words of the endpoint at that port, in another
-/// process than those that it knows.
-fn request(port: u16) -> [u8; 40] {
-    let mut bytes = [0; 40];
-    // Version, kind and length of what follows.
-    bytes[..4].copy_from_slice(&[3, 0, 0, 8]);
-    bytes[24..32].copy_from_slice(&1_u64.to_ne_bytes());
-    bytes[34..36].copy_from_slice(&port.to_be_bytes());
-    bytes[36..].copy_from_slice(&0x7fff_fff0_u32.to_be_bytes());
-    bytes
 }
 
 /// Takes the connection that one side has with the other in its place, in the middle of everything.
@@ -45,7 +34,7 @@ fn a_connection_is_taken(at: u8) {
         let address = ("127.0.0.1", port(victim));
         // It may have another endpoint by now.
         if let Ok(mut stream) = TcpStream::connect(address) {
-            stream.write_all(&request(port(other))).unwrap();
+            stream.write_all(&connect_request(port(other))).unwrap();
             forged.push(stream);
         }
         let (came, began) = (log.len(), Instant::now());

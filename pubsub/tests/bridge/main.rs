@@ -2,6 +2,7 @@
 //! memory lies on the stand-in, or on the device that `FABRICAST_TEST_DEVICE` names.
 #![allow(missing_docs)]
 
+mod connect_request;
 mod forged;
 mod idle;
 mod lanes;

@@ -17,6 +17,8 @@
 #![allow(missing_docs, unreachable_pub)]
 
 mod attacks;
+#[path = "../bridge/connect_request.rs"]
+mod connect_request;
 mod frames;
 mod handshake;
 mod limits;

@@ -35,15 +35,16 @@ pub(super) struct Watches {
 /// One topic: what each of its subscribers holds, and for how long.
 #[derive(Debug, Default)]
 struct Watch {
-    /// Each with the position of its oldest message, and for how long somebody has waited since it is that.
+    /// Each with the position of its oldest message, and for how long publishers or other nodes have waited
+    /// since it is that.
     holders: Vec<(Seat, u64, Duration)>,
-    /// When it was looked at last, if somebody waited then and there was no room.
+    /// When it was looked at last, if there was a wait then and no room.
     seen: Option<Instant>,
     /// Until then it is looked at, also if nobody waits.
     until: Option<Instant>,
 }
 
-/// What is found at a topic at which somebody waits.
+/// What is found at a topic at which publishers or other nodes wait.
 struct Waiting {
     /// Those that hold messages, with the position of the oldest.
     holders: Vec<(Seat, u64)>,
@@ -53,7 +54,7 @@ struct Waiting {
 
 impl Watch {
     /// Takes note of who holds what now; gives those that hold the oldest message of all, and for how
-    /// long each has held it while somebody waited, if that is too long. So several that stopped at
+    /// long each has held it during waits, if that is too long. So several that stopped at
     /// different messages are too late at the same time, though there is some room after each.
     fn look(&mut self, now: Instant, found: Option<&Waiting>) -> Vec<(Seat, Duration)> {
         let Some(found) = found.filter(|found| !found.holders.is_empty()) else {
@@ -82,8 +83,8 @@ impl Watches {
         self.watched.entry(which).or_default().until = Some(now + LINGERING);
     }
 
-    /// Looks at one, and what is found if somebody waits there. Gives who has held what is in the way for
-    /// too long. Where nobody has waited for a while it is not looked at again.
+    /// Looks at one, and what is found if there is a wait. Gives who has held what is in the way for too
+    /// long. Without a wait for a while it is not looked at again.
     fn look(
         &mut self,
         now: Instant,

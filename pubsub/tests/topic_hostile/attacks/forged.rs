@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use super::connections::Connections;
 use super::target::{Target, Victim};
+use crate::connect_request::connect_request;
 use crate::outcome::Outcome;
 use crate::over::Over;
-use crate::{frames, ports};
+use crate::ports;
 
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -16,7 +17,7 @@ pub fn run(over: &Over, target: &Target) -> Outcome {
         return Outcome::new(0, "node 2 has no port of a provider");
     };
     let was_opened = connections.open(target, Victim::Provider);
-    connections.send(&frames::connect_request(port));
+    connections.send(&connect_request(port));
     while over.sleep(PAUSE) {
         connections.reap();
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::connections::Connections;
 use super::target::{Target, Victim};
-use crate::frames;
+use crate::connect_request::connect_request;
 use crate::outcome::Outcome;
 use crate::over::Over;
 
@@ -18,7 +18,7 @@ pub fn run(over: &Over, target: &Target) -> Outcome {
     let mut port = FIRST_PORT;
     while over.sleep(PAUSE) {
         if connections.count() < KEPT && connections.open(target, Victim::Provider) {
-            connections.send(&frames::connect_request(port));
+            connections.send(&connect_request(port));
             port = port.checked_add(1).unwrap_or(FIRST_PORT);
         }
         connections.reap();

@@ -12,8 +12,9 @@ mod target;
 
 use testkit::children::say;
 
+use crate::connect_request::connect_request;
 use crate::over::Over;
-use crate::{frames, limits, user};
+use crate::{limits, user};
 
 pub use target::{Target, Victim};
 
@@ -40,12 +41,12 @@ pub fn run(user: &str, name: &str, target: &[&str]) {
         "provider-crowd" => silent::run(&over, &target, Victim::Provider, 1324),
         // Not to its end: that would be a connect request.
         "provider-slow" => {
-            let request = frames::connect_request(target.departed_port());
+            let request = connect_request(target.departed_port());
             slow::run(&over, &target, Victim::Provider, &request[..request.len() - 1])
         }
         "provider-forged" => forged::run(&over, &target),
         "provider-replay" => {
-            let request = frames::connect_request(target.departed_port());
+            let request = connect_request(target.departed_port());
             replay::run(&over, &target, Victim::Provider, &request)
         }
         "provider-ports" => many_ports::run(&over, &target),
