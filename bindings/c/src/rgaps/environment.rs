@@ -42,8 +42,8 @@ const NOTHING: &str = "none";
 /// The longest time that can be said, as with the command's settings: more is a mistake.
 const LONGEST: Duration = Duration::from_secs(30 * 86_400);
 
-/// Whoever pulls keeps a message until the next pull, while he computes: he is not evicted
-/// for as long as that may take.
+/// A program that pulls keeps a message until its next pull, while it computes: its subscriber is not
+/// evicted for as long as that may take.
 const USUAL_RELEASE: Duration = Duration::from_secs(60);
 const USUAL_LARGEST: u64 = 16 << 20;
 
