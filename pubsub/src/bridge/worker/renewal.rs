@@ -75,11 +75,13 @@ impl Renewal {
         self.count
     }
 
-    /// How long this endpoint is used at least, if there is to be another one for this reason.
-    fn rest(&self, why: Option<&'static str>) -> u64 {
+    /// How long this endpoint is used at least, if there is to be another one for this reason,
+    /// which lies in a node that is the only one, or not.
+    fn rest(&self, why: Option<&'static str>, is_alone: bool) -> u64 {
         match why {
             Some(LINK_IS_BACK | MOVES_NOTHING) if self.count == 0 => 0,
             // It takes longer to lose a node.
+            Some(LINK_IS_BACK) if is_alone => SHORT_REST,
             Some(LINK_IS_BACK) => SHORT_REST << self.returns.min(MOST_DOUBLINGS),
             _ => REST,
         }
@@ -209,14 +211,14 @@ impl Engine {
             return Some(("the provider does not say what became of a write", None));
         }
         let (now, renewal) = (self.now.steady, &self.renewal);
-        let has_rested = |why| now >= renewal.last + renewal.rest(why);
-        if has_rested(renewal.awaited)
+        let has_rested = |why, is_alone| now >= renewal.last + renewal.rest(why, is_alone);
+        if has_rested(renewal.awaited, false)
             && let Some(why) = self.why_renew_for_all()
         {
             return Some((why, None));
         }
         let mut due = renewal.faults.due(now, |node| self.is_alone(node));
-        let (node, why) = due.find(|(_, why)| has_rested(Some(why)))?;
+        let (node, why) = due.find(|(node, why)| has_rested(Some(why), self.is_alone(*node)))?;
         Some((why, Some(node)))
     }
 
@@ -323,17 +325,20 @@ mod tests {
 
     #[test]
     fn endpoints_are_used_for_a_while_and_less_long_where_a_node_is_back() {
-        let rest = |count, why| Renewal { count, ..Renewal::default() }.rest(why);
+        let rest = |count, why| Renewal { count, ..Renewal::default() }.rest(why, false);
         assert_eq!([None, Some(MUCH_MEMORY)].map(|why| rest(0, why)), [REST; 2]);
         assert_eq!([Some(LINK_IS_BACK), Some(MOVES_NOTHING)].map(|why| rest(0, why)), [0; 2]);
         assert_eq!(
             [Some(LINK_IS_BACK), Some(MOVES_NOTHING)].map(|why| rest(1, why)),
             [SHORT_REST, REST]
         );
-        // Where nodes come back repeatedly, longer each time.
-        let rest =
-            |returns| Renewal { count: 1, returns, ..Renewal::default() }.rest(Some(LINK_IS_BACK));
-        assert_eq!([0, 1, 4, 9].map(rest), [1, 2, 16, 16].map(|times| times * SHORT_REST));
+        // Where nodes come back repeatedly, longer each time, if that is at the expense of others.
+        let rest = |returns, is_alone| {
+            Renewal { count: 1, returns, ..Renewal::default() }.rest(Some(LINK_IS_BACK), is_alone)
+        };
+        let expected = [1, 2, 16, 16].map(|times| times * SHORT_REST);
+        assert_eq!([0, 1, 4, 9].map(|returns| rest(returns, false)), expected);
+        assert_eq!([0, 1, 4, 9].map(|returns| rest(returns, true)), [SHORT_REST; 4]);
     }
 
     #[test]
