@@ -17,13 +17,13 @@ help: ## List the targets
 demo: ## Build it and show what it does, on this machine, without special hardware
 	@$(setup) && cargo run --release --bin fabricast -- demo
 
-test: ## Everything that is to pass before a change goes in
+test: ## All checks required before a merge
 	@scripts/test
 
-test-long: ## Run-time checkers and fuzzing: what takes long, or wants a nightly Rust
+test-long: ## Run-time checkers and fuzzing: slow steps and steps that need a nightly toolchain
 	@scripts/test --long
 
-quick: ## The part of it for everyday work: lint, unit tests, tcp and shm
+quick: ## Quick subset of test: lint, unit tests, provider matrix on tcp and shm
 	@scripts/test --quick
 
 lint: ## Formatting and clippy
@@ -35,7 +35,7 @@ doc: ## The API's documentation; warnings are errors
 test-unit: ## Unit, integration and documentation tests, with nextest if installed
 	@scripts/test unit doc-tests
 
-test-matrix: ## The provider matrix, in all its surroundings
+test-matrix: ## The provider matrix in all environments
 	@scripts/matrix
 
 test-matrix-2x: ## The provider matrix on libfabric 2.x only
@@ -48,7 +48,7 @@ soak: ## Kill the processes at a ring's ends for MINUTES (10), and check every b
 	@MINUTES=$(or $(MINUTES),10) scripts/soak
 
 install-c: ## Install headers and libraries for C and C++ below PREFIX
-	@$(setup) && scripts/install-c $(or $(PREFIX),$(error say where: make install-c PREFIX=DIRECTORY))
+	@$(setup) && scripts/install-c $(or $(PREFIX),$(error PREFIX is not set. Use: make install-c PREFIX=DIRECTORY))
 
 soak-topics: ## Kill, stop and cut what topics of two nodes need for MINUTES (10), and check every message
 	@MINUTES=$(or $(MINUTES),10) scripts/soak topics
@@ -62,7 +62,7 @@ bench-fabric: ## Measure the fabric layer against the same written in C
 bench-ring: ## Measure messages through the ring, and what its design decisions cost
 	@$(setup) && scripts/bench-ring
 
-bench-ipc: ## Measure allocator and queue against others; wants 10 cores
+bench-ipc: ## Measure allocator and queue against other implementations; needs 10 cores
 	@$(setup) && scripts/bench-ipc
 
 gpu-bundle: ## Collect in target/gpu what a machine with GPUs needs to run the tests there
@@ -71,7 +71,7 @@ gpu-bundle: ## Collect in target/gpu what a machine with GPUs needs to run the t
 fuzz: ## Fuzz each decoder for FUZZ_SECONDS (30), if cargo-fuzz is installed
 	@scripts/test fuzz
 
-test-fresh: ## Prove in a bare Debian that set-up is complete (needs root)
+test-fresh: ## Run set-up and demo in a bare Debian (needs root)
 	@scripts/test-fresh
 
 clean: ## Remove all that was built, fetched or cached here

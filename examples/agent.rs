@@ -2,7 +2,7 @@
 //! memory and tells it so, the other one answers in its own, and the first gets that.
 //!
 //! ```text
-//! cargo run --example agent              # cuda:0 if there is one, else a stand-in of host memory
+//! cargo run --example agent              # cuda:0 if there is one, else a emulated of host memory
 //! cargo run --example agent -- cuda:1    # another device
 //! ```
 //!
@@ -19,7 +19,7 @@ use std::time::Duration;
 use std::{env, fs, process};
 
 use fabricast::gpu::{Device, Implementation, Memory, Stream};
-use fabricast::transfer::{Agent, AgentOptions, Event, InArray, Notice, Rights, Strided};
+use fabricast::transfer::{Agent, AgentOptions, Event, Notice, Rights, Strided, Subarray};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
@@ -41,7 +41,7 @@ fn main() -> Result<()> {
 
 fn default_device() -> Result<String> {
     let has_cuda = Device::count(Implementation::Cuda).is_ok_and(|count| count > 0);
-    Ok(if has_cuda { "cuda:0" } else { "stand-in:0" }.to_owned())
+    Ok(if has_cuda { "cuda:0" } else { "emulated:0" }.to_owned())
 }
 
 /// Memory of a device, and what fills and reads it.
@@ -83,7 +83,7 @@ fn ask(device: &str) -> Result<()> {
     // First, so that a device that is not there is said once, and nothing is started.
     let buffer = Buffer::new(device)?;
     let directory = Directory::make()?;
-    let mut other = Other::start(device, &directory.0)?;
+    let mut other = AnsweringProcess::start(device, &directory.0)?;
     let their_card = receive(&mut other.output()?)?;
 
     let mut agent = Agent::start(AgentOptions::new("asks").directory(&directory.0))?;
@@ -94,8 +94,8 @@ fn ask(device: &str) -> Result<()> {
     let peer = agent.connect(&their_card, PATIENCE)?;
     let route = agent.route_to(peer, "buffer", &region, PATIENCE)?;
     println!("{} is taken:\n{}", route.path(), route.choice());
-    if device.starts_with("stand-in:") {
-        println!("(the device is a stand-in of host memory: it takes the path that a GPU would)\n");
+    if device.starts_with("emulated:") {
+        println!("(the device is emulated in host memory; it takes the path that a GPU would)\n");
     }
 
     // Put, with a notice: when the other one has that, it has the data.
@@ -107,7 +107,7 @@ fn ask(device: &str) -> Result<()> {
     // Get: here a tile of a matrix of 1024 x 1024 words, and then everything.
     wait_for(&mut agent, ANSWER)?;
     buffer.write(&vec![0; LENGTH as usize])?;
-    let matrix = InArray { extents: &[1024, 1024], origin: &[3, 500] };
+    let matrix = Subarray { extents: &[1024, 1024], origin: &[3, 500] };
     let tile = Strided::tile(4, &[100, 20], matrix, matrix)?;
     let token = agent.get(&route, &tile, None)?;
     agent.wait(token, PATIENCE)?;
@@ -200,9 +200,9 @@ impl Drop for Directory {
 }
 
 /// This program again. It ends when its pipe is closed.
-struct Other(Child);
+struct AnsweringProcess(Child);
 
-impl Other {
+impl AnsweringProcess {
     fn start(device: &str, directory: &Path) -> Result<Self> {
         let mut command = Command::new(env::current_exe()?);
         command.arg("answer").arg(device).arg(directory);
@@ -224,7 +224,7 @@ impl Other {
     }
 }
 
-impl Drop for Other {
+impl Drop for AnsweringProcess {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();

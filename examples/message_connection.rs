@@ -90,7 +90,7 @@ fn listen(offer: &Offer, tell_address: Sender<Address>) -> Result<()> {
     // then an immediate, which on some providers uses up a receive too.
     let question = end.post_receive()?;
     if domain.capabilities().immediates_consume_receives() {
-        end.endpoint.receive_notice(&mut end.queue, 0)?;
+        end.endpoint.receive_immediate(&mut end.queue, 0)?;
     }
     end.endpoint.accept(&mut end.events, WELCOME, TIMEOUT)?;
     expect(&end.received(question)?, QUESTION)?;

@@ -25,8 +25,8 @@ use std::{env, process, thread};
 
 use fabricast::fabric::{
     self, Access, Address, AddressVector, CompletionQueue, Domain, Endpoint, EndpointKind,
-    ErrorKind, HostMemory, Need, Offer, Peer, Policy, Query, Reach, RemoteKey, RemoteRegion,
-    choose,
+    ErrorKind, HostMemory, Locality, Offer, Peer, Policy, Query, RemoteKey, RemoteRegion,
+    Requirements, choose,
 };
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
@@ -61,7 +61,8 @@ fn write(provider: &str) -> Result<()> {
         Ok(offer) => offer,
         Err(error) if error.kind() == ErrorKind::NoProvider => {
             println!("{provider} is not here, so with another and probably plain keys: {error}");
-            let need = Need { immediate_bytes: 0, ..Need::ring(Reach::SameMachine) };
+            let need =
+                Requirements { immediate_bytes: 0, ..Requirements::ring(Locality::SameMachine) };
             let (other, _) = choose(&Query::new(EndpointKind::Rdm), &need, &Policy::default())?;
             offer_of(&other.capabilities().provider)?
         }
@@ -81,7 +82,7 @@ fn write(provider: &str) -> Result<()> {
     let owner = side.meet(&mut from_owner, &mut to_owner)?;
     let domain = side.endpoint.domain().clone();
 
-    let region = RemoteRegion::decode(&hear(&mut from_owner)?)?;
+    let region = RemoteRegion::decode(&receive_frame(&mut from_owner)?)?;
     match region.key() {
         RemoteKey::Raw(key) => println!("the descriptor carries a raw key of {} bytes", key.len()),
         _ => println!("the descriptor carries a plain key"),
@@ -93,7 +94,7 @@ fn write(provider: &str) -> Result<()> {
     let source = domain.register(HostMemory::from_vec(pattern())?, Access::WRITE)?.all();
     let write = side.endpoint.write(&mut side.queue, owner, &source, &remote.all(), 0)?;
     side.queue.complete(write, DEADLINE)?;
-    if hear(&mut from_owner)? != b"found" {
+    if receive_frame(&mut from_owner)? != b"found" {
         return Err("the owner did not find what was written".into());
     }
 
@@ -109,7 +110,7 @@ fn write(provider: &str) -> Result<()> {
     }
     // The mapping is released with its last user: slices and operations count.
     drop(remote);
-    tell(&mut to_owner, b"done")?;
+    send_frame(&mut to_owner, b"done")?;
     child.wait()?.success().then_some(()).ok_or("the owner failed")?;
     println!("{LENGTH} bytes written: ok");
     Ok(())
@@ -132,11 +133,11 @@ fn own(provider: &str) -> Result<()> {
         (Ok(_), Ok((_, key))) => eprintln!("owner: plain key, and raw form of {} bytes", key.len()),
         (Err(error), Err(_)) => return Err(error.into()),
     }
-    tell(&mut io::stdout(), &region.describe()?.encode())?;
+    send_frame(&mut io::stdout(), &region.describe()?.encode())?;
 
     // A bare write tells nobody, and on many providers arrives only if its target
     // polls: so poll, look, and go on until the writer needs nothing any more.
-    let goodbye = thread::spawn(|| hear(&mut io::stdin()).is_ok());
+    let goodbye = thread::spawn(|| receive_frame(&mut io::stdin()).is_ok());
     let (mut bytes, expected, mut found) = (vec![0; LENGTH], pattern(), false);
     while !goodbye.is_finished() {
         if let Some(outcome) = side.queue.poll() {
@@ -144,7 +145,7 @@ fn own(provider: &str) -> Result<()> {
         }
         region.read(0, &mut bytes)?;
         if !found && bytes == expected {
-            tell(&mut io::stdout(), b"found")?;
+            send_frame(&mut io::stdout(), b"found")?;
             found = true;
         }
         thread::yield_now();
@@ -174,8 +175,8 @@ impl Side {
     }
 
     fn meet(&self, from: &mut impl Read, to: &mut impl Write) -> Result<Peer> {
-        tell(to, &self.endpoint.address()?.0)?;
-        Ok(self.addresses.insert(&Address(hear(from)?))?)
+        send_frame(to, &self.endpoint.address()?.0)?;
+        Ok(self.addresses.insert(&Address(receive_frame(from)?))?)
     }
 }
 
@@ -183,13 +184,13 @@ fn pattern() -> Vec<u8> {
     (0..LENGTH).map(|at| (at * 31 + at / 251) as u8).collect()
 }
 
-fn tell(pipe: &mut impl Write, bytes: &[u8]) -> Result<()> {
+fn send_frame(pipe: &mut impl Write, bytes: &[u8]) -> Result<()> {
     pipe.write_all(&u32::try_from(bytes.len())?.to_le_bytes())?;
     pipe.write_all(bytes)?;
     Ok(pipe.flush()?)
 }
 
-fn hear(pipe: &mut impl Read) -> Result<Vec<u8>> {
+fn receive_frame(pipe: &mut impl Read) -> Result<Vec<u8>> {
     let mut length = [0; 4];
     pipe.read_exact(&mut length)?;
     let mut bytes = Vec::new();

@@ -20,8 +20,8 @@ use std::{env, process, thread};
 
 use fabricast::fabric::{
     Access, Address, AddressVector, Choice, CompletionKind, CompletionQueue, Domain, Endpoint,
-    EndpointKind, HostMemory, MemoryRegion, Need, Peer, Policy, Query, Reach, RemoteMemory,
-    RemoteRegion, choose,
+    EndpointKind, HostMemory, Locality, MemoryRegion, Peer, Policy, Query, RemoteMemory,
+    RemoteRegion, Requirements, choose,
 };
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
@@ -41,7 +41,7 @@ fn main() -> Result<()> {
     });
     let mut arguments = env::args().skip(1);
     match arguments.next() {
-        Some(role) if role == "peer" => be_written_to(&arguments.next().unwrap_or_default()),
+        Some(role) if role == "peer" => receive(&arguments.next().unwrap_or_default()),
         policy => write(&policy.unwrap_or_default()),
     }
 }
@@ -74,13 +74,13 @@ fn write(policy: &str) -> Result<()> {
     if answer != (vec![ANSWER], (BLOCK * BLOCKS) as u64) {
         return Err(format!("immediate and number of right bytes are {answer:?}").into());
     }
-    tell(&mut to_peer, b"done")?;
+    send_frame(&mut to_peer, b"done")?;
     child.wait()?.success().then_some(()).ok_or("the peer failed")?;
     println!("{BLOCKS} blocks of {BLOCK} bytes written, each with its immediate: ok");
     Ok(())
 }
 
-fn be_written_to(policy: &str) -> Result<()> {
+fn receive(policy: &str) -> Result<()> {
     let (mut side, _) = Side::open(policy)?;
     // Before the address is out: the first write may follow at once.
     side.expect_immediates(BLOCKS)?;
@@ -105,7 +105,7 @@ fn be_written_to(policy: &str) -> Result<()> {
 
     // Done here is not yet arrived there: many providers move data only while
     // they are polled. So this goes on until the other side has what it needs.
-    let goodbye = thread::spawn(|| hear(&mut io::stdin()).is_ok());
+    let goodbye = thread::spawn(|| receive_frame(&mut io::stdin()).is_ok());
     while !goodbye.is_finished() {
         if let Some(outcome) = side.queue.poll() {
             outcome?;
@@ -126,7 +126,7 @@ struct Side {
 impl Side {
     /// Both processes choose by the same facts, so they take the same offer.
     fn open(policy: &str) -> Result<(Self, Choice)> {
-        let need = Need::ring(Reach::SameMachine);
+        let need = Requirements::ring(Locality::SameMachine);
         let policy: Policy = policy.parse()?;
         let (offer, choice) = choose(&Query::new(EndpointKind::Rdm), &need, &policy)?;
         let domain = Domain::open(&offer)?;
@@ -144,20 +144,20 @@ impl Side {
 
     /// Says where this side is, and what of it may be written.
     fn introduce(&self, pipe: &mut impl Write) -> Result<()> {
-        tell(pipe, &self.endpoint.address()?.0)?;
-        tell(pipe, &self.region.describe()?.encode())
+        send_frame(pipe, &self.endpoint.address()?.0)?;
+        send_frame(pipe, &self.region.describe()?.encode())
     }
 
     fn meet(&self, pipe: &mut impl Read) -> Result<(Peer, RemoteMemory)> {
-        let peer = self.addresses.insert(&Address(hear(pipe)?))?;
-        Ok((peer, self.endpoint.domain().attach(&RemoteRegion::decode(&hear(pipe)?)?)?))
+        let peer = self.addresses.insert(&Address(receive_frame(pipe)?))?;
+        Ok((peer, self.endpoint.domain().attach(&RemoteRegion::decode(&receive_frame(pipe)?)?)?))
     }
 
     /// Some providers use up a posted receive for each immediate.
     fn expect_immediates(&mut self, count: usize) -> Result<()> {
         if self.endpoint.domain().capabilities().immediates_consume_receives() {
             for _ in 0..count {
-                self.endpoint.receive_notice(&mut self.queue, 0)?;
+                self.endpoint.receive_immediate(&mut self.queue, 0)?;
             }
         }
         Ok(())
@@ -184,13 +184,13 @@ fn pattern(at: usize) -> u8 {
     (at * 31 + at / 251) as u8
 }
 
-fn tell(pipe: &mut impl Write, bytes: &[u8]) -> Result<()> {
+fn send_frame(pipe: &mut impl Write, bytes: &[u8]) -> Result<()> {
     pipe.write_all(&u32::try_from(bytes.len())?.to_le_bytes())?;
     pipe.write_all(bytes)?;
     Ok(pipe.flush()?)
 }
 
-fn hear(pipe: &mut impl Read) -> Result<Vec<u8>> {
+fn receive_frame(pipe: &mut impl Read) -> Result<Vec<u8>> {
     let mut length = [0; 4];
     pipe.read_exact(&mut length)?;
     let mut bytes = Vec::new();

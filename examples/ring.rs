@@ -14,7 +14,7 @@ use fabricast::fabric::{
     Query, Result,
 };
 
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 /// Bytes of the ring, and of the messages: some are several times longer.
 const RING: u64 = 256 << 10;
 const LENGTHS: [usize; 5] = [0, 64, 5000, 1 << 20, 3];
@@ -37,7 +37,7 @@ fn main() -> Result<()> {
 }
 
 /// What the two sides tell each other.
-enum Told {
+enum SetupMessage {
     Address(Address),
     Terms(Box<RingOffer>),
     Answer(RingAnswer),
@@ -56,47 +56,55 @@ fn open(provider: Option<&str>) -> Result<(Port, AddressVector)> {
     Ok((Port::new(endpoint, queue), addresses))
 }
 
-fn write(provider: Option<&str>, to: &Sender<Told>, from: &Receiver<Told>) -> Result<()> {
+fn write(
+    provider: Option<&str>,
+    to: &Sender<SetupMessage>,
+    from: &Receiver<SetupMessage>,
+) -> Result<()> {
     let (mut port, addresses) = open(provider)?;
-    to.send(Told::Address(port.endpoint().address()?)).expect("the reader is there");
-    let Ok(Told::Address(address)) = from.recv() else { panic!("no address") };
+    to.send(SetupMessage::Address(port.endpoint().address()?)).expect("the reader is there");
+    let Ok(SetupMessage::Address(address)) = from.recv() else { panic!("no address") };
     let reader = addresses.insert(&address)?;
-    let Ok(Told::Terms(terms)) = from.recv() else { panic!("no terms") };
-    let (ring, answer) = port.accept(reader, &terms, 64 << 10)?;
-    to.send(Told::Answer(answer)).expect("the reader is there");
+    let Ok(SetupMessage::Terms(ring_offer)) = from.recv() else { panic!("no ring offer") };
+    let (ring, answer) = port.accept(reader, &ring_offer, 64 << 10)?;
+    to.send(SetupMessage::Answer(answer)).expect("the reader is there");
 
     for (number, length) in LENGTHS.into_iter().enumerate() {
         // Memory is registered once, as a rule; here each message has its own.
         let bytes: Vec<u8> = (0..length.max(1)).map(|at| (at * 7 + number) as u8).collect();
         let domain = port.endpoint().domain();
         let source = domain.register(HostMemory::from_vec(bytes)?, Access::WRITE)?;
-        port.send(ring, number as u32, &source.slice(0..length)?, PATIENCE)?;
+        port.send(ring, number as u32, &source.slice(0..length)?, TIMEOUT)?;
         // The memory must stay as it is until the reader is done with it: the region sees to that
         // it stays, and nobody here changes it.
     }
     // Waits until everything is read, and tells the reader that there is no more.
-    let statistics = port.close_sender(ring, PATIENCE)?;
+    let statistics = port.close_sender(ring, TIMEOUT)?;
     println!("{} chunks, {:?} without credit", statistics.chunks, statistics.blocked_for);
     Ok(())
 }
 
-fn read(provider: Option<&str>, to: &Sender<Told>, from: &Receiver<Told>) -> Result<usize> {
+fn read(
+    provider: Option<&str>,
+    to: &Sender<SetupMessage>,
+    from: &Receiver<SetupMessage>,
+) -> Result<usize> {
     let (mut port, addresses) = open(provider)?;
-    to.send(Told::Address(port.endpoint().address()?)).expect("the writer is there");
-    let Ok(Told::Address(address)) = from.recv() else { panic!("no address") };
+    to.send(SetupMessage::Address(port.endpoint().address()?)).expect("the writer is there");
+    let Ok(SetupMessage::Address(address)) = from.recv() else { panic!("no address") };
     let writer = addresses.insert(&address)?;
     let options = RingOptions::new(port.endpoint(), RING)?;
     let ring = port.offer(&options)?;
-    to.send(Told::Terms(Box::new(port.terms(ring)?))).expect("the writer is there");
-    let Ok(Told::Answer(answer)) = from.recv() else { panic!("no answer") };
+    to.send(SetupMessage::Terms(Box::new(port.ring_offer(ring)?))).expect("the writer is there");
+    let Ok(SetupMessage::Answer(answer)) = from.recv() else { panic!("no answer") };
     port.connect(ring, writer, &answer)?;
 
     let mut total = 0;
     loop {
-        let view = match port.receive(ring, PATIENCE) {
+        let view = match port.receive(ring, TIMEOUT) {
             Ok(view) => view,
             // The writer is done, and everything was read.
-            Err(_) if port.receiver(ring)?.is_over() => return Ok(total),
+            Err(_) if port.receiver(ring)?.is_end_of_stream() => return Ok(total),
             Err(error) => return Err(error),
         };
         // A chunk of a message, where it lies in the ring.

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! cargo run --release --example topics              # messages in the host's memory
-//! cargo run --release --example topics -- cuda:0    # or a device's, or stand-in:0
+//! cargo run --release --example topics -- cuda:0    # or a device's, or emulated:0
 //! ```
 //!
 //! Both join the node of a directory; nothing has to be started before, since one of the processes

@@ -12,10 +12,10 @@ pub type Result<T> = std::result::Result<T, Error>;
 /// use fabricast::{Error, gpu, pubsub, transfer};
 ///
 /// fn copy() -> fabricast::Result<()> {
-///     let device = gpu::Device::open("stand-in:0".parse()?)?;
+///     let device = gpu::Device::open("emulated:0".parse()?)?;
 ///     let agent = transfer::Agent::start(transfer::AgentOptions::new("copies"))?;
 ///     agent.register(device.allocate_shared(4096, &[])?, transfer::Rights::READ)?;
-///     "no place".parse::<pubsub::MemoryPlace>()?;
+///     "no place".parse::<pubsub::MemoryLocation>()?;
 ///     Ok(())
 /// }
 ///
@@ -134,7 +134,7 @@ mod tests {
 
     #[test]
     fn errors_of_all_crates_keep_kind_text_and_cause() {
-        let original = gpu::Device::open("stand-in:99".parse().unwrap()).unwrap_err();
+        let original = gpu::Device::open("emulated:99".parse().unwrap()).unwrap_err();
         let error = Error::from(original.clone());
         assert!(matches!(&error, Error::Gpu(inner) if inner.kind() == original.kind()));
         assert_eq!(

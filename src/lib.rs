@@ -10,15 +10,15 @@
 //!   candidate was taken or refused.
 //! - [`ipc`]: one machine. Shared segments, an allocator and queues that stay whole
 //!   whoever dies, and liveness.
-//! - [`gpu`]: devices behind one interface, CUDA or a stand-in of host memory.
+//! - [`gpu`]: devices behind one interface, CUDA or a emulated of host memory.
 //! - [`transfer`]: memory handed from process to process: one buffer, shared without a
 //!   copy, or bytes put into another's memory.
 //! - [`pubsub`]: topics. One copy of a message, read by any number of processes.
 //!
 //! ```
-//! use fabricast::fabric::{EndpointKind, Need, Policy, Query, Reach, choose};
+//! use fabricast::fabric::{EndpointKind, Requirements, Policy, Query, Locality, choose};
 //!
-//! let need = Need::ring(Reach::SameMachine);
+//! let need = Requirements::ring(Locality::SameMachine);
 //! let (offer, choice) = choose(&Query::new(EndpointKind::Rdm), &need, &Policy::default())?;
 //! println!("{} was taken:\n{choice}", offer.capabilities().provider);
 //! # Ok::<(), fabricast::fabric::Error>(())

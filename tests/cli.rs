@@ -168,9 +168,9 @@ fn nonsense_on_the_command_line_is_a_usage_error() {
 }
 
 /// A copy of the program in a directory of its own, with this beside it, or on the path.
-fn copy(name: &str, beside: Option<&str>) -> (testkit::directory::Directory, PathBuf) {
+fn copy(name: &str, beside: Option<&str>) -> (testkit::temp_dir::TempDir, PathBuf) {
     use std::os::unix::fs::PermissionsExt;
-    let directory = testkit::directory::Directory::new(name);
+    let directory = testkit::temp_dir::TempDir::new(name);
     let program = directory.join("fabricast");
     std::fs::copy(env!("CARGO_BIN_EXE_fabricast"), &program).unwrap();
     if let Some(script) = beside {

@@ -12,9 +12,9 @@ use nix::unistd::Pid;
 use serde_json::Value;
 
 use testkit::children::Child;
-use testkit::directory::Directory;
-use testkit::processes::{Process, children, until, until_gone};
-use testkit::turns::alone;
+use testkit::measurement_lock::lock_measurements;
+use testkit::processes::{Process, children, poll_until, wait_until_gone};
+use testkit::temp_dir::TempDir;
 
 /// It is to be over by then, whatever happens.
 const LIMIT: Duration = Duration::from_secs(50);
@@ -32,21 +32,21 @@ fn arguments(number: i32) -> String {
 /// A demonstration, with a directory for temporary files of its own.
 struct Demonstration {
     child: Child,
-    directory: Directory,
+    directory: TempDir,
     began: Instant,
     _alone: Flock<File>,
 }
 
 impl Demonstration {
     fn start(name: &str, arguments: &[&str]) -> Self {
-        let alone = alone();
-        let directory = Directory::new(&format!("demo-{name}"));
+        let lock_measurements = lock_measurements();
+        let directory = TempDir::new(&format!("demo-{name}"));
         std::fs::create_dir_all(directory.join("tmp")).unwrap();
         let child = Self::launch(&directory, arguments);
-        Self { child, directory, began: Instant::now(), _alone: alone }
+        Self { child, directory, began: Instant::now(), _alone: lock_measurements }
     }
 
-    fn launch(directory: &Directory, arguments: &[&str]) -> Child {
+    fn launch(directory: &TempDir, arguments: &[&str]) -> Child {
         let file = |name: &str| Stdio::from(File::create(directory.join(name)).unwrap());
         let mut command = Command::new(env!("CARGO_BIN_EXE_fabricast"));
         command.arg("demo").args(arguments).env("TMPDIR", directory.join("tmp"));
@@ -75,7 +75,7 @@ impl Demonstration {
 
     /// Waits until all take part.
     fn wait_for_all(&mut self) -> BTreeSet<Process> {
-        until("not all processes came", || {
+        poll_until("not all processes came", || {
             let ended = self.child.try_wait();
             assert!(ended.is_none(), "{}{}", self.said("out"), self.said("error"));
             let all = children(self.child.id() as i32);
@@ -93,7 +93,7 @@ impl Demonstration {
 
     #[track_caller]
     fn leaves_nothing(&self, others: &BTreeSet<Process>) {
-        until_gone(others);
+        wait_until_gone(others);
         let left = self.left();
         assert!(left.is_empty(), "{left:?}");
     }
@@ -102,10 +102,10 @@ impl Demonstration {
 #[test]
 fn a_device_that_is_not_there_is_refused_before_anything_begins() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_fabricast"));
-    let output = command.args(["demo", "--memory", "stand-in:99"]).output().unwrap();
+    let output = command.args(["demo", "--memory", "emulated:99"]).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(3), "{said}");
-    assert!(output.stdout.is_empty() && said.contains("stand-in:99"), "{said}");
+    assert!(output.stdout.is_empty() && said.contains("emulated:99"), "{said}");
 }
 
 #[test]
@@ -145,7 +145,7 @@ fn all_is_read_and_right() {
 
 #[test]
 fn without_namespaces_too_and_in_plain_lines() {
-    let arguments = ["--time", "1", "--between", "loopback"];
+    let arguments = ["--time", "1", "--network", "loopback"];
     let mut demonstration = Demonstration::start("loopback", &arguments);
     let status = demonstration.end();
     let (out, error) = (demonstration.said("out"), demonstration.said("error"));
@@ -194,7 +194,7 @@ fn its_processes_do_not_outlive_it_and_its_directory_goes_with_the_next_one() {
     let others = demonstration.wait_for_all();
     kill(Pid::from_raw(demonstration.number()), Signal::SIGKILL).unwrap();
     let _ = demonstration.child.wait(ENDING);
-    until_gone(&others);
+    wait_until_gone(&others);
     let [older] = &demonstration.left()[..] else { panic!("{:?}", demonstration.left()) };
     demonstration.start_again(&["--time", "60"]);
     let others = demonstration.wait_for_all();
@@ -206,7 +206,7 @@ fn its_processes_do_not_outlive_it_and_its_directory_goes_with_the_next_one() {
 
 #[test]
 fn what_cannot_be_is_refused() {
-    for arguments in [&["--time", "0.5"][..], &["--between", "nowhere"]] {
+    for arguments in [&["--time", "0.5"][..], &["--network", "nowhere"]] {
         let mut demonstration = Demonstration::start("refused", arguments);
         assert_eq!(demonstration.end().code(), Some(2), "{arguments:?}");
     }

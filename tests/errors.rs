@@ -12,12 +12,12 @@ fn is_for_people(error: &(impl Debug + Display), field: &str) {
 
 #[test]
 fn what_main_returns_is_for_people() {
-    let device = || gpu::Device::open("stand-in:99".parse().unwrap()).unwrap_err();
+    let device = || gpu::Device::open("emulated:99".parse().unwrap()).unwrap_err();
     is_for_people(&fabric::RemoteRegion::decode(b"nonsense").unwrap_err(), "MalformedDescriptor");
     is_for_people(&device(), "NoSuchDevice");
     is_for_people(&transfer::RegionDescriptor::decode(b"nonsense").unwrap_err(), "Malformed");
-    is_for_people(&"drum".parse::<pubsub::MemoryPlace>().unwrap_err(), "InvalidArgument");
-    is_for_people(&ipc::ChannelError::TooLong { length: 3, most: 2 }, "length: 3");
+    is_for_people(&"drum".parse::<pubsub::MemoryLocation>().unwrap_err(), "InvalidArgument");
+    is_for_people(&ipc::ChannelError::TooLong { length: 3, max: 2 }, "length: 3");
     is_for_people(&ipc::SegmentError::NotASegment { why: "cut off" }, "why: \"cut off\"");
     is_for_people(&ipc::AllocatorError::InvalidExtent { offset: 1, length: 2 }, "offset: 1");
     is_for_people(&ipc::QueueError::NotAQueue { why: "cut off" }, "why: \"cut off\"");

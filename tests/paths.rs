@@ -11,9 +11,9 @@ use serde_json::Value;
 use testkit::children::{self, Child};
 use transfer::{Agent, AgentOptions, Rights};
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
-testkit::entry_of_children!(enter);
+testkit::child_entry!(enter);
 
 /// What the other process does: in this directory, and with a fabric if its provider is named.
 fn enter(words: &[&str]) {
@@ -24,7 +24,7 @@ fn enter(words: &[&str]) {
         options = options.fabric(&query(provider).first().unwrap());
     }
     let agent = Agent::start(options).unwrap();
-    let device = gpu::Device::open("stand-in:1".parse().unwrap()).unwrap();
+    let device = gpu::Device::open("emulated:1".parse().unwrap()).unwrap();
     let memory = device.allocate_shared(1 << 20, &[]).unwrap();
     let all = agent.register(&memory, Rights::ALL).unwrap();
     let read_only = agent.register(&memory, Rights::READ).unwrap();
@@ -32,7 +32,7 @@ fn enter(words: &[&str]) {
     // Last, and whole: who sees it knows that all is there.
     std::fs::write(place.join("part"), all.descriptor().encode().unwrap()).unwrap();
     std::fs::rename(place.join("part"), place.join("region")).unwrap();
-    let end = Instant::now() + 3 * PATIENCE;
+    let end = Instant::now() + 3 * TIMEOUT;
     while !place.join("end").exists() && Instant::now() < end {
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -49,12 +49,12 @@ fn tcp() -> &'static str {
 }
 
 /// Another process with an agent, and its directory.
-struct Other {
+struct AgentProcess {
     child: Child,
     directory: PathBuf,
 }
 
-impl Other {
+impl AgentProcess {
     fn start() -> Self {
         Self::start_with(None)
     }
@@ -62,9 +62,9 @@ impl Other {
     fn start_with(fabric: Option<&str>) -> Self {
         let directory = empty_directory();
         let words = std::iter::once(directory.as_os_str()).chain(fabric.map(OsStr::new));
-        let child = Child::start(&mut children::again(words));
+        let child = Child::start(&mut children::respawn(words));
         let other = Self { child, directory };
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + TIMEOUT;
         while !other.directory.join("region").exists() {
             assert!(Instant::now() < end, "the other side does not start");
             std::thread::sleep(Duration::from_millis(5));
@@ -83,7 +83,7 @@ impl Other {
     }
 }
 
-impl Drop for Other {
+impl Drop for AgentProcess {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.directory);
     }
@@ -172,7 +172,7 @@ fn the_table_is_that_of_the_documentation() {
 
 #[test]
 fn an_agent_that_runs_is_told_of_by_its_card_and_by_its_directory() {
-    let other = Other::start();
+    let other = AgentProcess::start();
     let cards = other.cards();
     assert_eq!(cards.len(), 1, "{cards:?}");
     let card = cards[0].display().to_string();
@@ -194,7 +194,7 @@ fn an_agent_that_runs_is_told_of_by_its_card_and_by_its_directory() {
             for choice in choices(peer, "host memory", "device memory of cudaMalloc") {
                 assert!(choice["taken"].is_null(), "{choice}");
                 assert_eq!(verdict(choice, "cuda-ipc"), ("refused", "stays"), "{choice}");
-                let is_why = |candidate: &Value| candidate["because"] == "NoLegacyHandle";
+                let is_why = |candidate: &Value| candidate["cause"] == "NoLegacyHandle";
                 assert!(choice["candidates"].as_array().unwrap().iter().any(is_why), "{choice}");
             }
         }
@@ -211,16 +211,16 @@ fn an_agent_that_runs_is_told_of_by_its_card_and_by_its_directory() {
 
 #[test]
 fn a_region_is_judged_as_it_is() {
-    let other = Other::start();
+    let other = AgentProcess::start();
     let region = ["--explain", &other.file(""), "--region", &other.file("region")];
     let report = json(&succeed(&[&region[..], &["--json"]].concat()));
     let peer = &report["peers"][0];
-    for here in ["host memory", "stand-in:0", "stand-in:1"] {
+    for here in ["host memory", "emulated:0", "emulated:1"] {
         let found = choices(peer, here, "region 1");
         let [choice] = found.as_slice() else { panic!("{here}: {peer}") };
         assert_eq!(
             (&choice["taken"], &choice["on"][0]),
-            (&"cuda-ipc".into(), &"stand-in:1".into())
+            (&"cuda-ipc".into(), &"emulated:1".into())
         );
     }
     let (code, said) = fail(&[&region[..], &["--policy", "=fabric-direct"]].concat());
@@ -231,7 +231,7 @@ fn a_region_is_judged_as_it_is() {
     let out = succeed(&read_only);
     assert!(out.contains("put: the region's rights do not allow it") && out.contains("; get: "));
     // Another agent's.
-    let another = Other::start();
+    let another = AgentProcess::start();
     let card = another.cards()[0].display().to_string();
     let (code, said) = fail(&["--explain", &card, "--region", &other.file("region")]);
     assert_eq!(code, Some(1), "{said}");
@@ -248,8 +248,8 @@ fn verdict<'a>(choice: &'a Value, path: &str) -> (&'a str, &'a str) {
 
 #[test]
 fn with_a_fabric_its_paths_are_judged_too() {
-    let (with, without) = (Other::start_with(Some(tcp())), Other::start());
-    let ask = |other: &Other, more: &[&str]| {
+    let (with, without) = (AgentProcess::start_with(Some(tcp())), AgentProcess::start());
+    let ask = |other: &AgentProcess, more: &[&str]| {
         let place = other.file("");
         let arguments = [&["--explain", &place, "--timeout", "20", "--json"], more].concat();
         json(&succeed(&arguments))["peers"][0].clone()
@@ -287,7 +287,7 @@ fn with_a_fabric_its_paths_are_judged_too() {
 /// The socket is nowhere to be seen, as between containers without a common directory.
 #[test]
 fn a_fabric_leads_to_an_agent_whose_directory_is_not_seen() {
-    let mut other = Other::start_with(Some(tcp()));
+    let mut other = AgentProcess::start_with(Some(tcp()));
     let (card, copy) = (other.cards()[0].clone(), other.directory.join("copy"));
     std::fs::copy(&card, &copy).unwrap();
     // What lies beside the socket, too: it tells whether the agent lives.
@@ -302,7 +302,7 @@ fn a_fabric_leads_to_an_agent_whose_directory_is_not_seen() {
     };
     let (code, choice) = taken(&["--fabric", "--timeout", "20"]);
     assert_eq!((code, &choice["taken"]), (Some(0), &"fabric-direct".into()), "{choice}");
-    assert_eq!(choice["fallback"], "no-way");
+    assert_eq!(choice["fallback"], "no-descriptor-passing");
     assert_eq!(taken(&["--timeout", "0.1"]).0, Some(6));
     // It is told who does not answer.
     other.child.kill();
@@ -312,7 +312,7 @@ fn a_fabric_leads_to_an_agent_whose_directory_is_not_seen() {
 
 #[test]
 fn that_nobody_is_there_has_an_exit_code_of_its_own() {
-    let mut other = Other::start();
+    let mut other = AgentProcess::start();
     let card = other.cards()[0].display().to_string();
     other.child.kill();
     let start = Instant::now();
@@ -330,7 +330,7 @@ fn that_nobody_is_there_has_an_exit_code_of_its_own() {
     std::fs::remove_file(&copy).unwrap();
     assert_eq!(code, Some(6), "{said}");
     assert!(said.contains("nothing can be passed") && said.contains("refused"), "{said}");
-    assert!(start.elapsed() < PATIENCE);
+    assert!(start.elapsed() < TIMEOUT);
     let empty = empty_directory();
     let nothing = empty.join("agent.card").display().to_string();
     assert_eq!(fail(&["--explain", &empty.display().to_string()]).0, Some(6));
@@ -343,10 +343,10 @@ fn that_nobody_is_there_has_an_exit_code_of_its_own() {
 
 #[test]
 fn an_agent_takes_its_card_along_when_it_ends() {
-    let mut other = Other::start();
+    let mut other = AgentProcess::start();
     assert_eq!(other.cards().len(), 1);
     std::fs::write(other.directory.join("end"), "").unwrap();
-    other.child.finish(PATIENCE);
+    other.child.finish(TIMEOUT);
     assert!(other.cards().is_empty());
     assert_eq!(fail(&["--explain", &other.file("")]).0, Some(6));
 }

@@ -1,14 +1,14 @@
 //! Topics by the command: run as users run it, by several processes.
 
-#[path = "topics/between.rs"]
-mod between;
-#[path = "topics/ends.rs"]
-mod ends;
-#[path = "topics/house.rs"]
-mod house;
-#[path = "topics/mistakes.rs"]
-mod mistakes;
-#[path = "topics/moves.rs"]
-mod moves;
+#[path = "topics/inter_node.rs"]
+mod inter_node;
+#[path = "topics/payloads.rs"]
+mod payloads;
 #[path = "topics/service.rs"]
 mod service;
+#[path = "topics/termination.rs"]
+mod termination;
+#[path = "topics/test_node.rs"]
+mod test_node;
+#[path = "topics/user_errors.rs"]
+mod user_errors;

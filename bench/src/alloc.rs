@@ -2,12 +2,12 @@
 
 use std::time::Instant;
 
-use ipc::{Allocator, AllocatorError, MappedWords, Owner, Part};
+use ipc::{Allocator, AllocatorError, MappedWords, Owner, WordRange};
 use serde::{Deserialize, Serialize};
 
-use super::party::{Done, LONGEST, Party, Shared, Task};
-use super::report::{Common, Findings, Report};
-use crate::process::times_preempted;
+use super::report::{Common, Metrics, Report};
+use super::worker_group::{LONGEST, SharedSegment, Task, WorkerGroup, WorkerResult};
+use crate::process::count_involuntary_switches;
 use command::exit::{Exit, Failure};
 use command::histogram::Histogram;
 use command::{size, text};
@@ -23,10 +23,10 @@ const GRANULE: u64 = 256;
 /// allocates another: one pair. The last line of the output is one JSON object.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// Processes at the same time
+    /// Number of processes
     #[arg(long, value_name = "N", value_parser = size::parse_positive, default_value = "1")]
     processes: u64,
-    /// Cores of the processes, A,B,… [default: wherever the system puts them]
+    /// Cores of the processes, A,B,… [default: not pinned]
     #[arg(long, value_name = "A,B", value_delimiter = ',')]
     cores: Option<Vec<usize>>,
     /// The largest block, in bytes; sizes are drawn up to it; takes K, M, G
@@ -53,7 +53,7 @@ pub(crate) struct Work {
 }
 
 #[derive(Debug, Serialize)]
-struct Found {
+struct AllocMetrics {
     p9999_us: Option<f64>,
     max_us: Option<f64>,
     /// Of a pair, without the clock that is read around each for the others.
@@ -61,15 +61,15 @@ struct Found {
     processes: u64,
     /// How often the system took a core away from one of them. Who holds the lock then
     /// holds up all.
-    preempted: u64,
-    live: u64,
+    involuntary_switches: u64,
+    live_blocks: u64,
     fixed: bool,
     /// Hundreds of pairs: for programs only.
     #[serde(skip_serializing_if = "Option::is_none")]
     histogram_ns: Option<Vec<(u64, u64)>>,
 }
 
-type Books = Allocator<Part<MappedWords>>;
+type SharedAllocator = Allocator<WordRange<MappedWords>>;
 
 fn failed(error: AllocatorError) -> Failure {
     Failure::failed(error.to_string())
@@ -83,14 +83,15 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
     let cores = arguments.cores.clone();
     if cores.as_ref().is_some_and(|cores| cores.len() as u64 != processes) {
-        return refuse("--cores wants a core for each process");
+        return refuse("--cores needs one core per process");
     }
-    let most_blocks = (4 * processes * (LIVE + 1) + 64) as u32;
-    let mut party = Party::new(Books::words_needed(most_blocks))?;
-    let books = Books::format(party.shared.part()?, most_blocks, GRANULE).map_err(failed)?;
+    let max_blocks = (4 * processes * (LIVE + 1) + 64) as u32;
+    let mut party = WorkerGroup::new(SharedAllocator::required_words(max_blocks))?;
+    let allocator =
+        SharedAllocator::format(party.shared.part()?, max_blocks, GRANULE).map_err(failed)?;
     // Twice of what is kept, so that no search is in vain.
     let memory = 2 * processes * (LIVE + 1) * arguments.size.next_multiple_of(GRANULE);
-    books.extend(&party.shared.caller(), 0, memory).map_err(failed)?;
+    allocator.extend(&party.shared.caller(), 0, memory).map_err(failed)?;
     let tasks: Vec<_> = (0..processes)
         .map(|number| {
             let work = Work {
@@ -103,31 +104,31 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             (Task::Alloc(work), core)
         })
         .collect();
-    party.invite(&tasks)?;
+    party.start_workers(&tasks)?;
     party.begin()?;
     let results = party.results()?;
     let caller = party.shared.caller();
-    let is_sound = books.audit(&caller).map_err(failed)?.is_ok()
-        && books.statistics(&caller).map_err(failed)?.free == memory;
+    let is_sound = allocator.audit(&caller).map_err(failed)?.is_ok()
+        && allocator.statistics(&caller).map_err(failed)?.free == memory;
     report(arguments, &results, is_sound).conclude(arguments.json)
 }
 
-impl Findings for Found {
-    const WRONG: &str = "blocks overlapped, or were lost";
+impl Metrics for AllocMetrics {
+    const FAILURE_TEXT: &str = "blocks overlapped, or were lost";
 
-    fn for_people(&self, common: &Common) -> String {
+    fn to_text(&self, common: &Common) -> String {
         let [p50, p99, p999] = common.percentiles();
         format!(
             "{}, {:.1} ns a pair; with the clock around each: p50 {p50:.3}, p99 {p99:.3}, \
              p99.9 {p999:.3}, p99.99 {:.3} us\n",
-            text::one_or(self.processes, "process", "processes"),
+            text::count_of_irregular(self.processes, "process", "processes"),
             self.mean_ns,
             self.p9999_us.unwrap_or_default(),
         )
     }
 }
 
-fn report(arguments: &Arguments, results: &[Done], is_sound: bool) -> Report<Found> {
+fn report(arguments: &Arguments, results: &[WorkerResult], is_sound: bool) -> Report<AllocMetrics> {
     let mut samples = Histogram::default();
     results.iter().for_each(|done| samples.merge(&done.samples));
     let pairs: u64 = results.iter().map(|done| done.iterations).sum();
@@ -141,13 +142,13 @@ fn report(arguments: &Arguments, results: &[Done], is_sound: bool) -> Report<Fou
         verified: is_sound && results.iter().all(|done| done.verified),
         ..Common::of(&samples, 1.0)
     };
-    let found = Found {
+    let found = AllocMetrics {
         p9999_us: samples.microseconds(0.9999),
         max_us: samples.microseconds(1.0),
         mean_ns: elapsed as f64 / pairs.max(1) as f64,
         processes: arguments.processes,
-        preempted: results.iter().map(|done| done.preempted).sum(),
-        live: LIVE,
+        involuntary_switches: results.iter().map(|done| done.involuntary_switches).sum(),
+        live_blocks: LIVE,
         fixed: arguments.fixed,
         histogram_ns: arguments.json.then(|| samples.buckets()),
     };
@@ -157,11 +158,11 @@ fn report(arguments: &Arguments, results: &[Done], is_sound: bool) -> Report<Fou
 /// What each process does: half of the pairs with the clock around all of them, then
 /// as many with the clock around each.
 pub(crate) fn work(
-    shared: &Shared,
+    shared: &SharedSegment,
     work: &Work,
     ready: impl FnOnce() -> Result<(), Failure>,
-) -> Result<Done, Failure> {
-    let books = Books::attach(shared.part()?).map_err(failed)?;
+) -> Result<WorkerResult, Failure> {
+    let allocator = SharedAllocator::attach(shared.part()?).map_err(failed)?;
     let caller = shared.caller();
     let owner = Owner::participant(caller.me);
     let mut random = work.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
@@ -176,16 +177,16 @@ pub(crate) fn work(
     };
     let mut kept = Vec::new();
     for _ in 0..LIVE {
-        let (block, _) = books.allocate(&caller, owner, bytes(next()), 1).map_err(failed)?;
+        let (block, _) = allocator.allocate(&caller, owner, bytes(next()), 1).map_err(failed)?;
         kept.push(block);
     }
     ready()?;
-    let preempted = times_preempted();
+    let involuntary_switches = count_involuntary_switches();
     let mut samples = Histogram::up_to(LONGEST.as_nanos() as u64);
     let mut pair = |which: u64, size: u64| {
         let kept = &mut kept[(which % LIVE) as usize];
-        books.free(&caller, *kept, owner).map_err(failed)?;
-        *kept = books.allocate(&caller, owner, size, 1).map_err(failed)?.0;
+        allocator.free(&caller, *kept, owner).map_err(failed)?;
+        *kept = allocator.allocate(&caller, owner, size, 1).map_err(failed)?.0;
         Ok::<_, Failure>(())
     };
     let half = work.iterations.div_ceil(2);
@@ -204,11 +205,18 @@ pub(crate) fn work(
     // audit at the end.
     let mut places = Vec::new();
     for block in kept {
-        places.push(books.find(block).map_err(failed)?);
-        books.free(&caller, block, owner).map_err(failed)?;
+        places.push(allocator.find(block).map_err(failed)?);
+        allocator.free(&caller, block, owner).map_err(failed)?;
     }
     places.sort_unstable_by_key(|place| place.offset);
     let verified = places.windows(2).all(|two| two[0].offset + two[0].length <= two[1].offset);
-    let preempted = times_preempted() - preempted;
-    Ok(Done { samples, elapsed, iterations: half, verified, preempted, ..Done::default() })
+    let involuntary_switches = count_involuntary_switches() - involuntary_switches;
+    Ok(WorkerResult {
+        samples,
+        elapsed,
+        iterations: half,
+        verified,
+        involuntary_switches,
+        ..WorkerResult::default()
+    })
 }

@@ -3,10 +3,10 @@
 use command::exit::{Exit, Failure};
 
 /// None for both if no cores are named.
-pub(crate) fn of_two(cores: Option<&[usize]>) -> Result<[Option<usize>; 2], Failure> {
+pub(crate) fn core_pair(cores: Option<&[usize]>) -> Result<[Option<usize>; 2], Failure> {
     match cores {
         None => Ok([None; 2]),
         Some([first, second]) => Ok([Some(*first), Some(*second)]),
-        Some(_) => Err(Failure::new(Exit::Usage, "--cores wants two, one for each side")),
+        Some(_) => Err(Failure::new(Exit::Usage, "--cores needs two cores, one per side")),
     }
 }

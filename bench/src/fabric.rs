@@ -2,11 +2,11 @@
 
 use serde::Serialize;
 
-use super::cores::of_two;
-use super::report::{Common, Findings, Report, rounded};
+use super::cores::core_pair;
+use super::report::{Common, Metrics, Report, rounded};
 use crate::exchange::pingpong::{self, Measured};
 use crate::exchange::plan::{
-    Exchange, Measure, Mode, Operation, Place, Plan, ThreadingMode, Wait, name_of,
+    Exchange, FabricExchange, Mode, OfferQuery, Operation, Plan, ThreadingMode, Wait, name_of,
 };
 use crate::exchange::{initiator, stream};
 use command::exit::{Exit, Failure};
@@ -55,7 +55,7 @@ pub(crate) struct Arguments {
 }
 
 #[derive(Debug, Serialize)]
-struct Found {
+struct FabricMetrics {
     op: String,
     mode: String,
     window: Option<usize>,
@@ -64,17 +64,20 @@ struct Found {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let cores = of_two(arguments.cores.as_deref())?;
+    let cores = core_pair(arguments.cores.as_deref())?;
     let (plan, measure) = plan(arguments, cores)?;
-    let station = initiator::start(&plan, cores[0])?;
+    let side = initiator::start(&plan, cores[0])?;
     let measured = match measure.mode {
-        Mode::Lat => pingpong::run(station, &measure)?,
-        Mode::Bw => stream::run(station, &measure)?,
+        Mode::Lat => pingpong::run(side, &measure)?,
+        Mode::Bw => stream::run(side, &measure)?,
     };
     report(arguments, &measure, measured).conclude(arguments.json)
 }
 
-fn plan(arguments: &Arguments, cores: [Option<usize>; 2]) -> Result<(Plan, Measure), Failure> {
+fn plan(
+    arguments: &Arguments,
+    cores: [Option<usize>; 2],
+) -> Result<(Plan, FabricExchange), Failure> {
     let refuse = |why: String| Failure::new(Exit::Usage, why);
     let iterations = arguments.iterations;
     if iterations > MOST_ITERATIONS {
@@ -83,7 +86,7 @@ fn plan(arguments: &Arguments, cores: [Option<usize>; 2]) -> Result<(Plan, Measu
     let (operation, mode) = (arguments.operation, arguments.mode);
     if operation == Operation::Write && mode == Mode::Lat && arguments.waiting != Wait::Busy {
         return Err(refuse(
-            "nobody is told of a plain write, so nobody can sleep until it comes: \
+            "a plain write generates no completion at the target, so it cannot be waited for asleep: \
              use --waiting busy, or --op writedata"
                 .to_owned(),
         ));
@@ -92,28 +95,32 @@ fn plan(arguments: &Arguments, cores: [Option<usize>; 2]) -> Result<(Plan, Measu
         .ok()
         .filter(|bytes| *bytes <= 1 << 40)
         .ok_or_else(|| refuse("--size is beyond what one transfer can be".to_owned()))?;
-    let measure = Measure {
+    let measure = FabricExchange {
         operation,
         mode,
         size: bytes,
-        slots: Measure::slots(operation, mode, bytes, arguments.window),
+        slots: FabricExchange::slots(operation, mode, bytes, arguments.window),
         iterations,
         warmup: (iterations / 10 + 1).min(1000),
     };
     let plan = Plan {
-        place: Place {
+        offer_query: OfferQuery {
             provider: arguments.provider.clone(),
             source: None,
             threading: arguments.threading,
         },
         waiting: arguments.waiting,
         core: cores[1],
-        exchange: Exchange::Measure(measure.clone()),
+        exchange: Exchange::FabricExchange(measure.clone()),
     };
     Ok((plan, measure))
 }
 
-fn report(arguments: &Arguments, measure: &Measure, measured: Measured) -> Report<Found> {
+fn report(
+    arguments: &Arguments,
+    measure: &FabricExchange,
+    measured: Measured,
+) -> Report<FabricMetrics> {
     // One way for a ping-pong, the whole operation for a read, the share of one
     // operation in a window of a stream.
     let share = match (measure.mode, measure.operation) {
@@ -138,7 +145,7 @@ fn report(arguments: &Arguments, measure: &Measure, measured: Measured) -> Repor
         verified: measured.verified,
         ..percentiles
     };
-    let found = Found {
+    let found = FabricMetrics {
         op: name_of(measure.operation),
         mode: name_of(measure.mode),
         window: (measure.mode == Mode::Bw).then_some(measure.slots),
@@ -148,10 +155,10 @@ fn report(arguments: &Arguments, measure: &Measure, measured: Measured) -> Repor
     Report::new(common, found)
 }
 
-impl Findings for Found {
-    const WRONG: &str = "data did not arrive as it was sent";
+impl Metrics for FabricMetrics {
+    const FAILURE_TEXT: &str = "data did not arrive as it was sent";
 
-    fn for_people(&self, common: &Common) -> String {
+    fn to_text(&self, common: &Common) -> String {
         let number =
             |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{value:.3}"));
         let cores = common.cores.as_ref().map_or("any".to_owned(), |cores| {

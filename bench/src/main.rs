@@ -4,19 +4,19 @@ mod alloc;
 mod cores;
 mod exchange;
 mod fabric;
-mod local;
-mod party;
+mod local_offers;
 mod process;
 mod progress;
 mod queue;
+mod random_pattern;
 mod report;
 mod ring;
 mod share;
 mod temp_dir;
 mod topic;
 mod transfer;
-mod window;
 mod worker;
+mod worker_group;
 mod zero;
 
 use std::path::PathBuf;
@@ -75,7 +75,7 @@ fn run(measurement: &Measurement) -> Result<(), Failure> {
         Measurement::Transfer(arguments) => transfer::run(arguments),
         Measurement::Topic(arguments) => topic::run(arguments),
         Measurement::ExchangeTarget => exchange::target::run(),
-        Measurement::BenchWorker { socket } => party::work(socket),
+        Measurement::BenchWorker { socket } => worker_group::work(socket),
     }
 }
 

@@ -17,16 +17,16 @@ use crate::worker::children;
 
 /// How long one call into libfabric may take: a peer that died while it held a
 /// lock in shared memory can keep it for ever.
-const STUCK: Duration = Duration::from_secs(30);
+const STALL_ALARM: Duration = Duration::from_secs(30);
 
 /// Runs the calling thread on this core only, and threads and processes that it starts.
 pub(crate) fn pin(core: usize) -> Result<(), Failure> {
-    confine(&[core])
+    set_affinity(&[core])
 }
 
 /// Runs the calling thread on these cores only, and threads and processes that it starts; wherever
 /// it ran before, if there are none.
-pub(crate) fn confine(cores: &[usize]) -> Result<(), Failure> {
+pub(crate) fn set_affinity(cores: &[usize]) -> Result<(), Failure> {
     let mut set = CpuSet::new();
     for core in cores {
         set.set(*core).map_err(|error| no_core(*core, error))?;
@@ -40,7 +40,7 @@ pub(crate) fn confine(cores: &[usize]) -> Result<(), Failure> {
 }
 
 fn no_core(core: usize, error: Errno) -> Failure {
-    Failure::new(Exit::Usage, format!("cannot run on core {core}: {}", error.desc()))
+    Failure::new(Exit::Usage, format!("pin to core {core} failed: {}", error.desc()))
 }
 
 /// Where the calling thread may run.
@@ -72,7 +72,7 @@ impl Affinity {
 }
 
 /// How often the system gave this process's core to another that did not wait for it.
-pub(crate) fn times_preempted() -> u64 {
+pub(crate) fn count_involuntary_switches() -> u64 {
     let usage = getrusage(UsageWho::RUSAGE_SELF);
     usage.map_or(0, |usage| usage.involuntary_context_switches().max(0) as u64)
 }
@@ -84,7 +84,7 @@ pub(crate) fn leave(code: i32) -> ! {
 }
 
 /// Reads and writes on this descriptor return at once.
-pub(crate) fn do_not_block(descriptor: impl AsFd) -> Result<(), Failure> {
+pub(crate) fn set_nonblocking(descriptor: impl AsFd) -> Result<(), Failure> {
     let flags = fcntl(descriptor.as_fd(), FcntlArg::F_GETFL);
     flags
         .map(|flags| OFlag::from_bits_retain(flags) | OFlag::O_NONBLOCK)
@@ -94,29 +94,30 @@ pub(crate) fn do_not_block(descriptor: impl AsFd) -> Result<(), Failure> {
 }
 
 /// From now on the process ends, with the exit code of a deadline, if
-/// [`still_alive`] is not called often enough. A signal instead of a thread:
+/// [`reset_stall_alarm`] is not called often enough. A signal instead of a thread:
 /// with a second thread in the process every lock would cost more.
-pub(crate) fn watch_over() -> Result<(), Failure> {
-    let action = SigAction::new(SigHandler::Handler(stuck), SaFlags::empty(), SigSet::empty());
+pub(crate) fn start_stall_alarm() -> Result<(), Failure> {
+    let action =
+        SigAction::new(SigHandler::Handler(on_stall_alarm), SaFlags::empty(), SigSet::empty());
     // SAFETY: the handler calls only functions that are safe in a handler.
     unsafe { sigaction(Signal::SIGALRM, &action) }
         .map_err(|error| Failure::failed(format!("sigaction: {}", error.desc())))?;
-    still_alive();
+    reset_stall_alarm();
     Ok(())
 }
 
 /// Puts the end off.
-pub(crate) fn still_alive() {
-    alarm::set(STUCK.as_secs() as u32);
+pub(crate) fn reset_stall_alarm() {
+    alarm::set(STALL_ALARM.as_secs() as u32);
 }
 
 /// No further end is planned.
-pub(crate) fn stop_watching() {
+pub(crate) fn cancel_stall_alarm() {
     alarm::cancel();
 }
 
-extern "C" fn stuck(_signal: libc::c_int) {
-    const TEXT: &[u8] = b"fabricast: stuck inside one libfabric call for 30 s\n";
+extern "C" fn on_stall_alarm(_signal: libc::c_int) {
+    const TEXT: &[u8] = b"fabricast: a libfabric call did not return within 30 s\n";
     // SAFETY: write is safe in a signal handler.
     unsafe { libc::write(2, TEXT.as_ptr().cast(), TEXT.len()) };
     for (child, _) in children() {

@@ -2,11 +2,11 @@
 
 use std::time::Instant;
 
-use ipc::{MappedWords, Part, Queue, QueueError, QueueSetup, Spin, WhenFull};
+use ipc::{MappedWords, OverflowPolicy, Queue, QueueError, QueueSetup, WaitStrategy, WordRange};
 use serde::{Deserialize, Serialize};
 
-use super::party::{Done, LONGEST, Party, Shared, Task, now};
-use super::report::{Common, Findings, Report};
+use super::report::{Common, Metrics, Report};
+use super::worker_group::{LONGEST, SharedSegment, Task, WorkerGroup, WorkerResult, now};
 use crate::exchange::plan::{Wait, name_of};
 use crate::process::pin;
 use command::exit::{Exit, Failure};
@@ -14,7 +14,7 @@ use command::histogram::Histogram;
 use command::{size, text};
 
 /// The time when it was published, its number, and the two together.
-type Line = Queue<Part<MappedWords>, 3>;
+type BenchQueue = Queue<WordRange<MappedWords>, 3>;
 
 const DEPTH: u32 = 64;
 
@@ -43,13 +43,13 @@ pub(crate) struct Arguments {
 
 /// What a reader does.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Reading {
+pub(crate) struct ReaderTask {
     waiting: Wait,
     iterations: u64,
 }
 
 #[derive(Debug, Serialize)]
-struct Found {
+struct QueueMetrics {
     readers: u64,
 }
 
@@ -64,24 +64,24 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
     let cores = arguments.cores.as_ref();
     if cores.is_some_and(|cores| cores.len() as u64 != arguments.readers + 1) {
-        return refuse("--cores wants a core for the publisher and one for each reader");
+        return refuse("--cores needs one core for the publisher and one per reader");
     }
-    let setup = QueueSetup { depth: DEPTH, when_full: WhenFull::Refuse };
-    let mut party = Party::new(Line::words_needed(setup))?;
-    let queue = Line::format(party.shared.part()?, setup).map_err(failed)?;
-    let reading = Reading { waiting: arguments.waiting, iterations: arguments.iterations };
+    let setup = QueueSetup { depth: DEPTH, overflow_policy: OverflowPolicy::Reject };
+    let mut party = WorkerGroup::new(BenchQueue::required_words(setup))?;
+    let queue = BenchQueue::format(party.shared.part()?, setup).map_err(failed)?;
+    let reading = ReaderTask { waiting: arguments.waiting, iterations: arguments.iterations };
     let tasks: Vec<_> = (0..arguments.readers)
         .map(|reader| (Task::Read(reading.clone()), cores.map(|all| all[reader as usize + 1])))
         .collect();
     if let Some(cores) = cores {
         pin(cores[0])?;
     }
-    party.invite(&tasks)?;
+    party.start_workers(&tasks)?;
     party.begin()?;
     let caller = party.shared.caller();
     let pause = arguments.waiting.pause();
     let end = Instant::now() + LONGEST;
-    let mut spin = Spin::Always;
+    let mut spin = WaitStrategy::Busy;
     for number in 0..arguments.iterations {
         let resting = Instant::now();
         while resting.elapsed() < pause {
@@ -94,7 +94,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         while !queue.is_released(published.position) {
             std::hint::spin_loop();
             if Instant::now() > end {
-                return Err(Failure::new(Exit::Deadline, "readers do not read any more"));
+                return Err(Failure::new(
+                    Exit::Deadline,
+                    "read queue failed: readers stopped reading",
+                ));
             }
         }
     }
@@ -110,17 +113,17 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         verified: results.iter().all(|done| done.verified),
         ..Common::of(&samples, 1.0)
     };
-    Report::new(common, Found { readers: arguments.readers }).conclude(arguments.json)
+    Report::new(common, QueueMetrics { readers: arguments.readers }).conclude(arguments.json)
 }
 
-impl Findings for Found {
-    const WRONG: &str = "entries were lost, or altered";
+impl Metrics for QueueMetrics {
+    const FAILURE_TEXT: &str = "entries were lost, or altered";
 
-    fn for_people(&self, common: &Common) -> String {
+    fn to_text(&self, common: &Common) -> String {
         let [p50, p99, p999] = common.percentiles();
         format!(
             "{}, {}: p50 {p50:.3}, p99 {p99:.3}, p99.9 {p999:.3} us one way\n",
-            text::counted(self.readers, "reader"),
+            text::count_of(self.readers, "reader"),
             common.waiting,
         )
     }
@@ -128,13 +131,13 @@ impl Findings for Found {
 
 /// What a reader does.
 pub(crate) fn read(
-    shared: &Shared,
-    reading: &Reading,
+    shared: &SharedSegment,
+    reading: &ReaderTask,
     ready: impl FnOnce() -> Result<(), Failure>,
-) -> Result<Done, Failure> {
-    let queue = Line::attach(shared.part()?).map_err(failed)?;
+) -> Result<WorkerResult, Failure> {
+    let queue = BenchQueue::attach(shared.part()?).map_err(failed)?;
     let mut subscriber = queue.subscribe(&shared.caller()).map_err(failed)?;
-    subscriber.set_spin(reading.waiting.spin());
+    subscriber.set_wait_strategy(reading.waiting.wait_strategy());
     let mut samples = Histogram::up_to(LONGEST.as_nanos() as u64);
     ready()?;
     let (start, end) = (Instant::now(), Instant::now() + LONGEST);
@@ -143,15 +146,24 @@ pub(crate) fn read(
         let taken = queue.take_until(&mut subscriber, end);
         let seen = now();
         let Some(taken) = taken else {
-            return Err(Failure::new(Exit::Deadline, format!("entry {number} did not come")));
+            return Err(Failure::new(
+                Exit::Deadline,
+                format!("read queue failed: entry {number} did not arrive"),
+            ));
         };
         let [stamp, its_number, both] = taken.entry;
         verified &= its_number == number && both == stamp ^ number;
         samples.add(seen.saturating_sub(stamp));
         if queue.release(&subscriber, taken.position).is_some() {
-            queue.settle(taken.position);
+            queue.mark_disposed(taken.position);
         }
     }
     let elapsed = start.elapsed().as_nanos() as u64;
-    Ok(Done { samples, elapsed, iterations: reading.iterations, verified, ..Done::default() })
+    Ok(WorkerResult {
+        samples,
+        elapsed,
+        iterations: reading.iterations,
+        verified,
+        ..WorkerResult::default()
+    })
 }

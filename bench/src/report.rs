@@ -39,12 +39,12 @@ pub(crate) fn rounded(value: f64) -> f64 {
 }
 
 /// What one kind of measurement finds beside that.
-pub(crate) trait Findings: Serialize {
+pub(crate) trait Metrics: Serialize {
     /// What is wrong if the data was not verified.
-    const WRONG: &str;
+    const FAILURE_TEXT: &str;
 
     /// All of it, for people.
-    fn for_people(&self, common: &Common) -> String;
+    fn to_text(&self, common: &Common) -> String;
 }
 
 /// What is told of a measurement.
@@ -53,13 +53,13 @@ pub(crate) struct Report<F> {
     #[serde(flatten)]
     pub(crate) common: Common,
     #[serde(flatten)]
-    pub(crate) findings: F,
+    pub(crate) metrics: F,
     program: &'static str,
 }
 
-impl<F: Findings> Report<F> {
-    pub(crate) fn new(common: Common, findings: F) -> Self {
-        Self { common, findings, program: command::VERSION_LINE }
+impl<F: Metrics> Report<F> {
+    pub(crate) fn new(common: Common, metrics: F) -> Self {
+        Self { common, metrics, program: command::VERSION_LINE }
     }
 
     /// One line of JSON.
@@ -70,12 +70,12 @@ impl<F: Findings> Report<F> {
     /// Prints it as one line of JSON, after what is for people, if that is wanted. Fails, with
     /// what is wrong, if the data was not verified.
     pub(crate) fn conclude(&self, is_json_only: bool) -> Result<(), Failure> {
-        let wrong = || Err(Failure::new(Exit::Corrupt, F::WRONG));
+        let wrong = || Err(Failure::new(Exit::DataCorrupted, F::FAILURE_TEXT));
         let done = if self.common.verified { Ok(()) } else { wrong() };
         if is_json_only {
             return report_as_json(done, self);
         }
-        text::print(&self.findings.for_people(&self.common))?;
+        text::print(&self.metrics.to_text(&self.common))?;
         text::print(&format!("{}\n", self.line()?))?;
         done
     }
@@ -89,6 +89,6 @@ pub(crate) fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
 }
 
 /// A figure for people.
-pub(crate) fn figure(value: Option<f64>) -> String {
+pub(crate) fn format_figure(value: Option<f64>) -> String {
     value.map_or_else(|| "?".to_owned(), |value| format!("{value:.3}"))
 }

@@ -1,13 +1,13 @@
 //! `fabricast bench ring`: messages through a ring.
 
-use fabric::ring::Notify;
+use fabric::ring::NotifyMode;
 use serde::Serialize;
 
-use super::cores::of_two;
+use super::cores::core_pair;
 use super::progress::Progress;
-use super::report::{Common, Findings, Report, rounded};
-use crate::exchange::flow::{self, Flow, Flown};
-use crate::exchange::plan::{Exchange, Mode, Place, Plan, ThreadingMode, Wait, name_of};
+use super::report::{Common, Metrics, Report, rounded};
+use crate::exchange::plan::{Exchange, Mode, OfferQuery, Plan, ThreadingMode, Wait, name_of};
+use crate::exchange::ring_exchange::{self, RingExchange, RingResult};
 use crate::exchange::{initiator, remote};
 use command::exit::{Exit, Failure};
 use command::histogram::Histogram;
@@ -41,7 +41,7 @@ pub(crate) struct Arguments {
     /// How the reader is told of what was written: imm, by an immediate with the write; msg, by a
     /// message after it; poll, not at all [default: the best form that the provider can do]
     #[arg(long, value_name = "FORM", value_parser = parse_notify)]
-    notify: Option<Notify>,
+    notify: Option<NotifyMode>,
     /// Messages that are measured; takes K, M, G
     #[arg(long = "iters", value_name = "N", value_parser = size::parse_positive, default_value = "10000")]
     iterations: u64,
@@ -57,7 +57,7 @@ pub(crate) struct Arguments {
     source: Option<String>,
     /// Wait for a client at this address, and be its other side, once; all but the provider
     /// and the source is the client's to say
-    #[arg(long, value_name = "HOST:PORT", conflicts_with_all = OF_THE_CLIENT)]
+    #[arg(long, value_name = "HOST:PORT", conflicts_with_all = CLIENT_ONLY)]
     serve: Option<String>,
     /// Only the JSON line
     #[arg(long)]
@@ -68,7 +68,7 @@ pub(crate) struct Arguments {
 }
 
 /// What a server is told by its client, or has no use for.
-const OF_THE_CLIENT: [&str; 11] = [
+const CLIENT_ONLY: [&str; 11] = [
     "server",
     "mode",
     "size",
@@ -84,15 +84,15 @@ const OF_THE_CLIENT: [&str; 11] = [
 
 /// How the reader is told: by an immediate with the write, by a small message after it, or not at
 /// all, so that it polls its memory, and zeroes it.
-const NOTIFY: [Notify; 3] = [Notify::Immediate, Notify::Message, Notify::Polling];
+const NOTIFY: [NotifyMode; 3] = [NotifyMode::Immediate, NotifyMode::Message, NotifyMode::Polling];
 
-fn parse_notify(text: &str) -> Result<Notify, String> {
+fn parse_notify(text: &str) -> Result<NotifyMode, String> {
     let found = NOTIFY.into_iter().find(|form| form.name() == text);
-    found.ok_or_else(|| format!("one of {}", NOTIFY.map(Notify::name).join(", ")))
+    found.ok_or_else(|| format!("one of {}", NOTIFY.map(NotifyMode::name).join(", ")))
 }
 
 #[derive(Debug, Serialize)]
-struct Found {
+struct RingMetrics {
     mode: String,
     notify: &'static str,
     ring_size: u64,
@@ -105,26 +105,26 @@ struct Found {
 }
 
 /// Bytes that a client may make a server take; and bytes that a side may take at all.
-const MOST_OF_A_CLIENT: u64 = 4 << 30;
-const MOST: u64 = 64 << 30;
+const MAX_CLIENT_MEMORY: u64 = 4 << 30;
+const MAX_MEMORY: u64 = 64 << 30;
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let place = Place {
+    let offer_query = OfferQuery {
         provider: arguments.provider.clone(),
         source: arguments.source.clone(),
         threading: ThreadingMode::Safe,
     };
     if let Some(source) = &arguments.source {
-        check_source(&place, source)?;
+        check_source(&offer_query, source)?;
     }
     if let Some(address) = &arguments.serve {
         let source = arguments.source.as_deref();
         return remote::serve(address, &arguments.provider, source, |plan| match &plan.exchange {
-            Exchange::Flow(flow) => check_for_a_client(flow),
+            Exchange::RingExchange(ring_exchange) => check_client_request(ring_exchange),
             _ => Err(Failure::new(Exit::Usage, "the client wants something else than a ring")),
         });
     }
-    let flow = Flow {
+    let ring_exchange = RingExchange {
         mode: arguments.mode,
         size: arguments.size,
         capacity: arguments.ring_size,
@@ -134,39 +134,43 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         iterations: arguments.iterations,
         warmup: (arguments.iterations / 10 + 1).min(1000),
     };
-    check(&flow)?;
-    let [here, there] = of_two(arguments.cores.as_deref())?;
+    check(&ring_exchange)?;
+    let [here, there] = core_pair(arguments.cores.as_deref())?;
     let plan = Plan {
-        place,
+        offer_query,
         waiting: arguments.waiting,
         core: there,
-        exchange: Exchange::Flow(flow.clone()),
+        exchange: Exchange::RingExchange(ring_exchange.clone()),
     };
-    let is_alone = arguments.server.is_none();
-    let there_too = if is_alone { flow.memory_of_target() } else { 0 };
+    let has_no_server = arguments.server.is_none();
+    let there_too = if has_no_server { ring_exchange.memory_of_target() } else { 0 };
     command::memory::check(
         "measure a ring",
-        flow.memory_of_initiator().saturating_add(there_too),
+        ring_exchange.memory_of_initiator().saturating_add(there_too),
         "Use a smaller --ring-size or --size",
     )?;
-    let what =
-        format!("{} {} over {}", flow.iterations, messages_of(flow.size), plan.place.provider);
+    let what = format!(
+        "{} {} over {}",
+        ring_exchange.iterations,
+        describe_messages(ring_exchange.size),
+        plan.offer_query.provider
+    );
     let progress = Progress::begin(what);
-    let station = match &arguments.server {
+    let side = match &arguments.server {
         Some(address) => remote::connect(&plan, address, here)?,
         None => initiator::start(&plan, here)?,
     };
-    let flown = flow::run(station, &flow)?;
+    let result = ring_exchange::run(side, &ring_exchange)?;
     drop(progress);
-    report(arguments, &flow, flown).conclude(arguments.json)
+    report(arguments, &ring_exchange, result).conclude(arguments.json)
 }
 
 /// An address is for networks: what stays on the machine would take it for a name, and both
 /// sides for the same.
-fn check_source(place: &Place, source: &str) -> Result<(), Failure> {
-    let anywhere = Place { source: None, ..place.clone() };
+fn check_source(offer_query: &OfferQuery, source: &str) -> Result<(), Failure> {
+    let anywhere = OfferQuery { source: None, ..offer_query.clone() };
     if anywhere.is_network() == Some(false) {
-        let provider = &place.provider;
+        let provider = &offer_query.provider;
         return Err(Failure::new(
             Exit::Usage,
             format!(
@@ -183,24 +187,24 @@ fn refuse(why: impl Into<String>) -> Result<(), Failure> {
 }
 
 /// What a client wants: it may not take all memory.
-fn check_for_a_client(flow: &Flow) -> Result<(), Failure> {
-    check(flow)?;
-    let wanted = flow.memory_of_target();
-    if wanted > MOST_OF_A_CLIENT {
+fn check_client_request(ring_exchange: &RingExchange) -> Result<(), Failure> {
+    check(ring_exchange)?;
+    let wanted = ring_exchange.memory_of_target();
+    if wanted > MAX_CLIENT_MEMORY {
         return refuse(format!(
             "this would take {} of the server's memory, for the ring and what it sends from; a client may \
              have {}",
             size::amount(wanted as f64),
-            size::print(MOST_OF_A_CLIENT),
+            size::print(MAX_CLIENT_MEMORY),
         ));
     }
     Ok(())
 }
 
 /// Also for what comes from a client.
-fn check(flow: &Flow) -> Result<(), Failure> {
-    if !flow.has_shape() {
-        let capacity = flow.capacity;
+fn check(ring_exchange: &RingExchange) -> Result<(), Failure> {
+    if !ring_exchange.has_valid_capacity() {
+        let capacity = ring_exchange.capacity;
         return refuse(format!(
             "--ring-size {capacity}: a ring has 1024 bytes to 1024G: powers of two, or up to \
              2097024 bytes any multiple of 128 bytes, and beyond that of a 16384th of it rounded up \
@@ -208,62 +212,70 @@ fn check(flow: &Flow) -> Result<(), Failure> {
             capacity.clamp(1 << 10, 1 << 40).next_power_of_two(),
         ));
     }
-    if flow.iterations > 1 << 30 || flow.warmup > 1 << 30 || flow.size > 1 << 40 || flow.size == 0 {
+    if ring_exchange.iterations > 1 << 30
+        || ring_exchange.warmup > 1 << 30
+        || ring_exchange.size > 1 << 40
+        || ring_exchange.size == 0
+    {
         return refuse("at most 1G messages, of 1024G each");
     }
-    let wanted = flow.memory_of_initiator();
-    if wanted > MOST {
+    let wanted = ring_exchange.memory_of_initiator();
+    if wanted > MAX_MEMORY {
         return refuse(format!(
             "this would take {wanted} bytes of memory ({}), for the ring and four messages to send from; at most {} are for a \
              measurement. Use a smaller --ring-size or --size",
             size::amount(wanted as f64),
-            size::print(MOST),
+            size::print(MAX_MEMORY),
         ));
     }
-    if flow.chunk == 0 {
+    if ring_exchange.chunk == 0 {
         return refuse("--chunk is at least 1");
     }
     Ok(())
 }
 
-fn report(arguments: &Arguments, flow: &Flow, flown: Flown) -> Report<Found> {
-    let Flown { measured, notify, credits, blocked } = flown;
+fn report(
+    arguments: &Arguments,
+    ring_exchange: &RingExchange,
+    result: RingResult,
+) -> Report<RingMetrics> {
+    let RingResult { measured, notify, credits, blocked } = result;
     // One way for a ping-pong, one message's share of a stream.
-    let share = if flow.mode == Mode::Lat { 0.5 } else { 1.0 };
+    let share = if ring_exchange.mode == Mode::Lat { 0.5 } else { 1.0 };
     let samples: Histogram = measured.samples.into_iter().collect();
     let percentiles = Common::of(&samples, share);
-    let bytes = flow.size as f64;
-    let rate = match flow.mode {
-        Mode::Bw => bytes * flow.iterations as f64 / measured.elapsed as f64,
+    let bytes = ring_exchange.size as f64;
+    let rate = match ring_exchange.mode {
+        Mode::Bw => bytes * ring_exchange.iterations as f64 / measured.elapsed as f64,
         Mode::Lat => percentiles.p50_us.map_or(0.0, |p50| bytes / p50 / 1e3),
     };
     let common = Common {
         gb_per_s: rounded(rate),
-        bytes: flow.size,
-        iterations: flow.iterations,
+        bytes: ring_exchange.size,
+        iterations: ring_exchange.iterations,
         provider: arguments.provider.clone(),
         waiting: name_of(arguments.waiting),
         cores: arguments.cores.clone(),
         verified: measured.verified,
         ..percentiles
     };
-    let found = Found {
-        mode: name_of(flow.mode),
+    let found = RingMetrics {
+        mode: name_of(ring_exchange.mode),
         notify: notify.name(),
         credits,
         blocked_us: rounded(blocked.as_secs_f64() * 1e6),
-        ring_size: flow.capacity,
-        watermark: flow.watermark.min(flow.capacity / 2),
-        chunk: flow.chunk,
+        ring_size: ring_exchange.capacity,
+        watermark: ring_exchange.watermark.min(ring_exchange.capacity / 2),
+        chunk: ring_exchange.chunk,
         libfabric: fabric::Version::running().to_string(),
     };
     Report::new(common, found)
 }
 
-impl Findings for Found {
-    const WRONG: &str = "data did not arrive as it was sent";
+impl Metrics for RingMetrics {
+    const FAILURE_TEXT: &str = "data did not arrive as it was sent";
 
-    fn for_people(&self, common: &Common) -> String {
+    fn to_text(&self, common: &Common) -> String {
         let [p50, p99, p999] = common.percentiles();
         let what = if self.mode == "lat" { "one way" } else { "for each message" };
         let verified = if common.verified { "verified" } else { "NOT VERIFIED" };
@@ -272,7 +284,7 @@ impl Findings for Found {
              p99.9 {p999:.3} us; {:.3} GB/s; {verified}\n",
             self.mode,
             common.iterations,
-            messages_of(common.bytes),
+            describe_messages(common.bytes),
             size::print(self.ring_size),
             common.provider,
             self.notify,
@@ -281,7 +293,7 @@ impl Findings for Found {
     }
 }
 
-fn messages_of(bytes: u64) -> String {
+fn describe_messages(bytes: u64) -> String {
     let unit = if bytes < 1 << 10 || !bytes.is_multiple_of(1 << 10) { " bytes" } else { "" };
     format!("messages of {}{unit}", size::print(bytes))
 }
@@ -290,8 +302,8 @@ fn messages_of(bytes: u64) -> String {
 mod tests {
     use super::*;
 
-    fn flow(mode: Mode, size: u64, capacity: u64) -> Flow {
-        Flow {
+    fn ring_exchange(mode: Mode, size: u64, capacity: u64) -> RingExchange {
+        RingExchange {
             mode,
             size,
             capacity,
@@ -305,8 +317,9 @@ mod tests {
 
     #[test]
     fn a_client_cannot_take_all_memory() {
-        let is_good =
-            |mode, size, capacity| check_for_a_client(&flow(mode, size, capacity)).is_ok();
+        let is_good = |mode, size, capacity| {
+            check_client_request(&ring_exchange(mode, size, capacity)).is_ok()
+        };
         assert!(is_good(Mode::Lat, 64, 8 << 20));
         assert!(is_good(Mode::Lat, 256 << 20, 8 << 20));
         assert!(!is_good(Mode::Lat, 1 << 30, 8 << 20));
@@ -323,14 +336,14 @@ mod tests {
     #[test]
     fn what_is_no_ring_is_told_what_one_is() {
         for (capacity, near) in [(1000, "1024 would do"), (3000, "4096 would do")] {
-            let text = check(&flow(Mode::Bw, 64, capacity)).unwrap_err().to_string();
+            let text = check(&ring_exchange(Mode::Bw, 64, capacity)).unwrap_err().to_string();
             assert!(text.contains(near), "{text}");
         }
         for capacity in [1024, 1024 + 128, 2_097_024, 1 << 40] {
-            assert!(flow(Mode::Bw, 64, capacity).has_shape(), "{capacity}");
+            assert!(ring_exchange(Mode::Bw, 64, capacity).has_valid_capacity(), "{capacity}");
         }
-        assert!(!flow(Mode::Bw, 64, u64::MAX).has_shape());
-        let too_large = check(&flow(Mode::Bw, 64, u64::MAX)).unwrap_err().to_string();
+        assert!(!ring_exchange(Mode::Bw, 64, u64::MAX).has_valid_capacity());
+        let too_large = check(&ring_exchange(Mode::Bw, 64, u64::MAX)).unwrap_err().to_string();
         assert!(too_large.contains("would do"), "{too_large}");
     }
 }

@@ -6,24 +6,26 @@ use std::time::{Duration, Instant};
 
 use gpu::{Device, DeviceName, Memory, Slice, Stream};
 use serde::{Deserialize, Serialize};
-use transfer::{Admission, Client, Opener, ShareService, Shared as SharedMemory, Tensor};
+use transfer::{
+    Admission, Opener, ShareClient, ShareService, SharedBuffer as SharedMemory, Tensor,
+};
 
-use super::cores::of_two;
-use super::party::{Done, Party, Shared, Task};
-use super::report::{Common, Findings, Report, median};
+use super::cores::core_pair;
+use super::report::{Common, Metrics, Report, median};
+use super::worker_group::{SharedSegment, Task, WorkerGroup, WorkerResult};
 use command::exit::Failure;
 use command::histogram::Histogram;
 use command::size;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 const NAME: &str = "buffer";
 /// Of the buffer's bytes, those that are not all the same.
-const SPOT: u64 = 1 << 20;
+const PATTERN_BYTES: u64 = 1 << 20;
 /// Copies of each kind that are timed together, and how often: one kind, then the other.
-const TOGETHER: u32 = 10;
+const COPIES_PER_SAMPLE: u32 = 10;
 const PAIRS: usize = 11;
 /// Openings of a buffer that is mapped already, for each that was not.
-const CACHED: u64 = 50;
+const CACHED_OPENS: u64 = 50;
 
 /// Opens a buffer of another process again and again, and reads through the mapping.
 ///
@@ -32,7 +34,7 @@ const CACHED: u64 = 50;
 /// The last line of the output is one JSON object.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// The device that the buffer lies on [default: cuda:0 if there is one, else stand-in:0]
+    /// The device that the buffer lies on [default: cuda:0 if there is one, else emulated:0]
     #[arg(long, value_name = "DEVICE")]
     device: Option<DeviceName>,
     /// The device that reads it [default: the same]
@@ -54,7 +56,7 @@ pub(crate) struct Arguments {
 
 /// What the reader does.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Opening {
+pub(crate) struct OpenTask {
     socket: PathBuf,
     reader: String,
     iterations: u64,
@@ -63,33 +65,33 @@ pub(crate) struct Opening {
 
 /// What the reader saw besides.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Seen {
+pub(crate) struct OpenResult {
     /// Nanoseconds to be given a handle.
     asked: Histogram,
     /// Nanoseconds to open a handle of what is mapped.
     cached: Histogram,
     /// Bytes per nanosecond of a copy out of the mapping, and of one out of memory of the
     /// reader's own on the same device; and the ratio of neighbours.
-    through: f64,
+    mapped_rate: f64,
     own: f64,
     ratio: f64,
 }
 
 #[derive(Debug, Serialize)]
-struct Found {
+struct ShareMetrics {
     reader: String,
-    ask_p50_us: Option<f64>,
+    handle_request_p50_us: Option<f64>,
     cached_p50_us: Option<f64>,
     cached_p99_us: Option<f64>,
-    own_gb_per_s: f64,
-    ratio_to_own: f64,
+    local_gb_per_s: f64,
+    ratio_to_local: f64,
 }
 
 /// The one named, or the best there is.
 pub(crate) fn choose(name: Option<DeviceName>) -> Result<Device, Failure> {
     let name = name.unwrap_or_else(|| match Device::count(gpu::Implementation::Cuda) {
         Ok(1..) => DeviceName::cuda(0),
-        _ => DeviceName::stand_in(0),
+        _ => DeviceName::emulated(0),
     });
     Ok(Device::open(name)?)
 }
@@ -97,7 +99,7 @@ pub(crate) fn choose(name: Option<DeviceName>) -> Result<Device, Failure> {
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let device = choose(arguments.device)?;
     let reader = arguments.reader.unwrap_or(device.name());
-    let [first, second] = of_two(arguments.cores.as_deref())?;
+    let [first, second] = core_pair(arguments.cores.as_deref())?;
     if device.name().implementation != gpu::Implementation::Cuda {
         // The buffer, and memory of the reader's own.
         let needs = arguments.size.saturating_mul(2);
@@ -105,27 +107,28 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
     let memory = device.allocate_shared(arguments.size, &[])?;
     let checksum = fill(&memory)?;
-    let mut party = Party::new(1)?;
+    let mut party = WorkerGroup::new(1)?;
     let socket = party.directory().join("share");
     let service = ShareService::start(&socket, Admission::own_user())?;
     let tensor = Tensor::bytes(arguments.size);
     let shared = SharedMemory::new(&memory, &tensor)?;
-    service.offer(NAME, shared)?;
+    service.publish(NAME, shared)?;
     if let Some(core) = first {
         crate::process::pin(core)?;
     }
     let opening =
-        Opening { socket, reader: reader.to_string(), iterations: arguments.iterations, checksum };
-    party.invite(&[(Task::Share(opening), second)])?;
+        OpenTask { socket, reader: reader.to_string(), iterations: arguments.iterations, checksum };
+    party.start_workers(&[(Task::Share(opening), second)])?;
     party.begin()?;
     let results = party.results()?;
     drop(service);
-    let Some((done, seen)) = results.first().and_then(|done| Some((done, done.seen.as_ref()?)))
+    let Some((done, open_result)) =
+        results.first().and_then(|done| Some((done, done.open_result.as_ref()?)))
     else {
         return Err(Failure::failed("the reader said nothing"));
     };
     let common = Common {
-        gb_per_s: seen.through,
+        gb_per_s: open_result.mapped_rate,
         bytes: arguments.size,
         iterations: arguments.iterations,
         provider: device.name().to_string(),
@@ -134,21 +137,21 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         verified: done.verified,
         ..Common::of(&done.samples, 1.0)
     };
-    let found = Found {
+    let found = ShareMetrics {
         reader: reader.to_string(),
-        ask_p50_us: seen.asked.microseconds(0.5),
-        cached_p50_us: seen.cached.microseconds(0.5),
-        cached_p99_us: seen.cached.microseconds(0.99),
-        own_gb_per_s: seen.own,
-        ratio_to_own: seen.ratio,
+        handle_request_p50_us: open_result.asked.microseconds(0.5),
+        cached_p50_us: open_result.cached.microseconds(0.5),
+        cached_p99_us: open_result.cached.microseconds(0.99),
+        local_gb_per_s: open_result.own,
+        ratio_to_local: open_result.ratio,
     };
     Report::new(common, found).conclude(arguments.json)
 }
 
-impl Findings for Found {
-    const WRONG: &str = "the reader saw other bytes";
+impl Metrics for ShareMetrics {
+    const FAILURE_TEXT: &str = "the reader saw other bytes";
 
-    fn for_people(&self, common: &Common) -> String {
+    fn to_text(&self, common: &Common) -> String {
         let [p50, p99, _] = common.percentiles();
         format!(
             "{} of {} opened for {}: first {p50:.1} us (p99 {p99:.1}), of which {:.1} to ask for \
@@ -157,10 +160,10 @@ impl Findings for Found {
             size::print(common.bytes),
             common.provider,
             self.reader,
-            self.ask_p50_us.unwrap_or_default(),
+            self.handle_request_p50_us.unwrap_or_default(),
             self.cached_p50_us.unwrap_or_default(),
             common.gb_per_s,
-            self.ratio_to_own,
+            self.ratio_to_local,
         )
     }
 }
@@ -169,26 +172,26 @@ impl Findings for Found {
 fn fill(memory: &Memory) -> Result<u64, Failure> {
     let stream = memory.mapped_for().stream()?;
     let length = memory.length();
-    let spot = SPOT.min(length);
+    let spot = PATTERN_BYTES.min(length);
     let bytes: Vec<u8> = (0..spot).map(|at| ((at * at) >> 3) as u8).collect();
     let filled = stream.fill(&memory.whole(), 0x5a).and_then(|()| {
         for offset in [0, (length - spot) / 2, length - spot] {
-            stream.upload(&memory.slice(offset, spot)?, &bytes, PATIENCE)?;
+            stream.upload(&memory.slice(offset, spot)?, &bytes, TIMEOUT)?;
         }
-        stream.checksum(&memory.whole(), PATIENCE)
+        stream.checksum(&memory.whole(), TIMEOUT)
     });
     Ok(filled?)
 }
 
 /// What the worker does.
 pub(crate) fn open(
-    _shared: &Shared,
-    opening: &Opening,
+    _shared: &SharedSegment,
+    opening: &OpenTask,
     ready: impl FnOnce() -> Result<(), Failure>,
-) -> Result<Done, Failure> {
+) -> Result<WorkerResult, Failure> {
     let name: DeviceName = opening.reader.parse()?;
     let device = Device::open(name)?;
-    let client = Client::connect(&opening.socket, PATIENCE)?;
+    let client = ShareClient::connect(&opening.socket, TIMEOUT)?;
     let opener = Opener::default();
     let stream = device.stream()?;
     ready()?;
@@ -199,33 +202,33 @@ pub(crate) fn open(
     let mut verified = true;
     for number in 0..opening.iterations {
         let asking = Instant::now();
-        let handle = client.handle(NAME, PATIENCE)?;
+        let handle = client.handle(NAME, TIMEOUT)?;
         let given = since(asking);
         let opened = opener.open(&handle, Some(&device))?;
         first.add(since(asking));
         asked.add(given);
-        for _ in 0..CACHED {
+        for _ in 0..CACHED_OPENS {
             let start = Instant::now();
             let again = opener.open(&handle, Some(&device))?;
             cached.add(since(start));
             verified &= again.memory.address() == opened.memory.address();
         }
         if number == 0 {
-            let sum = stream.checksum(&opened.slice(), PATIENCE)?;
+            let sum = stream.checksum(&opened.slice(), TIMEOUT)?;
             verified &= sum == opening.checksum;
         }
     }
-    let opened = client.open(NAME, Some(&device), PATIENCE)?;
-    let (through, own, ratio) = compare(&stream, &opened.slice())?;
-    let sum = stream.checksum(&opened.slice(), PATIENCE)?;
+    let opened = client.open(NAME, Some(&device), TIMEOUT)?;
+    let (mapped_rate, own, ratio) = compare(&stream, &opened.slice())?;
+    let sum = stream.checksum(&opened.slice(), TIMEOUT)?;
     verified &= sum == opening.checksum;
-    Ok(Done {
+    Ok(WorkerResult {
         samples: first,
         elapsed: since(start),
         iterations: opening.iterations,
         verified,
-        seen: Some(Seen { asked, cached, through, own, ratio }),
-        ..Done::default()
+        open_result: Some(OpenResult { asked, cached, mapped_rate, own, ratio }),
+        ..WorkerResult::default()
     })
 }
 
@@ -242,19 +245,19 @@ fn compare(stream: &Stream, shared: &Slice) -> gpu::Result<(f64, f64, f64)> {
     let target = stream.device().allocate(length)?;
     stream.fill(&own.whole(), 1)?;
     let time = |from: &Slice| -> gpu::Result<f64> {
-        stream.synchronize(PATIENCE)?;
+        stream.synchronize(TIMEOUT)?;
         let start = Instant::now();
-        for _ in 0..TOGETHER {
+        for _ in 0..COPIES_PER_SAMPLE {
             stream.copy(&target.whole(), from)?;
         }
-        stream.synchronize(PATIENCE)?;
-        let bytes = length as f64 * f64::from(TOGETHER);
+        stream.synchronize(TIMEOUT)?;
+        let bytes = length as f64 * f64::from(COPIES_PER_SAMPLE);
         Ok(bytes / start.elapsed().as_nanos() as f64)
     };
     // Pages that nobody touched yet, clocks that are low yet.
     time(shared)?;
     time(&own.whole())?;
-    let (mut through, mut plain, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut mapped_rate, mut plain, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
     for pair in 0..PAIRS {
         let (first, second) = if pair % 2 == 0 {
             let first = time(shared)?;
@@ -263,10 +266,10 @@ fn compare(stream: &Stream, shared: &Slice) -> gpu::Result<(f64, f64, f64)> {
             let second = time(&own.whole())?;
             (time(shared)?, second)
         };
-        through.push(first);
+        mapped_rate.push(first);
         plain.push(second);
         ratios.push(first / second);
     }
     let median = |values| median(values).unwrap_or_default();
-    Ok((median(through), median(plain), median(ratios)))
+    Ok((median(mapped_rate), median(plain), median(ratios)))
 }

@@ -13,7 +13,7 @@ use command::temp_dir::{self, Program};
 use nix::sys::signal::{SigSet, Signal, raise};
 
 use crate::process::leave;
-use crate::worker::end_children;
+use crate::worker::terminate_children;
 
 /// The directory to remove if a signal ends the process.
 static CURRENT: Mutex<Option<PathBuf>> = Mutex::new(None);
@@ -82,7 +82,7 @@ fn start_thread() -> Result<(), Failure> {
 fn end(signal: Signal, signals: &SigSet) -> ! {
     // Held to the end: no other thread creates or removes the directory from now on.
     let current = current();
-    end_children();
+    terminate_children();
     if let Some(directory) = current.as_ref() {
         // What this process was just about to make there would be in the way.
         let _ = (0..3).any(|_| fs::remove_dir_all(directory).is_ok());

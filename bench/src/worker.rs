@@ -10,25 +10,25 @@ use nix::sys::wait::{WaitPidFlag, waitpid};
 use nix::unistd::Pid;
 
 use command::exit::{Exit, Failure};
-use command::process::end_with_this_process;
+use command::process::kill_with_parent;
 
 /// How long a process that was asked to end may take.
-pub(crate) const FAREWELL: Duration = Duration::from_secs(2);
+pub(crate) const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Children that are there: process number, and the number of the signal that ends them; 0: none.
 /// A handler of signals can read it.
-static CHILDREN: [AtomicU64; MOST] = [const { AtomicU64::new(0) }; MOST];
+static CHILDREN: [AtomicU64; MAX_CHILDREN] = [const { AtomicU64::new(0) }; MAX_CHILDREN];
 /// A place for a child that is being started.
-const CLAIMED: u64 = u64::MAX;
+const RESERVED: u64 = u64::MAX;
 /// The most children at a time.
-const MOST: usize = 4096;
+const MAX_CHILDREN: usize = 4096;
 
 /// The children of this process that were not waited for yet, and by which signal each ends.
 pub(crate) fn children() -> impl Iterator<Item = (Pid, Signal)> {
     let known = CHILDREN
         .iter()
-        .map(|place| place.load(Ordering::Acquire))
-        .filter(|it| *it != 0 && *it != CLAIMED);
+        .map(|slot| slot.load(Ordering::Acquire))
+        .filter(|it| *it != 0 && *it != RESERVED);
     known.map(|it| {
         let signal = Signal::try_from((it >> 32) as i32).unwrap_or(Signal::SIGKILL);
         (Pid::from_raw(it as u32 as i32), signal)
@@ -36,11 +36,11 @@ pub(crate) fn children() -> impl Iterator<Item = (Pid, Signal)> {
 }
 
 /// Ends all children, and waits for them.
-pub(crate) fn end_children() {
+pub(crate) fn terminate_children() {
     for (child, signal) in children() {
         let _ = kill(child, signal);
     }
-    let deadline = Instant::now() + FAREWELL;
+    let deadline = Instant::now() + EXIT_TIMEOUT;
     for (child, _) in children() {
         let is_there = || {
             let state = waitpid(child, Some(WaitPidFlag::WNOHANG));
@@ -61,8 +61,8 @@ pub(crate) struct Worker {
     child: Child,
     label: &'static str,
     signal: Signal,
-    place: &'static AtomicU64,
-    ends_by_itself: bool,
+    slot: &'static AtomicU64,
+    expect_exit: bool,
 }
 
 impl Worker {
@@ -75,17 +75,17 @@ impl Worker {
         label: &'static str,
         signal: Signal,
     ) -> Result<Self, Failure> {
-        end_with_this_process(&mut command, signal);
-        let failed = |why: &str| Failure::failed(format!("starting {label}: {why}"));
-        let claim = |place: &&AtomicU64| {
-            place.compare_exchange(0, CLAIMED, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        kill_with_parent(&mut command, signal);
+        let failed = |why: &str| Failure::failed(format!("start {label} failed: {why}"));
+        let claim = |slot: &&AtomicU64| {
+            slot.compare_exchange(0, RESERVED, Ordering::AcqRel, Ordering::Relaxed).is_ok()
         };
-        let place = CHILDREN.iter().find(claim).ok_or_else(|| failed("there are too many"))?;
+        let slot = CHILDREN.iter().find(claim).ok_or_else(|| failed("too many child processes"))?;
         let spawned = command.spawn();
         let known = spawned.as_ref().map_or(0, |it| u64::from(it.id()) | (signal as u64) << 32);
-        place.store(known, Ordering::Release);
+        slot.store(known, Ordering::Release);
         let child = spawned.map_err(|error| failed(&error.to_string()))?;
-        Ok(Self { child, label, signal, place, ends_by_itself: false })
+        Ok(Self { child, label, signal, slot, expect_exit: false })
     }
 
     /// The number of the process.
@@ -101,8 +101,8 @@ impl Worker {
 
     /// It has said everything, and is about to end: dropping it waits a while before it is
     /// ended by its signal.
-    pub(crate) fn ends_by_itself(&mut self) {
-        self.ends_by_itself = true;
+    pub(crate) fn expect_exit(&mut self) {
+        self.expect_exit = true;
     }
 
     /// Waits for its end; None if it does not end in time.
@@ -121,11 +121,13 @@ impl Worker {
 
     /// It said nothing more: why?
     #[must_use]
-    pub(crate) fn explain_end(mut self) -> Failure {
+    pub(crate) fn exit_failure(mut self) -> Failure {
         let label = self.label;
-        match self.wait(FAREWELL) {
-            Some(status) => ended(label, status),
-            None => Failure::failed(format!("{label} closed its pipe but goes on; it was ended")),
+        match self.wait(EXIT_TIMEOUT) {
+            Some(status) => exit_status_failure(label, status),
+            None => {
+                Failure::failed(format!("{label} closed its pipe but did not exit; it was killed"))
+            }
         }
     }
 
@@ -134,11 +136,12 @@ impl Worker {
     /// # Errors
     /// It failed, or has not ended in time.
     pub(crate) fn finish(mut self) -> Result<(), Failure> {
-        match self.wait(FAREWELL) {
+        match self.wait(EXIT_TIMEOUT) {
             Some(status) if status.success() => Ok(()),
-            Some(status) => Err(ended(self.label, status)),
+            Some(status) => Err(exit_status_failure(self.label, status)),
             None => {
-                let why = format!("{} did not end within {FAREWELL:?}; it was ended", self.label);
+                let why =
+                    format!("{} did not exit within {EXIT_TIMEOUT:?}; it was killed", self.label);
                 Err(Failure::new(Exit::Deadline, why))
             }
         }
@@ -148,30 +151,30 @@ impl Worker {
 impl Drop for Worker {
     fn drop(&mut self) {
         // It is waited for now, and its number may be another's next.
-        self.place.store(0, Ordering::Release);
-        let patience = if self.ends_by_itself { FAREWELL } else { Duration::ZERO };
-        if self.wait(patience).is_some() {
+        self.slot.store(0, Ordering::Release);
+        let timeout = if self.expect_exit { EXIT_TIMEOUT } else { Duration::ZERO };
+        if self.wait(timeout).is_some() {
             return;
         }
         // Asked first: a provider that is asked removes its shared memory.
         if let Ok(number) = i32::try_from(self.child.id()) {
             let _ = kill(Pid::from_raw(number), self.signal);
         }
-        if self.wait(FAREWELL).is_none() {
+        if self.wait(EXIT_TIMEOUT).is_none() {
             let _ = self.child.kill();
             let _ = self.child.wait();
         }
     }
 }
 
-fn ended(label: &str, status: ExitStatus) -> Failure {
+fn exit_status_failure(label: &str, status: ExitStatus) -> Failure {
     match (status.code(), status.signal()) {
-        (Some(0), _) => Failure::failed(format!("{label} ended too early, with exit status 0")),
+        (Some(0), _) => Failure::failed(format!("{label} exited early with status 0")),
         (Some(code), _) => {
             let why = format!("{label} failed with exit status {code}");
             Failure::new(Exit::from_code(code), why)
         }
-        (None, Some(signal)) => Failure::failed(format!("{label} died of signal {signal}")),
+        (None, Some(signal)) => Failure::failed(format!("{label} was killed by signal {signal}")),
         (None, None) => Failure::failed(format!("{label} ended: {status}")),
     }
 }

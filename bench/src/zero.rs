@@ -7,8 +7,8 @@ use std::time::Instant;
 use fabric::{Access, Domain, HostMemory, MemoryRegion};
 use serde::Serialize;
 
-use super::report::{Common, Findings, Report, rounded};
-use crate::exchange::plan::{Place, ThreadingMode};
+use super::report::{Common, Metrics, Report, rounded};
+use crate::exchange::plan::{OfferQuery, ThreadingMode};
 use crate::process::pin;
 use command::exit::{Exit, Failure};
 use command::histogram::Histogram;
@@ -16,11 +16,11 @@ use command::size;
 
 /// Smaller pieces are zeroed many at a time, so that the clock is small beside them: all of
 /// them fit a first cache.
-const AT_LEAST: usize = 16 << 10;
+const MIN_ROUND_BYTES: usize = 16 << 10;
 /// What is in the memory before. Not zero, in no byte.
 const WRITTEN: u8 = 0xa5;
 /// Empty measurements, to know what the clock costs.
-const CLOCKS: usize = 1001;
+const CLOCK_SAMPLES: usize = 1001;
 
 /// Zeroes registered memory that was just read, as the ring does that polls its memory.
 ///
@@ -49,7 +49,7 @@ pub(crate) struct Arguments {
 
 /// What is in the common part is of one call of the ring's method.
 #[derive(Debug, Serialize)]
-struct Found {
+struct ZeroMetrics {
     memset_p50_us: Option<f64>,
     memset_p99_us: Option<f64>,
     memset_gb_per_s: f64,
@@ -62,7 +62,7 @@ struct Found {
 }
 
 /// The memory, of a whole number of pieces.
-struct Pieces {
+struct ZeroRegion {
     region: MemoryRegion,
     size: usize,
     count: usize,
@@ -82,17 +82,17 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     if let Some(core) = arguments.core {
         pin(core)?;
     }
-    let place = Place {
+    let offer_query = OfferQuery {
         provider: arguments.provider.clone(),
         source: None,
         threading: ThreadingMode::Safe,
     };
-    let domain = Domain::open(&place.offer()?)?;
-    let count = AT_LEAST.div_ceil(size);
+    let domain = Domain::open(&offer_query.offer()?)?;
+    let count = MIN_ROUND_BYTES.div_ceil(size);
     let memory = HostMemory::zeroed(count * size)?;
     // As a ring's memory is.
     let region = domain.register(memory, Access::REMOTE_WRITE)?;
-    let pieces = Pieces { region, size, count };
+    let pieces = ZeroRegion { region, size, count };
     let clock_ns = clock();
     let (mut ring, mut memset) = (Vec::new(), Vec::new());
     let mut verified = true;
@@ -111,7 +111,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let rate = |all: &Common| {
         all.p50_us.map_or(0.0, |p50| rounded(arguments.size as f64 / p50.max(1e-6) / 1e3))
     };
-    let found = Found {
+    let found = ZeroMetrics {
         memset_p50_us: memset.p50_us,
         memset_p99_us: memset.p99_us,
         memset_gb_per_s: rate(&memset),
@@ -135,14 +135,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
 
 /// Nanoseconds between two looks at the clock.
 fn clock() -> u64 {
-    let looks = (0..CLOCKS).map(|_| {
+    let looks = (0..CLOCK_SAMPLES).map(|_| {
         let start = Instant::now();
         start.elapsed().as_nanos() as u64
     });
     looks.collect::<Histogram>().quantile(0.5).unwrap_or_default()
 }
 
-impl Pieces {
+impl ZeroRegion {
     /// Nanoseconds that it took, and whether all bytes were as they had to be.
     fn round(&self, method: Method) -> Result<(u64, bool), Failure> {
         self.region.fill(0..self.count * self.size, WRITTEN)?;
@@ -186,10 +186,10 @@ impl Pieces {
     }
 }
 
-impl Findings for Found {
-    const WRONG: &str = "memory was not as it was left";
+impl Metrics for ZeroMetrics {
+    const FAILURE_TEXT: &str = "memory was not as it was left";
 
-    fn for_people(&self, common: &Common) -> String {
+    fn to_text(&self, common: &Common) -> String {
         let [p50, p99, _] = common.percentiles();
         format!(
             "{} of memory of {} zeroed: p50 {p50:.4}, p99 {p99:.4} us, {:.1} GB/s; by memset \

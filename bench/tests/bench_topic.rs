@@ -6,15 +6,15 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use serde_json::Value;
-use testkit::directory::Directory;
+use testkit::measurement_lock::lock_measurements;
 use testkit::processes::{cores, status};
-use testkit::turns::alone;
+use testkit::temp_dir::TempDir;
 
 /// What it says in its last line.
 #[track_caller]
 fn bench(name: &str, arguments: &[&str]) -> Value {
-    let _alone = alone();
-    let directory = Directory::new(&format!("bench-topic-{name}"));
+    let _alone = lock_measurements();
+    let directory = TempDir::new(&format!("bench-topic-{name}"));
     let mut command = Command::new(env!("CARGO_BIN_EXE_fabricast-bench"));
     command.args(["topic"]).args(arguments).args(["--waiting", "block", "--json"]);
     let output = command.env("TMPDIR", &*directory).env_remove("FI_PROVIDER").output().unwrap();
@@ -53,9 +53,9 @@ fn whoever_is_started_has_a_core_of_its_own() {
     let [first, second, ..] = &cores[..] else {
         testkit::skip!("there is one core only");
     };
-    let _alone = alone();
+    let _alone = lock_measurements();
     let mut command = Command::new(env!("CARGO_BIN_EXE_fabricast-bench"));
-    command.args(["topic", "--between", "--waiting", "adaptive", "--iters", "22"]);
+    command.args(["topic", "--inter-node", "--waiting", "adaptive", "--iters", "22"]);
     command.args(["--cores", &format!("{first},{second}")]).env_remove("FI_PROVIDER");
     let mut bench = command.stdout(Stdio::null()).spawn().unwrap();
     let number = bench.id().to_string();
@@ -113,7 +113,16 @@ fn within_a_node() {
     assert!(queue > 0.0, "{found}");
     let beyond = found["beyond_queue_us"].as_f64().unwrap();
     assert!((beyond - (all - queue)).abs() < 1e-6, "{found}");
-    let more = ["--iters", "33", "--size", "1M", "--subscribers", "3", "--ratio", "--copy"];
+    let more = [
+        "--iters",
+        "33",
+        "--size",
+        "1M",
+        "--subscribers",
+        "3",
+        "--single-subscriber",
+        "--time-fill",
+    ];
     let found = bench("ratio", &more);
     assert!(found["fan_out_ratio"].as_f64() > Some(0.0), "{found}");
     assert_eq!((&found["subscribers"], &found["compared"]), (&3.into(), &8.into()), "{found}");
@@ -126,14 +135,14 @@ fn cores_may_be_fewer_or_more() {
     let found = bench("one core", &["--iters", "33", "--subscribers", "2", "--cores", &core]);
     assert_eq!(found["note"], "publisher and readers share one core", "{found}");
     let four = [core.as_str(); 4].join(",");
-    let found = bench("four", &["--between", "--iters", "33", "--cores", &four]);
+    let found = bench("four", &["--inter-node", "--iters", "33", "--cores", &four]);
     assert!(found["note"].as_str().unwrap().starts_with("services have"), "{found}");
     assert!(found["ring_p50_us"].as_f64() > Some(0.0), "{found}");
 }
 
 #[test]
 fn between_nodes() {
-    let found = bench("small", &["--between", "--iters", "33", "--subscribers", "2"]);
+    let found = bench("small", &["--inter-node", "--iters", "33", "--subscribers", "2"]);
     assert!(found["ring_p50_us"].as_f64() > Some(0.0), "{found}");
     assert!(found["messages_per_s"].as_f64() > Some(0.0), "{found}");
     assert_eq!((&found["path"], &found["stream_depth"]), (&"ring".into(), &1024.into()));
@@ -141,10 +150,10 @@ fn between_nodes() {
     assert!(small.starts_with(&["borrow", "begin", "wire"]), "{found}");
     assert!(small.ends_with(&["notice", "drop"]), "{found}");
     assert!(small.contains(&found["slowest_stage"].as_str().unwrap()), "{found}");
-    let device = ["--memory", "stand-in:0", "--to", "stand-in:1"];
-    let large = ["--between", "--iters", "11", "--size", "4M"];
+    let device = ["--memory", "emulated:0", "--remote-memory", "emulated:1"];
+    let large = ["--inter-node", "--iters", "11", "--size", "4M"];
     let found = bench("large", &[&large[..], &device].concat());
-    assert_eq!((&found["path"], &found["to"]), (&"staged-ring".into(), &"stand-in:1".into()));
+    assert_eq!((&found["path"], &found["to"]), (&"staged-ring".into(), &"emulated:1".into()));
     assert_eq!(
         stages(&found),
         ["borrow", "begin", "out", "wire", "in", "notice", "drop"],
@@ -174,8 +183,9 @@ fn several_lanes_and_readers() {
         eprintln!("one core has one lane");
         return;
     }
-    let arguments = ["--between", "--iters", "11", "--size", "2M", "--lanes", "2", "--ratio"];
-    let more = ["--subscribers", "2", "--memory", "stand-in:0", "--to", "stand-in:1"];
+    let arguments =
+        ["--inter-node", "--iters", "11", "--size", "2M", "--lanes", "2", "--single-subscriber"];
+    let more = ["--subscribers", "2", "--memory", "emulated:0", "--remote-memory", "emulated:1"];
     for (more, wire_only) in [(&more[..], false), (&more[..2], true)] {
         let found = bench("lanes", &[&arguments[..], more].concat());
         assert_eq!(found["lanes"], 2, "{found}");
@@ -193,7 +203,8 @@ fn several_lanes_and_readers() {
 #[test]
 fn beside_the_baseline() {
     let arguments = ["--baseline", "thesis", "--iters", "11", "--size", "1M", "--subscribers", "2"];
-    let found = bench("baseline", &[&arguments[..], &["--ratio", "--cores", "auto"]].concat());
+    let found =
+        bench("baseline", &[&arguments[..], &["--single-subscriber", "--cores", "auto"]].concat());
     assert!(found["fan_out_ratio"].as_f64() > Some(0.0), "{found}");
     let baseline = &found["baseline"];
     assert_eq!(baseline["stages"].as_array().unwrap().len(), 5, "{found}");
@@ -204,9 +215,9 @@ fn beside_the_baseline() {
 
 #[test]
 fn idle_topics_and_many_at_once() {
-    let found = bench("idle", &["--topics", "20", "--seconds", "1"]);
+    let found = bench("idle", &["--idle-topics", "20", "--seconds", "1"]);
     assert!(found["cpu_percent"].is_number() && found["memory_of_each"].is_number(), "{found}");
-    let many = ["--many", "6", "--subscribers", "4", "--seconds", "1", "--size", "4K"];
+    let many = ["--many-topics", "6", "--subscribers", "4", "--seconds", "1", "--size", "4K"];
     let found = bench("many", &many);
     assert_eq!((&found["lost"], &found["topics"]), (&0.into(), &6.into()), "{found}");
     assert!(found["smallest_share"].as_f64() > Some(0.0), "{found}");
@@ -221,9 +232,9 @@ fn what_cannot_be_is_refused() {
     for arguments in [
         &["--size", "8"][..],
         &["--cores", "1000000"],
-        &["--within", "--between"],
+        &["--intra-node", "--inter-node"],
         &["--fan-out", "2", "--subscribers", "2"],
-        &["--fan-out", "2", "--ratio"],
+        &["--fan-out", "2", "--single-subscriber"],
     ] {
         let mut command = Command::new(env!("CARGO_BIN_EXE_fabricast-bench"));
         let output = command.args(["topic"]).args(arguments).output().unwrap();

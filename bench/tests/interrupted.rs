@@ -11,9 +11,9 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use testkit::children::Child;
-use testkit::directory::Directory;
-use testkit::processes::{Process, descendants, until, until_gone};
-use testkit::turns::alone;
+use testkit::measurement_lock::lock_measurements;
+use testkit::processes::{Process, descendants, poll_until, wait_until_gone};
+use testkit::temp_dir::TempDir;
 
 const UNSHARE: [&str; 7] =
     ["--pid", "--fork", "--kill-child", "--mount-proc", "--mount", "--ipc", "--net"];
@@ -21,12 +21,12 @@ const UNSHARE: [&str; 7] =
 /// A measurement that would take for ever, with a directory for temporary files of its own.
 struct Measurement {
     child: Child,
-    directory: Rc<Directory>,
+    directory: Rc<TempDir>,
 }
 
 impl Measurement {
     fn start(name: &str, arguments: &[&str]) -> Self {
-        let directory = Rc::new(Directory::new(&format!("ends-{name}")));
+        let directory = Rc::new(TempDir::new(&format!("ends-{name}")));
         let child = Child::start(&mut bench(&directory, arguments));
         Self { child, directory }
     }
@@ -41,7 +41,7 @@ impl Measurement {
 
     /// Waits until others take part in it.
     fn wait_for_others(&self, count: usize) -> BTreeSet<Process> {
-        until("nobody else was started", || {
+        poll_until("nobody else was started", || {
             let all = descendants(self.number());
             (all.len() >= count).then_some(all)
         })
@@ -54,7 +54,7 @@ impl Measurement {
         // libfabric's shm catches signals, removes what it has, and ends the process with 1.
         let is_by_provider = signal != Signal::SIGKILL && status.code() == Some(1);
         assert!(is_by_provider || status.signal() == Some(signal as i32), "{status}");
-        until_gone(others);
+        wait_until_gone(others);
     }
 }
 
@@ -68,16 +68,16 @@ fn bench(directory: &Path, arguments: &[&str]) -> Command {
 /// Only reached by what fails.
 const ENDING: Duration = Duration::from_secs(60);
 const TRANSFER: [&str; 9] =
-    ["transfer", "--from", "stand-in:0", "--to", "stand-in:1", "--size", "4K", "--iters", "1G"];
+    ["transfer", "--from", "emulated:0", "--to", "emulated:1", "--size", "4K", "--iters", "1G"];
 
 #[test]
 fn who_is_asked_to_end_leaves_nothing() {
-    let _alone = alone();
+    let _alone = lock_measurements();
     for (name, arguments) in [
         ("transfer", &TRANSFER[..]),
         ("queue", &["queue", "--iters", "1G", "--waiting", "block"]),
         ("alloc", &["alloc", "--processes", "2", "--iters", "1G"]),
-        ("share", &["share", "--device", "stand-in:0", "--size", "4K", "--iters", "1G"]),
+        ("share", &["share", "--device", "emulated:0", "--size", "4K", "--iters", "1G"]),
     ] {
         for signal in [Signal::SIGTERM, Signal::SIGINT] {
             let mut measurement = Measurement::start(name, arguments);
@@ -90,7 +90,7 @@ fn who_is_asked_to_end_leaves_nothing() {
 
 #[test]
 fn between_namespaces_too() {
-    let _alone = alone();
+    let _alone = lock_measurements();
     let works = Command::new("unshare").args(UNSHARE).arg("true").stderr(Stdio::null()).status();
     if !works.is_ok_and(|status| status.success()) {
         testkit::skip!("no namespaces can be made here");
@@ -107,7 +107,7 @@ fn between_namespaces_too() {
 
 #[test]
 fn what_the_killed_leave_the_next_one_removes() {
-    let _alone = alone();
+    let _alone = lock_measurements();
     let mut measurement = Measurement::start("killed", &TRANSFER);
     let others = measurement.wait_for_others(1);
     measurement.end(Signal::SIGKILL, &others);
@@ -127,8 +127,8 @@ fn what_the_killed_leave_the_next_one_removes() {
 /// As by nohup, or in the background of a script.
 #[test]
 fn a_signal_that_is_ignored_ends_nothing() {
-    let _alone = alone();
-    let directory = Rc::new(Directory::new("ends-ignored"));
+    let _alone = lock_measurements();
+    let directory = Rc::new(TempDir::new("ends-ignored"));
     let program = env!("CARGO_BIN_EXE_fabricast-bench");
     let script = format!("trap '' INT; exec {program} {}", TRANSFER.join(" "));
     let mut shell = Command::new("sh");
@@ -142,7 +142,7 @@ fn a_signal_that_is_ignored_ends_nothing() {
 
 #[test]
 fn processes_of_a_fabric_end_with_who_started_them() {
-    let _alone = alone();
+    let _alone = lock_measurements();
     for command in ["fabric", "ring"] {
         // Who is killed leaves memory of shm behind.
         for (signal, provider) in
@@ -159,13 +159,13 @@ fn processes_of_a_fabric_end_with_who_started_them() {
 
 #[test]
 fn a_core_that_is_not_there_is_a_mistake_of_the_user() {
-    let _alone = alone();
-    let directory = Directory::new("ends-cores");
+    let _alone = lock_measurements();
+    let directory = TempDir::new("ends-cores");
     for arguments in [
-        &["transfer", "--from", "stand-in:0", "--size", "4K", "--cores", "0,1000"][..],
-        &["transfer", "--from", "stand-in:0", "--size", "4K", "--cores", "1000,0"],
-        &["transfer", "--from", "stand-in:0", "--size", "4K", "--cores", "0"],
-        &["share", "--device", "stand-in:0", "--size", "4K", "--cores", "0,1000"],
+        &["transfer", "--from", "emulated:0", "--size", "4K", "--cores", "0,1000"][..],
+        &["transfer", "--from", "emulated:0", "--size", "4K", "--cores", "1000,0"],
+        &["transfer", "--from", "emulated:0", "--size", "4K", "--cores", "0"],
+        &["share", "--device", "emulated:0", "--size", "4K", "--cores", "0,1000"],
         &["queue", "--iters", "10", "--cores", "0,1000"],
         &["alloc", "--iters", "10", "--processes", "1", "--cores", "1000"],
         &["fabric", "--provider", "shm", "--iters", "10", "--cores", "0,1000"],

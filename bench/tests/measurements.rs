@@ -5,8 +5,8 @@ use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use testkit::processes::{children, until};
-use testkit::turns::alone;
+use testkit::measurement_lock::lock_measurements;
+use testkit::processes::{children, poll_until};
 
 /// Runs the program to its end, which has to come soon.
 fn bench(arguments: &[&str]) -> Output {
@@ -77,7 +77,7 @@ fn nonsense_is_a_usage_error() {
 /// Every operation, both modes, several sizes: everything is verified.
 #[test]
 fn measurements_check_their_data() {
-    let _alone = alone();
+    let _alone = lock_measurements();
     for provider in providers() {
         for operation in ["writedata", "write", "read", "send"] {
             let sizes = [("lat", "64", "200"), ("lat", "9", "20"), ("bw", "100000", "64")];
@@ -111,7 +111,7 @@ fn measurements_check_their_data() {
 
 #[test]
 fn the_json_line_has_the_agreed_keys() {
-    let _alone = alone();
+    let _alone = lock_measurements();
     let provider = &providers()[0];
     for threading in ["safe", "domain"] {
         let out = succeed(&[
@@ -153,14 +153,14 @@ fn the_json_line_has_the_agreed_keys() {
 /// Several processes share the allocator and the queue, and all is there at the end.
 #[test]
 fn what_processes_share_is_measured() {
-    let _alone = alone();
+    let _alone = lock_measurements();
     for more in [
         &["alloc", "--processes", "2", "--iters", "2000"][..],
         &["alloc", "--fixed", "--size", "4K", "--iters", "2000"],
         &["queue", "--readers", "2", "--waiting", "block", "--iters", "200"],
         &["queue", "--waiting", "adaptive", "--iters", "200"],
-        &["share", "--device", "stand-in:0", "--size", "1M", "--iters", "5"],
-        &["share", "--device", "stand-in:0", "--reader", "stand-in:1", "--size", "4K"],
+        &["share", "--device", "emulated:0", "--size", "1M", "--iters", "5"],
+        &["share", "--device", "emulated:0", "--reader", "emulated:1", "--size", "4K"],
     ] {
         let out = succeed(more);
         let lines = if more[0] == "share" { 3 } else { 2 };
@@ -182,13 +182,13 @@ fn what_processes_share_is_measured() {
     ] {
         assert_eq!(fail(more).0, 2, "{more:?}");
     }
-    let (code, text) = fail(&["share", "--device", "stand-in:9"]);
+    let (code, text) = fail(&["share", "--device", "emulated:9"]);
     assert_eq!(code, 3, "{text}");
 }
 
 #[test]
 fn messages_through_a_ring_are_checked() {
-    let _alone = alone();
+    let _alone = lock_measurements();
     for provider in providers() {
         for more in [
             &["--iters", "200"][..],
@@ -220,7 +220,7 @@ fn messages_through_a_ring_are_checked() {
 
 #[test]
 fn a_ring_is_measured_between_a_server_and_a_client() {
-    let _alone = alone();
+    let _alone = lock_measurements();
     for provider in providers() {
         for more in [&["--iters", "50"][..], &["--mode", "bw", "--size", "64K", "--iters", "64"]] {
             let mut server = Command::new(env!("CARGO_BIN_EXE_fabricast-bench"))
@@ -244,7 +244,7 @@ fn a_ring_is_measured_between_a_server_and_a_client() {
 
 #[test]
 fn zeroing_is_measured_and_checked() {
-    let _alone = alone();
+    let _alone = lock_measurements();
     for provider in providers() {
         for size in ["1", "64", "5000", "300K"] {
             let arguments = ["--provider", provider, "--size", size, "--iters", "20"];
@@ -259,7 +259,7 @@ fn zeroing_is_measured_and_checked() {
 
 #[test]
 fn sleeping_sides_get_there_too() {
-    let _alone = alone();
+    let _alone = lock_measurements();
     for provider in providers() {
         for waiting in ["adaptive", "block"] {
             for operation in ["writedata", "read", "send"] {
@@ -289,7 +289,7 @@ fn sleeping_sides_get_there_too() {
 /// no zombie behind.
 #[test]
 fn a_dead_target_is_reported() {
-    let _alone = alone();
+    let _alone = lock_measurements();
     let provider = &providers()[0];
     let bench = Command::new(env!("CARGO_BIN_EXE_fabricast-bench"))
         .args(["fabric", "--provider", provider, "--iters", "1G"])
@@ -298,7 +298,8 @@ fn a_dead_target_is_reported() {
         .stderr(std::process::Stdio::piped())
         .spawn()
         .unwrap();
-    let target = until("no second process was started", || children(bench.id() as i32).pop_first());
+    let target =
+        poll_until("no second process was started", || children(bench.id() as i32).pop_first());
     let target = target.0.to_string();
     // Some way into the measurement.
     std::thread::sleep(Duration::from_millis(500));
@@ -318,7 +319,7 @@ fn failures_with_json_are_one_line() {
         (&["ring", "--json"], 2),
         (&["ring", "--provider", "carrier-pigeon", "--json"], 3),
         (&["topic", "--size", "1", "--json"], 2),
-        (&["transfer", "--from", "stand-in:99", "--json"], 3),
+        (&["transfer", "--from", "emulated:99", "--json"], 3),
     ] {
         let output = bench(arguments);
         let (out, error) = (text(&output.stdout), text(&output.stderr));
@@ -335,9 +336,9 @@ fn what_cannot_be_measured_here_is_refused_at_once() {
     let start = Instant::now();
     for arguments in [
         &["topic", "--size", "1024G"][..],
-        &["topic", "--between", "--size", "1024G"],
-        &["transfer", "--from", "stand-in:0", "--size", "4096G"],
-        &["share", "--device", "stand-in:0", "--size", "4096G"],
+        &["topic", "--inter-node", "--size", "1024G"],
+        &["transfer", "--from", "emulated:0", "--size", "4096G"],
+        &["share", "--device", "emulated:0", "--size", "4096G"],
     ] {
         let (code, message) = fail(arguments);
         assert_eq!(code, 7, "{arguments:?}: {message}");
@@ -353,7 +354,7 @@ fn what_cannot_be_measured_here_is_refused_at_once() {
     }
     // With fewer descriptors than the service would need.
     let mut command = Command::new("sh");
-    let line = "ulimit -n 200; exec \"$0\" topic --topics 300 --seconds 1";
+    let line = "ulimit -n 200; exec \"$0\" topic --idle-topics 300 --seconds 1";
     let output =
         command.args(["-c", line, env!("CARGO_BIN_EXE_fabricast-bench")]).output().unwrap();
     let message = text(&output.stderr);
@@ -369,9 +370,9 @@ fn what_cannot_be_measured_here_is_refused_at_once() {
 /// A path of GPUs, taken by memory of the host, is not to be mistaken for one.
 #[test]
 fn programs_are_told_that_no_gpu_took_part() {
-    let _alone = alone();
+    let _alone = lock_measurements();
     let arguments =
-        ["transfer", "--from", "stand-in:0", "--size", "64K", "--iters", "11", "--json"];
+        ["transfer", "--from", "emulated:0", "--size", "64K", "--iters", "11", "--json"];
     let line = last_line(&succeed(&arguments));
     assert_eq!((&line["path"], &line["emulated"]), (&"cuda-ipc".into(), &true.into()), "{line}");
 }

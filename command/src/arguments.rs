@@ -11,7 +11,7 @@ use crate::text;
 #[must_use]
 pub fn read<A: Parser>() -> A {
     read_from(std::env::args_os()).unwrap_or_else(|error| {
-        if error.use_stderr() && ask_for_json(std::env::args_os()) {
+        if error.use_stderr() && wants_json(std::env::args_os()) {
             let why = cause(&error.render().to_string());
             let _ = text::json(&json!({ "error": why, "exit_code": error.exit_code() }));
         }
@@ -21,7 +21,7 @@ pub fn read<A: Parser>() -> A {
 
 /// Do these arguments have the option `--json`? True also if other arguments are wrong.
 #[must_use]
-pub fn ask_for_json(arguments: impl IntoIterator<Item = OsString>) -> bool {
+pub fn wants_json(arguments: impl IntoIterator<Item = OsString>) -> bool {
     arguments.into_iter().skip(1).take_while(|it| it != "--").any(|it| it == "--json")
 }
 
@@ -62,7 +62,7 @@ mod tests {
 
     #[test]
     fn json_is_asked_for_by_its_option_alone() {
-        let asks = |line: &str| ask_for_json(line.split(' ').map(OsString::from));
+        let asks = |line: &str| wants_json(line.split(' ').map(OsString::from));
         assert!(asks("fabricast pub t --json") && asks("fabricast --dephth 3 --json --size"));
         assert!(!asks("--json pub t") && !asks("fabricast sub -- --json"));
         assert!(!asks("fabricast sub --jsonl"));

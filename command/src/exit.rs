@@ -12,24 +12,24 @@ use crate::{arguments, text};
 /// What help says of exit codes and of the environment.
 pub const HELP: &str = "\
 Exit codes:
-  0  it worked
-  1  it failed
-  2  the command line, or a setting, is wrong
-  3  no provider, no device, or no path is what was asked for; or a program is not installed
-  4  a deadline passed
-  5  data arrived altered
-  6  nobody is there who was asked for
-  7  a message is longer than its topic allows, or the node has no room for it
-  8  messages of a reliable topic were missed, or the subscriber was evicted for being too slow
-  9  this user may not use the node, or its directory is on a file system that is read-only
- 10  another process serves the node, and stays
-130  interrupted before it was done
-141  who read the output did not read on
+  0  success
+  1  failure
+  2  invalid command line or setting
+  3  no matching provider, device or path; or fabricast-bench is not installed
+  4  deadline exceeded
+  5  received data is corrupted
+  6  node, topic, agent or directory not found
+  7  limit exceeded: message longer than its topic allows, or budget, memory or descriptors exhausted
+  8  messages of a reliable topic were missed, or the subscriber was evicted as too slow
+  9  permission denied: node of another user, or directory not writable
+ 10  node already served by another fabricast node
+130  interrupted (SIGINT or SIGTERM) before completion
+141  output pipe closed by its reader
 
 Environment:
   FABRICAST_LOG  off, error, warn (the default), info, debug or trace; to stderr
-  FI_PROVIDER    libfabric's own filter of providers; obeyed, and shown where it matters
-  FI_LOG_LEVEL   libfabric's own messages: warn, trace, info or debug";
+  FI_PROVIDER    libfabric's provider filter; it applies, and is shown where it matters
+  FI_LOG_LEVEL   libfabric's log level: warn, trace, info or debug";
 
 /// What the exit code says. `--help` documents the numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,19 +44,19 @@ pub enum Exit {
     /// A deadline passed.
     Deadline = 4,
     /// Data arrived altered.
-    Corrupt = 5,
+    DataCorrupted = 5,
     /// Nobody is there who was asked for.
-    NobodyThere = 6,
+    NotFound = 6,
     /// A message is longer than its topic allows, or the node has no room for it.
-    TooMuch = 7,
+    LimitExceeded = 7,
     /// Messages were missed.
-    Missed = 8,
+    MessagesMissed = 8,
     /// This user may not use the node, or nothing can be written in its directory.
     Denied = 9,
     /// Another process serves the node.
-    Taken = 10,
+    AlreadyServed = 10,
     /// As shells have it for a broken pipe.
-    Unread = 141,
+    OutputClosed = 141,
     /// As shells have it for Ctrl-C.
     Interrupted = 130,
 }
@@ -68,13 +68,13 @@ impl Exit {
             2 => Self::Usage,
             3 => Self::NoProvider,
             4 => Self::Deadline,
-            5 => Self::Corrupt,
-            6 => Self::NobodyThere,
-            7 => Self::TooMuch,
-            8 => Self::Missed,
+            5 => Self::DataCorrupted,
+            6 => Self::NotFound,
+            7 => Self::LimitExceeded,
+            8 => Self::MessagesMissed,
             9 => Self::Denied,
-            10 => Self::Taken,
-            141 => Self::Unread,
+            10 => Self::AlreadyServed,
+            141 => Self::OutputClosed,
             130 => Self::Interrupted,
             _ => Self::Failed,
         }
@@ -89,8 +89,8 @@ pub fn conclude(result: Result<(), Failure>) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             if !failure.is_silent() {
-                text::complain(&format!("fabricast: {failure}"));
-                if arguments::ask_for_json(std::env::args_os()) {
+                text::print_error(&format!("fabricast: {failure}"));
+                if arguments::wants_json(std::env::args_os()) {
                     // The exit code stands also if the output is closed.
                     let _ = text::json(&failure.document());
                 }
@@ -160,7 +160,7 @@ impl Failure {
     }
 
     /// Says in front what was being done.
-    pub fn while_doing(mut self, what: impl fmt::Display) -> Self {
+    pub fn with_operation(mut self, what: impl fmt::Display) -> Self {
         self.0.message = format!("{what}: {}", self.0.message);
         self
     }
@@ -206,15 +206,15 @@ impl From<pubsub::Error> for Failure {
             Kind::InvalidArgument | Kind::SettingsDiffer => Exit::Usage,
             Kind::DeadlineExceeded => Exit::Deadline,
             Kind::NoProvider | Kind::NoDevice => Exit::NoProvider,
-            Kind::Unknown | Kind::Closed => Exit::NobodyThere,
+            Kind::NotFound | Kind::Closed => Exit::NotFound,
             Kind::OverBudget
             | Kind::TooLong
             | Kind::TooMany
             | Kind::TooManyLoans
-            | Kind::TooManySamples => Exit::TooMuch,
-            Kind::Evicted => Exit::Missed,
+            | Kind::TooManySamples => Exit::LimitExceeded,
+            Kind::Evicted => Exit::MessagesMissed,
             Kind::Denied => Exit::Denied,
-            Kind::AlreadyServed => Exit::Taken,
+            Kind::AlreadyServed => Exit::AlreadyServed,
             _ => Exit::Failed,
         };
         Self::new(exit, error.to_string())
@@ -252,11 +252,11 @@ mod tests {
         let path = std::env::temp_dir().join(format!("fabricast-exit-{}", std::process::id()));
         let options = pubsub::NodeOptions { directory: path.clone(), ..Default::default() };
         let node = pubsub::Node::join(options).unwrap();
-        let memory = "stand-in:99".parse().unwrap();
+        let memory = "emulated:99".parse().unwrap();
         let wanted = pubsub::TopicSettings { memory, ..Default::default() };
         let exit = |error: pubsub::Error| Failure::from(error).exit();
         assert_eq!(exit(node.topic("t", &wanted).unwrap_err()), Exit::NoProvider);
-        assert_eq!(exit(node.open("t").unwrap_err()), Exit::NobodyThere);
+        assert_eq!(exit(node.open("t").unwrap_err()), Exit::NotFound);
         drop(node);
         let _ = std::fs::remove_dir_all(path);
     }

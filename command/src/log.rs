@@ -11,24 +11,24 @@ use crate::exit::{Exit, Failure};
 ///
 /// # Errors
 /// `FABRICAST_LOG` is no level.
-pub fn start(said: Option<LevelFilter>, usual: LevelFilter) -> Result<(), Failure> {
+pub fn start(requested: Option<LevelFilter>, default_level: LevelFilter) -> Result<(), Failure> {
     // Set to nothing counts as not set, as with the settings.
     let named = std::env::var_os("FABRICAST_LOG").filter(|value| !value.is_empty());
-    let level = match (said, named) {
+    let level = match (requested, named) {
         (Some(level), _) => level,
-        (None, None) => usual,
+        (None, None) => default_level,
         (None, Some(named)) => {
             let named = named.to_string_lossy();
             named.parse().map_err(|_| {
                 let levels = "off, error, warn, info, debug or trace";
                 let named = named.escape_debug();
-                let why = format!("environment FABRICAST_LOG is \"{named}\": {levels} is possible");
+                let why = format!("environment FABRICAST_LOG is \"{named}\". Use one of {levels}");
                 Failure::new(Exit::Usage, why)
             })?
         }
     };
     let log = tracing_subscriber::fmt().with_writer(std::io::stderr).with_max_level(level);
-    match goes_to_the_journal() {
+    match is_journal() {
         // It notes the time by itself.
         true => log.without_time().init(),
         false => log.init(),
@@ -37,7 +37,7 @@ pub fn start(said: Option<LevelFilter>, usual: LevelFilter) -> Result<(), Failur
 }
 
 /// Is standard error what the service manager says that it has connected with its journal?
-fn goes_to_the_journal() -> bool {
+fn is_journal() -> bool {
     let Ok(journal) = std::env::var("JOURNAL_STREAM") else { return false };
     let error = std::io::stderr().as_fd().try_clone_to_owned();
     let found = error.and_then(|error| std::fs::File::from(error).metadata());

@@ -7,7 +7,7 @@ use crate::size::amount;
 
 /// A limit of memory, and what it leaves.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Available {
+pub struct AvailableMemory {
     /// Bytes that may still be taken.
     pub bytes: u64,
     limit: String,
@@ -16,15 +16,16 @@ pub struct Available {
 /// What the host has, or what the control groups of this process may still take: the least of all. None
 /// if the system does not say.
 #[must_use]
-pub fn available() -> Option<Available> {
-    available_at(Path::new("/"))
+pub fn available() -> Option<AvailableMemory> {
+    available_below(Path::new("/"))
 }
 
 /// The same for a system whose files lie below this directory.
-fn available_at(root: &Path) -> Option<Available> {
+fn available_below(root: &Path) -> Option<AvailableMemory> {
     let text = |path: &str| std::fs::read_to_string(root.join(path)).unwrap_or_default();
     let of_host = kibibytes(&text("proc/meminfo"), "MemAvailable:");
-    let of_host = of_host.map(|bytes| Available { bytes, limit: "on this machine".to_owned() });
+    let of_host =
+        of_host.map(|bytes| AvailableMemory { bytes, limit: "on this machine".to_owned() });
     let membership = text("proc/self/cgroup");
     let of_groups = hierarchies(&membership).flat_map(|hierarchy| hierarchy.limits(root));
     of_host.into_iter().chain(of_groups).min_by_key(|available| available.bytes)
@@ -39,95 +40,95 @@ fn kibibytes(text: &str, name: &str) -> Option<u64> {
 
 /// A tree of control groups that may limit memory, and the group of this process in it.
 #[derive(Debug)]
-struct Hierarchy<'a> {
-    version: &'static Version,
+struct CgroupHierarchy<'a> {
+    version: &'static CgroupVersion,
     group: &'a str,
 }
 
 /// What a version of control groups calls its files.
 #[derive(Debug)]
-struct Version {
+struct CgroupVersion {
     /// Where the tree is mounted.
-    mounted: &'static str,
+    mount_point: &'static str,
     limit: &'static str,
     used: &'static str,
     /// Lines of `memory.stat`: pages of files, which the kernel takes back before it refuses memory. Groups
     /// below count, too.
-    of_files: [&'static str; 2],
+    file_page_lines: [&'static str; 2],
 }
 
-const FIRST: Version = Version {
-    mounted: "sys/fs/cgroup/memory",
+const CGROUP_V1: CgroupVersion = CgroupVersion {
+    mount_point: "sys/fs/cgroup/memory",
     limit: "memory.limit_in_bytes",
     used: "memory.usage_in_bytes",
-    of_files: ["total_inactive_file", "total_active_file"],
+    file_page_lines: ["total_inactive_file", "total_active_file"],
 };
 
-const SECOND: Version = Version {
-    mounted: "sys/fs/cgroup",
+const CGROUP_V2: CgroupVersion = CgroupVersion {
+    mount_point: "sys/fs/cgroup",
     limit: "memory.max",
     used: "memory.current",
-    of_files: ["inactive_file", "active_file"],
+    file_page_lines: ["inactive_file", "active_file"],
 };
 
 /// Reads `/proc/self/cgroup`: lines of a number, controllers and a group. Version 2 has one line, without
 /// controllers.
-fn hierarchies(membership: &str) -> impl Iterator<Item = Hierarchy<'_>> {
+fn hierarchies(membership: &str) -> impl Iterator<Item = CgroupHierarchy<'_>> {
     membership.lines().filter_map(|line| {
         let (number, rest) = line.split_once(':')?;
         let (controllers, group) = rest.split_once(':')?;
         let version = match (number, controllers) {
-            ("0", "") => &SECOND,
-            _ if controllers.split(',').any(|one| one == "memory") => &FIRST,
+            ("0", "") => &CGROUP_V2,
+            _ if controllers.split(',').any(|one| one == "memory") => &CGROUP_V1,
             _ => return None,
         };
-        Some(Hierarchy { version, group })
+        Some(CgroupHierarchy { version, group })
     })
 }
 
-impl Hierarchy<'_> {
+impl CgroupHierarchy<'_> {
     /// What the group of this process, and each one above it, may still take. Of a container often
     /// only its own part of the tree is mounted: groups that are not seen are left out.
-    fn limits(self, root: &Path) -> impl Iterator<Item = Available> {
-        let mounted = root.join(self.version.mounted);
+    fn limits(self, root: &Path) -> impl Iterator<Item = AvailableMemory> {
+        let mount_point = root.join(self.version.mount_point);
         let group = Path::new(self.group.trim_start_matches('/'));
         group.ancestors().filter_map(move |group| {
-            let bytes = self.version.left(&mounted.join(group))?;
+            let bytes = self.version.remaining(&mount_point.join(group))?;
             let limit = format!("to its control group /{}", group.display());
-            Some(Available { bytes, limit })
+            Some(AvailableMemory { bytes, limit })
         })
     }
 }
 
-impl Version {
+impl CgroupVersion {
     /// What a group may still take; None if nothing limits it.
-    fn left(&self, group: &Path) -> Option<u64> {
+    fn remaining(&self, group: &Path) -> Option<u64> {
         let text = |name: &str| std::fs::read_to_string(group.join(name)).ok();
         let number = |name: &str| text(name)?.trim().parse::<u64>().ok();
         let limit = number(self.limit)?;
         let statistics = text("memory.stat").unwrap_or_default();
-        let of_files = statistics.lines().filter_map(|line| {
+        let file_page_lines = statistics.lines().filter_map(|line| {
             let (name, bytes) = line.split_once(' ')?;
-            self.of_files.contains(&name).then(|| bytes.trim().parse::<u64>().ok())?
+            self.file_page_lines.contains(&name).then(|| bytes.trim().parse::<u64>().ok())?
         });
-        let of_files = of_files.fold(0, u64::saturating_add);
-        Some(limit.saturating_sub(number(self.used)?.saturating_sub(of_files)))
+        let file_page_lines = file_page_lines.fold(0, u64::saturating_add);
+        Some(limit.saturating_sub(number(self.used)?.saturating_sub(file_page_lines)))
     }
 }
 
 /// Refuses, before anything is begun, what would take more memory than is available.
 ///
 /// # Errors
-/// [`Exit::TooMuch`], with the limit and what to do.
+/// [`Exit::LimitExceeded`], with the limit and what to do.
 pub fn check(operation: &str, needs: u64, remedy: &str) -> Result<(), Failure> {
     match available() {
-        Some(available) => check_against(&available, operation, needs, remedy),
+        Some(available) => check_limit(&available, operation, needs, remedy),
         None => Ok(()),
     }
 }
 
-fn check_against(
-    Available { bytes, limit }: &Available,
+fn check_limit(
+    AvailableMemory { bytes, limit }: &AvailableMemory,
     operation: &str,
     needs: u64,
     remedy: &str,
@@ -139,7 +140,7 @@ fn check_against(
     let why = format!(
         "{operation} failed: it takes {needs} of memory, and {has} are available {limit}. {remedy}"
     );
-    Err(Failure::new(Exit::TooMuch, why))
+    Err(Failure::new(Exit::LimitExceeded, why))
 }
 
 #[cfg(test)]
@@ -150,11 +151,11 @@ mod tests {
 
     #[test]
     fn more_than_is_available_is_refused_with_the_limit() {
-        let available = Available { bytes: 3 << 20, limit: "on this machine".to_owned() };
-        let check = |needs| check_against(&available, "measure", needs, "Use a smaller --size");
+        let available = AvailableMemory { bytes: 3 << 20, limit: "on this machine".to_owned() };
+        let check = |needs| check_limit(&available, "measure", needs, "Use a smaller --size");
         assert!(check(3 << 20).is_ok());
         let failure = check((3 << 20) + 1).unwrap_err();
-        assert_eq!(failure.exit(), Exit::TooMuch);
+        assert_eq!(failure.exit(), Exit::LimitExceeded);
         assert_eq!(
             failure.to_string(),
             "measure failed: it takes 3.00 MiB of memory, and 3.00 MiB are available on this machine. Use a smaller \
@@ -177,7 +178,7 @@ mod tests {
     /// What is available there, in bytes, and by which limit.
     fn found(name: &str, files: &[(&str, &str)]) -> Option<(u64, String)> {
         let root = system(name, files);
-        let found = available_at(&root).map(|found| (found.bytes, found.limit));
+        let found = available_below(&root).map(|found| (found.bytes, found.limit));
         let _ = std::fs::remove_dir_all(root);
         found
     }

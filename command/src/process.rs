@@ -26,7 +26,7 @@ pub fn this_program(name: &str) -> Command {
 /// A program that is started by this command gets this signal when the thread that started it
 /// ends: from the beginning, whatever the program is. It does not inherit which signals this
 /// thread leaves to another.
-pub fn end_with_this_process(command: &mut Command, signal: Signal) {
+pub fn kill_with_parent(command: &mut Command, signal: Signal) {
     let parent = getpid();
     let ask = move || {
         SigSet::empty().thread_set_mask()?;
@@ -40,11 +40,11 @@ pub fn end_with_this_process(command: &mut Command, signal: Signal) {
 
 /// A program that is started by this command ends after so many seconds at the latest, even if the one
 /// that started it is stopped meanwhile.
-pub fn end_after(command: &mut Command, limit: Duration) {
+pub fn limit_lifetime(command: &mut Command, limit: Duration) {
     let seconds = u32::try_from(limit.as_secs()).unwrap_or(u32::MAX).max(1);
     let set = move || {
         // What becomes of the signal is inherited, and the alarm is left as it is by exec.
-        becomes_of(Signal::SIGALRM, SigHandler::SigDfl)?;
+        set_disposition(Signal::SIGALRM, SigHandler::SigDfl)?;
         alarm::set(seconds);
         Ok(())
     };
@@ -63,12 +63,12 @@ pub fn is_ignored(signal: Signal) -> bool {
 
 /// From now on this signal ends this process at once, whatever was to become of it before: it may
 /// have been started not to care, and libraries have handlers of their own.
-pub fn ends_by(signal: Signal) -> Result<(), Errno> {
-    becomes_of(signal, SigHandler::SigDfl)
+pub fn restore_default_action(signal: Signal) -> Result<(), Errno> {
+    set_disposition(signal, SigHandler::SigDfl)
 }
 
 /// That becomes of a signal: nothing, or what is usual.
-fn becomes_of(signal: Signal, what: SigHandler) -> Result<(), Errno> {
+fn set_disposition(signal: Signal, what: SigHandler) -> Result<(), Errno> {
     debug_assert!(matches!(what, SigHandler::SigDfl | SigHandler::SigIgn));
     let action = SigAction::new(what, SaFlags::empty(), SigSet::empty());
     // SAFETY: no function of this process is called by it.
@@ -78,7 +78,7 @@ fn becomes_of(signal: Signal, what: SigHandler) -> Result<(), Errno> {
 /// Refuses, before anything is begun, what would take more file descriptors than this process may have.
 ///
 /// # Errors
-/// [`Exit::TooMuch`], with the limit and what to do.
+/// [`Exit::LimitExceeded`], with the limit and what to do.
 pub fn check_descriptors(operation: &str, needs: u64, remedy: &str) -> Result<(), Failure> {
     match getrlimit(Resource::RLIMIT_NOFILE) {
         Ok((limit, _)) if needs > limit => {
@@ -86,7 +86,7 @@ pub fn check_descriptors(operation: &str, needs: u64, remedy: &str) -> Result<()
                 "{operation} failed: it takes {needs} file descriptors, and this process may have {limit} \
                  (RLIMIT_NOFILE). {remedy}, or raise the limit: ulimit -Hn"
             );
-            Err(Failure::new(Exit::TooMuch, why))
+            Err(Failure::new(Exit::LimitExceeded, why))
         }
         _ => Ok(()),
     }
@@ -102,8 +102,9 @@ mod tests {
     fn more_descriptors_than_the_limit_are_refused_by_its_name() {
         let (limit, _) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
         assert!(check_descriptors("measure", limit, "Use fewer").is_ok());
-        let failure = check_descriptors("measure", limit + 1, "Use fewer --topics").unwrap_err();
-        assert_eq!(failure.exit(), Exit::TooMuch);
+        let failure =
+            check_descriptors("measure", limit + 1, "Use fewer --idle-topics").unwrap_err();
+        assert_eq!(failure.exit(), Exit::LimitExceeded);
         let why = failure.to_string();
         assert!(why.contains(&format!("this process may have {limit} (RLIMIT_NOFILE)")), "{why}");
     }
@@ -112,8 +113,8 @@ mod tests {
     fn a_program_that_has_a_limit_ends_by_itself() {
         let mut command = Command::new("sleep");
         command.arg("60");
-        end_with_this_process(&mut command, Signal::SIGKILL);
-        end_after(&mut command, Duration::from_secs(1));
+        kill_with_parent(&mut command, Signal::SIGKILL);
+        limit_lifetime(&mut command, Duration::from_secs(1));
         let status = command.status().unwrap();
         assert_eq!(status.signal(), Some(Signal::SIGALRM as i32));
     }

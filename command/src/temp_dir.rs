@@ -14,9 +14,9 @@ use nix::fcntl::{Flock, FlockArg, OFlag};
 use crate::exit::Failure;
 
 /// What the directories of each program are called, before the number of the process.
-const NAMES: [&str; 2] = ["fabricast-bench-", "fabricast-demo-"];
+const PREFIXES: [&str; 2] = ["fabricast-bench-", "fabricast-demo-"];
 /// Locked as long as the process lives that made the directory.
-const OWNER: &str = "owner";
+const LOCK_FILE: &str = "owner";
 const MODE: u32 = 0o700;
 /// Processes of one number in several containers that share a directory, and what is left of
 /// those that had the number before.
@@ -49,13 +49,13 @@ impl TempDir {
         Self::create_in(&std::env::temp_dir(), program)
     }
 
-    fn create_in(above: &Path, program: Program) -> Result<Self, Failure> {
-        remove_abandoned(above);
-        let name = NAMES[program as usize];
+    fn create_in(parent: &Path, program: Program) -> Result<Self, Failure> {
+        remove_abandoned(parent);
+        let name = PREFIXES[program as usize];
         let mut last = String::new();
         for attempt in 0..ATTEMPTS {
             let more = if attempt == 0 { String::new() } else { format!("-{attempt}") };
-            let path = above.join(format!("{name}{}{more}", std::process::id()));
+            let path = parent.join(format!("{name}{}{more}", std::process::id()));
             let taken = DirBuilder::new().mode(MODE).create(&path).and_then(|()| take(&path));
             match taken {
                 Ok(lock) => return Ok(Self { path, _lock: lock }),
@@ -88,7 +88,7 @@ fn take(path: &Path) -> io::Result<Option<Flock<File>>> {
         locked => locked?,
     };
     let owner =
-        OpenOptions::new().write(true).create_new(true).mode(0o600).open(path.join(OWNER))?;
+        OpenOptions::new().write(true).create_new(true).mode(0o600).open(path.join(LOCK_FILE))?;
     let locked = Flock::lock(owner, FlockArg::LockExclusiveNonblock);
     locked.map(Some).map_err(|(_, error)| error.into())
 }
@@ -108,7 +108,7 @@ fn lock(path: &Path) -> io::Result<Flock<File>> {
 }
 
 fn is_name(name: &str) -> bool {
-    let number = NAMES.iter().find_map(|prefix| name.strip_prefix(prefix));
+    let number = PREFIXES.iter().find_map(|prefix| name.strip_prefix(prefix));
     number.is_some_and(|rest| {
         rest.starts_with(|first: char| first.is_ascii_digit())
             && rest.bytes().all(|byte| byte.is_ascii_digit() || byte == b'-')
@@ -117,7 +117,7 @@ fn is_name(name: &str) -> bool {
 
 /// Is the process alive that made the directory of this lock? True, too, where that cannot be told;
 /// false if it was killed before it took the lock.
-fn has_owner(owner: &Path) -> bool {
+fn is_locked(owner: &Path) -> bool {
     let flags = (OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits();
     match OpenOptions::new().read(true).custom_flags(flags).open(owner) {
         Ok(file) => Flock::lock(file, FlockArg::LockSharedNonblock).is_err(),
@@ -125,15 +125,15 @@ fn has_owner(owner: &Path) -> bool {
     }
 }
 
-fn remove_abandoned(above: &Path) {
-    let Ok(entries) = fs::read_dir(above) else { return };
+fn remove_abandoned(parent: &Path) {
+    let Ok(entries) = fs::read_dir(parent) else { return };
     for entry in entries.flatten() {
         if !entry.file_name().to_str().is_some_and(is_name) {
             continue;
         }
         // No process is making it while this is held.
         let Ok(_alone) = lock(&entry.path()) else { continue };
-        if !has_owner(&entry.path().join(OWNER)) {
+        if !is_locked(&entry.path().join(LOCK_FILE)) {
             let _ = fs::remove_dir_all(entry.path());
         }
     }
@@ -147,18 +147,18 @@ mod tests {
 
     #[test]
     fn directories_of_killed_processes_are_removed_by_either_program() {
-        let above = std::env::temp_dir().join(format!("temp-dir-test-{}", std::process::id()));
-        let _ = fs::remove_dir_all(&above);
-        fs::create_dir(&above).unwrap();
+        let parent = std::env::temp_dir().join(format!("temp-dir-test-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&parent);
+        fs::create_dir(&parent).unwrap();
         let make = |name: &str, mode| {
-            let path = above.join(name);
+            let path = parent.join(name);
             fs::create_dir_all(path.join("node-1")).unwrap();
             fs::set_permissions(&path, PermissionsExt::from_mode(mode)).unwrap();
             path
         };
-        let living = TempDir::create_in(&above, Program::Bench).unwrap();
+        let living = TempDir::create_in(&parent, Program::Bench).unwrap();
         // One of a process that has the same number elsewhere.
-        let mut second = TempDir::create_in(&above, Program::Bench).unwrap();
+        let mut second = TempDir::create_in(&parent, Program::Bench).unwrap();
         assert_ne!(living.path, second.path);
         fs::write(second.path.join("socket"), "").unwrap();
         let dead = [make("fabricast-demo-1234", MODE), make("fabricast-bench-1234-5", MODE)];
@@ -167,8 +167,8 @@ mod tests {
             make("fabricast-bench-1x", MODE),
             make("fabricast-demo-12", 0o755),
             make("else", MODE),
-            above.join("fabricast-bench-7"),
-            above.join("fabricast-demo-8"),
+            parent.join("fabricast-bench-7"),
+            parent.join("fabricast-demo-8"),
         ];
         symlink(&left[3], &left[4]).unwrap();
         fs::write(&left[5], "").unwrap();
@@ -177,18 +177,18 @@ mod tests {
         if std::os::unix::fs::chown(&others, Some(1), None).is_ok() {
             left.push(others);
         }
-        let demo = TempDir::create_in(&above, Program::Demo).unwrap();
+        let demo = TempDir::create_in(&parent, Program::Demo).unwrap();
         assert!(dead.iter().all(|path| !path.exists()));
         for path in left.iter().chain([&living.path, &second.path, &demo.path]) {
             assert!(path.symlink_metadata().is_ok(), "{}", path.display());
         }
         // As if its process were killed.
         drop(second._lock.take());
-        remove_abandoned(&above);
+        remove_abandoned(&parent);
         assert!(!second.path.exists() && living.path.exists());
         let path = living.path.clone();
         drop(living);
         assert!(!path.exists());
-        fs::remove_dir_all(&above).unwrap();
+        fs::remove_dir_all(&parent).unwrap();
     }
 }

@@ -16,9 +16,9 @@ pub fn print(text: &str) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|error| {
         if error.kind() == std::io::ErrorKind::BrokenPipe {
-            Failure::silent(Exit::Unread)
+            Failure::silent(Exit::OutputClosed)
         } else {
-            Failure::failed(format!("writing the output: {error}"))
+            Failure::failed(format!("write standard output failed: {error}"))
         }
     })
 }
@@ -30,13 +30,13 @@ pub fn json(document: &impl Serialize) -> Result<(), Failure> {
 }
 
 /// Writes a line to standard error. If nobody can hear it, there is nobody to be told.
-pub fn complain(line: &str) {
+pub fn print_error(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
 /// What others call things, as it can be printed: what would move a cursor or colour a terminal
 /// stands there as its escape.
-pub fn visible(text: &str) -> String {
+pub fn escape_control(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for letter in text.chars() {
         match letter {
@@ -48,17 +48,17 @@ pub fn visible(text: &str) -> String {
 }
 
 /// A number of things: `1 message`, `2 messages`.
-pub fn counted(number: u64, thing: &str) -> String {
+pub fn count_of(number: u64, thing: &str) -> String {
     format!("{number} {thing}{}", if number == 1 { "" } else { "s" })
 }
 
 /// A number, and what is said of one, or of several: `1 process`, `2 processes`.
-pub fn one_or(number: u64, one: &str, several: &str) -> String {
+pub fn count_of_irregular(number: u64, one: &str, several: &str) -> String {
     format!("{number} {}", if number == 1 { one } else { several })
 }
 
 /// A time, to the millisecond if it has one: `301ms`, `2.5s`.
-pub fn plain_time(time: Duration) -> String {
+pub fn format_duration(time: Duration) -> String {
     match u64::try_from(time.as_millis()) {
         Ok(milliseconds @ 1..) => format!("{:?}", Duration::from_millis(milliseconds)),
         _ => format!("{time:?}"),
@@ -66,9 +66,9 @@ pub fn plain_time(time: Duration) -> String {
 }
 
 /// That so many messages were altered.
-pub fn altered(messages: u64) -> String {
-    let one = "message was not what it should be";
-    one_or(messages, one, "messages were not what they should be")
+pub fn corrupted(messages: u64) -> String {
+    let one = "message is corrupted";
+    count_of_irregular(messages, one, "messages are corrupted")
 }
 
 /// Bold, on a terminal that has not asked for plain text.
@@ -140,11 +140,11 @@ mod tests {
 
     #[test]
     fn one_is_not_several() {
-        let all = [0, 1, 2].map(|number| counted(number, "message"));
+        let all = [0, 1, 2].map(|number| count_of(number, "message"));
         assert_eq!(all, ["0 messages", "1 message", "2 messages"]);
-        let all = [0, 1, 2].map(|number| one_or(number, "process", "processes"));
+        let all = [0, 1, 2].map(|number| count_of_irregular(number, "process", "processes"));
         assert_eq!(all, ["0 processes", "1 process", "2 processes"]);
-        assert_eq!(altered(1), "1 message was not what it should be");
+        assert_eq!(corrupted(1), "1 message is corrupted");
     }
 
     #[test]
@@ -156,8 +156,8 @@ mod tests {
 
     #[test]
     fn what_is_printed_of_others_moves_no_cursor() {
-        assert_eq!(visible("\"tcp\" over \u{e9}th0"), "\"tcp\" over \u{e9}th0");
-        assert_eq!(visible("a\u{1b}[2Jb\nc\u{9b}"), "a\\u{1b}[2Jb\\nc\\u{9b}");
+        assert_eq!(escape_control("\"tcp\" over \u{e9}th0"), "\"tcp\" over \u{e9}th0");
+        assert_eq!(escape_control("a\u{1b}[2Jb\nc\u{9b}"), "a\\u{1b}[2Jb\\nc\\u{9b}");
     }
 
     #[test]

@@ -113,7 +113,7 @@ macro_rules! define {
 }
 
 /// The text of a kind of which nothing is known but the detail and the cause.
-const NO_KIND: &str = "failed";
+const UNSPECIFIED_KIND: &str = "failed";
 
 /// Writes `operation (subject) failed: kind: detail: cause`, without what is missing or empty.
 ///
@@ -132,7 +132,7 @@ pub fn write(
         write!(f, " ({subject})")?;
     }
     f.write_str(" failed")?;
-    if kind != NO_KIND {
+    if kind != UNSPECIFIED_KIND {
         write!(f, ": {kind}")?;
     }
     if !detail.is_empty() {

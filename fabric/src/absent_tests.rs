@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use libfabric_sys as sys;
 
-use crate::endpoint::{Injected, Piece, Target};
+use crate::endpoint::{InjectOutcome, LocalSegment, RemoteTarget};
 use crate::handle::Handle;
 use crate::offer::Info;
 use crate::*;
@@ -66,7 +66,7 @@ const WORD: usize = size_of::<usize>();
 
 /// What objects are like that are opened now.
 #[derive(Debug, Clone, Copy)]
-enum Next {
+enum ObjectState {
     /// They have what opening and closing them takes.
     Working,
     /// They can be bound, but do not take commands.
@@ -78,7 +78,7 @@ enum Next {
 }
 
 thread_local! {
-    static NEXT: Cell<Next> = const { Cell::new(Next::Working) };
+    static NEXT: Cell<ObjectState> = const { Cell::new(ObjectState::Working) };
     static OPENED: RefCell<Vec<*mut sys::fid>> = const { RefCell::new(Vec::new()) };
     /// Their classes.
     static CLOSED: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
@@ -103,12 +103,12 @@ unsafe fn object<T>(class: u32) -> *mut T {
         ops.control = Some(control);
     };
     let ops = match NEXT.get() {
-        Next::Working | Next::Commanded(_) => Tables::Empty.table_up_to(0, ready),
-        Next::Bound(tables) => tables.table_up_to(2 * WORD, |ops: &mut sys::fi_ops| {
+        ObjectState::Working | ObjectState::Commanded(_) => Tables::Empty.table_up_to(0, ready),
+        ObjectState::Bound(tables) => tables.table_up_to(2 * WORD, |ops: &mut sys::fi_ops| {
             ops.close = Some(close);
             ops.bind = Some(bind);
         }),
-        Next::Broken(tables) => tables.table(),
+        ObjectState::Broken(tables) => tables.table(),
     };
     // SAFETY: by contract it begins with this, and nobody else has it.
     unsafe { ((*object).fclass, (*object).ops) = (class as usize, ops) };
@@ -119,8 +119,10 @@ unsafe fn object<T>(class: u32) -> *mut T {
 /// A table of an object that is being opened.
 fn table<T>(fill: impl FnOnce(&mut T)) -> *mut T {
     match NEXT.get() {
-        Next::Working => Tables::Empty.table_up_to(0, fill),
-        Next::Bound(tables) | Next::Commanded(tables) | Next::Broken(tables) => tables.table(),
+        ObjectState::Working => Tables::Empty.table_up_to(0, fill),
+        ObjectState::Bound(tables)
+        | ObjectState::Commanded(tables)
+        | ObjectState::Broken(tables) => tables.table(),
     }
 }
 
@@ -286,13 +288,13 @@ fn offer(connection: Option<*mut sys::fid>, fabric: Option<&Fabric>) -> Offer {
         (domain.mr_key_size, domain.cq_data_size) = (8, 8);
         (*(*raw).fabric_attr).prov_name = libc::strdup(c"made-up".as_ptr());
         let info = Info::adopt(raw).unwrap();
-        let info = if let Some(fabric) = fabric { info.of_request(fabric) } else { info };
+        let info = if let Some(fabric) = fabric { info.for_request(fabric) } else { info };
         Offer::adopt(info, Threading::Safe)
     }
 }
 
 /// One object of each kind, all of which work as far as they must to be opened.
-struct World {
+struct Fixture {
     endpoint: Endpoint,
     region: MemoryRegion,
     remote: RemoteMemory,
@@ -307,9 +309,9 @@ struct World {
     fabric: Fabric,
 }
 
-impl World {
+impl Fixture {
     fn open() -> Self {
-        NEXT.set(Next::Working);
+        NEXT.set(ObjectState::Working);
         let offer = offer(None, None);
         // SAFETY: of this class, and the handle's own.
         let fabric = unsafe {
@@ -325,7 +327,7 @@ impl World {
         let events = EventQueue::open(&fabric).unwrap();
         let listener = Listener::open(&fabric, &offer, &events).unwrap();
         let addresses = AddressVector::open(&domain).unwrap();
-        let options = QueueOptions { waiting: Waiting::Block, ..QueueOptions::default() };
+        let options = QueueOptions { waiting: WaitStrategy::Block, ..QueueOptions::default() };
         let mut queue = CompletionQueue::open_with(&domain, options).unwrap();
         let counter = Counter::open(&domain).unwrap();
         let endpoint = Endpoint::builder(&domain)
@@ -379,16 +381,16 @@ fn queue_is_absent(operation: &str, outcome: Option<Outcome>) {
 #[test]
 fn objects_without_entries_cannot_be_opened() {
     for tables in ALL {
-        let mut w = World::open();
-        NEXT.set(Next::Broken(tables));
+        let mut w = Fixture::open();
+        NEXT.set(ObjectState::Broken(tables));
         is_absent("fi_domain_bind", Domain::open_asynchronous(&w.fabric, &w.offer, &w.events));
         is_absent("fi_pep_bind", Listener::open(&w.fabric, &w.offer, &w.events));
         is_absent("fi_ep_bind (address vector)", w.open_endpoint());
         is_absent("fi_cntr_read", Counter::open(&w.domain));
-        NEXT.set(Next::Commanded(tables));
+        NEXT.set(ObjectState::Commanded(tables));
         is_absent("fi_listen", Listener::open(&w.fabric, &w.offer, &w.events));
         if tables != Tables::Missing {
-            NEXT.set(Next::Bound(tables));
+            NEXT.set(ObjectState::Bound(tables));
             is_absent("fi_enable", w.open_endpoint());
         }
 
@@ -416,7 +418,7 @@ fn objects_without_entries_cannot_be_opened() {
 #[test]
 fn objects_without_entries_cannot_be_used() {
     for tables in ALL {
-        let w = World::open();
+        let w = Fixture::open();
         let connection = last::<sys::fid>(sys::FI_CLASS_MR);
         // SAFETY: objects of this file.
         unsafe {
@@ -470,7 +472,7 @@ fn failed_closes_of<T>(last_user: T) -> u64 {
 #[test]
 fn endpoints_without_entries_post_nothing() {
     for tables in ALL {
-        let World { mut endpoint, region, remote, peer, mut queue, .. } = World::open();
+        let Fixture { mut endpoint, region, remote, peer, mut queue, .. } = Fixture::open();
         // SAFETY: an object of this file.
         unsafe {
             let object = &mut *last::<sys::fid_ep>(sys::FI_CLASS_EP);
@@ -491,12 +493,12 @@ fn endpoints_without_entries_post_nothing() {
 
         let (queue, e) = (&mut queue, &mut endpoint);
         let (all, there) = (region.all(), remote.all());
-        let fenced = Options::token(1).flags(TransferFlags::FENCE);
+        let fenced = PostOptions::token(1).flags(TransferFlags::FENCE);
         is_absent("fi_send", e.send(queue, peer, &all, 1));
         is_absent("fi_send", e.send(queue, peer, &all, fenced));
         is_absent("fi_tsendmsg", e.send_tagged(queue, peer, &all, 2, 1));
         is_absent("fi_recv", e.receive(queue, &all, 1));
-        is_absent("fi_recv", e.receive_notice(queue, 1));
+        is_absent("fi_recv", e.receive_immediate(queue, 1));
         is_absent("fi_trecv", e.receive_tagged(queue, &all, (1, 0), 1));
         is_absent("fi_recv", e.try_receive(queue, Some(&all), None, 1));
         is_absent("fi_inject", e.try_inject(queue, peer, b"data", None));
@@ -508,15 +510,15 @@ fn endpoints_without_entries_post_nothing() {
         is_absent("fi_writedata", e.write_data(queue, peer, &all, &there, 3, fenced));
         is_absent("fi_read", e.read(queue, peer, &all, &there, 1));
         is_absent("fi_read", e.read(queue, peer, &all, &there, fenced));
-        let target = Target { memory: &remote, offset: 0 };
-        let pieces = [Piece { region: &region, offset: 0, length: 8 }];
-        let options = Options::token(1);
-        let written = e.try_write_pieces(queue, peer, &pieces, target, Some(3), &options);
+        let target = RemoteTarget { memory: &remote, offset: 0 };
+        let pieces = [LocalSegment { region: &region, offset: 0, length: 8 }];
+        let options = PostOptions::token(1);
+        let written = e.try_write_segments(queue, peer, &pieces, target, Some(3), &options);
         is_absent("fi_writemsg", written);
         // What is refused once is posted as an ordinary write from then on.
         for data in [None, Some(3)] {
             let injected = e.try_inject_write(queue, peer, b"data", target, data).unwrap();
-            assert!(matches!(injected, Injected::Refused));
+            assert!(matches!(injected, InjectOutcome::NotSupported));
         }
 
         let word = region.slice(0..8).unwrap();
@@ -535,16 +537,16 @@ fn endpoints_without_entries_post_nothing() {
 #[test]
 fn queues_without_entries_report_it() {
     for tables in ALL {
-        let World { mut endpoint, region, mut queue, fabric, offer, .. } = World::open();
+        let Fixture { mut endpoint, region, mut queue, fabric, offer, .. } = Fixture::open();
         let receive = endpoint.receive(&mut queue, &region.all(), 1).unwrap();
         // One that tells who sent what, which is another call.
-        let telling = Offer { tells_source: true, ..offer };
+        let telling = Offer { reports_source: true, ..offer };
         let mut sources =
             CompletionQueue::open(&Domain::open_on(&fabric, &telling).unwrap()).unwrap();
-        let object = queue.share().as_fid().cast::<sys::fid_cq>();
+        let object = queue.shared_handle().as_fid().cast::<sys::fid_cq>();
         // SAFETY: objects of this file.
         unsafe {
-            (*sources.share().as_fid().cast::<sys::fid_cq>()).ops = tables.table();
+            (*sources.shared_handle().as_fid().cast::<sys::fid_cq>()).ops = tables.table();
             (*object).ops = tables.table();
             (*endpoint.as_fid().cast::<sys::fid_ep>()).ops = tables.table();
             (*fabric.as_ptr()).ops = tables.table();
@@ -589,7 +591,7 @@ fn queues_without_entries_report_it() {
 fn closing_an_endpoint_releases_what_dropping_it_does() {
     let closed_by = |end: fn(Endpoint)| {
         // The endpoint has the last reference to all that it was made from.
-        let World { endpoint, .. } = World::open();
+        let Fixture { endpoint, .. } = Fixture::open();
         CLOSED.take();
         end(endpoint);
         CLOSED.take()

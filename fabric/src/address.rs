@@ -17,7 +17,7 @@ use libfabric_sys as sys;
 use crate::domain::Domain;
 use crate::error::{Error, ErrorKind, Result};
 use crate::handle::Handle;
-use crate::hazard::{Hazard, barrier_on_all_threads};
+use crate::hazard::{HazardPointer, barrier_on_all_threads};
 
 /// Where an endpoint can be reached: opaque bytes, to be sent to peers.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
@@ -81,19 +81,19 @@ struct VectorInner {
 #[derive(Debug, Default)]
 struct Changes {
     /// What each endpoint is posting to.
-    hazards: Vec<Arc<Hazard>>,
+    hazards: Vec<Arc<HazardPointer>>,
     /// Peers that are refused already, while a post that began before may still be
     /// using the provider's number.
-    leaving: Vec<Leaving>,
+    pending_removals: Vec<PendingRemoval>,
 }
 
 #[derive(Debug)]
-struct Leaving {
+struct PendingRemoval {
     /// The peers that had this number, one after the other.
     peers: Vec<u32>,
     raw: u64,
     /// The provider gave the number to a peer again.
-    is_back: bool,
+    was_reinserted: bool,
 }
 
 const REMOVED: u64 = u64::MAX;
@@ -104,21 +104,22 @@ const REMOVED: u64 = u64::MAX;
 struct PeerTable {
     buckets: [OnceLock<Box<[AtomicU64]>>; 20],
     /// How many there are, and the one of each address.
-    known: Mutex<(u32, HashMap<u64, u32>)>,
+    index_by_address: Mutex<(u32, HashMap<u64, u32>)>,
 }
 
 impl PeerTable {
-    const FIRST: u32 = 64;
+    const FIRST_BUCKET: u32 = 64;
 
-    fn place(index: u32) -> (usize, usize) {
-        let shifted = index + Self::FIRST;
-        let bucket = shifted.ilog2() - Self::FIRST.ilog2();
-        (bucket as usize, (shifted - (Self::FIRST << bucket)) as usize)
+    fn bucket_of(index: u32) -> (usize, usize) {
+        let shifted = index + Self::FIRST_BUCKET;
+        let bucket = shifted.ilog2() - Self::FIRST_BUCKET.ilog2();
+        (bucket as usize, (shifted - (Self::FIRST_BUCKET << bucket)) as usize)
     }
 
     fn push(&self, address: u64) -> Option<u32> {
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let (next, indices) = &mut *known;
+        let mut index_by_address =
+            self.index_by_address.lock().unwrap_or_else(PoisonError::into_inner);
+        let (next, indices) = &mut *index_by_address;
         // The provider's number for an address that it has already is the same one,
         // and so is the peer: removed once, it is gone for all who inserted it.
         if let Some(index) = indices.get(&address)
@@ -126,11 +127,10 @@ impl PeerTable {
         {
             return Some(*index);
         }
-        let (bucket, at) = Self::place(*next);
-        let entries = self
-            .buckets
-            .get(bucket)?
-            .get_or_init(|| (0..Self::FIRST << bucket).map(|_| AtomicU64::new(REMOVED)).collect());
+        let (bucket, at) = Self::bucket_of(*next);
+        let entries = self.buckets.get(bucket)?.get_or_init(|| {
+            (0..Self::FIRST_BUCKET << bucket).map(|_| AtomicU64::new(REMOVED)).collect()
+        });
         entries[at].store(address, Ordering::Release);
         indices.insert(address, *next);
         *next += 1;
@@ -139,13 +139,13 @@ impl PeerTable {
 
     #[inline]
     fn entry(&self, index: u32) -> Option<&AtomicU64> {
-        let (bucket, at) = Self::place(index);
+        let (bucket, at) = Self::bucket_of(index);
         self.buckets.get(bucket)?.get()?.get(at)
     }
 
     fn find(&self, address: u64) -> Option<u32> {
-        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let index = *known.1.get(&address)?;
+        let index_by_address = self.index_by_address.lock().unwrap_or_else(PoisonError::into_inner);
+        let index = *index_by_address.1.get(&address)?;
         self.entry(index).is_some_and(|e| e.load(Ordering::Acquire) == address).then_some(index)
     }
 }
@@ -167,7 +167,7 @@ impl AddressVector {
                 code =
                     sys::fi_av_open(domain.as_ptr(), &mut attributes, &mut vector, ptr::null_mut());
             }
-            Error::check("fi_av_open", i64::from(code)).map_err(|e| domain.blame(e))?;
+            Error::check("fi_av_open", i64::from(code)).map_err(|e| domain.add_provider(e))?;
             Handle::adopt("fi_av_open", vector)?
         };
         Ok(Self(Arc::new(VectorInner {
@@ -188,20 +188,23 @@ impl AddressVector {
         // Providers read as many bytes as their format has: a short one from
         // outside must not make them read beyond it.
         let format = self.0.domain.capabilities().address_format;
-        let least = least_length(format);
+        let least = min_address_length(format);
         let terminated = format != sys::FI_ADDR_STR || address.0.contains(&0);
         if address.0.len() < least || !terminated {
-            return Err(self.0.domain.blame(Error::new(
+            return Err(self.0.domain.add_provider(Error::new(
                 ErrorKind::InvalidArgument,
                 "fi_av_insert",
-                format!("an address of {} bytes, at least {least} are needed", address.0.len()),
+                format!(
+                    "the address has {} bytes, its format needs at least {least}",
+                    address.0.len()
+                ),
             )));
         }
         let mut bytes = address.0.clone();
         // Some formats are unions of several lengths: never let a provider read past the end.
         bytes.resize(bytes.len().max(256), 0);
         let mut changes = self.0.changes.lock().unwrap_or_else(PoisonError::into_inner);
-        self.settle(&mut changes, None);
+        self.finish_removals(&mut changes, None);
         let mut raw = sys::FI_ADDR_UNSPEC;
         // SAFETY: the bytes are at least as long as any address format.
         let inserted = unsafe {
@@ -215,16 +218,20 @@ impl AddressVector {
             )
         };
         let operation = "fi_av_insert";
-        Error::check(operation, i64::from(inserted)).map_err(|e| self.0.domain.blame(e))?;
+        Error::check(operation, i64::from(inserted)).map_err(|e| self.0.domain.add_provider(e))?;
         if inserted != 1 || raw == sys::FI_ADDR_UNSPEC {
-            return Err(self.0.domain.blame(Error::new(
+            return Err(self.0.domain.add_provider(Error::new(
                 ErrorKind::InvalidArgument,
                 operation,
                 "the provider does not accept this address",
             )));
         }
-        for leaving in changes.leaving.iter_mut().filter(|leaving| leaving.raw == raw) {
-            leaving.is_back = true;
+        for pending_removals in changes
+            .pending_removals
+            .iter_mut()
+            .filter(|pending_removals| pending_removals.raw == raw)
+        {
+            pending_removals.was_reinserted = true;
         }
         let index = self.0.peers.push(raw).ok_or_else(|| {
             Error::new(ErrorKind::ResourceExhausted, operation, "more than 67 million peers")
@@ -249,25 +256,35 @@ impl AddressVector {
         if let Some(entry) = self.0.peers.entry(peer.index) {
             entry.store(REMOVED, Ordering::Release);
         }
-        self.settle(&mut changes, None);
-        match changes.leaving.iter_mut().find(|leaving| leaving.raw == raw) {
-            Some(leaving) => {
-                leaving.peers.push(peer.index);
-                leaving.is_back = false;
+        self.finish_removals(&mut changes, None);
+        match changes
+            .pending_removals
+            .iter_mut()
+            .find(|pending_removals| pending_removals.raw == raw)
+        {
+            Some(pending_removals) => {
+                pending_removals.peers.push(peer.index);
+                pending_removals.was_reinserted = false;
             }
             None => {
-                changes.leaving.push(Leaving { peers: vec![peer.index], raw, is_back: false });
+                changes.pending_removals.push(PendingRemoval {
+                    peers: vec![peer.index],
+                    raw,
+                    was_reinserted: false,
+                });
             }
         }
-        let code = self.settle(&mut changes, Some(raw));
-        Error::check("fi_av_remove", i64::from(code)).map(drop).map_err(|e| self.0.domain.blame(e))
+        let code = self.finish_removals(&mut changes, Some(raw));
+        Error::check("fi_av_remove", i64::from(code))
+            .map(drop)
+            .map_err(|e| self.0.domain.add_provider(e))
     }
 
     /// Gives the numbers of removed peers back to the provider that no endpoint is posting
     /// to. Returns what the provider said of this one, if it was among them.
-    fn settle(&self, changes: &mut Changes, wanted: Option<u64>) -> i32 {
-        let Changes { hazards, leaving } = changes;
-        if leaving.is_empty() {
+    fn finish_removals(&self, changes: &mut Changes, wanted: Option<u64>) -> i32 {
+        let Changes { hazards, pending_removals } = changes;
+        if pending_removals.is_empty() {
             return 0;
         }
         // An endpoint that is closed posts nothing.
@@ -277,11 +294,11 @@ impl AddressVector {
             return 0;
         }
         let mut answer = 0;
-        leaving.retain(|Leaving { peers, raw, is_back }| {
+        pending_removals.retain(|PendingRemoval { peers, raw, was_reinserted }| {
             if hazards.iter().any(|hazard| peers.iter().any(|peer| hazard.is(*peer))) {
                 return true;
             }
-            if *is_back {
+            if *was_reinserted {
                 return false;
             }
             let mut raw = *raw;
@@ -291,7 +308,7 @@ impl AddressVector {
             if wanted == Some(raw) {
                 answer = code;
             } else if code < 0 {
-                tracing::warn!(code, "a peer could not be removed from an address vector");
+                tracing::warn!(code, "removing a peer from its address vector failed");
             }
             false
         });
@@ -299,8 +316,8 @@ impl AddressVector {
     }
 
     /// What an endpoint publishes the peers by that it posts to.
-    pub(crate) fn add_hazard(&self) -> Arc<Hazard> {
-        let hazard = Arc::new(Hazard::default());
+    pub(crate) fn add_hazard(&self) -> Arc<HazardPointer> {
+        let hazard = Arc::new(HazardPointer::default());
         let mut changes = self.0.changes.lock().unwrap_or_else(PoisonError::into_inner);
         changes.hazards.retain(|hazard| Arc::strong_count(hazard) > 1);
         changes.hazards.push(Arc::clone(&hazard));
@@ -321,7 +338,7 @@ impl AddressVector {
         let code = unsafe {
             sys::fi_av_lookup(self.0.handle.as_ptr(), raw, bytes.as_mut_ptr().cast(), &mut length)
         };
-        Error::check("fi_av_lookup", i64::from(code)).map_err(|e| self.0.domain.blame(e))?;
+        Error::check("fi_av_lookup", i64::from(code)).map_err(|e| self.0.domain.add_provider(e))?;
         bytes.truncate(length);
         Ok(Address(bytes))
     }
@@ -329,7 +346,7 @@ impl AddressVector {
     /// An address in the provider's own notation.
     #[must_use]
     pub fn display(&self, address: &Address) -> String {
-        crate::offer::print_address(
+        crate::offer::format_address_bytes(
             self.0.domain.capabilities().address_format,
             address.0.as_ptr(),
             address.0.len(),
@@ -352,7 +369,7 @@ impl AddressVector {
         &self,
         operation: &'static str,
         peer: Peer,
-        hazard: &Hazard,
+        hazard: &HazardPointer,
     ) -> Result<u64> {
         hazard.publish(peer.index);
         self.resolve(operation, peer)
@@ -369,17 +386,17 @@ impl AddressVector {
                 return Ok(raw);
             }
         }
-        Err(self.unknown(operation, peer))
+        Err(self.unknown_peer(operation, peer))
     }
 
     #[cold]
-    fn unknown(&self, operation: &'static str, peer: Peer) -> Error {
+    fn unknown_peer(&self, operation: &'static str, peer: Peer) -> Error {
         let why = if peer.vector == self.0.number {
             "the peer was removed from the address vector"
         } else {
             "the peer belongs to another address vector"
         };
-        self.0.domain.blame(Error::new(ErrorKind::Closed, operation, why))
+        self.0.domain.add_provider(Error::new(ErrorKind::Closed, operation, why))
     }
 
     /// The peer that a completion came from.
@@ -398,7 +415,7 @@ impl AddressVector {
     }
 }
 
-fn least_length(format: u32) -> usize {
+fn min_address_length(format: u32) -> usize {
     match format {
         sys::FI_SOCKADDR | sys::FI_SOCKADDR_IN => 16,
         sys::FI_SOCKADDR_IN6 => 28,

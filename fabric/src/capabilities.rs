@@ -141,7 +141,7 @@ pub struct Capabilities {
     /// Does the provider see to it that queues and receives do not overrun
     /// (`FI_RM_ENABLED`)? Else what finds no place is lost, at the peer, too. False where it
     /// reports that but does not enforce it.
-    pub protects_queues: bool,
+    pub resource_management: bool,
     /// Who moves data.
     pub data_progress: Progress,
     /// Who moves connections and the like.
@@ -184,7 +184,8 @@ impl Capabilities {
     /// Must local buffers be registered and passed with a descriptor?
     #[must_use]
     pub fn needs_local_registration(&self) -> bool {
-        self.mr_mode.modern().contains(MrMode::LOCAL) || self.mode.contains(Mode::LOCAL_MR)
+        self.mr_mode.without_deprecated().contains(MrMode::LOCAL)
+            || self.mode.contains(Mode::LOCAL_MR)
     }
 
     /// What both ends have to have in common beside [`protocol`](Self::protocol): the provider's

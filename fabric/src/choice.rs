@@ -1,6 +1,6 @@
 //! Choosing among offers, by facts, with a policy and a reason for every candidate.
 //!
-//! Everything a choice depends on is in [`Capabilities`], [`Need`] and
+//! Everything a choice depends on is in [`Capabilities`], [`Requirements`] and
 //! [`Policy`]: [`rank`] is a pure function of them. This is the only file of the
 //! library that knows providers by name, and only for what no attribute tells.
 
@@ -21,7 +21,7 @@ use crate::version::Version;
 /// Where the peers are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Reach {
+pub enum Locality {
     /// All on this machine.
     SameMachine,
     /// Some on other machines.
@@ -30,7 +30,7 @@ pub enum Reach {
 
 /// What is needed of an offer.
 #[derive(Debug, Clone)]
-pub struct Need {
+pub struct Requirements {
     /// Kind of endpoint.
     pub endpoint: EndpointKind,
     /// What it must be able to do.
@@ -38,7 +38,7 @@ pub struct Need {
     /// Where the payload lies.
     pub memory: MemoryKind,
     /// Where the peers are.
-    pub reach: Reach,
+    pub locality: Locality,
     /// Bytes of immediate that one-sided writes must carry
     /// (`Capabilities::write_data_size`); 0: none are needed.
     pub immediate_bytes: usize,
@@ -47,16 +47,16 @@ pub struct Need {
     pub ordered: bool,
 }
 
-impl Need {
+impl Requirements {
     /// Writes with a 32-bit notice from host memory to peers over there: what a
     /// ring needs.
     #[must_use]
-    pub fn ring(reach: Reach) -> Self {
+    pub fn ring(locality: Locality) -> Self {
         Self {
             endpoint: EndpointKind::Rdm,
             caps: Caps::MESSAGE | Caps::RMA,
             memory: MemoryKind::Host,
-            reach,
+            locality,
             immediate_bytes: 4,
             ordered: false,
         }
@@ -104,7 +104,7 @@ impl Policy {
         match self.require.iter().find(|name| self.deny.contains(name)) {
             Some(name) => Err(Error::new(
                 ErrorKind::InvalidArgument,
-                "reading a policy",
+                "parse provider policy",
                 format!("\"{name}\" is both required and denied"),
             )),
             None => Ok(()),
@@ -116,15 +116,15 @@ impl Policy {
     /// ```
     /// use fabric::Policy;
     /// let policy: Policy = "=ofi_rxm,verbs,^sokets".parse()?;
-    /// assert_eq!(policy.strangers(["tcp;ofi_rxm", "shm", "sockets"]), ["verbs", "sokets"]);
+    /// assert_eq!(policy.unknown_providers(["tcp;ofi_rxm", "shm", "sockets"]), ["verbs", "sokets"]);
     /// # Ok::<(), fabric::Error>(())
     /// ```
     #[must_use]
-    pub fn strangers<'a>(&self, providers: impl IntoIterator<Item = &'a str>) -> Vec<&str> {
+    pub fn unknown_providers<'a>(&self, providers: impl IntoIterator<Item = &'a str>) -> Vec<&str> {
         let providers: Vec<_> = providers.into_iter().collect();
         let names = self.require.iter().chain(&self.prefer).chain(&self.deny);
         let is_of = |name: &str, provider: &str| {
-            names_provider(name, provider) || separate_fabric(provider, name).is_some()
+            matches_provider(name, provider) || separate_fabric(provider, name).is_some()
         };
         names
             .map(String::as_str)
@@ -148,7 +148,7 @@ impl FromStr for Policy {
             if name.is_empty() || name.contains(['^', '=']) {
                 return Err(Error::new(
                     ErrorKind::InvalidArgument,
-                    "reading a policy",
+                    "parse provider policy",
                     format!(
                         "\"{item}\" is not a provider name with an optional ^ (deny) or = (require)"
                     ),
@@ -161,7 +161,7 @@ impl FromStr for Policy {
     }
 }
 
-fn names_provider(name: &str, provider: &str) -> bool {
+fn matches_provider(name: &str, provider: &str) -> bool {
     name == provider || provider.split(';').any(|layer| layer == name)
 }
 
@@ -231,7 +231,7 @@ impl fmt::Display for Choice {
 }
 
 /// What no attribute tells about a provider, and how much it counts against it.
-const KNOWN: &[(&str, i64, &str)] = &[
+const PENALTIES: &[(&str, i64, &str)] = &[
     ("sockets", -300, "upstream has deprecated it"),
     ("udp", -200, "reliability is emulated in software"),
     ("UDP", -200, "reliability is emulated in software"),
@@ -252,18 +252,18 @@ const SEPARATE_FABRICS: &[(&str, &str)] = &[("efa", "efa-direct")];
 
 /// The fabric's name, if it does not understand the provider's other fabrics.
 pub(crate) fn separate_fabric(provider: &str, fabric: &str) -> Option<&'static str> {
-    let is_it = |(of, name): &&(&str, &str)| names_provider(of, provider) && *name == fabric;
+    let is_it = |(of, name): &&(&str, &str)| matches_provider(of, provider) && *name == fabric;
     SEPARATE_FABRICS.iter().find(is_it).map(|(_, name)| *name)
 }
 
 /// Does a policy's name mean this offer: its provider, one of the layers, or its fabric?
-fn names_offer(name: &str, facts: &Capabilities) -> bool {
-    names_provider(name, &facts.provider) || name == facts.wire_name()
+fn matches_offer(name: &str, facts: &Capabilities) -> bool {
+    matches_provider(name, &facts.provider) || name == facts.wire_name()
 }
 
 /// Is this provider known to lack `fi_writedata`?
 pub(crate) fn lacks_write_data(provider: &str) -> bool {
-    WITHOUT_WRITE_DATA.iter().any(|name| names_provider(name, provider))
+    WITHOUT_WRITE_DATA.iter().any(|name| matches_provider(name, provider))
 }
 
 /// Are this provider's atomics known to be wrong? Native verbs before libfabric
@@ -274,28 +274,28 @@ pub(crate) fn breaks_atomics(provider: &str, running: Version) -> bool {
 
 /// Does this provider give its fabric another name at each call of `fi_getinfo`?
 pub(crate) fn fabric_name_varies(provider: &str) -> bool {
-    names_provider("ofi_mrail", provider)
+    matches_provider("ofi_mrail", provider)
 }
 
 /// Does this provider let completion queues overrun, though it claims to look after them? efa says
 /// `FI_RM_ENABLED`, and its own documentation that nothing protects the queue.
-pub(crate) fn queue_may_overrun(provider: &str) -> bool {
-    names_provider("efa", provider)
+pub(crate) fn cq_may_overrun(provider: &str) -> bool {
+    matches_provider("efa", provider)
 }
 
 /// Does this provider crash when an endpoint is closed while its queue has entries that nobody has
 /// read? rxm over verbs posts the receive again that an immediate used up, on a connection that is
 /// closed already (seen with 1.17).
-pub(crate) fn wants_entries_read(provider: &str) -> bool {
-    names_provider("ofi_rxm", provider)
+pub(crate) fn must_drain_before_close(provider: &str) -> bool {
+    matches_provider("ofi_rxm", provider)
 }
 
 /// Kinds of messages that this provider takes and does not deliver. `ofi_mrail` labels each
 /// message as one with a tag, so that a receive without one never gets any. And since libfabric 2.0
 /// it does not get the buffers back that messages arrived in: after a few thousand it is dead,
 /// with its one-sided operations.
-pub(crate) fn lost_messages(provider: &str, running: Version) -> Caps {
-    match names_provider("ofi_mrail", provider) {
+pub(crate) fn undelivered_message_caps(provider: &str, running: Version) -> Caps {
+    match matches_provider("ofi_mrail", provider) {
         false => Caps::empty(),
         true if running < (Version { major: 2, minor: 0 }) => Caps::MESSAGE,
         true => Caps::MESSAGE | Caps::TAGGED,
@@ -304,40 +304,40 @@ pub(crate) fn lost_messages(provider: &str, running: Version) -> Caps {
 
 /// Does a look at this provider's queue take a lock that its peers need to write to
 /// us? shm's did until libfabric 1.18: whoever looks all the time holds them up.
-pub(crate) fn looks_hold_peers_up(provider: &str, running: Version) -> bool {
-    names_provider("shm", provider) && running < (Version { major: 1, minor: 18 })
+pub(crate) fn polling_blocks_peers(provider: &str, running: Version) -> bool {
+    matches_provider("shm", provider) && running < (Version { major: 1, minor: 18 })
 }
 
 /// Why shm before libfabric 1.19 is refused unless a policy requires it.
-const LEAVES_LOCKS_TAKEN: &str = "before libfabric 1.19, a process that is killed can leave the \
+const ORPHANED_LOCK_REASON: &str = "shm before libfabric 1.19 can hang: a killed process leaves the spin lock of its shared region locked. Require it with =shm to use it anyway \
      spin lock in its shared region taken, and its peer then hangs inside libfabric; paths on one \
      machine never need this provider, and the policy =shm takes it nevertheless";
 
 /// Can a process that is killed leave a lock of this provider taken, for which its peers then wait
 /// without end? The queues of shm had a spin lock in shared memory until libfabric 1.19.
-fn leaves_locks_taken(provider: &str, running: Version) -> bool {
-    names_provider("shm", provider) && running < (Version { major: 1, minor: 19 })
+fn orphans_locks(provider: &str, running: Version) -> bool {
+    matches_provider("shm", provider) && running < (Version { major: 1, minor: 19 })
 }
 
 /// Does this provider close a registration while others register, or look keys up? tcp did until
 /// libfabric 1.19, before 1.18 by the name of net.
-pub(crate) fn closes_regions_unguarded(provider: &str, running: Version) -> bool {
-    let is_tcp = names_provider("net", provider)
-        || names_provider("tcp", provider) && running >= (Version { major: 1, minor: 18 });
+pub(crate) fn deregisters_without_lock(provider: &str, running: Version) -> bool {
+    let is_tcp = matches_provider("net", provider)
+        || matches_provider("tcp", provider) && running >= (Version { major: 1, minor: 18 });
     is_tcp && running < (Version { major: 1, minor: 19 })
 }
 
 /// Does this provider hand injected writes down without anything to know them by, so that one
 /// that still waits when its connection ends is taken for something at address 0? rxm does
 /// over tcp, unless a counter of writes is bound to the endpoint.
-pub(crate) fn forgets_injected_writes(provider: &str) -> bool {
-    names_provider("ofi_rxm", provider)
+pub(crate) fn injects_without_context(provider: &str) -> bool {
+    matches_provider("ofi_rxm", provider)
 }
 
 /// Does this provider put explicit registrations into a cache that widens their
 /// rights and keeps closed regions open to peers, unless told otherwise?
 pub(crate) fn caches_registrations(provider: &str) -> bool {
-    names_provider("verbs", provider)
+    matches_provider("verbs", provider)
         && std::env::var("FI_MR_CACHE_MAX_COUNT").map_or(true, |count| count.trim() != "0")
 }
 
@@ -349,26 +349,30 @@ pub(crate) fn caches_registrations(provider: &str) -> bool {
 /// let offers = Query::new(EndpointKind::Rdm).source("127.0.0.1").offers()?;
 /// let facts: Vec<&Capabilities> = offers.iter().map(|offer| offer.capabilities()).collect();
 /// // Bound to 127.0.0.1, nothing here leads to another machine.
-/// let (choice, order) = rank(&facts, &Need::ring(Reach::OtherMachines), &Policy::default());
+/// let (choice, order) = rank(&facts, &Requirements::ring(Locality::OtherMachines), &Policy::default());
 /// assert!(choice.candidates.iter().all(|c| c.verdict == Verdict::Refused));
 /// assert_eq!(order.len(), offers.len());
 /// # Ok::<(), fabric::Error>(())
 /// ```
 #[must_use]
-pub fn rank(offers: &[&Capabilities], need: &Need, policy: &Policy) -> (Choice, Vec<usize>) {
-    rank_under(Version::running(), offers, need, policy)
+pub fn rank(
+    offers: &[&Capabilities],
+    need: &Requirements,
+    policy: &Policy,
+) -> (Choice, Vec<usize>) {
+    rank_for_version(Version::running(), offers, need, policy)
 }
 
-fn rank_under(
+fn rank_for_version(
     running: Version,
     offers: &[&Capabilities],
-    need: &Need,
+    need: &Requirements,
     policy: &Policy,
 ) -> (Choice, Vec<usize>) {
     let mut judged: Vec<(usize, Candidate)> = offers
         .iter()
         .enumerate()
-        .map(|(index, facts)| (index, judge(running, facts, need, policy)))
+        .map(|(index, facts)| (index, evaluate(running, facts, need, policy)))
         .collect();
     // Stable: of equals, the provider that libfabric lists first.
     judged.sort_by_key(|(_, c)| (c.verdict == Verdict::Refused, -c.score));
@@ -382,11 +386,16 @@ fn rank_under(
     (Choice { candidates }, order)
 }
 
-fn judge(running: Version, facts: &Capabilities, need: &Need, policy: &Policy) -> Candidate {
-    let (verdict, score, reasons) = match refusal(running, facts, need, policy) {
+fn evaluate(
+    running: Version,
+    facts: &Capabilities,
+    need: &Requirements,
+    policy: &Policy,
+) -> Candidate {
+    let (verdict, score, reasons) = match rejection_reason(running, facts, need, policy) {
         Some(reason) => (Verdict::Refused, 0, vec![reason]),
         None => {
-            let points = merits(facts, need, policy);
+            let points = score_terms(facts, need, policy);
             let score = points.iter().map(|(points, _)| points).sum();
             let reasons =
                 points.into_iter().map(|(points, why)| format!("{why} ({points:+})")).collect();
@@ -404,16 +413,21 @@ fn judge(running: Version, facts: &Capabilities, need: &Need, policy: &Policy) -
 }
 
 /// The first thing that rules an offer out.
-fn refusal(running: Version, facts: &Capabilities, need: &Need, policy: &Policy) -> Option<String> {
-    if let Some(name) = policy.deny.iter().find(|name| names_offer(name, facts)) {
+fn rejection_reason(
+    running: Version,
+    facts: &Capabilities,
+    need: &Requirements,
+    policy: &Policy,
+) -> Option<String> {
+    if let Some(name) = policy.deny.iter().find(|name| matches_offer(name, facts)) {
         return Some(format!("denied by policy (^{name})"));
     }
-    if !policy.require.is_empty() && !policy.require.iter().any(|name| names_offer(name, facts)) {
+    if !policy.require.is_empty() && !policy.require.iter().any(|name| matches_offer(name, facts)) {
         return Some(format!("policy requires {}", policy.require.join(" or ")));
     }
     // A requirement that got here names this provider.
-    if policy.require.is_empty() && leaves_locks_taken(&facts.provider, running) {
-        return Some(LEAVES_LOCKS_TAKEN.to_owned());
+    if policy.require.is_empty() && orphans_locks(&facts.provider, running) {
+        return Some(ORPHANED_LOCK_REASON.to_owned());
     }
     if facts.endpoint != need.endpoint {
         return Some(format!("{:?} endpoints, {:?} needed", facts.endpoint, need.endpoint));
@@ -434,7 +448,7 @@ fn refusal(running: Version, facts: &Capabilities, need: &Need, policy: &Policy)
     if need.ordered && !facts.orders_writes() {
         return Some("does not promise the order of writes".to_owned());
     }
-    if need.reach == Reach::OtherMachines {
+    if need.locality == Locality::OtherMachines {
         if !facts.reaches_other_machines {
             return Some("reaches only this machine".to_owned());
         }
@@ -453,10 +467,10 @@ fn is_loopback(address: &str) -> bool {
 }
 
 /// What speaks for and against an offer that can be used.
-fn merits(facts: &Capabilities, need: &Need, policy: &Policy) -> Vec<(i64, String)> {
+fn score_terms(facts: &Capabilities, need: &Requirements, policy: &Policy) -> Vec<(i64, String)> {
     let mut points = Vec::new();
     let mut add = |value: i64, why: String| points.push((value, why));
-    let preferred = policy.prefer.iter().position(|name| names_offer(name, facts));
+    let preferred = policy.prefer.iter().position(|name| matches_offer(name, facts));
     if let Some(place) = preferred {
         let rank = (policy.prefer.len() - place) as i64;
         add(1000 * rank, "preferred by policy".to_owned());
@@ -464,7 +478,7 @@ fn merits(facts: &Capabilities, need: &Need, policy: &Policy) -> Vec<(i64, Strin
     // What is bound to the loopback address does not leave the machine either,
     // and goes through the network stack all the same.
     let on_loopback = facts.source.as_deref().is_some_and(is_loopback);
-    if need.reach == Reach::SameMachine && !facts.reaches_other_machines && !on_loopback {
+    if need.locality == Locality::SameMachine && !facts.reaches_other_machines && !on_loopback {
         add(400, "shared memory, no network stack".to_owned());
     }
     if let Some(nic) = &facts.nic {
@@ -485,11 +499,11 @@ fn merits(facts: &Capabilities, need: &Need, policy: &Policy) -> Vec<(i64, Strin
     if facts.write_data_size >= 8 {
         add(2, "64-bit immediates".to_owned());
     }
-    if need.reach == Reach::SameMachine && on_loopback {
+    if need.locality == Locality::SameMachine && on_loopback {
         add(5, "loopback address".to_owned());
     }
-    for (name, value, why) in KNOWN {
-        if names_provider(name, &facts.provider) {
+    for (name, value, why) in PENALTIES {
+        if matches_provider(name, &facts.provider) {
             add(*value, (*why).to_owned());
         }
     }
@@ -501,7 +515,7 @@ fn merits(facts: &Capabilities, need: &Need, policy: &Policy) -> Vec<(i64, Strin
 /// the library was built with. The second part of the result gives, for each
 /// candidate, its index in `offers`.
 #[must_use]
-pub fn select(offers: &[&Offer], need: &Need, policy: &Policy) -> (Choice, Vec<usize>) {
+pub fn select(offers: &[&Offer], need: &Requirements, policy: &Policy) -> (Choice, Vec<usize>) {
     let facts: Vec<&Capabilities> = offers.iter().map(|offer| offer.capabilities()).collect();
     let (mut choice, order) = rank(&facts, need, policy);
     if need.memory.is_device() {
@@ -515,7 +529,7 @@ pub fn select(offers: &[&Offer], need: &Need, policy: &Policy) -> (Choice, Vec<u
 /// ```
 /// use fabric::*;
 /// let query = Query::new(EndpointKind::Rdm).source("127.0.0.1");
-/// let need = Need::ring(Reach::SameMachine);
+/// let need = Requirements::ring(Locality::SameMachine);
 /// let policy: Policy = "tcp,^sockets".parse()?;
 /// let (offer, choice) = choose(&query, &need, &policy)?;
 /// let taken = choice.taken().unwrap();
@@ -530,7 +544,7 @@ pub fn select(offers: &[&Offer], need: &Need, policy: &Policy) -> (Choice, Vec<u
 /// # Errors
 /// `NoProvider` with every candidate's reason in its text if none can be used;
 /// `InvalidArgument` for a policy that contradicts itself.
-pub fn choose(query: &Query, need: &Need, policy: &Policy) -> Result<(Offer, Choice)> {
+pub fn choose(query: &Query, need: &Requirements, policy: &Policy) -> Result<(Offer, Choice)> {
     policy.check()?;
     let mut offers = Vec::new();
     let wanted = need.caps | device_caps(need);
@@ -542,7 +556,7 @@ pub fn choose(query: &Query, need: &Need, policy: &Policy) -> Result<(Offer, Cho
         match query.offers() {
             Ok(list) => {
                 for offer in list {
-                    if !offers.iter().any(|known: &Offer| known.is_same_place(&offer)) {
+                    if !offers.iter().any(|known: &Offer| known.is_duplicate_of(&offer)) {
                         offers.push(offer);
                     }
                 }
@@ -565,8 +579,12 @@ pub fn choose(query: &Query, need: &Need, policy: &Policy) -> Result<(Offer, Cho
     }
     Err(Error::new(
         ErrorKind::NoProvider,
-        "choosing a provider",
-        format!("all {} candidates were refused: {}", choice.candidates.len(), by_reason(&choice)),
+        "choose provider",
+        format!(
+            "all {} candidates were refused: {}",
+            choice.candidates.len(),
+            group_by_reason(&choice)
+        ),
     ))
 }
 
@@ -599,7 +617,7 @@ fn probe_device_memory(
 
 /// The providers under each reason: a machine with ten interfaces has many
 /// candidates and few reasons.
-fn by_reason(choice: &Choice) -> String {
+fn group_by_reason(choice: &Choice) -> String {
     let mut reasons: Vec<(String, Vec<&str>)> = Vec::new();
     for candidate in &choice.candidates {
         let reason = candidate.reasons.join("; ");
@@ -619,7 +637,7 @@ fn by_reason(choice: &Choice) -> String {
     lines.join(" | ")
 }
 
-fn device_caps(need: &Need) -> Caps {
+fn device_caps(need: &Requirements) -> Caps {
     if need.memory.is_device() { Caps::DEVICE_MEMORY } else { Caps::empty() }
 }
 

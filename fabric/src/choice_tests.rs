@@ -29,7 +29,7 @@ fn offer(provider: &str) -> Capabilities {
         rma_iov_limit: 1,
         transmit_depth: 128,
         receive_depth: 128,
-        protects_queues: true,
+        resource_management: true,
         data_progress: Progress::Manual,
         control_progress: Progress::Manual,
         threading: Threading::Safe,
@@ -57,23 +57,23 @@ fn card(gigabits: u64) -> Capabilities {
 /// What is under test does not depend on the libfabric that runs here.
 const RECENT: Version = Version { major: 2, minor: 1 };
 
-fn taken(offers: &[Capabilities], need: &Need, policy: &str) -> Option<String> {
+fn taken(offers: &[Capabilities], need: &Requirements, policy: &str) -> Option<String> {
     taken_under(RECENT, offers, need, policy)
 }
 
 fn taken_under(
     running: Version,
     offers: &[Capabilities],
-    need: &Need,
+    need: &Requirements,
     policy: &str,
 ) -> Option<String> {
     let offers: Vec<&Capabilities> = offers.iter().collect();
-    let (choice, _) = rank_under(running, &offers, need, &policy.parse().unwrap());
+    let (choice, _) = rank_for_version(running, &offers, need, &policy.parse().unwrap());
     choice.taken().map(|c| c.provider.clone())
 }
 
-fn reason(facts: &Capabilities, need: &Need, policy: &str) -> String {
-    let (choice, _) = rank_under(RECENT, &[facts], need, &policy.parse().unwrap());
+fn reason(facts: &Capabilities, need: &Requirements, policy: &str) -> String {
+    let (choice, _) = rank_for_version(RECENT, &[facts], need, &policy.parse().unwrap());
     assert_eq!(choice.candidates[0].verdict, Verdict::Refused, "{choice}");
     choice.candidates[0].reasons[0].clone()
 }
@@ -81,8 +81,8 @@ fn reason(facts: &Capabilities, need: &Need, policy: &str) -> String {
 #[test]
 fn shared_memory_wins_on_one_machine_and_is_refused_beyond() {
     let offers = [offer("tcp"), shared_memory(), card(100)];
-    let near = Need::ring(Reach::SameMachine);
-    let far = Need::ring(Reach::OtherMachines);
+    let near = Requirements::ring(Locality::SameMachine);
+    let far = Requirements::ring(Locality::OtherMachines);
     assert_eq!(taken(&offers, &near, "").as_deref(), Some("shm"));
     assert_eq!(taken(&offers, &far, "").as_deref(), Some("verbs;ofi_rxm"));
     assert!(reason(&shared_memory(), &far, "").contains("only this machine"));
@@ -93,13 +93,13 @@ fn the_loopback_device_is_no_shared_memory() {
     // Bound to it, a network provider may say that it reaches this machine only.
     let source = Some("127.0.0.1:5".to_owned());
     let loopback = Capabilities { source, reaches_other_machines: false, ..offer("net") };
-    let near = Need::ring(Reach::SameMachine);
+    let near = Requirements::ring(Locality::SameMachine);
     assert_eq!(taken(&[loopback, shared_memory()], &near, "").as_deref(), Some("shm"));
 }
 
 #[test]
 fn old_shm_is_refused_unless_it_is_required() {
-    let near = Need::ring(Reach::SameMachine);
+    let near = Requirements::ring(Locality::SameMachine);
     let offers = [shared_memory(), offer("net")];
     for minor in [17, 18] {
         let old = Version { major: 1, minor };
@@ -107,7 +107,7 @@ fn old_shm_is_refused_unless_it_is_required() {
             let taken = taken_under(old, &offers, &near, policy);
             assert_eq!(taken.as_deref(), Some("net"), "{old} {policy}");
         }
-        let (choice, _) = rank_under(old, &[&offers[0]], &near, &Policy::default());
+        let (choice, _) = rank_for_version(old, &[&offers[0]], &near, &Policy::default());
         assert_eq!(choice.candidates[0].verdict, Verdict::Refused);
         let reason = &choice.candidates[0].reasons[0];
         assert!(reason.contains("1.19") && reason.contains("=shm"), "{reason}");
@@ -120,7 +120,7 @@ fn old_shm_is_refused_unless_it_is_required() {
 
 #[test]
 fn shm_without_that_lock_is_taken_by_default() {
-    let near = Need::ring(Reach::SameMachine);
+    let near = Requirements::ring(Locality::SameMachine);
     let offers = [shared_memory(), offer("tcp")];
     for fixed in [Version { major: 1, minor: 19 }, RECENT] {
         assert_eq!(taken_under(fixed, &offers, &near, "").as_deref(), Some("shm"), "{fixed}");
@@ -129,7 +129,7 @@ fn shm_without_that_lock_is_taken_by_default() {
 
 #[test]
 fn the_faster_card_wins_and_a_dead_link_is_refused() {
-    let far = Need::ring(Reach::OtherMachines);
+    let far = Requirements::ring(Locality::OtherMachines);
     let mut slow = card(25);
     slow.domain = "slow".to_owned();
     let fast = card(400);
@@ -142,7 +142,7 @@ fn the_faster_card_wins_and_a_dead_link_is_refused() {
 
 #[test]
 fn native_goes_before_layered_and_deprecated_comes_last() {
-    let near = Need::ring(Reach::SameMachine);
+    let near = Requirements::ring(Locality::SameMachine);
     let offers = [offer("sockets"), offer("tcp;ofi_rxm"), offer("net"), offer("udp;ofi_rxd")];
     let facts: Vec<&Capabilities> = offers.iter().collect();
     let (choice, _) = rank(&facts, &near, &Policy::default());
@@ -152,7 +152,7 @@ fn native_goes_before_layered_and_deprecated_comes_last() {
 
 #[test]
 fn policy_prefers_requires_and_denies() {
-    let near = Need::ring(Reach::SameMachine);
+    let near = Requirements::ring(Locality::SameMachine);
     let offers = [offer("tcp"), shared_memory(), offer("tcp;ofi_rxm")];
     assert_eq!(taken(&offers, &near, "tcp").as_deref(), Some("tcp"));
     assert_eq!(taken(&offers, &near, "ofi_rxm,tcp").as_deref(), Some("tcp;ofi_rxm"));
@@ -175,23 +175,23 @@ fn impossible_policies_are_refused_when_they_are_read() {
 
 #[test]
 fn every_lack_has_its_reason() {
-    let near = Need::ring(Reach::SameMachine);
+    let near = Requirements::ring(Locality::SameMachine);
     let no_immediate = Capabilities { write_data_size: 0, ..offer("cxi") };
     assert!(reason(&no_immediate, &near, "").contains("no immediates"));
-    let wide = Need { immediate_bytes: 8, ..near.clone() };
+    let wide = Requirements { immediate_bytes: 8, ..near.clone() };
     assert!(reason(&card(100), &wide, "").contains("4 bytes, 8 needed"));
     let unordered = Capabilities { send_order: Order::empty(), ..offer("efa") };
-    let ordered = Need { ordered: true, ..near.clone() };
+    let ordered = Requirements { ordered: true, ..near.clone() };
     assert!(reason(&unordered, &ordered, "").contains("order"));
     assert_eq!(taken(&[unordered], &near, "").as_deref(), Some("efa"));
     let device = near.clone().memory(MemoryKind::Cuda(0));
     assert!(reason(&offer("tcp"), &device, "").contains("cuda:0"));
-    let connected = Need { endpoint: EndpointKind::Msg, ..near.clone() };
+    let connected = Requirements { endpoint: EndpointKind::Msg, ..near.clone() };
     assert!(reason(&offer("tcp"), &connected, "").contains("Msg needed"));
-    let atomic = Need { caps: near.caps | Caps::ATOMIC, ..near };
+    let atomic = Requirements { caps: near.caps | Caps::ATOMIC, ..near };
     assert!(reason(&offer("tcp"), &atomic, "").contains("ATOMIC"));
     let local = Capabilities { source: Some("127.0.0.1:5".to_owned()), ..offer("tcp") };
-    assert!(reason(&local, &Need::ring(Reach::OtherMachines), "").contains("loopback"));
+    assert!(reason(&local, &Requirements::ring(Locality::OtherMachines), "").contains("loopback"));
 }
 
 /// The inputs that the fuzzer found interesting stay tests on the stable toolchain.
@@ -221,19 +221,19 @@ fn two_fabrics(provider: &str) -> [Offer; 2] {
 #[test]
 fn fabrics_of_one_domain_are_different_places() {
     let [first, second] = two_fabrics("efa");
-    assert!(first.is_same_place(&first.clone()));
-    assert!(!first.is_same_place(&second));
+    assert!(first.is_duplicate_of(&first.clone()));
+    assert!(!first.is_duplicate_of(&second));
     // This one counts its fabrics at each call.
     let [first, second] = two_fabrics("tcp;ofi_rxm;ofi_mrail");
-    assert!(first.is_same_place(&second));
+    assert!(first.is_duplicate_of(&second));
 }
 
 #[test]
 fn queues_are_not_believed_to_be_protected_where_they_are_not() {
-    assert!(queue_may_overrun("efa"));
-    assert!(!queue_may_overrun("tcp;ofi_rxm"));
+    assert!(cq_may_overrun("efa"));
+    assert!(!cq_may_overrun("tcp;ofi_rxm"));
     let real = Query::new(EndpointKind::Rdm).source("127.0.0.1").first().unwrap();
-    assert!(real.capabilities().protects_queues, "{}", real.capabilities().provider);
+    assert!(real.capabilities().resource_management, "{}", real.capabilities().provider);
 }
 
 #[test]
@@ -242,9 +242,9 @@ fn fabrics_that_do_not_understand_each_other_have_names_of_their_own() {
     assert_eq!(facts.each_ref().map(Capabilities::wire_name), ["efa", "efa-direct"]);
     // That is so for the one provider.
     assert_eq!(two_fabrics("tcp")[1].capabilities().wire_name(), "tcp");
-    let need = Need::ring(Reach::OtherMachines);
+    let need = Requirements::ring(Locality::OtherMachines);
     let refused = |facts: &Capabilities, policy: &str| {
-        refusal(RECENT, facts, &need, &policy.parse().unwrap()).is_some()
+        rejection_reason(RECENT, facts, &need, &policy.parse().unwrap()).is_some()
     };
     for (policy, are_refused) in [
         ("=efa", [false, false]),
@@ -255,6 +255,6 @@ fn fabrics_that_do_not_understand_each_other_have_names_of_their_own() {
         assert_eq!(facts.each_ref().map(|facts| refused(facts, policy)), are_refused, "{policy}");
     }
     let policy: Policy = "^efa-direct".parse().unwrap();
-    assert!(policy.strangers(["efa"]).is_empty());
-    assert_eq!(policy.strangers(["tcp"]), ["efa-direct"]);
+    assert!(policy.unknown_providers(["efa"]).is_empty());
+    assert_eq!(policy.unknown_providers(["tcp"]), ["efa-direct"]);
 }

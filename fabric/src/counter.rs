@@ -71,13 +71,13 @@ impl Counter {
         let handle = unsafe {
             let code =
                 sys::fi_cntr_open(domain.as_ptr(), &mut attributes, &mut counter, ptr::null_mut());
-            Error::check("fi_cntr_open", i64::from(code)).map_err(|e| domain.blame(e))?;
+            Error::check("fi_cntr_open", i64::from(code)).map_err(|e| domain.add_provider(e))?;
             Handle::adopt("fi_cntr_open", counter)?
         };
         // SAFETY: the counter is alive.
         if !unsafe { sys::can_count(handle.as_ptr()) } {
             let absent = Error::from_code("fi_cntr_read", i64::from(sys::FI_ENOSYS));
-            return Err(domain.blame(absent));
+            return Err(domain.add_provider(absent));
         }
         Ok(Self(Arc::new(CounterInner { handle, domain: domain.clone() })))
     }
@@ -85,7 +85,11 @@ impl Counter {
     /// Operations that succeeded. Reading also makes progress.
     #[must_use]
     pub fn read(&self) -> u64 {
-        let _turn = self.0.domain.closing().map(|closing| closing.turn());
+        let _turn = self
+            .0
+            .domain
+            .deregistration_lock()
+            .map(|deregistration_lock| deregistration_lock.lock_progress());
         // SAFETY: the counter is alive.
         unsafe { sys::fi_cntr_read(self.0.handle.as_ptr()) }
     }
@@ -93,7 +97,11 @@ impl Counter {
     /// Operations that failed.
     #[must_use]
     pub fn read_errors(&self) -> u64 {
-        let _turn = self.0.domain.closing().map(|closing| closing.turn());
+        let _turn = self
+            .0
+            .domain
+            .deregistration_lock()
+            .map(|deregistration_lock| deregistration_lock.lock_progress());
         // SAFETY: the counter is alive.
         unsafe { sys::fi_cntr_readerr(self.0.handle.as_ptr()) }
     }
@@ -118,18 +126,18 @@ impl Counter {
                 return Ok(());
             }
             if self.read_errors() > errors {
-                return Err(self.0.domain.blame(Error::new(
+                return Err(self.0.domain.add_provider(Error::new(
                     ErrorKind::Other,
                     "fi_cntr_wait",
-                    format!("an operation failed at {value} of {threshold}; the completion queue says which"),
+                    format!("an operation failed after {value} of {threshold} completions. Read the completion queue for its error"),
                 )));
             }
             progress();
             if !backoff.pause(&deadline) {
-                return Err(self.0.domain.blame(Error::new(
+                return Err(self.0.domain.add_provider(Error::new(
                     ErrorKind::DeadlineExceeded,
                     "fi_cntr_wait",
-                    format!("{value} of {threshold} after {timeout:?}"),
+                    format!("{value} of {threshold} completions within {timeout:?}"),
                 )));
             }
         }

@@ -15,7 +15,7 @@ use crate::capabilities::Capabilities;
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::{EventQueue, EventQueueShared};
 use crate::handle::Handle;
-use crate::memory::Closing;
+use crate::memory::DeregistrationLock;
 use crate::offer::Offer;
 use crate::version::{Version, load_library};
 
@@ -86,7 +86,7 @@ pub struct Domain(Arc<DomainInner>);
 #[derive(Debug)]
 struct DomainInner {
     /// Registrations that wait to be closed go before the domain.
-    closing: Option<Box<Closing>>,
+    deregistration_lock: Option<Box<DeregistrationLock>>,
     handle: Handle<sys::fid_domain>,
     capabilities: Arc<Capabilities>,
     offer: Offer,
@@ -171,7 +171,7 @@ impl Domain {
             );
         }
         Ok(Self(Arc::new(DomainInner {
-            closing: Closing::of(&capabilities.provider),
+            deregistration_lock: DeregistrationLock::of(&capabilities.provider),
             handle,
             capabilities,
             offer: offer.clone(),
@@ -182,8 +182,8 @@ impl Domain {
 
     /// How registrations are closed, where the provider does not see to it that others do nothing
     /// at the same time.
-    pub(crate) fn closing(&self) -> Option<&Closing> {
-        self.0.closing.as_deref()
+    pub(crate) fn deregistration_lock(&self) -> Option<&DeregistrationLock> {
+        self.0.deregistration_lock.as_deref()
     }
 
     /// The facts of the offer this domain was opened from.
@@ -238,8 +238,8 @@ impl Domain {
     }
 
     /// Is this a forked child, and all that was made of the domain its parent's?
-    pub(crate) fn is_parents(&self) -> bool {
-        self.0.handle.is_parents()
+    pub(crate) fn is_inherited(&self) -> bool {
+        self.0.handle.is_inherited()
     }
 
     pub(crate) fn is_same(&self, other: &Self) -> bool {
@@ -247,7 +247,7 @@ impl Domain {
     }
 
     /// Adds the provider's name to an error.
-    pub(crate) fn blame(&self, error: Error) -> Error {
+    pub(crate) fn add_provider(&self, error: Error) -> Error {
         error.with_provider(&self.capabilities().provider)
     }
 }
@@ -265,7 +265,7 @@ pub fn probe_registration_cache() -> Result<()> {
     // and is closed at once.
     unsafe {
         let code = sys::fi_open(
-            Version::spoken().packed(),
+            Version::api_version().packed(),
             c"mr_cache".as_ptr(),
             ptr::null_mut(),
             0,

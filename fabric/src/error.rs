@@ -169,7 +169,7 @@ impl Error {
     }
 
     /// An error of the system, about this object.
-    pub(crate) fn of_system(
+    pub(crate) fn from_io_error(
         operation: &'static str,
         object: &dyn fmt::Display,
         error: &std::io::Error,

@@ -19,7 +19,7 @@ use crate::offer::{Info, Offer};
 use crate::waiting::{Backoff, Deadline};
 
 /// Room for connection data: providers carry less, and more is not sent.
-pub(crate) const CONNECTION_DATA: usize = 1024;
+pub(crate) const MAX_CONNECTION_DATA: usize = 1024;
 
 /// A queue of control events (`fid_eq`). Read by one owner at a time.
 ///
@@ -102,7 +102,7 @@ pub struct ConnectionRequest {
 #[repr(C)]
 struct ConnectionEntry {
     head: sys::fi_eq_cm_entry,
-    data: [u8; CONNECTION_DATA],
+    data: [u8; MAX_CONNECTION_DATA],
 }
 
 impl EventQueueShared {
@@ -183,7 +183,7 @@ impl EventQueue {
             if !backoff.pause(&deadline) {
                 return Err(Error::new(
                     ErrorKind::DeadlineExceeded,
-                    "waiting for events",
+                    "wait for event",
                     format!("no event within {timeout:?}"),
                 )
                 .with_provider(self.shared.fabric.provider()));
@@ -222,14 +222,14 @@ impl EventQueue {
 /// `entry` holds `length` bytes of an event with this number.
 unsafe fn decode(number: u32, entry: &ConnectionEntry, length: usize, fabric: &Fabric) -> Event {
     let head = size_of::<sys::fi_eq_cm_entry>();
-    let data_length = length.saturating_sub(head).min(CONNECTION_DATA);
+    let data_length = length.saturating_sub(head).min(MAX_CONNECTION_DATA);
     let data = || entry.data[..data_length].to_vec();
     match number {
         sys::FI_CONNREQ => {
             // SAFETY: by contract the info is ours.
             match unsafe { Info::adopt(entry.head.info) } {
                 Some(info) => Event::ConnectionRequest(ConnectionRequest {
-                    offer: Offer::adopt(info.of_request(fabric), Threading::Safe),
+                    offer: Offer::adopt(info.for_request(fabric), Threading::Safe),
                     data: data(),
                 }),
                 None => Event::Other { number },

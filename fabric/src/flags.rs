@@ -99,7 +99,7 @@ bitflags! {
 impl MrMode {
     /// Every bit that this library knows how to obey (the deprecated modes,
     /// which stand alone, are asked for by themselves).
-    pub const OBEYED: Self = Self::LOCAL
+    pub const SUPPORTED: Self = Self::LOCAL
         .union(Self::RAW)
         .union(Self::VIRT_ADDR)
         .union(Self::ALLOCATED)
@@ -114,11 +114,11 @@ impl MrMode {
     ///
     /// ```
     /// use fabric::MrMode;
-    /// assert!(MrMode::BASIC.modern().contains(MrMode::VIRT_ADDR | MrMode::PROV_KEY));
-    /// assert_eq!(MrMode::SCALABLE.modern(), MrMode::empty());
+    /// assert!(MrMode::BASIC.without_deprecated().contains(MrMode::VIRT_ADDR | MrMode::PROV_KEY));
+    /// assert_eq!(MrMode::SCALABLE.without_deprecated(), MrMode::empty());
     /// ```
     #[must_use]
-    pub fn modern(self) -> Self {
+    pub fn without_deprecated(self) -> Self {
         if self == Self::BASIC {
             Self::VIRT_ADDR | Self::ALLOCATED | Self::PROV_KEY
         } else if self == Self::SCALABLE {
@@ -234,9 +234,9 @@ bitflags! {
     /// Flags of one transfer.
     ///
     /// ```
-    /// use fabric::{Options, TransferFlags};
+    /// use fabric::{PostOptions, TransferFlags};
     /// let durable = TransferFlags::DELIVERY_COMPLETE | TransferFlags::FENCE;
-    /// let options = Options::token(1).flags(durable);
+    /// let options = PostOptions::token(1).flags(durable);
     /// # let _ = options;
     /// ```
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]

@@ -17,9 +17,9 @@ extern "C" fn after_fork_in_child() {
 
 /// The process that something was made in.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Birth(u32);
+pub(crate) struct ForkGeneration(u32);
 
-impl Birth {
+impl ForkGeneration {
     pub(crate) fn now() -> Self {
         static WATCH: Once = Once::new();
         WATCH.call_once(|| {
@@ -31,7 +31,7 @@ impl Birth {
 
     /// Was it made before a fork, by a parent of this process?
     #[inline]
-    pub(crate) fn is_parents(self) -> bool {
+    pub(crate) fn is_inherited(self) -> bool {
         self.0 != FORKS.load(Ordering::Relaxed)
     }
 }

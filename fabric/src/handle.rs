@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use libfabric_sys as sys;
 
 use crate::error::{Error, Result};
-use crate::fork::Birth;
+use crate::fork::ForkGeneration;
 
 static FAILED_CLOSES: AtomicU64 = AtomicU64::new(0);
 
@@ -54,7 +54,7 @@ objects! {
 /// made from; so closing in drop order is closing in the right order.
 pub(crate) struct Handle<T: Object> {
     object: NonNull<T>,
-    born: Birth,
+    created_in: ForkGeneration,
 }
 
 // SAFETY: domains are opened with FI_THREAD_SAFE unless the caller promised, in an
@@ -69,19 +69,21 @@ impl<T: Object> Handle<T> {
     /// # Safety
     /// `object` must be null or a live object that nobody else closes.
     pub(crate) unsafe fn adopt(operation: &'static str, object: *mut T) -> Result<Self> {
-        NonNull::new(object).map(|object| Self { object, born: Birth::now() }).ok_or_else(|| {
-            Error::new(
-                crate::ErrorKind::Other,
-                operation,
-                "the provider reported success and returned no object",
-            )
-        })
+        NonNull::new(object)
+            .map(|object| Self { object, created_in: ForkGeneration::now() })
+            .ok_or_else(|| {
+                Error::new(
+                    crate::ErrorKind::Other,
+                    operation,
+                    "the provider reported success and returned no object",
+                )
+            })
     }
 
     /// Is this a forked child, and the object its parent's? Then it is not to be closed.
     #[inline]
-    pub(crate) fn is_parents(&self) -> bool {
-        self.born.is_parents()
+    pub(crate) fn is_inherited(&self) -> bool {
+        self.created_in.is_inherited()
     }
 
     pub(crate) fn as_ptr(&self) -> *mut T {
@@ -94,13 +96,13 @@ impl<T: Object> Handle<T> {
 
     /// Closes now and tells whether that worked, where dropping could only log it.
     pub(crate) fn close(self) -> Result<()> {
-        std::mem::ManuallyDrop::new(self).shut()
+        std::mem::ManuallyDrop::new(self).close_once()
     }
 
     /// To be called once, at the end of the handle. In a forked child the object stays open: the
     /// parent uses it.
-    fn shut(&mut self) -> Result<()> {
-        if self.is_parents() {
+    fn close_once(&mut self) -> Result<()> {
+        if self.is_inherited() {
             return Ok(());
         }
         // SAFETY: this handle owns the object; it is closed exactly here.
@@ -114,8 +116,8 @@ impl<T: Object> Handle<T> {
 
 impl<T: Object> Drop for Handle<T> {
     fn drop(&mut self) {
-        if let Err(error) = self.shut() {
-            tracing::error!(object = T::NAME, %error, "a libfabric object could not be closed");
+        if let Err(error) = self.close_once() {
+            tracing::error!(object = T::NAME, %error, "closing a libfabric object failed");
         }
     }
 }

@@ -14,9 +14,9 @@ use std::sync::atomic::{AtomicU64, Ordering, compiler_fence};
 /// The peer that one endpoint is posting to.
 #[derive(Debug, Default)]
 #[repr(align(64))]
-pub(crate) struct Hazard(AtomicU64);
+pub(crate) struct HazardPointer(AtomicU64);
 
-impl Hazard {
+impl HazardPointer {
     /// To be called before the peer is looked up.
     #[inline]
     pub(crate) fn publish(&self, index: u32) {
@@ -59,7 +59,7 @@ mod tests {
 
     #[test]
     fn a_hazard_names_what_was_published_until_it_is_cleared() {
-        let hazard = Hazard::default();
+        let hazard = HazardPointer::default();
         assert!(!hazard.is(0));
         hazard.publish(0);
         assert!(hazard.is(0) && !hazard.is(1));

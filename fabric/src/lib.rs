@@ -77,12 +77,14 @@ mod fakes;
 
 pub use address::{Address, AddressVector, Peer};
 pub use capabilities::{Capabilities, EndpointKind, Nic, Progress, Threading};
-pub use choice::{Candidate, Choice, Need, Policy, Reach, Verdict, choose, rank, select};
+pub use choice::{
+    Candidate, Choice, Locality, Policy, Requirements, Verdict, choose, rank, select,
+};
 pub use counter::Counter;
 pub use domain::{Domain, Fabric, probe_registration_cache};
 pub use endpoint::{
     AtomicForm, AtomicOperation, AtomicRequest, Datatype, Endpoint, EndpointBuilder, Listener,
-    Options, PeerToPeer,
+    PeerToPeer, PostOptions,
 };
 pub use error::{Error, ErrorKind, Result};
 pub use event::{ConnectionRequest, Event, EventQueue, RegistrationDone};
@@ -99,4 +101,4 @@ pub use queue::{
     Completion, CompletionKind, CompletionQueue, Failure, OperationId, Outcome, QueueOptions, Waker,
 };
 pub use version::Version;
-pub use waiting::Waiting;
+pub use waiting::WaitStrategy;

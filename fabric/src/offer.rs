@@ -37,7 +37,7 @@ impl Info {
     /// leaves them behind: the next one with that number would be refused for ever.
     /// So the name says, too, when it was given. An IP address that was asked for is no name
     /// either: two processes that ask for the loopback address would be refused.
-    pub(crate) fn name_uniquely(&self) {
+    pub(crate) fn make_source_name_unique(&self) {
         let number = std::process::id();
         // SAFETY: the element is ours and not shared yet; its address is terminated
         // where its format is a string, and malloc's, as fi_freeinfo expects.
@@ -69,7 +69,7 @@ impl Info {
         // SAFETY: the element is alive, and its address as long as it says.
         let raw = unsafe { &*self.as_ptr() };
         (!raw.dest_addr.is_null() && raw.dest_addrlen > 0)
-            .then(|| print_address(raw.addr_format, raw.dest_addr.cast(), raw.dest_addrlen))
+            .then(|| format_address_bytes(raw.addr_format, raw.dest_addr.cast(), raw.dest_addrlen))
     }
 
     /// Takes over an element that libfabric handed out (a connection request's, say).
@@ -85,13 +85,13 @@ impl Info {
     }
 
     /// A connection request's, which came to a listener of this fabric.
-    pub(crate) fn of_request(mut self, fabric: &Fabric) -> Self {
+    pub(crate) fn for_request(mut self, fabric: &Fabric) -> Self {
         self.fabric = Some(fabric.clone());
         self
     }
 
     /// May it be used with this fabric? Only a connection request may not, with another's.
-    pub(crate) fn is_of(&self, fabric: &Fabric) -> bool {
+    pub(crate) fn belongs_to(&self, fabric: &Fabric) -> bool {
         self.fabric.as_ref().is_none_or(|own| own.is_same(fabric))
     }
 
@@ -166,7 +166,7 @@ pub struct Offer {
     pub(crate) capabilities: Arc<Capabilities>,
     /// Was it asked for `Caps::SOURCE`? Many offers have it unasked; to look up the
     /// sender of each completion costs a few nanoseconds that most have no use for.
-    pub(crate) tells_source: bool,
+    pub(crate) reports_source: bool,
 }
 
 impl Offer {
@@ -178,7 +178,7 @@ impl Offer {
             (*(*info.as_ptr()).ep_attr).mem_tag_format = 0;
         }
         let capabilities = read_capabilities(&info, threading);
-        Self { info: Arc::new(info), capabilities: Arc::new(capabilities), tells_source: false }
+        Self { info: Arc::new(info), capabilities: Arc::new(capabilities), reports_source: false }
     }
 
     /// The facts.
@@ -187,7 +187,7 @@ impl Offer {
         &self.capabilities
     }
 
-    pub(crate) fn set_reach(&mut self, reaches: bool) {
+    pub(crate) fn set_reaches_other_machines(&mut self, reaches: bool) {
         let mut capabilities = (*self.capabilities).clone();
         capabilities.reaches_other_machines = reaches;
         self.capabilities = Arc::new(capabilities);
@@ -201,7 +201,7 @@ impl Offer {
     }
 
     /// Is this the same provider at the same place, whatever the terms?
-    pub(crate) fn is_same_place(&self, other: &Self) -> bool {
+    pub(crate) fn is_duplicate_of(&self, other: &Self) -> bool {
         let (a, b) = (self.capabilities(), other.capabilities());
         let is_same_fabric = a.fabric == b.fabric || crate::choice::fabric_name_varies(&a.provider);
         a.provider == b.provider
@@ -258,15 +258,15 @@ fn read_capabilities(info: &Info, threading: Threading) -> Capabilities {
         let (tx, rx) = (&*raw.tx_attr, &*raw.rx_attr);
         let (endpoint, domain, fabric) = (&*raw.ep_attr, &*raw.domain_attr, &*raw.fabric_attr);
         let source = (!raw.src_addr.is_null() && raw.src_addrlen > 0)
-            .then(|| print_address(raw.addr_format, raw.src_addr.cast(), raw.src_addrlen));
+            .then(|| format_address_bytes(raw.addr_format, raw.src_addr.cast(), raw.src_addrlen));
         let provider = string(fabric.prov_name).unwrap_or_default();
         let mut caps = Caps::from_bits_retain(raw.caps);
         if crate::choice::breaks_atomics(&provider, Version::running()) {
             caps.remove(Caps::ATOMIC);
         }
-        caps.remove(crate::choice::lost_messages(&provider, Version::running()));
-        let protects_queues = domain.resource_mgmt == sys::FI_RM_ENABLED
-            && !crate::choice::queue_may_overrun(&provider);
+        caps.remove(crate::choice::undelivered_message_caps(&provider, Version::running()));
+        let resource_management =
+            domain.resource_mgmt == sys::FI_RM_ENABLED && !crate::choice::cq_may_overrun(&provider);
         let writes = raw.caps & sys::FI_RMA != 0 && !crate::choice::lacks_write_data(&provider);
         Capabilities {
             provider,
@@ -302,7 +302,7 @@ fn read_capabilities(info: &Info, threading: Threading) -> Capabilities {
             rma_iov_limit: tx.rma_iov_limit,
             transmit_depth: tx.size,
             receive_depth: rx.size,
-            protects_queues,
+            resource_management,
             data_progress: progress(sys::fcs_data_progress(domain) as u32),
             control_progress: progress(domain.control_progress),
             threading,
@@ -338,7 +338,7 @@ unsafe fn read_nic(nic: *const sys::fid_nic) -> Option<Nic> {
 
 /// An address in readable form, for messages; the provider's own printer needs
 /// an address vector, so the common formats are read here.
-pub(crate) fn print_address(format: u32, address: *const u8, length: usize) -> String {
+pub(crate) fn format_address_bytes(format: u32, address: *const u8, length: usize) -> String {
     // SAFETY: callers pass the address and length that libfabric gave them.
     let bytes = unsafe { std::slice::from_raw_parts(address, length) };
     match (format, bytes) {

@@ -55,7 +55,7 @@ impl Query {
         Self {
             kind,
             caps,
-            mr_mode: MrMode::OBEYED,
+            mr_mode: MrMode::SUPPORTED,
             required_order: None,
             provider: None,
             source: None,
@@ -186,12 +186,12 @@ impl Query {
         let wanted = Order::WRITE_AFTER_WRITE | Order::SEND_AFTER_WRITE;
         let mut lists = Vec::new();
         match self.required_order {
-            Some(order) => lists.push(self.ask(order, self.caps)),
+            Some(order) => lists.push(self.getinfo(order, self.caps)),
             // A provider may give up all ordering unless some is hinted, and
             // one that has none is not listed when it is.
             None => {
-                lists.push(self.ask(wanted, self.caps));
-                lists.push(self.ask(Order::empty(), self.caps));
+                lists.push(self.getinfo(wanted, self.caps));
+                lists.push(self.getinfo(Order::empty(), self.caps));
             }
         }
         let mut offers: Vec<Offer> = Vec::new();
@@ -200,7 +200,7 @@ impl Query {
             match list {
                 Ok(list) => {
                     for offer in list {
-                        if !offers.iter().any(|known| known.is_same_place(&offer)) {
+                        if !offers.iter().any(|known| known.is_duplicate_of(&offer)) {
                             offers.push(offer);
                         }
                     }
@@ -211,16 +211,19 @@ impl Query {
         // Reach is reported only by some; which providers still answer when
         // other machines are asked for is a fact.
         let far = self
-            .ask(self.required_order.unwrap_or_default(), self.caps | Caps::REMOTE_COMMUNICATION)
+            .getinfo(
+                self.required_order.unwrap_or_default(),
+                self.caps | Caps::REMOTE_COMMUNICATION,
+            )
             .unwrap_or_default();
         for offer in &mut offers {
-            let reaches = far.iter().any(|f| f.is_same_place(offer));
-            offer.set_reach(reaches);
+            let reaches = far.iter().any(|f| f.is_duplicate_of(offer));
+            offer.set_reaches_other_machines(reaches);
         }
         if offers.is_empty() {
             let error = failure
                 .unwrap_or_else(|| Error::from_code("fi_getinfo", i64::from(sys::FI_ENODATA)));
-            return Err(self.explain_nothing(error));
+            return Err(self.explain_no_match(error));
         }
         Ok(offers)
     }
@@ -233,7 +236,7 @@ impl Query {
         Ok(self.offers()?.remove(0))
     }
 
-    fn explain_nothing(&self, error: Error) -> Error {
+    fn explain_no_match(&self, error: Error) -> Error {
         let mut what = format!(
             "no {:?} endpoint with {}",
             self.kind,
@@ -254,7 +257,7 @@ impl Query {
         error.with_detail(what)
     }
 
-    fn ask(&self, order: Order, caps: Caps) -> Result<Vec<Offer>> {
+    fn getinfo(&self, order: Order, caps: Caps) -> Result<Vec<Offer>> {
         let hints = Hints::new(self, order, caps)?;
         let (node, service, flags) = match (&self.source, &self.destination) {
             (Some((node, service)), _) => (Some(node), service.as_ref(), sys::FI_SOURCE),
@@ -269,7 +272,7 @@ impl Query {
         // list that is ours and is freed below.
         let code = unsafe {
             sys::fi_getinfo(
-                Version::spoken().packed(),
+                Version::api_version().packed(),
                 pointer(&node),
                 pointer(&service),
                 flags,
@@ -286,9 +289,9 @@ impl Query {
             // SAFETY: as above; fi_dupinfo copies a single element.
             if let Some(info) = NonNull::new(unsafe { sys::fi_dupinfo(entry) }) {
                 let info = Info::new(info);
-                info.name_uniquely();
+                info.make_source_name_unique();
                 let mut offer = Offer::adopt(info, self.threading);
-                offer.tells_source = self.caps.contains(Caps::SOURCE);
+                offer.reports_source = self.caps.contains(Caps::SOURCE);
                 let exact = self
                     .provider
                     .as_ref()

@@ -50,12 +50,12 @@ impl Version {
     /// The interface version to ask for: the older of the two, since structures
     /// grow between versions and neither side may write past what the other has.
     #[must_use]
-    pub fn spoken() -> Self {
+    pub fn api_version() -> Self {
         Self::running().min(Self::headers())
     }
 
     /// Do endpoints tell of each kind of operation how much they inject?
-    pub(crate) fn tells_inject_sizes() -> bool {
+    pub(crate) fn has_inject_size_option() -> bool {
         Self::running() >= Self { major: 2, minor: 0 }
     }
 

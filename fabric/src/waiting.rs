@@ -13,16 +13,16 @@ use std::time::{Duration, Instant};
 /// use fabric::*;
 /// let offer = Query::new(EndpointKind::Rdm).source("127.0.0.1").first()?;
 /// let domain = Domain::open(&offer)?;
-/// let waiting = Waiting::Adaptive { spin: Duration::from_micros(50) };
+/// let waiting = WaitStrategy::Adaptive { spin: Duration::from_micros(50) };
 /// let sleepy = CompletionQueue::open_with(&domain, QueueOptions { size: 256, waiting })?;
-/// assert_ne!(sleepy.waiting_form(), "busy");
-/// let waiting = Waiting::Busy;
-/// let eager = CompletionQueue::open_with(&domain, QueueOptions { size: 0, waiting })?;
-/// assert_eq!(eager.waiting_form(), "busy");
+/// assert_ne!(sleepy.wait_method(), "busy");
+/// let waiting = WaitStrategy::Busy;
+/// let minimal = CompletionQueue::open_with(&domain, QueueOptions { size: 0, waiting })?;
+/// assert_eq!(minimal.wait_method(), "busy");
 /// # Ok::<(), fabric::Error>(())
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Waiting {
+pub enum WaitStrategy {
     /// Poll all the time: lowest latency, a whole core.
     Busy,
     /// Poll for this long, then sleep: on the queue's file descriptor where the
@@ -36,7 +36,7 @@ pub enum Waiting {
     Block,
 }
 
-impl Default for Waiting {
+impl Default for WaitStrategy {
     /// Polls for 20 µs: about the time that going to sleep and being woken costs
     /// (a futex wake between two processes was measured at 4 to 24 µs), so that
     /// the worst case is twice the best.
@@ -68,25 +68,25 @@ impl Deadline {
 
 /// How long to leave a queue alone between two looks, while looking all the time.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Pace {
+pub(crate) struct PollPause {
     pauses: u32,
 }
 
-impl Pace {
+impl PollPause {
     /// Where a look holds peers up: long enough that most of their writes fall
     /// between two looks, short against the 0.6 µs that a message takes there. Measured
     /// with 64 bytes over shm of libfabric 1.17: 0 to 80 ns between looks give 0.69
     /// to 0.74 µs one way, 80 to 210 ns give 0.62 to 0.65 µs.
-    const GENEROUS: Duration = Duration::from_nanos(150);
+    const SPACED: Duration = Duration::from_nanos(150);
 
     /// One pause: says that this is a loop that waits, and costs next to nothing.
-    pub(crate) fn eager() -> Self {
+    pub(crate) fn minimal() -> Self {
         Self { pauses: 1 }
     }
 
     /// Pauses that leave room for peers. How long one takes differs tenfold between
     /// processors, so it is measured.
-    pub(crate) fn considerate() -> Self {
+    pub(crate) fn spaced() -> Self {
         const SAMPLE: u32 = 32;
         let one_sample = || {
             let start = Instant::now();
@@ -95,7 +95,7 @@ impl Pace {
         };
         // The shortest: nothing came between.
         let shortest = (0..4).map(|_| one_sample()).min().unwrap_or_default();
-        let pauses = Self::GENEROUS.as_nanos() * u128::from(SAMPLE) / shortest.as_nanos().max(1);
+        let pauses = Self::SPACED.as_nanos() * u128::from(SAMPLE) / shortest.as_nanos().max(1);
         Self { pauses: (pauses as u32).clamp(1, 100) }
     }
 
@@ -112,26 +112,26 @@ impl Pace {
 #[derive(Debug)]
 pub(crate) struct Backoff {
     step: u32,
-    longest: Duration,
+    max_pause: Duration,
 }
 
 impl Backoff {
     const SPINS: u32 = 32;
     const YIELDS: u32 = 32;
-    pub(crate) const LONGEST: Duration = Duration::from_micros(200);
+    pub(crate) const MAX_PAUSE: Duration = Duration::from_micros(200);
 
     pub(crate) fn new() -> Self {
-        Self { step: 0, longest: Self::LONGEST }
+        Self { step: 0, max_pause: Self::MAX_PAUSE }
     }
 
     /// Starts with sleeping: for waits that are known to be long.
     pub(crate) fn sleeping() -> Self {
-        Self { step: Self::SPINS + Self::YIELDS, longest: Self::LONGEST }
+        Self { step: Self::SPINS + Self::YIELDS, max_pause: Self::MAX_PAUSE }
     }
 
     /// The same with longer pauses, or shorter ones.
-    pub(crate) fn at_most(self, longest: Duration) -> Self {
-        Self { longest, ..self }
+    pub(crate) fn with_max_pause(self, max_pause: Duration) -> Self {
+        Self { max_pause, ..self }
     }
 
     /// Pauses; false once the deadline has passed.
@@ -152,7 +152,7 @@ impl Backoff {
         } else {
             let doublings = (step - Self::SPINS - Self::YIELDS).min(16);
             let pause = Duration::from_micros(5) * 2_u32.pow(doublings);
-            std::thread::sleep(pause.min(self.longest).min(left));
+            std::thread::sleep(pause.min(self.max_pause).min(left));
         }
         true
     }
@@ -177,7 +177,7 @@ mod tests {
 
     #[test]
     fn pauses_between_looks_are_short() {
-        let pace = Pace::considerate();
+        let pace = PollPause::spaced();
         assert!((1..=100).contains(&pace.pauses), "{pace:?}");
         let shortest = (0..100)
             .map(|_| {

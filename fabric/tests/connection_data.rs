@@ -8,7 +8,7 @@ use fabric::{
     Event, EventQueue, Listener, Query,
 };
 
-const LONGEST_WAIT: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A listener, and an endpoint that is to connect to it.
 struct Connecting {
@@ -37,7 +37,7 @@ fn over(provider: &str) -> Result<Connecting, Error> {
 
 impl Connecting {
     fn request(&mut self) -> ConnectionRequest {
-        let end = Instant::now() + LONGEST_WAIT;
+        let end = Instant::now() + TIMEOUT;
         loop {
             // The client's side is read too: that moves the handshake.
             self.events.poll().unwrap();
@@ -119,7 +119,7 @@ fn accept_refuses_data_beyond_the_limit() {
             sent = data(limit);
             server.start_accepting(&sent).unwrap();
         }
-        let end = Instant::now() + LONGEST_WAIT;
+        let end = Instant::now() + TIMEOUT;
         let got = loop {
             server_events.poll().unwrap();
             if let Some(Event::Connected { data, .. }) = c.events.poll().unwrap() {
@@ -146,7 +146,7 @@ fn reject_refuses_data_beyond_the_limit() {
             // The request is still there.
             c.listener.reject(&request, &data(limit)).unwrap();
         }
-        let refused = c.events.wait(LONGEST_WAIT).unwrap_err();
+        let refused = c.events.wait(TIMEOUT).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::ConnectionRefused, "{length} bytes: {refused}");
     }
 }
@@ -179,6 +179,6 @@ fn request_of_another_fabric_is_refused() {
     assert!(others > 0, "no provider to give the request to");
     // It can still be answered where it came to.
     c.listener.reject(&request, b"").unwrap();
-    let refused = c.events.wait(LONGEST_WAIT).unwrap_err();
+    let refused = c.events.wait(TIMEOUT).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::ConnectionRefused, "{refused}");
 }

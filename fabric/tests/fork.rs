@@ -4,10 +4,10 @@
 
 use std::time::{Duration, Instant};
 
-use fabric::ring::{self, Port, RingOptions, Turn};
+use fabric::ring::{self, Port, PortEvent, RingOptions};
 use fabric::{
     Access, AddressVector, CompletionQueue, Domain, Endpoint, EndpointKind, Error, ErrorKind,
-    Event, EventQueue, HostMemory, Listener, MemoryRegion, Options, Peer, Query, failed_closes,
+    Event, EventQueue, HostMemory, Listener, MemoryRegion, Peer, PostOptions, Query, failed_closes,
 };
 use testkit::children::ForkedChild;
 
@@ -53,7 +53,7 @@ impl Side {
         let mut is_sent = false;
         loop {
             if !is_sent {
-                let at_once = Options::token(2).patience(Duration::ZERO);
+                let at_once = PostOptions::token(2).timeout(Duration::ZERO);
                 match self.endpoint.send(&mut self.queue, to, &slice, at_once) {
                     Ok(_) => is_sent = true,
                     Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock, "{error}"),
@@ -160,9 +160,11 @@ fn endpoints_keep_their_names_when_a_child_drops_them() {
     }
 }
 
-fn turn(writer: &mut Port, reader: &mut Port) {
+fn progress(writer: &mut Port, reader: &mut Port) {
     for port in [writer, reader] {
-        let (Turn::Idle | Turn::Ring) = port.turn().unwrap() else { panic!("nobody's") };
+        let (PortEvent::Idle | PortEvent::Ring) = port.progress().unwrap() else {
+            panic!("nobody's")
+        };
     }
 }
 
@@ -175,8 +177,8 @@ fn rings_go_on_when_a_child_drops_them() {
     let mut reader = Port::new(two.endpoint, two.queue);
     let options = RingOptions::new(reader.endpoint(), 64 << 10).unwrap();
     let reading = reader.offer(&options).unwrap();
-    let terms = reader.terms(reading).unwrap();
-    let (writing, answer) = writer.accept(to_two, &terms, 1000).unwrap();
+    let ring_offer = reader.ring_offer(reading).unwrap();
+    let (writing, answer) = writer.accept(to_two, &ring_offer, 1000).unwrap();
     reader.connect(reading, to_one, &answer).unwrap();
     let source = domain.register(HostMemory::from_vec(vec![9; 512]).unwrap(), Access::WRITE);
     let source = source.unwrap();
@@ -192,14 +194,14 @@ fn rings_go_on_when_a_child_drops_them() {
         let end = Instant::now() + TIMEOUT;
         while !message.is_written() {
             writer.push(writing, &mut message, &source.all()).unwrap();
-            turn(writer, reader);
-            reader.tell_all(true);
+            progress(writer, reader);
+            reader.return_all_credit(true);
             assert!(Instant::now() < end, "message {number} is not written");
         }
         loop {
             assert!(Instant::now() < end, "message {number} did not come");
             let Some(view) = reader.take(reading).unwrap() else {
-                turn(writer, reader);
+                progress(writer, reader);
                 continue;
             };
             assert_eq!(view.header().message, number);

@@ -7,17 +7,17 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fabric::ring::{Notify, Port, Pushed, RingOptions, Stripes, Turn};
+use fabric::ring::{LaneSet, NotifyMode, Port, PortEvent, Pushed, RingOptions};
 use fabric::{
     Access, AddressVector, Caps, CompletionQueue, Domain, Endpoint, EndpointKind, HostMemory,
     Offer, Order, Peer, Query, registrations,
 };
-use testkit::allocations::{Counting, of_all_threads};
+use testkit::allocations::{CountingAllocator, of_all_threads};
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting::new();
+static ALLOCATOR: CountingAllocator = CountingAllocator::new();
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 const CAPACITY: u64 = 256 << 10;
 /// From nothing to more than the ring.
 const LENGTHS: [usize; 6] = [0, 64, 200, 5000, 70_000, 600_000];
@@ -28,18 +28,20 @@ fn counts() -> (u64, u64) {
 
 #[test]
 fn nothing_is_allocated_or_registered_per_message() {
-    for notify in Notify::ALL {
+    for notify in NotifyMode::ALL {
         by_one_port(notify);
     }
     by_lanes();
 }
 
-fn offer(notify: Notify) -> Offer {
+fn offer(notify: NotifyMode) -> Offer {
     let query = Query::new(EndpointKind::Rdm).source("127.0.0.1");
     match notify {
-        Notify::Immediate => query.first().unwrap(),
-        Notify::Message => query.caps(Caps::MESSAGE | Caps::TAGGED | Caps::RMA).first().unwrap(),
-        Notify::Polling => query.order(Order::WRITE_AFTER_WRITE).first().unwrap(),
+        NotifyMode::Immediate => query.first().unwrap(),
+        NotifyMode::Message => {
+            query.caps(Caps::MESSAGE | Caps::TAGGED | Caps::RMA).first().unwrap()
+        }
+        NotifyMode::Polling => query.order(Order::WRITE_AFTER_WRITE).first().unwrap(),
     }
 }
 
@@ -54,11 +56,13 @@ fn port(offer: &Offer) -> (Port, Peer) {
     (Port::new(endpoint, queue), peer)
 }
 
-fn by_one_port(notify: Notify) {
+fn by_one_port(notify: NotifyMode) {
     let (mut port, peer) = port(&offer(notify));
-    let options = RingOptions { capacity: CAPACITY, watermark: CAPACITY / 8, notify, whole: 0 };
+    let options =
+        RingOptions { capacity: CAPACITY, watermark: CAPACITY / 8, notify, completed_messages: 0 };
     let reading = port.offer(&options).unwrap();
-    let (writing, answer) = port.accept(peer, &port.terms(reading).unwrap(), 32 << 10).unwrap();
+    let (writing, answer) =
+        port.accept(peer, &port.ring_offer(reading).unwrap(), 32 << 10).unwrap();
     port.connect(reading, peer, &answer).unwrap();
     let memory = HostMemory::zeroed(600_000).unwrap();
     let source = port.endpoint().domain().register(memory, Access::WRITE).unwrap();
@@ -71,17 +75,17 @@ fn by_one_port(notify: Notify) {
                 while !is_whole {
                     let pushed = port.push(writing, &mut message, &payload).unwrap();
                     let has_moved = matches!(pushed, Pushed::Posted(_));
-                    let turn = if has_moved { port.turn() } else { port.rest(PATIENCE) };
-                    assert!(!matches!(turn, Ok(Turn::Other(_)) | Err(_)), "{turn:?}");
+                    let progress = if has_moved { port.progress() } else { port.wait(TIMEOUT) };
+                    assert!(!matches!(progress, Ok(PortEvent::Other(_)) | Err(_)), "{progress:?}");
                     while let Some(view) = port.take(reading).unwrap() {
                         is_whole = view.is_last();
                     }
-                    port.tell(reading, false).unwrap();
+                    port.return_credit(reading, false).unwrap();
                 }
             }
             while port.next_read(writing).unwrap().is_some() {}
         }
-        port.flush(writing, PATIENCE).unwrap();
+        port.flush(writing, TIMEOUT).unwrap();
     };
     // What grows grows in the first rounds.
     pass(40);
@@ -107,22 +111,22 @@ fn is_at_rest(what: &str, mut pass: impl FnMut()) {
 }
 
 fn by_lanes() {
-    let offer = offer(Notify::Immediate);
+    let offer = offer(NotifyMode::Immediate);
     let (mut port, peer) = port(&offer);
     let further = Domain::open(&offer).unwrap();
-    port.add_lanes(Stripes::open_on(&[further]).unwrap()).unwrap();
+    port.add_lanes(LaneSet::open_on(&[further]).unwrap()).unwrap();
     let options = RingOptions::new(port.endpoint(), CAPACITY).unwrap();
     let memory = HostMemory::zeroed(CAPACITY as usize).unwrap();
-    let reading = port.offer_by(&options, 2, memory).unwrap();
-    let (terms, at) = (port.terms(reading).unwrap(), port.lane_addresses());
-    let (writing, answer) = port.accept_by(peer, &at, &terms, 32 << 10).unwrap();
+    let reading = port.offer_on_lanes(&options, 2, memory).unwrap();
+    let (ring_offer, at) = (port.ring_offer(reading).unwrap(), port.lane_addresses());
+    let (writing, answer) = port.accept_on_lanes(peer, &at, &ring_offer, 32 << 10).unwrap();
     port.connect(reading, peer, &answer).unwrap();
     let memory = Arc::new(HostMemory::zeroed(600_000).unwrap());
     let sources = [0, 1].map(|lane| {
         let domain = port.lane_domain(lane).unwrap();
         domain.register(Arc::clone(&memory), Access::WRITE).unwrap()
     });
-    let (mut by, end) = ([0; 2], Instant::now() + 3 * PATIENCE);
+    let (mut by, end) = ([0; 2], Instant::now() + 3 * TIMEOUT);
     let mut pass = |rounds: u64| {
         for _ in 0..rounds {
             for length in LENGTHS {
@@ -131,27 +135,28 @@ fn by_lanes() {
                 while !is_whole {
                     assert!(Instant::now() < end, "{} of {length}", message.written());
                     let left = length as u64 - message.written();
-                    let lane = port.pick(writing, left).unwrap().filter(|_| !message.is_written());
+                    let lane =
+                        port.pick_lane(writing, left).unwrap().filter(|_| !message.is_written());
                     let pushed = lane.map(|lane| {
                         let payload = sources[lane].slice(0..length).unwrap();
-                        (lane, port.push_by(lane, writing, &mut message, &payload, 0).unwrap())
+                        (lane, port.push_on_lane(lane, writing, &mut message, &payload, 0).unwrap())
                     });
-                    let turn = if let Some((lane, Pushed::Posted(_))) = pushed {
+                    let progress = if let Some((lane, Pushed::Posted(_))) = pushed {
                         by[lane] += 1;
-                        port.turn()
+                        port.progress()
                     } else {
-                        port.rest(Duration::from_micros(100))
+                        port.wait(Duration::from_micros(100))
                     };
-                    assert!(!matches!(turn, Ok(Turn::Other(_)) | Err(_)), "{turn:?}");
+                    assert!(!matches!(progress, Ok(PortEvent::Other(_)) | Err(_)), "{progress:?}");
                     while let Some(view) = port.take(reading).unwrap() {
                         is_whole = view.is_last();
                     }
-                    port.tell(reading, false).unwrap();
+                    port.return_credit(reading, false).unwrap();
                 }
             }
             while port.next_read(writing).unwrap().is_some() {}
         }
-        port.flush(writing, PATIENCE).unwrap();
+        port.flush(writing, TIMEOUT).unwrap();
     };
     pass(40);
     is_at_rest("lanes", || pass(100));

@@ -17,7 +17,7 @@ const SHORT: Duration = Duration::from_millis(100);
 /// `net` is what `tcp` of libfabric 2.x was called before.
 const PROVIDERS: [&str; 3] = ["net", "tcp", "tcp;ofi_rxm"];
 
-testkit::entry_of_children!(|words| {
+testkit::child_entry!(|words| {
     let [role, address] = words else { panic!("{words:?}") };
     let result = match *role {
         "write" => write_and_wait(address),
@@ -64,7 +64,7 @@ fn read_to_the_end(address: &str) -> Result<()> {
 }
 
 fn child(role: &str, address: &str) -> Child {
-    Child::start(children::again([role, address]).stdout(Stdio::piped()))
+    Child::start(children::respawn([role, address]).stdout(Stdio::piped()))
 }
 
 /// Those of the providers that are here.
@@ -162,7 +162,7 @@ fn writer_goes_on_while_its_reader_makes_no_calls() {
         writer.send(&pattern(1, 60_000), TIMEOUT).unwrap();
         assert_kind(writer.send(&pattern(2, 60_000), SHORT), ErrorKind::DeadlineExceeded);
         let views: Vec<_> = (0..2).map(|_| reader.receive_chunk(TIMEOUT).unwrap()).collect();
-        assert!(views.iter().all(ring::View::is_last));
+        assert!(views.iter().all(ring::ChunkView::is_last));
         // Long enough for the thread to sleep.
         std::thread::sleep(SHORT);
         drop(views);

@@ -3,9 +3,9 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use pubsub::fuzzing::hear_guests;
+use pubsub::fuzzing::run_clients;
 
 fuzz_target!(|script: &[u8]| {
     // What the system refuses, as more descriptors than there may be, says nothing of the node.
-    let _ = hear_guests(script);
+    let _ = run_clients(script);
 });

@@ -2,8 +2,8 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use pubsub::fuzzing::hear_interests;
+use pubsub::fuzzing::fuzz_interests;
 
 fuzz_target!(|bytes: &[u8]| {
-    let _ = hear_interests(bytes);
+    let _ = fuzz_interests(bytes);
 });

@@ -4,7 +4,7 @@
 
 use fabricast_fuzz::forge;
 use libfuzzer_sys::fuzz_target;
-use transfer::Facts;
+use transfer::HandleMetadata;
 
 fuzz_target!(|bytes: &[u8]| {
     check(bytes);
@@ -14,9 +14,9 @@ fuzz_target!(|bytes: &[u8]| {
 });
 
 fn check(bytes: &[u8]) {
-    if let Ok(facts) = Facts::decode(bytes) {
-        assert_eq!(facts.encode(), bytes, "{facts:?} is encoded otherwise");
-        let (first, end) = facts.tensor.extent().expect("it was checked");
-        assert!(first <= end && end <= facts.length);
+    if let Ok(metadata) = HandleMetadata::decode(bytes) {
+        assert_eq!(metadata.encode(), bytes, "{metadata:?} is encoded otherwise");
+        let (first, end) = metadata.tensor.extent().expect("it was checked");
+        assert!(first <= end && end <= metadata.length);
     }
 }

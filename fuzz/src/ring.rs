@@ -2,7 +2,8 @@
 //! `fabric/tests/ring_corpus.rs`, which replays the corpus.
 
 use fabric::ring::{
-    HEADER, Header, Immediate, Layout, Notice, Place, ProtocolError, Reader, Shape,
+    ChunkHeader, ChunkLayout, HEADER_LEN, HeaderLocation, Immediate, ProtocolError, ReaderState,
+    RingGeometry, RingNotice,
 };
 
 const CAPACITY: u64 = 4096;
@@ -37,12 +38,12 @@ struct Memory {
 }
 
 impl Memory {
-    fn look(&self, place: Place) -> [u8; HEADER as usize] {
+    fn look(&self, place: HeaderLocation) -> [u8; HEADER_LEN as usize] {
         let (memory, at) = match place {
-            Place::Ring(at) => (&self.ring, at as usize),
-            Place::Headers(at) => (&self.headers, at as usize),
+            HeaderLocation::Ring(at) => (&self.ring, at as usize),
+            HeaderLocation::Headers(at) => (&self.headers, at as usize),
         };
-        let found = &memory[at..at + HEADER as usize];
+        let found = &memory[at..at + HEADER_LEN as usize];
         found.try_into().expect("a header's length was cut out")
     }
 
@@ -53,7 +54,7 @@ impl Memory {
 
     fn write(&mut self, is_apart: bool, slot: u64, bytes: &[u8]) {
         let memory = if is_apart { &mut self.headers } else { &mut self.ring };
-        let at = (slot * HEADER) as usize % memory.len();
+        let at = (slot * HEADER_LEN) as usize % memory.len();
         memory[at..at + bytes.len()].copy_from_slice(bytes);
     }
 }
@@ -64,10 +65,13 @@ impl Memory {
 #[allow(unreachable_pub)] // the replay has it as a module of its own
 pub fn play(script: &[u8]) -> usize {
     let mut script = Script(script);
-    let layout = [Layout::Together, Layout::Apart, Layout::Flagged][script.byte() as usize % 3];
-    let shape = Shape::new(CAPACITY, RING).expect("a shape that there is").laid_out(layout);
-    let mut reader = Reader::new(shape, EPOCH, CAPACITY / 4);
-    let headers = vec![0; (shape.most_chunks() * HEADER) as usize];
+    let layout =
+        [ChunkLayout::InlineHeader, ChunkLayout::SeparateHeader, ChunkLayout::TrailingFlag]
+            [script.byte() as usize % 3];
+    let geometry =
+        RingGeometry::new(CAPACITY, RING).expect("a shape that there is").with_layout(layout);
+    let mut reader = ReaderState::new(geometry, EPOCH, CAPACITY / 4);
+    let headers = vec![0; (geometry.max_chunks() * HEADER_LEN) as usize];
     let mut memory = Memory { ring: vec![0; CAPACITY as usize], headers };
     let (mut held, mut taken) = (Vec::new(), 0);
     while !script.0.is_empty() {
@@ -85,8 +89,8 @@ pub fn play(script: &[u8]) -> usize {
             1 => {
                 let (kind, amount) = (script.byte(), script.number() as u16);
                 let notice = match kind % 4 {
-                    0 => Notice::Done { sequence: amount },
-                    _ => Notice::Chunk { sequence: amount },
+                    0 => RingNotice::WriterClosed { sequence: amount },
+                    _ => RingNotice::Chunk { sequence: amount },
                 };
                 let immediate = Immediate { ring: RING, epoch: EPOCH, notice };
                 let length = if kind & 4 == 0 { 0 } else { script.number() };
@@ -96,18 +100,18 @@ pub fn play(script: &[u8]) -> usize {
             }
             // Bytes of any kind, where headers are looked for.
             2 => {
-                let (place, bytes) = (script.byte(), script.take::<{ HEADER as usize }>());
-                if let Some(header) = Header::decode(&bytes) {
+                let (place, bytes) = (script.byte(), script.take::<{ HEADER_LEN as usize }>());
+                if let Some(header) = ChunkHeader::decode(&bytes) {
                     assert_eq!(header.encode(), bytes);
                 }
-                memory.write(layout == Layout::Apart, place, &bytes);
+                memory.write(layout == ChunkLayout::SeparateHeader, place, &bytes);
             }
             // A header whose checksum is right, with a flag behind its payload.
             3 => {
                 let place = script.byte();
                 let odd = script.byte();
                 let large = |bit: u64| if odd & bit == 0 { 0 } else { u64::MAX << 40 };
-                let header = Header {
+                let header = ChunkHeader {
                     epoch: EPOCH,
                     position: (script.number() * 8).wrapping_add(large(1)),
                     sequence: script.byte().wrapping_add(large(2)),
@@ -117,14 +121,14 @@ pub fn play(script: &[u8]) -> usize {
                     payload: script.number() as u32 | large(32) as u32,
                     topic: script.byte() as u32,
                 };
-                memory.write(layout == Layout::Apart, place, &header.encode());
+                memory.write(layout == ChunkLayout::SeparateHeader, place, &header.encode());
                 let flag = script.take::<8>();
                 let at = (script.number() * 8 % CAPACITY) as usize;
                 memory.ring[at..at + 8].copy_from_slice(&flag);
             }
             4 => {
-                let told = reader.credit(script.byte() & 1 == 0);
-                assert!(told.is_none() || reader.told() == reader.head());
+                let credited_head = reader.credit(script.byte() & 1 == 0);
+                assert!(credited_head.is_none() || reader.credited_head() == reader.head());
             }
             5 if !held.is_empty() => {
                 let at = script.byte() as usize % held.len();
@@ -133,7 +137,7 @@ pub fn play(script: &[u8]) -> usize {
                 assert!(reader.head() >= before, "the head went back");
             }
             _ => {
-                if layout == Layout::Flagged {
+                if layout == ChunkLayout::TrailingFlag {
                     reader.look(|place| memory.look(place), |at| memory.flag(at));
                 }
                 let arrived = match reader.take(|place| memory.look(place)) {
@@ -147,11 +151,11 @@ pub fn play(script: &[u8]) -> usize {
                 let (offset, payload) = (arrived.offset, u64::from(arrived.header.payload));
                 assert!(offset + payload <= CAPACITY, "outside of the ring: {arrived:?}");
                 assert!(arrived.header.offset + payload <= arrived.header.length);
-                held.push(arrived.span);
+                held.push(arrived.release_token);
                 taken += 1;
             }
         }
-        assert!(reader.told() <= reader.head());
+        assert!(reader.credited_head() <= reader.head());
         assert!(reader.unreleased().end - reader.unreleased().start >= held.len() as u64);
     }
     taken

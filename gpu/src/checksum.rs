@@ -5,17 +5,17 @@
 //! is for finding errors, not for keeping out those that want to make them.
 
 /// Mixed with a word's number.
-pub(crate) const PLACE: u64 = 0x9e37_79b9_7f4a_7c15;
+pub(crate) const INDEX_MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
 /// Multipliers of the mixing.
-pub(crate) const FIRST: u64 = 0xbf58_476d_1ce4_e5b9;
-pub(crate) const SECOND: u64 = 0x94d0_49bb_1331_11eb;
+pub(crate) const MIX_1: u64 = 0xbf58_476d_1ce4_e5b9;
+pub(crate) const MIX_2: u64 = 0x94d0_49bb_1331_11eb;
 
 /// A word's part of the sum.
 #[inline]
-fn part(number: u64, word: u64) -> u64 {
-    let mut mixed = word ^ number.wrapping_add(1).wrapping_mul(PLACE);
-    mixed = (mixed ^ mixed >> 30).wrapping_mul(FIRST);
-    mixed = (mixed ^ mixed >> 27).wrapping_mul(SECOND);
+fn word_term(number: u64, word: u64) -> u64 {
+    let mut mixed = word ^ number.wrapping_add(1).wrapping_mul(INDEX_MULTIPLIER);
+    mixed = (mixed ^ mixed >> 30).wrapping_mul(MIX_1);
+    mixed = (mixed ^ mixed >> 27).wrapping_mul(MIX_2);
     mixed ^ mixed >> 31
 }
 
@@ -41,14 +41,14 @@ pub(crate) fn checksum_from(first: u64, bytes: &[u8]) -> u64 {
     let mut number = first;
     for chunk in &mut chunks {
         let word = u64::from_le_bytes(chunk.try_into().unwrap_or_default());
-        sum = sum.wrapping_add(part(number, word));
+        sum = sum.wrapping_add(word_term(number, word));
         number += 1;
     }
     let rest = chunks.remainder();
     if !rest.is_empty() {
         let mut word = [0; 8];
         word[..rest.len()].copy_from_slice(rest);
-        sum = sum.wrapping_add(part(number, u64::from_le_bytes(word)));
+        sum = sum.wrapping_add(word_term(number, u64::from_le_bytes(word)));
     }
     sum
 }

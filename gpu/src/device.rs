@@ -6,17 +6,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 
 use crate::budget::Budget;
+use crate::deferred_free::DeferredFrees;
+use crate::device_name::{DeviceName, Implementation};
 use crate::driver::DeviceDriver;
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::{Event, Point};
-use crate::fork::Birth;
-use crate::legacy;
-use crate::name::{DeviceName, Implementation};
-use crate::pointer::Attributes;
+use crate::fork::ForkGeneration;
+use crate::legacy_handle;
+use crate::pointer_attributes::PointerAttributes;
 use crate::properties::{PeerAccess, Properties, Uuid};
-use crate::resting::Leftovers;
 use crate::stream::Stream;
-use crate::{cuda, stand_in};
+use crate::{cuda, emulated};
 
 /// A device, opened. Copies of the handle are the same device.
 ///
@@ -25,43 +25,43 @@ use crate::{cuda, stand_in};
 ///
 /// ```
 /// use gpu::Device;
-/// let device = Device::open("stand-in:0".parse()?)?;
+/// let device = Device::open("emulated:0".parse()?)?;
 /// let memory = device.allocate(1 << 20)?;
 /// let stream = device.stream()?;
 /// stream.fill(&memory.slice(0, 4096)?, 7)?;
 /// let mut bytes = [0; 4096];
-/// stream.download(&memory.slice(0, 4096)?, &mut bytes, gpu::PATIENCE)?;
+/// stream.download(&memory.slice(0, 4096)?, &mut bytes, gpu::DEFAULT_TIMEOUT)?;
 /// assert_eq!(bytes, [7; 4096]);
 /// # Ok::<(), gpu::Error>(())
 /// ```
 #[derive(Clone)]
-pub struct Device(pub(crate) Arc<Inner>);
+pub struct Device(pub(crate) Arc<DeviceInner>);
 
-pub(crate) struct Inner {
+pub(crate) struct DeviceInner {
     pub(crate) name: DeviceName,
-    pub(crate) birth: Birth,
+    pub(crate) fork_generation: ForkGeneration,
     pub(crate) driver: Box<dyn DeviceDriver>,
     pub(crate) budget: Budget,
     /// Devices whose plain memory this one may reach, a bit each.
     peers: AtomicU64,
-    pub(crate) legacy: Mutex<legacy::Table>,
-    pub(crate) leftovers: Leftovers,
+    pub(crate) legacy: Mutex<legacy_handle::Table>,
+    pub(crate) deferred_frees: DeferredFrees,
 }
 
-impl Drop for Inner {
+impl Drop for DeviceInner {
     fn drop(&mut self) {
-        if !self.birth.is_here() {
+        if !self.fork_generation.is_current() {
             // The context is the parent's: nothing of it may be closed here.
-            let nothing: Box<dyn DeviceDriver> = Box::new(stand_in::Device::none());
+            let nothing: Box<dyn DeviceDriver> = Box::new(emulated::Device::none());
             std::mem::forget(std::mem::replace(&mut self.driver, nothing));
             // No locks, either: a thread that is not there may hold them.
-            std::mem::forget(std::mem::take(&mut self.leftovers));
+            std::mem::forget(std::mem::take(&mut self.deferred_frees));
             return;
         }
-        self.free_leftovers();
+        self.free_deferred();
         // A stream of another device waits: what is left stays as it is, and what is registered stays
         // mapped. Nobody will come by who could free it.
-        std::mem::forget(std::mem::take(&mut self.leftovers));
+        std::mem::forget(std::mem::take(&mut self.deferred_frees));
     }
 }
 
@@ -72,11 +72,12 @@ impl fmt::Debug for Device {
 }
 
 /// Devices that are open in this process.
-static OPEN: LazyLock<Mutex<HashMap<DeviceName, Weak<Inner>>>> = LazyLock::new(Mutex::default);
+static OPEN: LazyLock<Mutex<HashMap<DeviceName, Weak<DeviceInner>>>> =
+    LazyLock::new(Mutex::default);
 
 /// What is there.
 #[derive(Debug)]
-pub struct Survey {
+pub struct DeviceSurvey {
     /// Devices that can be opened, and are.
     pub devices: Vec<Device>,
     /// What is not there, or cannot be opened, and why.
@@ -92,7 +93,7 @@ impl DeviceName {
     pub fn uuid(self) -> Result<Uuid> {
         match self.implementation {
             Implementation::Cuda => cuda::uuid(self.number).map_err(|error| error.on(self)),
-            Implementation::StandIn => Ok(stand_in::uuid(self.number)),
+            Implementation::Emulated => Ok(emulated::uuid(self.number)),
         }
     }
 }
@@ -105,23 +106,26 @@ impl Device {
     /// [`NoSuchDevice`](ErrorKind::NoSuchDevice).
     pub fn open(name: DeviceName) -> Result<Self> {
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = open.get(&name).and_then(Weak::upgrade).filter(|inner| inner.birth.is_here());
+        let found = open
+            .get(&name)
+            .and_then(Weak::upgrade)
+            .filter(|inner| inner.fork_generation.is_current());
         if let Some(inner) = found {
             return Ok(Self(inner));
         }
         let driver: Box<dyn DeviceDriver> = match name.implementation {
             Implementation::Cuda => Box::new(cuda::Device::open(name.number)?),
-            Implementation::StandIn => Box::new(stand_in::Device::open(name.number)?),
+            Implementation::Emulated => Box::new(emulated::Device::open(name.number)?),
         };
         let budget = Budget::new(driver.properties().total_memory);
-        let inner = Arc::new(Inner {
+        let inner = Arc::new(DeviceInner {
             name,
-            birth: Birth::now(),
+            fork_generation: ForkGeneration::now(),
             driver,
             budget,
             peers: AtomicU64::new(0),
             legacy: Mutex::default(),
-            leftovers: Leftovers::default(),
+            deferred_frees: DeferredFrees::default(),
         });
         open.insert(name, Arc::downgrade(&inner));
         Ok(Self(inner))
@@ -134,7 +138,7 @@ impl Device {
     pub fn count(implementation: Implementation) -> Result<u32> {
         match implementation {
             Implementation::Cuda => cuda::count(),
-            Implementation::StandIn => Ok(stand_in::COUNT),
+            Implementation::Emulated => Ok(emulated::COUNT),
         }
     }
 
@@ -144,7 +148,7 @@ impl Device {
     /// [`NoSuchDevice`](ErrorKind::NoSuchDevice) if this process sees none of that name.
     pub fn find(uuid: Uuid) -> Result<Self> {
         let mut detail = format!("this process sees no device {uuid}");
-        for implementation in [Implementation::StandIn, Implementation::Cuda] {
+        for implementation in [Implementation::Emulated, Implementation::Cuda] {
             let count = Self::count(implementation).unwrap_or_else(|error| {
                 detail.push_str(&format!("; {error}"));
                 0
@@ -159,14 +163,14 @@ impl Device {
                 }
             }
         }
-        Err(Error::new("find a device", ErrorKind::NoSuchDevice, detail))
+        Err(Error::new("find device by UUID", ErrorKind::NoSuchDevice, detail))
     }
 
     /// Looks at everything there is. Contexts are made for it, which takes a while.
     #[must_use]
-    pub fn survey() -> Survey {
-        let mut survey = Survey { devices: Vec::new(), missing: Vec::new() };
-        for implementation in [Implementation::Cuda, Implementation::StandIn] {
+    pub fn survey() -> DeviceSurvey {
+        let mut survey = DeviceSurvey { devices: Vec::new(), missing: Vec::new() };
+        for implementation in [Implementation::Cuda, Implementation::Emulated] {
             let count = Self::count(implementation).unwrap_or_else(|error| {
                 survey.missing.push((implementation, error));
                 0
@@ -218,7 +222,7 @@ impl Device {
     /// # Errors
     /// If the other is of another implementation.
     pub fn peer_access(&self, peer: &Self) -> Result<PeerAccess> {
-        self.reach_of(peer.0.name)
+        self.peer_access_to(peer.0.name)
     }
 
     /// How this device would reach another one's memory, which is not opened for that: a
@@ -226,14 +230,14 @@ impl Device {
     ///
     /// # Errors
     /// If the other is of another implementation.
-    pub fn reach_of(&self, peer: DeviceName) -> Result<PeerAccess> {
+    pub fn peer_access_to(&self, peer: DeviceName) -> Result<PeerAccess> {
         let operation = "peer access";
         let driver = self.driver(operation)?;
         if peer == self.0.name {
             return Ok(PeerAccess::Same);
         }
         if peer.implementation != self.0.name.implementation {
-            return Err(crate::driver::mixed(operation).on(self.0.name));
+            return Err(crate::driver::implementation_mismatch(operation).on(self.0.name));
         }
         driver.peer_access(peer.number).map_err(|error| error.on(self.0.name))
     }
@@ -263,7 +267,7 @@ impl Device {
     }
 
     /// May it reach that device's plain memory?
-    pub(crate) fn has_peer(&self, number: u32) -> bool {
+    pub(crate) fn has_peer_access(&self, number: u32) -> bool {
         self.0.peers.load(Ordering::Acquire) & 1 << (number & 63) != 0
     }
 
@@ -272,14 +276,14 @@ impl Device {
     /// # Errors
     /// If the driver refuses.
     pub fn stream(&self) -> Result<Stream> {
-        let raw = self.driver("make a stream")?.stream().map_err(|e| e.on(self.0.name))?;
+        let raw = self.driver("create stream")?.stream().map_err(|e| e.on(self.0.name))?;
         Ok(Stream::new(self.clone(), raw))
     }
 
     /// The default stream, on which copies are done that programs begin without naming a stream,
     /// and which waits for all streams but those that were made not to be waited for.
     ///
-    /// A stand-in has none, and gives a new stream.
+    /// A emulated has none, and gives a new stream.
     ///
     /// # Errors
     /// If the driver refuses; while it is being captured.
@@ -294,12 +298,12 @@ impl Device {
     /// here and there is done in the order in which it was begun. It is not destroyed with what
     /// is made here; that waits for what was begun here, and not for the rest.
     ///
-    /// A stand-in has no default stream: 0 gives a new one there.
+    /// A emulated has no default stream: 0 gives a new one there.
     ///
     /// # Errors
     /// [`NotSupported`](crate::ErrorKind::NotSupported) for the default stream of each thread
     /// (2), which would be another one in another thread; for a stream that is being captured;
-    /// on a stand-in, but for 0.
+    /// on a emulated, but for 0.
     ///
     /// # Safety
     /// It is a stream of this device's primary context, until all is dropped that was made of
@@ -317,7 +321,7 @@ impl Device {
     /// # Errors
     /// If the driver refuses.
     pub fn event(&self) -> Result<Event> {
-        let raw = self.driver("make an event")?.event().map_err(|e| e.on(self.0.name))?;
+        let raw = self.driver("create event")?.event().map_err(|e| e.on(self.0.name))?;
         Ok(Event(Point::new(self.clone(), Arc::new(raw))))
     }
 
@@ -325,14 +329,14 @@ impl Device {
     ///
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) if it knows nothing of it.
-    pub fn attributes(&self, address: u64) -> Result<Attributes> {
-        let driver = self.driver("look at an address")?;
+    pub fn attributes(&self, address: u64) -> Result<PointerAttributes> {
+        let driver = self.driver("query pointer attributes")?;
         driver.attributes(address).map_err(|error| error.on(self.0.name))
     }
 
     /// The driver, unless the process forked.
     pub(crate) fn driver(&self, operation: &'static str) -> Result<&dyn DeviceDriver> {
-        self.0.birth.check(operation).map_err(|error| error.on(self.0.name))?;
+        self.0.fork_generation.check(operation).map_err(|error| error.on(self.0.name))?;
         Ok(&*self.0.driver)
     }
 }

@@ -9,15 +9,15 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::pointer::Attributes;
+use crate::pointer_attributes::PointerAttributes;
 use crate::properties::{PeerAccess, Properties};
-use crate::{cuda, stand_in};
+use crate::{cuda, emulated};
 
 /// Physical memory of a device, not yet anywhere in the address space.
 #[derive(Debug)]
 pub(crate) enum Physical {
     Cuda(cuda::Physical),
-    StandIn(stand_in::Physical),
+    Emulated(emulated::Physical),
 }
 
 /// Physical memory that somebody mapped, and where.
@@ -32,21 +32,21 @@ pub(crate) struct Mapping {
 #[derive(Debug)]
 pub(crate) enum Event {
     Cuda(cuda::Event),
-    StandIn(stand_in::Event),
+    Emulated(emulated::Event),
 }
 
 impl Event {
     pub(crate) fn is_done(&self) -> Result<bool> {
         match self {
             Self::Cuda(event) => event.is_done(),
-            Self::StandIn(event) => event.is_done(),
+            Self::Emulated(event) => event.is_done(),
         }
     }
 }
 
 /// Memory, events and streams of different implementations do not go together.
-pub(crate) fn mixed(operation: &'static str) -> Error {
-    let detail = "the other one belongs to another implementation";
+pub(crate) fn implementation_mismatch(operation: &'static str) -> Error {
+    let detail = "memory, events and streams of different implementations cannot be combined";
     Error::new(operation, ErrorKind::InvalidArgument, detail)
 }
 
@@ -69,7 +69,7 @@ pub(crate) trait DeviceDriver: Debug + Send + Sync {
     fn export(&self, physical: &Physical) -> Result<OwnedFd>;
     /// The memory, and the number of the device that it lies on.
     fn import(&self, descriptor: BorrowedFd<'_>, length: u64) -> Result<(Physical, u32)>;
-    fn reserve(&self, length: u64) -> Result<Box<dyn SpaceDriver>>;
+    fn reserve(&self, length: u64) -> Result<Box<dyn AddressRangeDriver>>;
 
     fn legacy_export(&self, address: u64) -> Result<[u8; 64]>;
     /// Address and length of the whole allocation.
@@ -78,7 +78,7 @@ pub(crate) trait DeviceDriver: Debug + Send + Sync {
     /// From `legacy_open`, closed once, and used by nobody any more.
     unsafe fn legacy_close(&self, address: u64) -> Result<()>;
 
-    fn attributes(&self, address: u64) -> Result<Attributes>;
+    fn attributes(&self, address: u64) -> Result<PointerAttributes>;
     /// The one piece of physical memory that is mapped at this address, by whoever. It stays
     /// as long as what this gives does.
     fn retain(&self, address: u64) -> Result<Mapping>;
@@ -91,7 +91,7 @@ pub(crate) trait DeviceDriver: Debug + Send + Sync {
     /// Registered, and in no transfer any more.
     unsafe fn unregister(&self, address: u64) -> Result<()>;
     /// Memory of the host that it copies from and to fastest.
-    fn host_block(&self, length: usize) -> Result<Box<dyn HostBlock>>;
+    fn pinned_buffer(&self, length: usize) -> Result<Box<dyn PinnedBuffer>>;
 
     fn stream(&self) -> Result<Box<dyn StreamDriver>>;
     /// A stream that somebody else made, by the driver's name for it.
@@ -104,7 +104,7 @@ pub(crate) trait DeviceDriver: Debug + Send + Sync {
 }
 
 /// A reserved range of addresses, in which physical memory is mapped.
-pub(crate) trait SpaceDriver: Debug + Send + Sync {
+pub(crate) trait AddressRangeDriver: Debug + Send + Sync {
     fn address(&self) -> u64;
     /// Maps all of it at this offset, for these devices to read and write.
     fn map(&self, offset: u64, physical: &Physical, devices: &[u32]) -> Result<()>;
@@ -113,14 +113,14 @@ pub(crate) trait SpaceDriver: Debug + Send + Sync {
     unsafe fn unmap(&self, offset: u64, length: u64) -> Result<()>;
 }
 
-pub(crate) trait HostBlock: Debug + Send + Sync {
+pub(crate) trait PinnedBuffer: Debug + Send + Sync {
     fn address(&self) -> u64;
 }
 
 /// An entry of a list of copies, as kernels read it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
-pub(crate) struct Entry {
+pub(crate) struct CopyEntry {
     pub(crate) to: u64,
     pub(crate) from: u64,
     pub(crate) length: u64,
@@ -150,11 +150,11 @@ pub(crate) trait StreamDriver: Debug + Send + Sync {
     /// # Safety
     /// `to` is four aligned bytes that stay valid until it is done.
     unsafe fn write_word(&self, to: u64, value: u32) -> Result<()>;
-    /// Goes on when the word is `least`, or not more than half of all numbers beyond.
+    /// Goes on when the word is `min_value`, or not more than half of all numbers beyond.
     ///
     /// # Safety
     /// As for writing one.
-    unsafe fn wait_for_word(&self, at: u64, least: u32) -> Result<()>;
+    unsafe fn wait_for_word(&self, at: u64, min_value: u32) -> Result<()>;
     fn record(&self, event: &Event) -> Result<()>;
     fn wait(&self, event: &Arc<Event>) -> Result<()>;
     fn is_done(&self) -> Result<bool>;

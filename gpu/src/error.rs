@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::name::DeviceName;
+use crate::device_name::DeviceName;
 
 errors::define! {
     /// What went wrong, as far as a program can act on it.
@@ -42,9 +42,9 @@ errors::define! {
     ///
     /// ```
     /// use gpu::{Device, ErrorKind};
-    /// let error = Device::open("stand-in:99".parse().unwrap()).unwrap_err();
+    /// let error = Device::open("emulated:99".parse().unwrap()).unwrap_err();
     /// assert_eq!(error.kind(), ErrorKind::NoSuchDevice);
-    /// assert!(error.to_string().starts_with("stand-in:99: open failed: no such device"), "{error}");
+    /// assert!(error.to_string().starts_with("emulated:99: open failed: no such device"), "{error}");
     /// ```
     pub struct Error {
         device: Option<DeviceName>,
@@ -108,7 +108,7 @@ impl Error {
 /// could not be answered: the operation may be under way.
 ///
 /// ```
-/// let missing = gpu::Device::open("stand-in:99".parse().unwrap()).unwrap_err();
+/// let missing = gpu::Device::open("emulated:99".parse().unwrap()).unwrap_err();
 /// assert!(!gpu::is_over(&missing));
 /// ```
 #[must_use]

@@ -51,7 +51,7 @@ impl Point {
     /// # Errors
     /// If something of it failed.
     pub fn is_done(&self) -> Result<bool> {
-        let driver = self.device.driver("look at a point")?;
+        let driver = self.device.driver("query point")?;
         driver.is_event_done(&self.event).map_err(|error| error.on(self.device.name()))
     }
 
@@ -60,8 +60,8 @@ impl Point {
     /// # Errors
     /// [`DeadlineExceeded`](crate::ErrorKind::DeadlineExceeded): it goes on nevertheless. Or
     /// what failed.
-    pub fn wait(&self, longest: Duration) -> Result<()> {
-        waiting::until("wait for a point", longest, || self.is_done())
+    pub fn wait(&self, timeout: Duration) -> Result<()> {
+        waiting::wait_until("wait for a point", timeout, || self.is_done())
             .map_err(|error| error.on(self.device.name()))
     }
 }

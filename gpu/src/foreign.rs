@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use crate::device::Device;
 use crate::driver::{Mapping, Physical};
 use crate::error::{Error, ErrorKind, Result};
-use crate::pointer::Allocator;
+use crate::pointer_attributes::Allocator;
 
 /// Memory that something else allocated.
 #[derive(Debug)]
@@ -14,7 +14,7 @@ pub(crate) struct Foreign {
     /// None if nobody asked the driver.
     allocator: Option<Allocator>,
     /// Of memory that was mapped and can leave. Before the owner: what it frees is free then.
-    retained: Option<Retained>,
+    retained: Option<RetainedPieces>,
     _owner: Box<dyn fmt::Debug + Send + Sync>,
 }
 
@@ -42,7 +42,7 @@ impl Foreign {
         match allocator {
             // Pieces of which the driver's answer is one.
             Allocator::Mapped { exportable: true } => {
-                retained = Some(Retained::walk(device, operation, address, end).map_err(on)?);
+                retained = Some(RetainedPieces::walk(device, operation, address, end).map_err(on)?);
             }
             Allocator::Mapped { exportable: false } => {}
             // A driver that does not know the length says 0.
@@ -60,7 +60,7 @@ impl Foreign {
     }
 
     /// The pieces that it consists of, if they can leave.
-    pub(crate) fn retained(&self) -> Option<&Retained> {
+    pub(crate) fn retained(&self) -> Option<&RetainedPieces> {
         self.retained.as_ref()
     }
 
@@ -70,15 +70,15 @@ impl Foreign {
     }
 
     /// May it be worth asking the driver for a legacy handle?
-    pub(crate) fn may_be_plain(&self) -> bool {
+    pub(crate) fn may_have_legacy_handle(&self) -> bool {
         matches!(self.allocator, None | Some(Allocator::Plain))
     }
 
     /// Why it cannot leave as descriptors, and what helps.
-    pub(crate) fn why_not(&self) -> &'static str {
+    pub(crate) fn reason_not_exportable(&self) -> &'static str {
         match self.allocator {
             None => {
-                "nobody asked who allocated it: adopt it (Device::adopt), or export it by legacy \
+                "its allocator is unknown. Adopt it with Device::adopt, or export it by legacy \
                  handle"
             }
             Some(Allocator::Plain) => {
@@ -109,14 +109,14 @@ impl Foreign {
 /// Physical memory of somebody else, mapped piece behind piece, which stays as long as this
 /// does, whatever its owner does.
 #[derive(Debug)]
-pub(crate) struct Retained {
+pub(crate) struct RetainedPieces {
     device: Device,
     /// Where the range begins in the first piece.
     pub(crate) offset: u64,
     pieces: Vec<(Physical, u64)>,
 }
 
-impl Retained {
+impl RetainedPieces {
     /// All pieces that the range touches, the first and the last of them perhaps in part.
     fn walk(device: &Device, operation: &'static str, address: u64, end: u64) -> Result<Self> {
         let driver = device.driver(operation)?;
@@ -154,9 +154,9 @@ impl Retained {
     }
 }
 
-impl Drop for Retained {
+impl Drop for RetainedPieces {
     fn drop(&mut self) {
-        if !self.device.0.birth.is_here() {
+        if !self.device.0.fork_generation.is_current() {
             std::mem::forget(std::mem::take(&mut self.pieces));
         }
     }

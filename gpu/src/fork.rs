@@ -18,9 +18,9 @@ extern "C" fn after_fork_in_child() {
 
 /// The process that something was made in.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Birth(u32);
+pub(crate) struct ForkGeneration(u32);
 
-impl Birth {
+impl ForkGeneration {
     pub(crate) fn now() -> Self {
         static WATCH: Once = Once::new();
         WATCH.call_once(|| {
@@ -31,13 +31,13 @@ impl Birth {
     }
 
     #[inline]
-    pub(crate) fn is_here(self) -> bool {
+    pub(crate) fn is_current(self) -> bool {
         self.0 == FORKS.load(Ordering::Relaxed)
     }
 
     #[inline]
     pub(crate) fn check(self, operation: &'static str) -> Result<()> {
-        if self.is_here() {
+        if self.is_current() {
             return Ok(());
         }
         let detail = "it belongs to the parent process, and a driver does not survive a fork: \

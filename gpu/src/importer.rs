@@ -2,10 +2,10 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 
+use crate::address_range::AddressRange;
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::Memory;
-use crate::space::Space;
 
 /// Memory on its way in, one piece behind the other, at addresses that were reserved once for all
 /// of them.
@@ -16,7 +16,7 @@ use crate::space::Space;
 /// ```
 /// use std::os::fd::AsFd;
 /// use gpu::Device;
-/// let device = Device::open("stand-in:0".parse()?)?;
+/// let device = Device::open("emulated:0".parse()?)?;
 /// let memory = device.allocate_shared(4 << 20, &[])?;
 /// let pieces = memory.pieces()?;
 /// // In another process:
@@ -49,8 +49,8 @@ impl Importer {
     pub fn add(&self, descriptor: BorrowedFd<'_>, length: u64) -> Result<()> {
         let on = |error: Error| error.on(self.memory.mapped_for().name());
         // It is a space, always.
-        let Some(space) = self.memory.space() else { return Ok(()) };
-        let end = space.import(descriptor, length).map_err(on)?;
+        let Some(address_range) = self.memory.address_range() else { return Ok(()) };
+        let end = address_range.import(descriptor, length).map_err(on)?;
         self.memory.grow_to(end);
         Ok(())
     }
@@ -75,7 +75,10 @@ impl Importer {
         }
         match self.memory.part(offset, length) {
             Some(memory) => Ok(memory),
-            None => refuse(ErrorKind::InvalidArgument, "it is in use as it is".to_owned()),
+            None => refuse(
+                ErrorKind::InvalidArgument,
+                "the imported memory is already in use".to_owned(),
+            ),
         }
     }
 }
@@ -105,7 +108,7 @@ impl Device {
     /// # Errors
     /// If the addresses cannot be had.
     pub fn importer(&self, total: u64) -> Result<Importer> {
-        let space = Space::reserve(self, total, &[])?;
-        Ok(Importer { memory: Memory::of_space(self, self.name(), space, (0, 0)) })
+        let address_range = AddressRange::reserve(self, total, &[])?;
+        Ok(Importer { memory: Memory::of_address_range(self, self.name(), address_range, (0, 0)) })
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Two implementations pass the same conformance suite: CUDA, through the driver, which
 //! is looked for at run time (nothing is linked, and a machine without it is told what is
-//! missing), and a [stand-in] made of host memory and threads, which is there everywhere.
+//! missing), and a [emulated] made of host memory and threads, which is there everywhere.
 //!
 //! Memory that is [allocated to be shared](Device::allocate_shared) leaves its process as
 //! a file descriptor, works in any namespace, and outlives who made it. It is
@@ -15,43 +15,43 @@
 //!
 //! Nothing here knows of networks, or of what other processes do with what they were given.
 
+mod address_range;
 mod budget;
 mod checksum;
 mod cuda;
+mod deferred_free;
 mod device;
+mod device_name;
 mod driver;
+pub mod emulated;
 mod error;
 mod event;
 mod foreign;
 mod fork;
 mod importer;
-mod legacy;
-mod links;
+mod legacy_handle;
+mod link_counters;
 mod memory;
-mod name;
-mod pointer;
+mod pointer_attributes;
 mod properties;
-mod resting;
 mod reuse;
-mod space;
-pub mod stand_in;
 mod stream;
 mod waiting;
 
 use std::time::Duration;
 
 pub use checksum::checksum;
-pub use device::{Device, Survey};
+pub use device::{Device, DeviceSurvey};
+pub use device_name::{DeviceName, Implementation};
 pub use error::{Error, ErrorKind, Result, is_over};
 pub use event::{Event, Point};
 pub use importer::Importer;
-pub use legacy::{LegacyHandle, open_legacy_handles};
-pub use links::{LinkBytes, LinkCounters};
+pub use legacy_handle::{LegacyHandle, open_legacy_handles};
+pub use link_counters::{LinkBytes, LinkCounters};
 pub use memory::{Exported, HostMapping, Memory, Pieces, Slice, WeakMemory};
-pub use name::{DeviceName, Implementation};
-pub use pointer::{Allocator, Attributes};
+pub use pointer_attributes::{Allocator, PointerAttributes};
 pub use properties::{HandleTypes, PciAddress, PeerAccess, Properties, Uuid};
-pub use stream::{Block, BlocksBy, Stream, leaked_streams};
+pub use stream::{Block, CopyMethod, Stream, leaked_streams};
 
 /// A deadline for waits on devices that are expected to succeed.
-pub const PATIENCE: Duration = Duration::from_secs(10);
+pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);

@@ -6,13 +6,13 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
+use crate::address_range::AddressRange;
+use crate::deferred_free::DeferredFree;
 use crate::device::Device;
+use crate::device_name::DeviceName;
 use crate::error::{Error, ErrorKind, Result};
 use crate::foreign::Foreign;
-use crate::legacy::{LegacyHandle, Opened, was_made_here};
-use crate::name::DeviceName;
-use crate::resting::Leftover;
-use crate::space::Space;
+use crate::legacy_handle::{LegacyHandle, OpenedHandle, remember_own_handle};
 
 /// Memory of the host that a device can be given access to.
 ///
@@ -21,7 +21,7 @@ use crate::space::Space;
 /// name the same range; it must be mapped and valid for reads and writes by devices, and
 /// no Rust reference to its bytes may exist.
 ///
-/// When it is dropped it may let go of other memory, but may neither make a stream wait nor wait for
+/// When it is dropped it may let go of other memory, but may neither create stream wait nor wait for
 /// a thread that does: none can begin to meanwhile.
 pub unsafe trait HostMapping: fmt::Debug + Send + Sync + 'static {
     /// First byte.
@@ -38,11 +38,11 @@ pub unsafe trait HostMapping: fmt::Debug + Send + Sync + 'static {
 /// the handle are the same memory, which goes when the last one and the last operation
 /// on it are gone.
 #[derive(Clone)]
-pub struct Memory(Arc<Holding>);
+pub struct Memory(Arc<MemoryInner>);
 
 /// What memory is made of, and what is to be done when nobody needs it any more.
 #[derive(Debug)]
-pub(crate) struct Holding {
+pub(crate) struct MemoryInner {
     /// In whose context it is mapped.
     device: Device,
     /// Where it lies; None for the host.
@@ -58,39 +58,41 @@ enum Kind {
     Plain {
         was_exported: AtomicBool,
     },
-    Space(Space),
+    AddressRange(AddressRange),
     Legacy {
-        _opened: Opened,
+        _opened: OpenedHandle,
     },
     Host {
         mapping: Box<dyn HostMapping>,
     },
     Foreign(Foreign),
     /// Given back.
-    Gone,
+    Released,
 }
 
 fn plain() -> Kind {
     Kind::Plain { was_exported: AtomicBool::new(false) }
 }
 
-impl Drop for Holding {
+impl Drop for MemoryInner {
     fn drop(&mut self) {
-        if !self.device.0.birth.is_here() {
+        if !self.device.0.fork_generation.is_current() {
             return;
         }
         let (address, length) = (self.address, self.length.load(Ordering::Relaxed));
         // No slice, thus no operation, is left.
-        let leftover = match std::mem::replace(&mut self.kind, Kind::Gone) {
+        let deferred_free = match std::mem::replace(&mut self.kind, Kind::Released) {
             Kind::Plain { was_exported } => {
                 let is_private = !was_exported.into_inner();
-                Leftover::Plain { address, length, is_private }
+                DeferredFree::Plain { address, length, is_private }
             }
-            Kind::Host { mapping } => Leftover::Host { address, length, _mapping: mapping },
+            Kind::Host { mapping } => DeferredFree::Host { address, length, _mapping: mapping },
             // These look after themselves.
-            Kind::Space(_) | Kind::Legacy { .. } | Kind::Foreign(_) | Kind::Gone => return,
+            Kind::AddressRange(_) | Kind::Legacy { .. } | Kind::Foreign(_) | Kind::Released => {
+                return;
+            }
         };
-        self.device.0.give_back(leftover);
+        self.device.0.give_back(deferred_free);
     }
 }
 
@@ -113,33 +115,33 @@ impl Memory {
         kind: Kind,
     ) -> Self {
         let length = AtomicU64::new(length);
-        Self(Arc::new(Holding { device: device.clone(), resident, address, length, kind }))
+        Self(Arc::new(MemoryInner { device: device.clone(), resident, address, length, kind }))
     }
 
     /// A part of a range of addresses with memory in it.
-    pub(crate) fn of_space(
+    pub(crate) fn of_address_range(
         device: &Device,
         resident: DeviceName,
-        space: Space,
+        address_range: AddressRange,
         (offset, length): (u64, u64),
     ) -> Self {
-        let address = space.address() + offset;
-        Self::new(device, Some(resident), address, length, Kind::Space(space))
+        let address = address_range.address() + offset;
+        Self::new(device, Some(resident), address, length, Kind::AddressRange(address_range))
     }
 
     pub(crate) fn of_legacy(
         device: &Device,
         resident: DeviceName,
-        opened: Opened,
+        opened_handle: OpenedHandle,
         address: u64,
         length: u64,
     ) -> Self {
-        Self::new(device, Some(resident), address, length, Kind::Legacy { _opened: opened })
+        Self::new(device, Some(resident), address, length, Kind::Legacy { _opened: opened_handle })
     }
 
-    pub(crate) fn space(&self) -> Option<&Space> {
+    pub(crate) fn address_range(&self) -> Option<&AddressRange> {
         match &self.0.kind {
-            Kind::Space(space) => Some(space),
+            Kind::AddressRange(address_range) => Some(address_range),
             _ => None,
         }
     }
@@ -188,7 +190,7 @@ impl Memory {
     #[must_use]
     pub fn device(&self) -> Option<DeviceName> {
         // What was imported lies where its pieces lie.
-        self.space().and_then(Space::resident).or(self.0.resident)
+        self.address_range().and_then(AddressRange::resident).or(self.0.resident)
     }
 
     /// Can it only be read? Streams refuse to write to it.
@@ -217,7 +219,7 @@ impl Memory {
         let end = offset.checked_add(length).filter(|end| *end <= self.length());
         if end.is_none() {
             let detail = format!("{length} bytes from {offset} on, of {} bytes", self.length());
-            return Err(Error::new("take a part", ErrorKind::OutOfBounds, detail));
+            return Err(Error::new("slice memory", ErrorKind::OutOfBounds, detail));
         }
         Ok(Slice { memory: self.clone(), offset, length })
     }
@@ -234,12 +236,14 @@ impl Memory {
             return false;
         }
         match &self.0.kind {
-            Kind::Space(space) => space.is_open_to(name.number),
+            Kind::AddressRange(address_range) => address_range.is_open_to(name.number),
             // Opened for one device, which may be another than it lies on.
-            Kind::Legacy { .. } => self.0.device.name() == name || device.has_peer(resident.number),
+            Kind::Legacy { .. } => {
+                self.0.device.name() == name || device.has_peer_access(resident.number)
+            }
             // Leave to reach a peer's plain memory says nothing of what others mapped.
             Kind::Foreign(foreign) if foreign.is_mapped() => self.0.device.name() == name,
-            _ => resident == name || device.has_peer(resident.number),
+            _ => resident == name || device.has_peer_access(resident.number),
         }
     }
 
@@ -267,10 +271,10 @@ impl Memory {
         let operation = "export";
         self.0.device.driver(operation)?;
         let exported = match &self.0.kind {
-            Kind::Space(space) => space.export(number),
+            Kind::AddressRange(address_range) => address_range.export(number),
             Kind::Foreign(foreign) => match foreign.retained() {
                 Some(retained) => retained.export(number),
-                None => return Err(self.refuse(operation, foreign.why_not())),
+                None => return Err(self.refuse(operation, foreign.reason_not_exportable())),
             },
             _ => return Err(self.refuse(operation, "it was not allocated to be shared")),
         };
@@ -286,23 +290,23 @@ impl Memory {
         let operation = "export";
         self.0.device.driver(operation)?;
         match &self.0.kind {
-            Kind::Space(space) => {
-                let offset = self.address() - space.address();
-                Ok(Pieces { offset, lengths: space.lengths() })
+            Kind::AddressRange(address_range) => {
+                let offset = self.address() - address_range.address();
+                Ok(Pieces { offset, lengths: address_range.lengths() })
             }
             Kind::Foreign(foreign) => match foreign.retained() {
                 Some(retained) => {
                     let lengths = retained.lengths().collect();
                     Ok(Pieces { offset: retained.offset, lengths })
                 }
-                None => Err(self.refuse(operation, foreign.why_not())),
+                None => Err(self.refuse(operation, foreign.reason_not_exportable())),
             },
             _ => Err(self.refuse(operation, "it was not allocated to be shared")),
         }
     }
 
     /// As 64 bytes and a place in the allocation they stand for, for other processes to
-    /// [open](Device::open_legacy_of_another): the only way for memory that others allocated plainly.
+    /// [open](Device::open_legacy_handle): the only way for memory that others allocated plainly.
     ///
     /// Keep the memory until those that opened it have closed it: what they find in memory
     /// that was freed is up to the driver. If this process ends, they keep it.
@@ -318,9 +322,9 @@ impl Memory {
         match &self.0.kind {
             // Whoever opens it may be late to close it: it is used again by nobody.
             Kind::Plain { was_exported } => was_exported.store(true, Ordering::Relaxed),
-            Kind::Foreign(foreign) if foreign.may_be_plain() => {}
+            Kind::Foreign(foreign) if foreign.may_have_legacy_handle() => {}
             Kind::Foreign(foreign) if foreign.retained().is_none() => {
-                return Err(self.refuse(operation, foreign.why_not()));
+                return Err(self.refuse(operation, foreign.reason_not_exportable()));
             }
             _ => return Err(self.refuse(operation, "it was not allocated the plain way")),
         }
@@ -328,7 +332,7 @@ impl Memory {
         let attributes = driver.attributes(self.address()).map_err(on)?;
         let bytes = driver.legacy_export(self.address()).map_err(on)?;
         let offset = self.address().saturating_sub(attributes.base);
-        was_made_here(bytes);
+        remember_own_handle(bytes);
         Ok(LegacyHandle { bytes, offset, length: self.length() })
     }
 
@@ -336,7 +340,7 @@ impl Memory {
         Error::new(operation, ErrorKind::NotSupported, detail).on(self.0.device.name())
     }
 
-    pub(crate) fn hold(&self) -> Arc<Holding> {
+    pub(crate) fn inner(&self) -> Arc<MemoryInner> {
         Arc::clone(&self.0)
     }
 
@@ -351,7 +355,7 @@ impl Memory {
     /// may be over already, unless nobody has.
     ///
     /// ```
-    /// let device = gpu::Device::open("stand-in:0".parse()?)?;
+    /// let device = gpu::Device::open("emulated:0".parse()?)?;
     /// let memory = device.allocate(4096)?;
     /// assert!(!memory.is_shared());
     /// let slice = memory.slice(0, 8)?;
@@ -391,7 +395,7 @@ pub struct Exported {
 
 /// Memory that goes when others let go of it.
 #[derive(Debug, Clone)]
-pub struct WeakMemory(Weak<Holding>);
+pub struct WeakMemory(Weak<MemoryInner>);
 
 impl WeakMemory {
     /// The memory, if somebody still holds it.
@@ -448,7 +452,7 @@ impl Slice {
         let is_inside = offset.checked_add(length).is_some_and(|end| end <= self.length);
         if !is_inside {
             let detail = format!("{length} bytes from {offset} on, of {} bytes", self.length);
-            return Err(Error::new("take a part", ErrorKind::OutOfBounds, detail));
+            return Err(Error::new("slice memory", ErrorKind::OutOfBounds, detail));
         }
         self.memory.slice(self.offset + offset, length)
     }
@@ -477,9 +481,9 @@ impl Device {
         if length == 0 {
             return Err(on(Error::new(operation, ErrorKind::InvalidArgument, "0 bytes")));
         }
-        self.0.free_leftovers();
+        self.0.free_deferred();
         // What was put aside is charged still.
-        if let Some(address) = self.0.leftovers.take_plain(length) {
+        if let Some(address) = self.0.deferred_frees.take_plain(length) {
             return Ok(Memory::new(self, Some(self.name()), address, length, plain()));
         }
         self.0.budget.charge(operation, length).map_err(on)?;
@@ -498,9 +502,9 @@ impl Device {
     /// [`OverBudget`](ErrorKind::OverBudget), [`OutOfMemory`](ErrorKind::OutOfMemory);
     /// [`NoPeerAccess`](ErrorKind::NoPeerAccess) if a peer cannot.
     pub fn allocate_shared(&self, length: u64, peers: &[&Self]) -> Result<Memory> {
-        let space = Space::reserve(self, length, peers)?;
-        space.create(length).map_err(|error| error.on(self.name()))?;
-        Ok(Memory::of_space(self, self.name(), space, (0, length)))
+        let address_range = AddressRange::reserve(self, length, peers)?;
+        address_range.create(length).map_err(|error| error.on(self.name()))?;
+        Ok(Memory::of_address_range(self, self.name(), address_range, (0, length)))
     }
 
     /// The same in pieces of these lengths, as others map theirs.
@@ -509,9 +513,9 @@ impl Device {
     /// As for [one](Self::allocate_shared).
     #[cfg(feature = "fault-injection")]
     pub fn allocate_pieces(&self, lengths: &[u64]) -> Result<Memory> {
-        let space = Space::reserve(self, lengths.iter().sum(), &[])?;
-        lengths.iter().try_for_each(|length| space.create(*length))?;
-        Ok(Memory::of_space(self, self.name(), space, (0, lengths.iter().sum())))
+        let address_range = AddressRange::reserve(self, lengths.iter().sum(), &[])?;
+        lengths.iter().try_for_each(|length| address_range.create(*length))?;
+        Ok(Memory::of_address_range(self, self.name(), address_range, (0, lengths.iter().sum())))
     }
 
     /// Takes in memory that something else allocated, such as a framework's tensor: asks the
@@ -552,8 +556,8 @@ impl Device {
     pub fn register(&self, mapping: impl HostMapping) -> Result<Memory> {
         let driver = self.driver("register host memory")?;
         let (address, length) = (mapping.address(), mapping.length());
-        self.0.free_leftovers();
-        let before = self.0.leftovers.take_host((address, length));
+        self.0.free_deferred();
+        let before = self.0.deferred_frees.take_host((address, length));
         if before.is_none() {
             // SAFETY: mapped as long as the value lives, by its contract; it is dropped after
             // the range was unregistered.

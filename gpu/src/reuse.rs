@@ -5,19 +5,19 @@ use std::sync::Arc;
 /// Things that are handed out as references, and again when the last of them is gone:
 /// so nobody has to give anything back, whoever drops it, and whenever.
 #[derive(Debug)]
-pub(crate) struct Reuse<T: ?Sized> {
+pub(crate) struct ReusePool<T: ?Sized> {
     all: Vec<Arc<T>>,
     /// Where to look first: what is done in order is free in order.
     next: usize,
 }
 
-impl<T: ?Sized> Default for Reuse<T> {
+impl<T: ?Sized> Default for ReusePool<T> {
     fn default() -> Self {
         Self { all: Vec::new(), next: 0 }
     }
 }
 
-impl<T: ?Sized> Reuse<T> {
+impl<T: ?Sized> ReusePool<T> {
     /// One that nobody else has, and that is ready to be used again.
     pub(crate) fn take(&mut self, is_ready: impl Fn(&T) -> bool) -> Option<Arc<T>> {
         let count = self.all.len();
@@ -47,7 +47,7 @@ mod tests {
 
     #[test]
     fn what_is_let_go_of_is_used_again_and_nothing_else() {
-        let mut reuse = Reuse::default();
+        let mut reuse = ReusePool::default();
         assert!(reuse.take(|_| true).is_none(), "there is none yet");
         let made: Vec<_> = (0..3).map(Arc::new).collect();
         made.iter().for_each(|one| reuse.keep(one));

@@ -5,7 +5,7 @@
 //! touch, and lets go of it when an event behind them is done.
 #![allow(unsafe_code)]
 
-mod blocks;
+mod copy_blocks;
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -13,27 +13,27 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
+use crate::deferred_free::StreamWaits;
 use crate::device::Device;
-use crate::driver::{self, HostBlock, StreamDriver};
+use crate::driver::{self, PinnedBuffer, StreamDriver};
 use crate::error::{Error, ErrorKind, Result, is_over};
 use crate::event::{Event, Point};
-use crate::memory::{Holding, Memory, Slice};
-use crate::resting::Waits;
-use crate::reuse::Reuse;
+use crate::memory::{Memory, MemoryInner, Slice};
+use crate::reuse::ReusePool;
 use crate::waiting;
 
-pub use blocks::{Block, BlocksBy};
+pub use copy_blocks::{Block, CopyMethod};
 
 /// Operations after which an event of the stream's own is recorded, so that memory is
 /// let go of while the stream is never waited for.
-const KEPT: usize = 64;
+const SWEEP_INTERVAL: usize = 64;
 /// Events that a stream keeps, to record them again: more than are waited for at once.
 /// Those beyond are made and closed, which costs some microseconds, and is right as well.
-const EVENTS: usize = 64;
+const MAX_SPARE_EVENTS: usize = 64;
 /// Bytes that are moved at once between the caller's memory and a device.
 const BOUNCE: usize = 1 << 20;
 /// How long a stream that is dropped waits for its operations.
-const FAREWELL: Duration = Duration::from_secs(10);
+const DROP_TIMEOUT: Duration = Duration::from_secs(10);
 
 static LEAKS: AtomicU64 = AtomicU64::new(0);
 
@@ -48,7 +48,7 @@ pub fn leaked_streams() -> u64 {
 ///
 /// ```
 /// # use gpu::Device;
-/// let device = Device::open("stand-in:0".parse()?)?;
+/// let device = Device::open("emulated:0".parse()?)?;
 /// let (from, to) = (device.allocate(4096)?, device.allocate(4096)?);
 /// let (first, second) = (device.stream()?, device.stream()?);
 /// first.fill(&from.whole(), 1)?;
@@ -56,21 +56,21 @@ pub fn leaked_streams() -> u64 {
 /// first.record(&filled)?;
 /// second.wait_for(&filled)?; // orders the streams; the caller does not wait
 /// second.copy(&to.whole(), &from.whole())?;
-/// second.synchronize(gpu::PATIENCE)?;
+/// second.synchronize(gpu::DEFAULT_TIMEOUT)?;
 /// # Ok::<(), gpu::Error>(())
 /// ```
 pub struct Stream {
     device: Device,
     raw: Option<Arc<dyn StreamDriver>>,
     /// Whether it waits, for those who free something meanwhile.
-    waits: Arc<Waits>,
+    waits: Arc<StreamWaits>,
     /// Others begin operations on it, too.
     is_adopted: bool,
     in_flight: Mutex<InFlight>,
     /// For transfers of the caller's own memory: one at a time.
-    bounce: Mutex<Option<Arc<dyn HostBlock>>>,
+    bounce: Mutex<Option<Arc<dyn PinnedBuffer>>>,
     /// What kernels read lists of blocks from.
-    lists: Mutex<Reuse<dyn HostBlock>>,
+    lists: Mutex<ReusePool<dyn PinnedBuffer>>,
     /// Whether all was done when it was closed, if it was.
     closed: Option<bool>,
 }
@@ -78,20 +78,20 @@ pub struct Stream {
 /// What operations touch that are not known to be done, in their order.
 #[derive(Default)]
 struct InFlight {
-    kept: VecDeque<Kept>,
+    retained: VecDeque<Retained>,
     /// How many of the last of them no event is behind yet.
     since_last: usize,
     /// Events, and how many each lets go of.
     marked: VecDeque<(Arc<driver::Event>, usize)>,
-    events: Reuse<driver::Event>,
+    events: ReusePool<driver::Event>,
     /// Empty: its room is used again for what is let go of.
-    room: Vec<Kept>,
+    spare: Vec<Retained>,
 }
 
 /// What an operation touches.
-enum Kept {
-    Memory { _held: Arc<Holding> },
-    Block { _held: Arc<dyn HostBlock> },
+enum Retained {
+    Memory { _held: Arc<MemoryInner> },
+    Block { _held: Arc<dyn PinnedBuffer> },
 }
 
 impl fmt::Debug for Stream {
@@ -104,7 +104,7 @@ impl Stream {
     pub(crate) fn new(device: Device, raw: Box<dyn StreamDriver>) -> Self {
         let raw: Arc<dyn StreamDriver> = Arc::from(raw);
         Self {
-            waits: Waits::new(device.name().implementation, Some(&raw)),
+            waits: StreamWaits::new(device.name().implementation, Some(&raw)),
             device,
             raw: Some(raw),
             is_adopted: false,
@@ -118,7 +118,7 @@ impl Stream {
     pub(crate) fn adopted(device: Device, raw: Box<dyn StreamDriver>) -> Self {
         let mut adopted = Self::new(device, raw);
         adopted.is_adopted = true;
-        adopted.waits = Waits::new(adopted.device.name().implementation, None);
+        adopted.waits = StreamWaits::new(adopted.device.name().implementation, None);
         adopted
     }
 
@@ -167,12 +167,12 @@ impl Stream {
     /// # Errors
     /// As for [copying](Self::copy);
     /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded).
-    pub fn checksum(&self, from: &Slice, longest: Duration) -> Result<u64> {
+    pub fn checksum(&self, from: &Slice, timeout: Duration) -> Result<u64> {
         let operation = "checksum";
         self.check_reach(operation, from)?;
-        let left = Left::new(longest);
+        let left = RemainingTime::new(timeout);
         let mut guard = self.lock_bounce(operation, left)?;
-        let block = self.bounce_block(&mut guard)?;
+        let block = self.bounce_buffer(&mut guard)?;
         let result = block.address();
         self.begin_with(operation, &[from], Some(&block), |raw| {
             // SAFETY: range and block are kept alive until an event behind it is done.
@@ -187,10 +187,10 @@ impl Stream {
     ///
     /// # Errors
     /// As for [copying](Self::copy); [`DeadlineExceeded`](ErrorKind::DeadlineExceeded).
-    pub fn upload(&self, to: &Slice, bytes: &[u8], longest: Duration) -> Result<()> {
+    pub fn upload(&self, to: &Slice, bytes: &[u8], timeout: Duration) -> Result<()> {
         self.check_length("upload", to, bytes.len())?;
         self.check_writable("upload", to)?;
-        let left = Left::new(longest);
+        let left = RemainingTime::new(timeout);
         for (number, chunk) in bytes.chunks(BOUNCE).enumerate() {
             let part = to.slice((number * BOUNCE) as u64, chunk.len() as u64)?;
             let guard = self.bounced("upload", &part, left, |block| {
@@ -211,9 +211,9 @@ impl Stream {
     ///
     /// # Errors
     /// As for [copying](Self::copy); [`DeadlineExceeded`](ErrorKind::DeadlineExceeded).
-    pub fn download(&self, from: &Slice, bytes: &mut [u8], longest: Duration) -> Result<()> {
+    pub fn download(&self, from: &Slice, bytes: &mut [u8], timeout: Duration) -> Result<()> {
         self.check_length("download", from, bytes.len())?;
-        let left = Left::new(longest);
+        let left = RemainingTime::new(timeout);
         for (number, chunk) in bytes.chunks_mut(BOUNCE).enumerate() {
             let part = from.slice((number * BOUNCE) as u64, chunk.len() as u64)?;
             let guard = self.bounced("download", &part, left, |block| (block, part.address()))?;
@@ -249,13 +249,13 @@ impl Stream {
     ///
     /// ```
     /// # use gpu::Device;
-    /// # let device = Device::open("stand-in:0".parse()?)?;
+    /// # let device = Device::open("emulated:0".parse()?)?;
     /// # let (data, word) = (device.allocate(4096)?, device.allocate(4)?);
     /// let (first, second) = (device.stream()?, device.stream()?);
     /// second.wait_for_word(&word.whole(), 7)?; // its writer need not be known yet
     /// first.fill(&data.whole(), 1)?;
     /// first.write_word(&word.whole(), 7)?;
-    /// second.synchronize(gpu::PATIENCE)?;
+    /// second.synchronize(gpu::DEFAULT_TIMEOUT)?;
     /// # Ok::<(), gpu::Error>(())
     /// ```
     ///
@@ -272,18 +272,18 @@ impl Stream {
         })
     }
 
-    /// What follows on this stream waits until the word is at least `least`, where numbers
+    /// What follows on this stream waits until the word is at least `min_value`, where numbers
     /// go round: up to half of all are beyond it. The caller does not wait. Such a wait has no
     /// deadline of its own: somebody has to write the word, also if who was to is gone.
     ///
     /// # Errors
     /// As for [writing one](Self::write_word).
-    pub fn wait_for_word(&self, at: &Slice, least: u32) -> Result<()> {
+    pub fn wait_for_word(&self, at: &Slice, min_value: u32) -> Result<()> {
         let operation = "wait for a word";
         self.check_word(operation, at)?;
         self.begin(operation, &[at], |raw| {
             // SAFETY: four aligned bytes, kept alive until an event behind it is done.
-            self.waits.begin(|| unsafe { raw.wait_for_word(at.address(), least) })
+            self.waits.begin(|| unsafe { raw.wait_for_word(at.address(), min_value) })
         })
     }
 
@@ -301,7 +301,7 @@ impl Stream {
     /// # Errors
     /// If something of it failed.
     pub fn is_done(&self) -> Result<bool> {
-        self.device.driver("look at a stream")?;
+        self.device.driver("query stream")?;
         self.raw().is_done().map_err(|error| error.on(self.device.name()))
     }
 
@@ -310,11 +310,11 @@ impl Stream {
     /// # Errors
     /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded): it goes on nevertheless. Or what
     /// failed.
-    pub fn synchronize(&self, longest: Duration) -> Result<()> {
+    pub fn synchronize(&self, timeout: Duration) -> Result<()> {
         let operation = "synchronize";
         let driver = self.device.driver(operation)?;
         let last = self.mark(&mut self.in_flight())?;
-        waiting::until(operation, longest, || driver.is_event_done(&last))
+        waiting::wait_until(operation, timeout, || driver.is_event_done(&last))
             .map_err(|error| error.on(self.device.name()))?;
         self.sweep(self.in_flight());
         Ok(())
@@ -325,7 +325,7 @@ impl Stream {
     /// afterwards does not wait for it.
     ///
     /// ```
-    /// # let device = gpu::Device::open("stand-in:0".parse()?)?;
+    /// # let device = gpu::Device::open("emulated:0".parse()?)?;
     /// # let (from, to) = (device.allocate(4096)?, device.allocate(4096)?);
     /// let stream = device.stream()?;
     /// stream.copy(&to.whole(), &from.whole())?;
@@ -398,19 +398,20 @@ impl Stream {
         &self,
         operation: &'static str,
         touched: &[&Slice],
-        block: Option<&Arc<dyn HostBlock>>,
+        block: Option<&Arc<dyn PinnedBuffer>>,
         begin: impl FnOnce(&dyn StreamDriver) -> Result<()>,
     ) -> Result<()> {
         self.device.driver(operation)?;
         let mut in_flight = self.in_flight();
-        let before = in_flight.kept.len();
-        let kept = touched.iter().map(|slice| Kept::Memory { _held: slice.memory().hold() });
-        in_flight.kept.extend(kept);
-        let kept = block.map(|block| Kept::Block { _held: Arc::clone(block) });
-        in_flight.kept.extend(kept);
-        in_flight.since_last += in_flight.kept.len() - before;
+        let before = in_flight.retained.len();
+        let retained =
+            touched.iter().map(|slice| Retained::Memory { _held: slice.memory().inner() });
+        in_flight.retained.extend(retained);
+        let retained = block.map(|block| Retained::Block { _held: Arc::clone(block) });
+        in_flight.retained.extend(retained);
+        in_flight.since_last += in_flight.retained.len() - before;
         begin(self.raw()).map_err(|error| error.on(self.device.name()))?;
-        if in_flight.since_last >= KEPT {
+        if in_flight.since_last >= SWEEP_INTERVAL {
             self.mark(&mut in_flight)?;
             self.sweep(in_flight);
         }
@@ -420,14 +421,14 @@ impl Stream {
     /// Records an event behind all that was begun so far. It is nobody else's as long as
     /// somebody has it.
     fn mark(&self, in_flight: &mut InFlight) -> Result<Arc<driver::Event>> {
-        let driver = self.device.driver("make an event")?;
+        let driver = self.device.driver("create event")?;
         let on = |error: Error| error.on(self.device.name());
         let is_reached = |event: &driver::Event| matches!(driver.is_event_done(event), Ok(true));
         let event = match in_flight.events.take(is_reached) {
             Some(event) => event,
             None => {
                 let made = Arc::new(driver.event().map_err(on)?);
-                if in_flight.events.len() < EVENTS {
+                if in_flight.events.len() < MAX_SPARE_EVENTS {
                     in_flight.events.keep(&made);
                 }
                 made
@@ -449,26 +450,29 @@ impl Stream {
         let is_done = |event: &driver::Event| matches!(driver.is_event_done(event), Ok(true));
         let mut count = 0;
         while in_flight.marked.front().is_some_and(|(event, _)| is_done(event)) {
-            count += in_flight.marked.pop_front().map_or(0, |(_, kept)| kept);
+            count += in_flight.marked.pop_front().map_or(0, |(_, retained)| retained);
         }
         if count == 0 {
             drop(in_flight);
-            self.device.0.tend_leftovers();
+            self.device.0.try_free_deferred();
             return;
         }
-        let mut done = std::mem::take(&mut in_flight.room);
-        done.extend(in_flight.kept.drain(..count));
+        let mut done = std::mem::take(&mut in_flight.spare);
+        done.extend(in_flight.retained.drain(..count));
         drop(in_flight);
         done.clear();
-        self.in_flight().room = done;
-        self.device.0.tend_leftovers();
+        self.in_flight().spare = done;
+        self.device.0.try_free_deferred();
     }
 
-    fn bounce_block(&self, block: &mut Option<Arc<dyn HostBlock>>) -> Result<Arc<dyn HostBlock>> {
+    fn bounce_buffer(
+        &self,
+        block: &mut Option<Arc<dyn PinnedBuffer>>,
+    ) -> Result<Arc<dyn PinnedBuffer>> {
         if let Some(block) = block {
             return Ok(Arc::clone(block));
         }
-        let made = self.device.driver("allocate host memory")?.host_block(BOUNCE)?;
+        let made = self.device.driver("allocate host memory")?.pinned_buffer(BOUNCE)?;
         Ok(Arc::clone(block.insert(Arc::from(made))))
     }
 
@@ -477,12 +481,12 @@ impl Stream {
         &self,
         operation: &'static str,
         part: &Slice,
-        left: Left,
+        left: RemainingTime,
         ends: impl FnOnce(u64) -> (u64, u64),
-    ) -> Result<MutexGuard<'_, Option<Arc<dyn HostBlock>>>> {
+    ) -> Result<MutexGuard<'_, Option<Arc<dyn PinnedBuffer>>>> {
         self.check_reach(operation, part)?;
         let mut guard = self.lock_bounce(operation, left)?;
-        let block = self.bounce_block(&mut guard)?;
+        let block = self.bounce_buffer(&mut guard)?;
         self.device.driver(operation)?.check_context(operation)?;
         let (to, from) = ends(block.address());
         self.begin_with(operation, &[part], Some(&block), |raw| {
@@ -495,7 +499,11 @@ impl Stream {
     }
 
     /// Waits; if in vain, the block stays with the operation that still uses it.
-    fn finish_with(&self, block: &mut Option<Arc<dyn HostBlock>>, left: Left) -> Result<()> {
+    fn finish_with(
+        &self,
+        block: &mut Option<Arc<dyn PinnedBuffer>>,
+        left: RemainingTime,
+    ) -> Result<()> {
         self.synchronize(left.now()).inspect_err(|_| *block = None)
     }
 
@@ -503,10 +511,10 @@ impl Stream {
     fn lock_bounce(
         &self,
         operation: &'static str,
-        left: Left,
-    ) -> Result<MutexGuard<'_, Option<Arc<dyn HostBlock>>>> {
+        left: RemainingTime,
+    ) -> Result<MutexGuard<'_, Option<Arc<dyn PinnedBuffer>>>> {
         let mut taken = None;
-        let wait = waiting::until(operation, left.now(), || {
+        let wait = waiting::wait_until(operation, left.now(), || {
             taken = match self.bounce.try_lock() {
                 Ok(guard) => Some(guard),
                 Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
@@ -521,24 +529,24 @@ impl Stream {
 
 /// What is left of a time.
 #[derive(Clone, Copy)]
-struct Left {
+struct RemainingTime {
     since: Instant,
-    longest: Duration,
+    timeout: Duration,
 }
 
-impl Left {
-    fn new(longest: Duration) -> Self {
-        Self { since: Instant::now(), longest }
+impl RemainingTime {
+    fn new(timeout: Duration) -> Self {
+        Self { since: Instant::now(), timeout }
     }
 
     fn now(self) -> Duration {
-        self.longest.saturating_sub(self.since.elapsed())
+        self.timeout.saturating_sub(self.since.elapsed())
     }
 }
 
 /// The answer to whether an operation is done. An error that does not say that it is over says that
 /// it is not known, and it is asked again.
-fn known(answer: Result<bool>) -> Result<bool> {
+fn retry_unless_over(answer: Result<bool>) -> Result<bool> {
     match answer {
         Err(error) if !is_over(&error) => Ok(false),
         answer => answer,
@@ -549,11 +557,11 @@ impl Stream {
     /// Waits until everything is done that was begun, and closes the stream.
     ///
     /// ```
-    /// # let device = gpu::Device::open("stand-in:0".parse()?)?;
+    /// # let device = gpu::Device::open("emulated:0".parse()?)?;
     /// # let memory = device.allocate(4096)?;
     /// let stream = device.stream()?;
     /// stream.fill(&memory.whole(), 1)?;
-    /// stream.close(gpu::PATIENCE)?; // the device does not write to this memory any more
+    /// stream.close(gpu::DEFAULT_TIMEOUT)?; // the device does not write to this memory any more
     /// # Ok::<(), gpu::Error>(())
     /// ```
     ///
@@ -562,33 +570,36 @@ impl Stream {
     /// it touches is never freed, as if the stream had been dropped.
     /// [`DeviceFailed`](ErrorKind::DeviceFailed): nothing is under way any more, and what was not
     /// done is never done.
-    pub fn close(mut self, longest: Duration) -> Result<()> {
-        let outcome = self.wait_for_all("close a stream", longest);
-        self.closed = Some(self.is_at_rest(&outcome));
+    pub fn close(mut self, timeout: Duration) -> Result<()> {
+        let outcome = self.wait_for_all("close a stream", timeout);
+        self.closed = Some(self.is_idle(&outcome));
         outcome.map_err(|error| error.on(self.device.name()))
     }
 
     /// Is nothing of ours under way any more, after this outcome of waiting for it? What a parent
     /// process has under way is not known in its child.
-    fn is_at_rest(&self, outcome: &Result<()>) -> bool {
-        self.device.0.birth.is_here() && outcome.as_ref().map_or_else(is_over, |()| true)
+    fn is_idle(&self, outcome: &Result<()>) -> bool {
+        self.device.0.fork_generation.is_current()
+            && outcome.as_ref().map_or_else(is_over, |()| true)
     }
 
     /// Waits until nothing of ours is under way any more. What others began on a stream of
     /// theirs may never end, as long as they go on.
-    fn wait_for_all(&self, operation: &'static str, longest: Duration) -> Result<()> {
+    fn wait_for_all(&self, operation: &'static str, timeout: Duration) -> Result<()> {
         let driver = self.device.driver(operation)?;
         if !self.is_adopted {
-            return waiting::until(operation, longest, || known(self.raw().is_done()));
+            return waiting::wait_until(operation, timeout, || {
+                retry_unless_over(self.raw().is_done())
+            });
         }
         let last = {
             let mut in_flight = self.in_flight();
-            if in_flight.kept.is_empty() && !self.waits.is_open() {
+            if in_flight.retained.is_empty() && !self.waits.is_open() {
                 return Ok(());
             }
             self.mark(&mut in_flight)?
         };
-        waiting::until(operation, longest, || known(driver.is_event_done(&last)))
+        waiting::wait_until(operation, timeout, || retry_unless_over(driver.is_event_done(&last)))
     }
 }
 
@@ -596,8 +607,8 @@ impl Drop for Stream {
     fn drop(&mut self) {
         let is_done = match self.closed {
             Some(is_done) => is_done,
-            None if !self.device.0.birth.is_here() => false,
-            None => self.is_at_rest(&self.wait_for_all("drop a stream", FAREWELL)),
+            None if !self.device.0.fork_generation.is_current() => false,
+            None => self.is_idle(&self.wait_for_all("drop a stream", DROP_TIMEOUT)),
         };
         if is_done {
             return;
@@ -621,7 +632,7 @@ impl Drop for Stream {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::PATIENCE;
+    use crate::DEFAULT_TIMEOUT;
 
     /// Bytes that the host can only read.
     #[derive(Debug)]
@@ -652,7 +663,7 @@ mod tests {
 
     #[test]
     fn memory_that_can_only_be_read_is_not_written() {
-        let device = Device::open("stand-in:1".parse().unwrap()).unwrap();
+        let device = Device::open("emulated:1".parse().unwrap()).unwrap();
         let memory = device.register(read_only()).unwrap();
         let (whole, word) = (memory.whole(), memory.slice(0, 4).unwrap());
         let other = device.allocate(4096).unwrap();
@@ -662,8 +673,8 @@ mod tests {
         let refused = [
             stream.fill(&whole, 1),
             stream.copy(&whole, &other.whole()),
-            stream.copy_blocks(&whole, &other.whole(), &blocks, BlocksBy::Best),
-            stream.upload(&whole, &[1; 4096], PATIENCE),
+            stream.copy_blocks(&whole, &other.whole(), &blocks, CopyMethod::Best),
+            stream.upload(&whole, &[1; 4096], DEFAULT_TIMEOUT),
             stream.write_word(&word, 1),
         ];
         for refused in refused {
@@ -671,7 +682,7 @@ mod tests {
         }
         stream.copy(&other.whole(), &whole).unwrap();
         let mut bytes = [7; 4096];
-        stream.download(&other.whole(), &mut bytes, PATIENCE).unwrap();
+        stream.download(&other.whole(), &mut bytes, DEFAULT_TIMEOUT).unwrap();
         assert_eq!(bytes, [0; 4096]);
     }
 
@@ -679,26 +690,26 @@ mod tests {
     /// memory that nobody needs.
     #[test]
     fn steady_use_makes_no_events() {
-        let device = Device::open("stand-in:1".parse().unwrap()).unwrap();
+        let device = Device::open("emulated:1".parse().unwrap()).unwrap();
         let (to, from) = (device.allocate(4096).unwrap(), device.allocate(4096).unwrap());
         let stream = device.stream().unwrap();
         for _ in 0..1000 {
             stream.copy(&to.whole(), &from.whole()).unwrap();
             let point = stream.point().unwrap();
-            stream.synchronize(PATIENCE).unwrap();
+            stream.synchronize(DEFAULT_TIMEOUT).unwrap();
             assert!(point.is_done().unwrap());
         }
         let in_flight = stream.in_flight();
         assert!(in_flight.events.len() <= 3, "{} events", in_flight.events.len());
-        assert!(in_flight.kept.is_empty() && in_flight.marked.is_empty());
+        assert!(in_flight.retained.is_empty() && in_flight.marked.is_empty());
         drop(in_flight);
         // More points than events are kept, none of which is asked about.
-        let points: Vec<_> = (0..2 * EVENTS).map(|_| stream.point().unwrap()).collect();
-        points.last().unwrap().wait(PATIENCE).unwrap();
+        let points: Vec<_> = (0..2 * MAX_SPARE_EVENTS).map(|_| stream.point().unwrap()).collect();
+        points.last().unwrap().wait(DEFAULT_TIMEOUT).unwrap();
         assert!(points.iter().all(|point| point.is_done().unwrap()));
-        assert_eq!(stream.in_flight().events.len(), EVENTS);
+        assert_eq!(stream.in_flight().events.len(), MAX_SPARE_EVENTS);
         drop(points);
         drop(stream.point().unwrap());
-        assert_eq!(stream.in_flight().events.len(), EVENTS);
+        assert_eq!(stream.in_flight().events.len(), MAX_SPARE_EVENTS);
     }
 }

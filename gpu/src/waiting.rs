@@ -8,33 +8,33 @@ use std::time::{Duration, Instant};
 use crate::error::{Error, ErrorKind, Result};
 
 /// How long to ask without a rest: a copy of some kilobytes takes less.
-const ASKING: Duration = Duration::from_micros(30);
-const FIRST_REST: Duration = Duration::from_micros(10);
-const LONGEST_REST: Duration = Duration::from_micros(500);
+const SPIN_TIME: Duration = Duration::from_micros(30);
+const MIN_PAUSE: Duration = Duration::from_micros(10);
+const MAX_PAUSE: Duration = Duration::from_micros(500);
 
 /// Asks until the answer is yes, or the time is over.
-pub(crate) fn until(
+pub(crate) fn wait_until(
     operation: &'static str,
-    longest: Duration,
+    timeout: Duration,
     mut is_done: impl FnMut() -> Result<bool>,
 ) -> Result<()> {
     let start = Instant::now();
-    let mut rest = FIRST_REST;
+    let mut rest = MIN_PAUSE;
     loop {
         if is_done()? {
             return Ok(());
         }
         let waited = start.elapsed();
-        if waited >= longest {
-            let detail = format!("the device was not done after {waited:?}");
+        if waited >= timeout {
+            let detail = format!("no completion within {waited:?}");
             return Err(Error::new(operation, ErrorKind::DeadlineExceeded, detail));
         }
-        if waited < ASKING {
+        if waited < SPIN_TIME {
             std::hint::spin_loop();
             continue;
         }
-        std::thread::sleep(rest.min(longest - waited));
-        rest = (rest * 2).min(LONGEST_REST);
+        std::thread::sleep(rest.min(timeout - waited));
+        rest = (rest * 2).min(MAX_PAUSE);
     }
 }
 
@@ -45,18 +45,21 @@ mod tests {
     #[test]
     fn a_deadline_is_kept_and_a_failure_ends_it() {
         let start = Instant::now();
-        let longest = Duration::from_millis(20);
-        let error = until("test", longest, || Ok(false)).unwrap_err();
+        let timeout = Duration::from_millis(20);
+        let error = wait_until("test", timeout, || Ok(false)).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
-        assert!(start.elapsed() >= longest);
+        assert!(start.elapsed() >= timeout);
         let mut asked = 0;
-        until("test", longest, || {
+        wait_until("test", timeout, || {
             asked += 1;
             Ok(asked == 3)
         })
         .unwrap();
         assert_eq!(asked, 3);
         let broken = || Err(Error::new("test", ErrorKind::DeviceFailed, ""));
-        assert_eq!(until("test", longest, broken).unwrap_err().kind(), ErrorKind::DeviceFailed);
+        assert_eq!(
+            wait_until("test", timeout, broken).unwrap_err().kind(),
+            ErrorKind::DeviceFailed
+        );
     }
 }

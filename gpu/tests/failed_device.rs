@@ -8,10 +8,10 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 
 #[test]
 fn close_of_a_stream_whose_device_failed_says_so_at_once() {
-    let device = Device::open("stand-in:1".parse().unwrap()).unwrap();
+    let device = Device::open("emulated:1".parse().unwrap()).unwrap();
     let memory = device.allocate(4096).unwrap();
     let stream = device.stream().unwrap();
-    gpu::stand_in::fail_after(1, 0);
+    gpu::emulated::fail_after(1, 0);
     stream.fill(&memory.whole(), 1).unwrap();
     let (start, leaked) = (Instant::now(), leaked_streams());
     assert_eq!(stream.close(TIMEOUT).unwrap_err().kind(), ErrorKind::DeviceFailed);

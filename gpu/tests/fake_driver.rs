@@ -8,10 +8,10 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use gpu::{Block, BlocksBy, Device, ErrorKind, HostMapping, PATIENCE};
+use gpu::{Block, CopyMethod, DEFAULT_TIMEOUT, Device, ErrorKind, HostMapping};
 use libloading::Library;
 use testkit::children::{self, Child};
-use testkit::directory::Directory;
+use testkit::temp_dir::TempDir;
 
 const LENGTH: u64 = 4096;
 
@@ -35,14 +35,14 @@ impl Driver {
     }
 }
 
-testkit::entry_of_children!(enter);
+testkit::child_entry!(enter);
 
 fn enter(words: &[&str]) {
     let device = Device::open("cuda:0".parse().unwrap()).unwrap();
     let driver = Driver::find();
     match *words {
-        ["over", code] => over(&driver, &device, code.parse().unwrap()),
-        ["gone", code] => gone(&driver, device, code.parse().unwrap()),
+        ["over", code] => copies_are_over(&driver, &device, code.parse().unwrap()),
+        ["gone", code] => context_is_destroyed(&driver, device, code.parse().unwrap()),
         ["unknown", code] => unknown(&driver, &device, code.parse().unwrap()),
         ["capture"] => capture(&driver, &device),
         ["read-only"] => read_only(&driver, &device),
@@ -51,7 +51,7 @@ fn enter(words: &[&str]) {
 }
 
 /// Copies are under way when the driver begins to answer everything with this code: they are over.
-fn over(driver: &Driver, device: &Device, code: i32) {
+fn copies_are_over(driver: &Driver, device: &Device, code: i32) {
     let memory = device.allocate(LENGTH).unwrap();
     let [first, second] = [(); 2].map(|()| device.stream().unwrap());
     driver.tell("fake_be_busy", 1);
@@ -63,7 +63,7 @@ fn over(driver: &Driver, device: &Device, code: i32) {
     let start = Instant::now();
     let error = point.is_done().unwrap_err();
     assert!(gpu::is_over(&error), "{error}");
-    let error = first.close(PATIENCE).unwrap_err();
+    let error = first.close(DEFAULT_TIMEOUT).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::DeviceFailed, "{error}");
     drop((second, memory, point));
     assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
@@ -72,24 +72,24 @@ fn over(driver: &Driver, device: &Device, code: i32) {
 
 /// The context was destroyed, and its memory with it: nothing of it is used, also when the driver
 /// works again, as it does when another library retains the context anew.
-fn gone(driver: &Driver, device: Device, code: i32) {
+fn context_is_destroyed(driver: &Driver, device: Device, code: i32) {
     let memory = device.allocate(LENGTH).unwrap();
     let stream = device.stream().unwrap();
     let bytes = [7; LENGTH as usize];
-    stream.upload(&memory.whole(), &bytes, PATIENCE).unwrap();
+    stream.upload(&memory.whole(), &bytes, DEFAULT_TIMEOUT).unwrap();
     let blocks = [Block { to: 0, from: 64, length: 64 }, Block { to: 128, from: 256, length: 64 }];
     let copy = || {
         let (to, from) = (memory.whole(), memory.whole());
-        stream.copy_blocks(&to, &from, &blocks, BlocksBy::Kernel)
+        stream.copy_blocks(&to, &from, &blocks, CopyMethod::Kernel)
     };
     copy().unwrap();
-    stream.synchronize(PATIENCE).unwrap();
+    stream.synchronize(DEFAULT_TIMEOUT).unwrap();
     // The pages that host memory lies on are taken away.
     driver.tell("fake_destroy", code);
     let is_gone = |error: gpu::Error| error.kind() == ErrorKind::DeviceFailed;
-    assert!(is_gone(stream.upload(&memory.whole(), &bytes, PATIENCE).unwrap_err()));
+    assert!(is_gone(stream.upload(&memory.whole(), &bytes, DEFAULT_TIMEOUT).unwrap_err()));
     driver.tell("fake_fail", 0);
-    assert!(is_gone(stream.upload(&memory.whole(), &bytes, PATIENCE).unwrap_err()));
+    assert!(is_gone(stream.upload(&memory.whole(), &bytes, DEFAULT_TIMEOUT).unwrap_err()));
     assert!(is_gone(copy().unwrap_err()));
     assert!(is_gone(device.allocate(LENGTH).unwrap_err()));
     drop((stream, memory, device));
@@ -113,14 +113,14 @@ fn capture(driver: &Driver, device: &Device) {
     driver.tell("fake_capture", 1);
     let [from, to] = [(); 2].map(|()| device.allocate(LENGTH).unwrap());
     let stream = device.stream().unwrap();
-    stream.upload(&from.whole(), &[7; LENGTH as usize], PATIENCE).unwrap();
+    stream.upload(&from.whole(), &[7; LENGTH as usize], DEFAULT_TIMEOUT).unwrap();
     stream.copy(&to.whole(), &from.whole()).unwrap();
-    stream.point().unwrap().wait(PATIENCE).unwrap();
+    stream.point().unwrap().wait(DEFAULT_TIMEOUT).unwrap();
     let mut bytes = [0; LENGTH as usize];
-    stream.download(&to.whole(), &mut bytes, PATIENCE).unwrap();
+    stream.download(&to.whole(), &mut bytes, DEFAULT_TIMEOUT).unwrap();
     assert_eq!(bytes, [7; LENGTH as usize]);
     drop((from, to));
-    stream.close(PATIENCE).unwrap();
+    stream.close(DEFAULT_TIMEOUT).unwrap();
     assert_eq!(driver.ask("fake_was_invalidated"), 0);
 }
 
@@ -161,7 +161,7 @@ fn run(words: &[&str]) {
     if std::env::var_os("FABRICAST_TEST_EMULATOR").is_some() {
         testkit::skip!("the compiler here makes no libraries for the processor that is emulated");
     }
-    let directory = Directory::new(&format!("fabricast-fake-driver-{}", words.join("-")));
+    let directory = TempDir::new(&format!("fabricast-fake-driver-{}", words.join("-")));
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fake_driver/driver.c");
     let library = directory.join("libcuda.so.1");
     let compiler = std::env::var("CC").unwrap_or("cc".to_owned());
@@ -173,8 +173,8 @@ fn run(words: &[&str]) {
     assert!(compiled.success());
     // Also found before one that is installed for development.
     std::os::unix::fs::symlink(&library, directory.join("libcuda.so")).unwrap();
-    let mut command = children::again(words);
-    Child::start(command.env("LD_LIBRARY_PATH", &*directory)).end(6 * PATIENCE);
+    let mut command = children::respawn(words);
+    Child::start(command.env("LD_LIBRARY_PATH", &*directory)).end(6 * DEFAULT_TIMEOUT);
 }
 
 #[test]

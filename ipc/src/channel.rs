@@ -14,21 +14,21 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use crate::deadline::deadline;
 use crate::limits::{DescriptorLimit, LimitReached};
-use crate::patience::deadline;
 
 mod listener;
 
 pub use listener::{ChannelListener, DirectoryLock};
 
 /// The longest path of a socket, in bytes.
-pub const LONGEST_PATH: usize = 107;
+pub const MAX_PATH_LENGTH: usize = 107;
 /// The longest message, in bytes.
-pub const MOST_BYTES: usize = 64 << 10;
+pub const MAX_MESSAGE_BYTES: usize = 64 << 10;
 /// Between two attempts to send descriptors while too many are on their way.
-const CROWDED: Duration = Duration::from_millis(5);
+const IN_FLIGHT_RETRY: Duration = Duration::from_millis(5);
 /// The most descriptors of a message.
-pub const MOST_DESCRIPTORS: usize = 64;
+pub const MAX_DESCRIPTORS: usize = 64;
 
 /// Why a channel did not do what it was asked.
 #[non_exhaustive]
@@ -51,13 +51,13 @@ pub enum ChannelError {
     Closed,
     /// As many descriptors are on their way already, in messages of this user that nobody has
     /// received yet, as a process may have open. They go when others have arrived.
-    TooManyOnTheirWay,
+    TooManyDescriptorsInFlight,
     /// More than a message may hold: not sent, or received and thrown away.
     TooLong {
         /// Bytes, or descriptors.
         length: usize,
         /// At most.
-        most: usize,
+        max: usize,
     },
     /// Descriptors of a message were lost, since this process may not have so many open.
     DescriptorsLost {
@@ -66,7 +66,7 @@ pub enum ChannelError {
         /// Descriptors that it came with.
         sent: usize,
         /// Those of them that this process could have had. They are closed again.
-        came: usize,
+        received: usize,
         /// When they were lost.
         limit: DescriptorLimit,
     },
@@ -91,20 +91,20 @@ impl fmt::Display for ChannelError {
             }
             Self::System { call, path: None, cause } => write!(f, "{call}: {cause}"),
             Self::DeadlineExceeded { waiting_for } => {
-                write!(f, "the deadline passed waiting for {waiting_for}")
+                write!(f, "timed out waiting for {waiting_for}")
             }
-            Self::Closed => f.write_str("the other side closed the channel"),
-            Self::TooManyOnTheirWay => f.write_str(
-                "as many descriptors as this user may have are in messages that nobody has received yet",
+            Self::Closed => f.write_str("the peer closed the channel"),
+            Self::TooManyDescriptorsInFlight => f.write_str(
+                "too many file descriptors of this user are in messages that were not received yet (RLIMIT_NOFILE)",
             ),
-            Self::TooLong { length, most } => {
-                write!(f, "a message of {length}, where {most} is the most")
+            Self::TooLong { length, max } => {
+                write!(f, "the message is too long: {length}, at most {max}")
             }
-            Self::DescriptorsLost { sent, came, limit, .. } => write!(
+            Self::DescriptorsLost { sent, received, limit, .. } => write!(
                 f,
-                "this process could receive {came} of the {sent} descriptors of a message: {limit}"
+                "this process could receive {received} of the {sent} descriptors of a message: {limit}"
             ),
-            Self::InUse(path) => write!(f, "somebody listens at {} already", path.display()),
+            Self::InUse(path) => write!(f, "socket {} is in use by a listener", path.display()),
             Self::NotASocket { path, found } => write!(
                 f,
                 "{} is {found}, not a socket. Remove it, or choose another directory",
@@ -114,7 +114,7 @@ impl fmt::Display for ChannelError {
                 let length = path.as_os_str().len();
                 write!(
                     f,
-                    "{} cannot be the path of a socket: that has 1 to {LONGEST_PATH} bytes without a \
+                    "{} cannot be the path of a socket: that has 1 to {MAX_PATH_LENGTH} bytes without a \
                      zero, and this has {length}. Choose a shorter directory",
                     path.display()
                 )
@@ -127,9 +127,9 @@ crate::debug::debug_for_people!(ChannelError {
     System { call, path, cause },
     DeadlineExceeded { waiting_for },
     Closed,
-    TooManyOnTheirWay,
-    TooLong { length, most },
-    DescriptorsLost { bytes, sent, came, limit },
+    TooManyDescriptorsInFlight,
+    TooLong { length, max },
+    DescriptorsLost { bytes, sent, received, limit },
     InUse(path),
     NotASocket { path, found },
     InvalidPath(path),
@@ -190,9 +190,9 @@ pub struct Message {
 /// use ipc::Channel;
 /// let (here, there) = Channel::pair()?;
 /// let file = std::fs::File::open("/dev/null").unwrap();
-/// let patience = Duration::from_secs(5);
-/// here.send(b"a file for you", &[file.as_fd()], patience)?;
-/// let message = there.receive(patience)?;
+/// let timeout = Duration::from_secs(5);
+/// here.send(b"a file for you", &[file.as_fd()], timeout)?;
+/// let message = there.receive(timeout)?;
 /// assert_eq!(message.bytes, b"a file for you");
 /// assert_eq!(message.descriptors.len(), 1);
 /// # Ok::<(), ipc::ChannelError>(())
@@ -217,7 +217,7 @@ fn address(path: &Path) -> Result<(libc::sockaddr_un, libc::socklen_t)> {
     address.sun_family = libc::AF_UNIX as libc::sa_family_t;
     let bytes = path.as_os_str().as_bytes();
     // An abstract name would stop at the network namespace.
-    if bytes.is_empty() || bytes.len() > LONGEST_PATH || bytes.contains(&0) {
+    if bytes.is_empty() || bytes.len() > MAX_PATH_LENGTH || bytes.contains(&0) {
         return Err(ChannelError::InvalidPath(path.to_owned()));
     }
     for (to, from) in address.sun_path.iter_mut().zip(bytes) {
@@ -245,7 +245,7 @@ fn wait(fd: &OwnedFd, events: i16, end: Instant, waiting_for: &'static str) -> R
 
 /// Room for the descriptors of a message, aligned as the kernel wants it.
 #[repr(C, align(8))]
-struct Control([u8; 16 + MOST_DESCRIPTORS * size_of::<RawFd>()]);
+struct Control([u8; 16 + MAX_DESCRIPTORS * size_of::<RawFd>()]);
 
 impl Channel {
     /// Refuses what no socket's path can be.
@@ -260,9 +260,9 @@ impl Channel {
     ///
     /// # Errors
     /// `System` if nobody does, or not for us; `DeadlineExceeded`.
-    pub fn connect(path: &Path, patience: Duration) -> Result<Self> {
+    pub fn connect(path: &Path, timeout: Duration) -> Result<Self> {
         let (to, length) = address(path)?;
-        let end = deadline(patience);
+        let end = deadline(timeout);
         let socket = new_socket()?;
         // A full queue of connections makes a blocking call wait for ever.
         // SAFETY: a socket of ours.
@@ -379,13 +379,13 @@ impl Channel {
     /// ```
     /// use ipc::Channel;
     /// let (here, there) = Channel::pair()?;
-    /// assert!(!here.has_ended());
+    /// assert!(!here.is_shut_down());
     /// drop(there);
-    /// assert!(here.has_ended());
+    /// assert!(here.is_shut_down());
     /// # Ok::<(), ipc::ChannelError>(())
     /// ```
     #[must_use]
-    pub fn has_ended(&self) -> bool {
+    pub fn is_shut_down(&self) -> bool {
         let mut entry = libc::pollfd { fd: self.0.as_raw_fd(), events: 0, revents: 0 };
         // SAFETY: one valid entry. Without asking for anything, an end is told all the same.
         unsafe { libc::poll(&raw mut entry, 1, 0) == 1 && entry.revents & libc::POLLHUP != 0 }
@@ -393,7 +393,7 @@ impl Channel {
 
     /// Is anything of what was sent here still to be received by the other side?
     #[must_use]
-    pub fn has_untaken(&self) -> bool {
+    pub fn has_unreceived(&self) -> bool {
         let mut bytes: libc::c_int = 0;
         // SAFETY: room for the answer.
         let code = unsafe { libc::ioctl(self.0.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
@@ -403,20 +403,20 @@ impl Channel {
     /// Sends a message, and descriptors with it. They stay open here.
     ///
     /// # Errors
-    /// `TooLong`, `Closed`, `DeadlineExceeded`, `TooManyOnTheirWay` if that was so to the end of
+    /// `TooLong`, `Closed`, `DeadlineExceeded`, `TooManyDescriptorsInFlight` if that was so to the end of
     /// the patience, `System`.
     pub fn send(
         &self,
         bytes: &[u8],
         descriptors: &[BorrowedFd<'_>],
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<()> {
-        if bytes.len() > MOST_BYTES {
-            return Err(ChannelError::TooLong { length: bytes.len(), most: MOST_BYTES });
+        if bytes.len() > MAX_MESSAGE_BYTES {
+            return Err(ChannelError::TooLong { length: bytes.len(), max: MAX_MESSAGE_BYTES });
         }
-        if descriptors.len() > MOST_DESCRIPTORS {
-            let (length, most) = (descriptors.len(), MOST_DESCRIPTORS);
-            return Err(ChannelError::TooLong { length, most });
+        if descriptors.len() > MAX_DESCRIPTORS {
+            let (length, max) = (descriptors.len(), MAX_DESCRIPTORS);
+            return Err(ChannelError::TooLong { length, max });
         }
         // An empty message would look like the end of the connection.
         let mut framed = Vec::with_capacity(bytes.len() + 1);
@@ -443,7 +443,7 @@ impl Channel {
                 std::ptr::copy_nonoverlapping(raw.as_ptr().cast(), libc::CMSG_DATA(head), length);
             }
         }
-        let end = deadline(patience);
+        let end = deadline(timeout);
         let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
         loop {
             // SAFETY: the message and all it points to live until the call returns.
@@ -457,10 +457,10 @@ impl Channel {
                 Some(libc::ETOOMANYREFS) => {
                     let left = end.saturating_duration_since(Instant::now());
                     if left.is_zero() {
-                        return Err(ChannelError::TooManyOnTheirWay);
+                        return Err(ChannelError::TooManyDescriptorsInFlight);
                     }
                     // They may be anybody's, who tells nobody when they arrive.
-                    std::thread::sleep(left.min(CROWDED));
+                    std::thread::sleep(left.min(IN_FLIGHT_RETRY));
                 }
                 Some(libc::EPIPE | libc::ECONNRESET | libc::ENOTCONN) => {
                     return Err(ChannelError::Closed);
@@ -475,9 +475,9 @@ impl Channel {
     /// # Errors
     /// `DeadlineExceeded`, `Closed`, `TooLong` for one that does not keep to the
     /// limits, `DescriptorsLost`, `System`.
-    pub fn receive(&self, patience: Duration) -> Result<Message> {
-        let end = deadline(patience);
-        let mut bytes = vec![0; MOST_BYTES + 1];
+    pub fn receive(&self, timeout: Duration) -> Result<Message> {
+        let end = deadline(timeout);
+        let mut bytes = vec![0; MAX_MESSAGE_BYTES + 1];
         loop {
             let mut control = Control([0; size_of::<Control>()]);
             let mut part =
@@ -506,22 +506,27 @@ impl Channel {
                 return Err(ChannelError::Closed);
             }
             if message.msg_flags & libc::MSG_TRUNC != 0 {
-                return Err(ChannelError::TooLong { length: MOST_BYTES + 1, most: MOST_BYTES });
+                return Err(ChannelError::TooLong {
+                    length: MAX_MESSAGE_BYTES + 1,
+                    max: MAX_MESSAGE_BYTES,
+                });
             }
             bytes.truncate(got as usize);
-            let (sent, came) = (usize::from(bytes.remove(0)), descriptors.len());
+            let (sent, received) = (usize::from(bytes.remove(0)), descriptors.len());
             // There was room for all of them here: the kernel could not open more.
-            if message.msg_flags & libc::MSG_CTRUNC != 0 && came < sent && sent <= MOST_DESCRIPTORS
+            if message.msg_flags & libc::MSG_CTRUNC != 0
+                && received < sent
+                && sent <= MAX_DESCRIPTORS
             {
                 let limit = DescriptorLimit::of_this_process();
-                return Err(ChannelError::DescriptorsLost { bytes, sent, came, limit });
+                return Err(ChannelError::DescriptorsLost { bytes, sent, received, limit });
             }
             if message.msg_flags & libc::MSG_CTRUNC != 0 {
-                let (length, most) = (MOST_DESCRIPTORS + 1, MOST_DESCRIPTORS);
-                return Err(ChannelError::TooLong { length, most });
+                let (length, max) = (MAX_DESCRIPTORS + 1, MAX_DESCRIPTORS);
+                return Err(ChannelError::TooLong { length, max });
             }
-            if sent != came {
-                return Err(ChannelError::TooLong { length: sent, most: came });
+            if sent != received {
+                return Err(ChannelError::TooLong { length: sent, max: received });
             }
             return Ok(Message { bytes, descriptors });
         }

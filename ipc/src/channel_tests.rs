@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use super::*;
 
 const SOON: Duration = Duration::from_millis(20);
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 fn directory(name: &str) -> PathBuf {
     let path = std::env::temp_dir().join(format!("fabricast-{name}-{}", std::process::id()));
@@ -30,22 +30,22 @@ fn descriptors_beyond_the_limit_are_named_and_the_bytes_arrive() {
     in_a_child(|| {
         let (a, b) = Channel::pair().unwrap();
         let null = std::fs::File::open("/dev/null").unwrap();
-        a.send(b"files", &[null.as_fd(); 40], PATIENCE).unwrap();
-        a.send(b"next", &[null.as_fd(); 2], PATIENCE).unwrap();
+        a.send(b"files", &[null.as_fd(); 40], TIMEOUT).unwrap();
+        a.send(b"next", &[null.as_fd(); 2], TIMEOUT).unwrap();
         // Those that are open, and a few.
         let soft = 10 + u64::from(null.as_fd().as_raw_fd() as u32);
         set_limit(libc::RLIMIT_NOFILE, soft);
-        let error = b.receive(PATIENCE).unwrap_err();
+        let error = b.receive(TIMEOUT).unwrap_err();
         let text = error.to_string();
-        let ChannelError::DescriptorsLost { bytes, sent, came, .. } = error else {
+        let ChannelError::DescriptorsLost { bytes, sent, received, .. } = error else {
             panic!("{text}")
         };
-        assert!(bytes == b"files" && sent == 40 && came < 40, "{text}");
+        assert!(bytes == b"files" && sent == 40 && received < 40, "{text}");
         for part in ["ulimit -n", &format!(" of {soft} descriptors are open")] {
             assert!(text.contains(part), "{text}");
         }
         // None of them is kept, and what comes next arrives.
-        assert_eq!(b.receive(PATIENCE).unwrap().descriptors.len(), 2);
+        assert_eq!(b.receive(TIMEOUT).unwrap().descriptors.len(), 2);
     });
 }
 
@@ -84,10 +84,10 @@ fn descriptors_wait_until_others_have_arrived() {
             }
         };
         // What brings none goes all the same.
-        let is_refused = matches!(why, ChannelError::TooManyOnTheirWay);
+        let is_refused = matches!(why, ChannelError::TooManyDescriptorsInFlight);
         let goes = a.send(b"none", &[], Duration::ZERO).is_ok();
-        let all_came = (0..=sent).all(|_| b.receive(PATIENCE).is_ok());
-        is_refused && goes && all_came && a.send(b"files", &files, PATIENCE).is_ok()
+        let all_came = (0..=sent).all(|_| b.receive(TIMEOUT).is_ok());
+        is_refused && goes && all_came && a.send(b"files", &files, TIMEOUT).is_ok()
     };
     // SAFETY: the child takes no lock that another thread could hold but the allocator's, which
     // survives a fork, and ends at once.
@@ -117,30 +117,30 @@ fn a_forked_child_leaves_listeners_and_locks_to_its_parent() {
     let directory = directory("forked-listener");
     let listener = ChannelListener::bind(&directory.join("socket")).unwrap();
     let (lock, connected) = (DirectoryLock::take(&directory).unwrap(), listener.path().to_owned());
-    let client = Channel::connect(&connected, PATIENCE).unwrap();
-    let server = listener.accept(PATIENCE).unwrap();
+    let client = Channel::connect(&connected, TIMEOUT).unwrap();
+    let server = listener.accept(TIMEOUT).unwrap();
     let mut inherited = Some((listener, lock, client, server));
     let child = testkit::children::ForkedChild::new(|| drop(inherited.take()));
     assert!(child.wait().success());
     let (listener, lock, client, server) = inherited.take().unwrap();
-    client.send(b"still here", &[], PATIENCE).unwrap();
-    assert_eq!(server.receive(PATIENCE).unwrap().bytes, b"still here");
-    let again = Channel::connect(&connected, PATIENCE).expect("the socket has its name");
-    drop((listener.accept(PATIENCE).unwrap(), again));
+    client.send(b"still here", &[], TIMEOUT).unwrap();
+    assert_eq!(server.receive(TIMEOUT).unwrap().bytes, b"still here");
+    let again = Channel::connect(&connected, TIMEOUT).expect("the socket has its name");
+    drop((listener.accept(TIMEOUT).unwrap(), again));
     // A child that keeps the socket does not listen for its parent.
-    let child = testkit::children::ForkedChild::new(|| std::thread::sleep(PATIENCE));
+    let child = testkit::children::ForkedChild::new(|| std::thread::sleep(TIMEOUT));
     let kept = connected.with_extension("kept");
     std::fs::hard_link(&connected, &kept).unwrap();
-    let waiting = Channel::connect(&connected, PATIENCE).unwrap();
+    let waiting = Channel::connect(&connected, TIMEOUT).unwrap();
     drop(listener);
     assert!(!connected.exists(), "the parent removes its own");
-    match Channel::connect(&kept, PATIENCE) {
+    match Channel::connect(&kept, TIMEOUT) {
         Err(ChannelError::System { cause, .. }) => {
             assert_eq!(cause.kind(), io::ErrorKind::ConnectionRefused);
         }
         other => panic!("{other:?}"),
     }
-    let error = waiting.receive(PATIENCE).unwrap_err();
+    let error = waiting.receive(TIMEOUT).unwrap_err();
     assert!(matches!(error, ChannelError::Closed), "{error:?}");
     std::fs::remove_file(&kept).unwrap();
     child.kill();
@@ -156,24 +156,24 @@ fn a_forked_child_leaves_listeners_and_locks_to_its_parent() {
 #[test]
 fn it_is_known_whether_all_was_taken() {
     let (a, b) = Channel::pair().unwrap();
-    assert!(!a.has_untaken());
-    a.send(b"x", &[], PATIENCE).unwrap();
-    assert!(a.has_untaken());
-    b.receive(PATIENCE).unwrap();
-    assert!(!a.has_untaken());
+    assert!(!a.has_unreceived());
+    a.send(b"x", &[], TIMEOUT).unwrap();
+    assert!(a.has_unreceived());
+    b.receive(TIMEOUT).unwrap();
+    assert!(!a.has_unreceived());
 }
 
 #[test]
 fn messages_keep_their_bounds_and_bring_their_files() {
     let (a, b) = Channel::pair().unwrap();
-    a.send(b"", &[], PATIENCE).unwrap();
-    a.send(&[7; MOST_BYTES], &[], PATIENCE).unwrap();
+    a.send(b"", &[], TIMEOUT).unwrap();
+    a.send(&[7; MAX_MESSAGE_BYTES], &[], TIMEOUT).unwrap();
     let null = std::fs::File::open("/dev/null").unwrap();
-    a.send(b"files", &[null.as_fd(); MOST_DESCRIPTORS], PATIENCE).unwrap();
-    assert_eq!(b.receive(PATIENCE).unwrap().bytes, b"");
-    assert_eq!(b.receive(PATIENCE).unwrap().bytes, [7; MOST_BYTES]);
-    let message = b.receive(PATIENCE).unwrap();
-    assert_eq!(message.descriptors.len(), MOST_DESCRIPTORS);
+    a.send(b"files", &[null.as_fd(); MAX_DESCRIPTORS], TIMEOUT).unwrap();
+    assert_eq!(b.receive(TIMEOUT).unwrap().bytes, b"");
+    assert_eq!(b.receive(TIMEOUT).unwrap().bytes, [7; MAX_MESSAGE_BYTES]);
+    let message = b.receive(TIMEOUT).unwrap();
+    assert_eq!(message.descriptors.len(), MAX_DESCRIPTORS);
     for fd in message.descriptors {
         // SAFETY: a descriptor of ours.
         let flags = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFD) };
@@ -184,8 +184,8 @@ fn messages_keep_their_bounds_and_bring_their_files() {
     let late = b.receive(SOON).unwrap_err();
     assert!(matches!(late, ChannelError::DeadlineExceeded { waiting_for: "a message" }));
     drop(a);
-    assert!(matches!(b.receive(PATIENCE), Err(ChannelError::Closed)));
-    assert!(matches!(b.send(b"x", &[], PATIENCE), Err(ChannelError::Closed)));
+    assert!(matches!(b.receive(TIMEOUT), Err(ChannelError::Closed)));
+    assert!(matches!(b.send(b"x", &[], TIMEOUT), Err(ChannelError::Closed)));
 }
 
 /// A C character has a sign on some processors, and none on others.
@@ -200,27 +200,27 @@ fn a_path_of_any_bytes_is_the_same_in_an_address() {
 #[test]
 fn what_is_too_long_is_not_sent() {
     let (a, _b) = Channel::pair().unwrap();
-    let error = a.send(&[0; MOST_BYTES + 1], &[], PATIENCE).unwrap_err();
+    let error = a.send(&[0; MAX_MESSAGE_BYTES + 1], &[], TIMEOUT).unwrap_err();
     assert!(matches!(error, ChannelError::TooLong { .. }), "{error}");
     let null = std::fs::File::open("/dev/null").unwrap();
-    let error = a.send(b"", &[null.as_fd(); MOST_DESCRIPTORS + 1], PATIENCE).unwrap_err();
+    let error = a.send(b"", &[null.as_fd(); MAX_DESCRIPTORS + 1], TIMEOUT).unwrap_err();
     assert!(matches!(error, ChannelError::TooLong { .. }), "{error}");
 }
 
 #[test]
 fn what_does_not_keep_to_the_limits_is_thrown_away() {
     let (a, b) = Channel::pair().unwrap();
-    let long = [9_u8; MOST_BYTES + 100];
+    let long = [9_u8; MAX_MESSAGE_BYTES + 100];
     // SAFETY: the bytes are valid, with their length.
     let sent = unsafe { libc::send(a.as_fd().as_raw_fd(), long.as_ptr().cast(), long.len(), 0) };
     assert_eq!(sent as usize, long.len());
-    assert!(matches!(b.receive(PATIENCE), Err(ChannelError::TooLong { .. })));
+    assert!(matches!(b.receive(TIMEOUT), Err(ChannelError::TooLong { .. })));
     // Three descriptors are announced, and none comes.
     // SAFETY: as above.
     unsafe { libc::send(a.as_fd().as_raw_fd(), [3_u8].as_ptr().cast(), 1, 0) };
-    assert!(matches!(b.receive(PATIENCE), Err(ChannelError::TooLong { .. })));
-    a.send(b"good again", &[], PATIENCE).unwrap();
-    assert_eq!(b.receive(PATIENCE).unwrap().bytes, b"good again");
+    assert!(matches!(b.receive(TIMEOUT), Err(ChannelError::TooLong { .. })));
+    a.send(b"good again", &[], TIMEOUT).unwrap();
+    assert_eq!(b.receive(TIMEOUT).unwrap().bytes, b"good again");
 }
 
 #[test]
@@ -244,12 +244,12 @@ fn a_listener_is_alone_and_replaces_the_dead() {
     let listener = ChannelListener::bind(&path).unwrap();
     let mode = std::fs::metadata(&path).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
-    let client = Channel::connect(&path, PATIENCE).unwrap();
-    let server = listener.accept(PATIENCE).unwrap();
+    let client = Channel::connect(&path, TIMEOUT).unwrap();
+    let server = listener.accept(TIMEOUT).unwrap();
     let credentials = server.credentials().unwrap();
     assert_eq!(credentials.process, Some(std::process::id()));
-    client.send(b"hello", &[], PATIENCE).unwrap();
-    assert_eq!(server.receive(PATIENCE).unwrap().bytes, b"hello");
+    client.send(b"hello", &[], TIMEOUT).unwrap();
+    assert_eq!(server.receive(TIMEOUT).unwrap().bytes, b"hello");
     assert!(matches!(ChannelListener::bind(&path), Err(ChannelError::InUse(_))));
     // As if it had been killed: the path stays, and nobody listens.
     let left = path.with_extension("left");
@@ -309,9 +309,9 @@ fn of_many_that_replace_the_dead_one_succeeds() {
         let (good, bad): (Vec<_>, Vec<_>) = results.into_iter().partition(|found| found.is_ok());
         assert_eq!(good.len(), 1, "round {round}: {bad:?}");
         assert!(bad.iter().all(|found| matches!(found, Err(ChannelError::InUse(_)))), "{bad:?}");
-        Channel::connect(&path, PATIENCE).unwrap();
+        Channel::connect(&path, TIMEOUT).unwrap();
         let listener = good.into_iter().next().unwrap().unwrap();
-        listener.accept(PATIENCE).unwrap();
+        listener.accept(TIMEOUT).unwrap();
     }
     std::fs::remove_dir_all(&directory).unwrap();
 }
@@ -329,16 +329,16 @@ fn the_groups_of_the_other_side_are_known() {
 #[test]
 fn ending_a_connection_wakes_those_that_wait_at_it() {
     let (here, there) = Channel::pair().unwrap();
-    here.send(b"sent before", &[], PATIENCE).unwrap();
+    here.send(b"sent before", &[], TIMEOUT).unwrap();
     std::thread::scope(|scope| {
-        let waiting = scope.spawn(|| here.receive(PATIENCE));
+        let waiting = scope.spawn(|| here.receive(TIMEOUT));
         std::thread::sleep(SOON);
         here.end();
         assert!(matches!(waiting.join().unwrap(), Err(ChannelError::Closed)));
     });
-    assert_eq!(there.receive(PATIENCE).unwrap().bytes, b"sent before");
-    assert!(matches!(there.receive(PATIENCE), Err(ChannelError::Closed)));
-    assert!(matches!(there.send(b"x", &[], PATIENCE), Err(ChannelError::Closed)));
+    assert_eq!(there.receive(TIMEOUT).unwrap().bytes, b"sent before");
+    assert!(matches!(there.receive(TIMEOUT), Err(ChannelError::Closed)));
+    assert!(matches!(there.send(b"x", &[], TIMEOUT), Err(ChannelError::Closed)));
 }
 
 /// For ever is the caller's wish.

@@ -2,7 +2,7 @@
 //! every single store to shared memory.
 //!
 //! A test names the [sources](Sources) whose stores are such points, gives its structures
-//! [`CrashingWords`], forks a child, and lets the child's [`Crash`] [strike](Crash::die_at) at the
+//! [`CrashingWords`], forks a child, and lets the child's [`Crash`] [strike](Crash::crash_at) at the
 //! first point, the second, and so on until the child comes to its end. In the end no store may be
 //! [missed](Sources::missed): a store that no test kills at has not been thought about.
 #![allow(unsafe_code)]
@@ -17,18 +17,18 @@ use std::sync::atomic::Ordering::{self, Relaxed};
 use std::time::Duration;
 
 use crate::segment::{Layout, MappedWords, Segment};
-use crate::words::{Part, Words};
+use crate::words::{WordRange, Words};
 
-const MOST_LINES: usize = 1000;
+const MAX_LINES: usize = 1000;
 
 /// A line of a source that stores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Place {
+pub struct StoreSite {
     source: &'static str,
     line: usize,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for StoreSite {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}", self.source, self.line)
     }
@@ -55,7 +55,7 @@ impl Sources {
 
     fn killed_at(&self) -> &MappedWords {
         self.killed_at.get_or_init(|| {
-            let length = self.paths.len() * MOST_LINES * 8;
+            let length = self.paths.len() * MAX_LINES * 8;
             let segment = Segment::create(Layout::new("places", 1), length);
             segment.expect("memory for the places").words()
         })
@@ -67,9 +67,9 @@ impl Sources {
 
     /// The places where a child was killed, before the store and after it.
     #[must_use]
-    pub fn reached(&self) -> BTreeSet<Place> {
+    pub fn reached(&self) -> BTreeSet<StoreSite> {
         let places = self.paths.iter().enumerate().flat_map(|(number, source)| {
-            (0..MOST_LINES).map(move |line| (number * MOST_LINES + line, Place { source, line }))
+            (0..MAX_LINES).map(move |line| (number * MAX_LINES + line, StoreSite { source, line }))
         });
         let reached = places.filter(|(at, _)| self.killed_at().load(*at, Relaxed) == 3);
         reached.map(|(_, place)| place).collect()
@@ -81,12 +81,12 @@ impl Sources {
     /// # Panics
     /// If a source cannot be read, or no place stores.
     #[must_use]
-    pub fn missed(&self, root: &Path) -> BTreeSet<Place> {
+    pub fn missed(&self, root: &Path) -> BTreeSet<StoreSite> {
         let mut places = BTreeSet::new();
         for source in &self.paths[..self.covered] {
             let text = std::fs::read_to_string(root.join(source)).expect("a source");
-            assert!(text.lines().count() < MOST_LINES, "{source} is too long");
-            places.extend(lines_that_store(&text).map(|line| Place { source, line }));
+            assert!(text.lines().count() < MAX_LINES, "{source} is too long");
+            places.extend(lines_that_store(&text).map(|line| StoreSite { source, line }));
         }
         assert!(!places.is_empty(), "no place stores");
         places.difference(&self.reached()).copied().collect()
@@ -112,10 +112,10 @@ pub struct Crash {
     sources: &'static Sources,
     state: RefCell<State>,
     /// What happens right before the next compare-and-exchange in a source.
-    meanwhile: RefCell<Option<Meanwhile>>,
+    interleaving: RefCell<Option<Interleaving>>,
 }
 
-type Meanwhile = (&'static str, Box<dyn FnOnce()>);
+type Interleaving = (&'static str, Box<dyn FnOnce()>);
 
 impl fmt::Debug for Crash {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -127,7 +127,7 @@ impl fmt::Debug for Crash {
 struct State {
     /// Points still to be passed; None: immortal.
     left: Option<u64>,
-    times: HashMap<(Place, bool), u32>,
+    times: HashMap<(StoreSite, bool), u32>,
 }
 
 impl Crash {
@@ -136,23 +136,23 @@ impl Crash {
     pub fn new(sources: &'static Sources) -> Self {
         // Before any child is forked: it is shared with them.
         sources.killed_at();
-        Self { sources, state: RefCell::default(), meanwhile: RefCell::default() }
+        Self { sources, state: RefCell::default(), interleaving: RefCell::default() }
     }
 
     /// Kills this process at its `point`th point from now on, if it comes there.
-    pub fn die_at(&self, point: u64) {
+    pub fn crash_at(&self, point: u64) {
         *self.state.borrow_mut() = State { left: Some(point), ..State::default() };
     }
 
     /// Right before the next compare-and-exchange in this source, somebody else does
     /// this.
     pub fn at_next_exchange_in(&self, source: &'static str, act: impl FnOnce() + 'static) {
-        *self.meanwhile.borrow_mut() = Some((source, Box::new(act)));
+        *self.interleaving.borrow_mut() = Some((source, Box::new(act)));
     }
 
     fn before_exchange(&self, caller: &Location<'_>) {
-        let is_here = |(source, _): &Meanwhile| caller.file().ends_with(source);
-        let act = self.meanwhile.borrow_mut().take_if(|meanwhile| is_here(meanwhile));
+        let is_here = |(source, _): &Interleaving| caller.file().ends_with(source);
+        let act = self.interleaving.borrow_mut().take_if(|interleaving| is_here(interleaving));
         if let Some((_, act)) = act {
             act();
         }
@@ -163,7 +163,7 @@ impl Crash {
         let Some(left) = state.left else { return };
         let Some(source) = self.sources.index(caller) else { return };
         let line = caller.line() as usize;
-        let place = Place { source: self.sources.paths[source], line };
+        let place = StoreSite { source: self.sources.paths[source], line };
         let times = state.times.entry((place, is_after)).or_default();
         *times += 1;
         if *times > self.sources.times {
@@ -173,7 +173,7 @@ impl Crash {
             state.left = Some(left - 1);
             return;
         }
-        let at = source * MOST_LINES + line;
+        let at = source * MAX_LINES + line;
         self.sources.killed_at().fetch_or(at, 1 << u32::from(is_after));
         // SAFETY: ends this process, a child, at once.
         unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
@@ -184,14 +184,14 @@ impl Crash {
 /// Words whose stores are points.
 #[derive(Debug, Clone)]
 pub struct CrashingWords<'a> {
-    words: Part<MappedWords>,
+    words: WordRange<MappedWords>,
     crash: &'a Crash,
 }
 
 impl<'a> CrashingWords<'a> {
     /// These words.
     #[must_use]
-    pub fn new(words: Part<MappedWords>, crash: &'a Crash) -> Self {
+    pub fn new(words: WordRange<MappedWords>, crash: &'a Crash) -> Self {
         Self { words, crash }
     }
 
@@ -237,8 +237,8 @@ impl Words for CrashingWords<'_> {
     fn fetch_add(&self, at: usize, value: u64) -> u64 {
         self.around(|| self.words.fetch_add(at, value))
     }
-    fn sleep(&self, at: usize, low: u32, longest: Duration) {
-        self.words.sleep(at, low, longest);
+    fn sleep(&self, at: usize, low: u32, timeout: Duration) {
+        self.words.sleep(at, low, timeout);
     }
     fn wake(&self, at: usize, how_many: u32) {
         self.words.wake(at, how_many);

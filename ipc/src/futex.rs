@@ -19,10 +19,10 @@ fn lower_half(word: &AtomicU64) -> *const u32 {
 }
 
 /// Sleeps while the lower half of the word is `low`, at most this long.
-pub(crate) fn sleep(word: &AtomicU64, low: u32, longest: Duration) {
+pub(crate) fn sleep(word: &AtomicU64, low: u32, timeout: Duration) {
     let time = libc::timespec {
-        tv_sec: libc::time_t::try_from(longest.as_secs()).unwrap_or(libc::time_t::MAX),
-        tv_nsec: libc::c_long::from(longest.subsec_nanos().cast_signed()),
+        tv_sec: libc::time_t::try_from(timeout.as_secs()).unwrap_or(libc::time_t::MAX),
+        tv_nsec: libc::c_long::from(timeout.subsec_nanos().cast_signed()),
     };
     // SAFETY: the word and the time are valid for the call; the kernel only reads.
     // Whether it slept, found another value or was interrupted: the caller looks again.
@@ -32,7 +32,7 @@ pub(crate) fn sleep(word: &AtomicU64, low: u32, longest: Duration) {
     // With a time to sleep, the kernel says so whenever a handler has run, also one with SA_RESTART,
     // and sleeps on by itself after a signal without a handler.
     if answer == -1 && io::Error::last_os_error().raw_os_error() == Some(libc::EINTR) {
-        interruption::ended_a_sleep();
+        interruption::note_interrupted_sleep();
     }
 }
 
@@ -46,70 +46,82 @@ pub(crate) fn wake(word: &AtomicU64, how_many: u32) {
 }
 
 /// Words that can be slept on at once.
-pub(crate) const MOST: usize = libc::FUTEX_WAITV_MAX as usize;
+pub(crate) const MAX_WORDS: usize = libc::FUTEX_WAITV_MAX as usize;
 
 /// A word as the kernel is told of it, and the lower half that it has while one sleeps.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Bed {
+struct FutexWaiter {
     low: u64,
     address: u64,
     flags: u32,
     reserved: u32,
 }
 
-impl Bed {
+impl FutexWaiter {
     const EMPTY: Self = Self { low: 0, address: 0, flags: 0, reserved: 0 };
 }
 
 /// The kernel's own, whose seconds have 64 bits on every processor.
 #[repr(C)]
-struct Time {
+struct Timespec64 {
     seconds: i64,
     nanoseconds: i64,
 }
 
 /// Can one sleep on several words? Since Linux 5.16, if nothing filters it.
-pub(crate) fn knows_several() -> bool {
+pub(crate) fn supports_waitv() -> bool {
     static ANSWER: OnceLock<bool> = OnceLock::new();
     *ANSWER.get_or_init(|| {
         // SAFETY: no words, so nothing is read; a kernel that knows the call refuses that.
         let answer = unsafe {
-            libc::syscall(libc::SYS_futex_waitv, std::ptr::null::<Bed>(), 0_usize, 0, 0_usize, 0)
+            libc::syscall(
+                libc::SYS_futex_waitv,
+                std::ptr::null::<FutexWaiter>(),
+                0_usize,
+                0,
+                0_usize,
+                0,
+            )
         };
         answer == -1 && io::Error::last_os_error().raw_os_error() == Some(libc::EINVAL)
     })
 }
 
-/// Sleeps while the lower halves of all these words, [`MOST`] of them, are as said, at most this
+/// Sleeps while the lower halves of all these words, [`MAX_WORDS`] of them, are as said, at most this
 /// long. May return early.
 ///
 /// # Errors
 /// What the system says, if it did not sleep and nothing has changed.
-pub(crate) fn sleep_on_any<'a>(
+pub(crate) fn wait_any<'a>(
     words: impl IntoIterator<Item = (&'a AtomicU64, u32)>,
-    longest: Duration,
+    timeout: Duration,
 ) -> io::Result<()> {
-    let mut beds = [Bed::EMPTY; MOST];
+    let mut waiters = [FutexWaiter::EMPTY; MAX_WORDS];
     let mut count = 0;
-    for (bed, (word, low)) in beds.iter_mut().zip(words) {
+    for (bed, (word, low)) in waiters.iter_mut().zip(words) {
         let address = lower_half(word).expose_provenance() as u64;
-        *bed = Bed { low: low.into(), address, flags: libc::FUTEX2_SIZE_U32 as u32, reserved: 0 };
+        *bed = FutexWaiter {
+            low: low.into(),
+            address,
+            flags: libc::FUTEX2_SIZE_U32 as u32,
+            reserved: 0,
+        };
         count += 1;
     }
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: a valid place for the time.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
     let now = Duration::new(now.tv_sec as u64, now.tv_nsec as u32);
-    let end = now.saturating_add(longest);
+    let end = now.saturating_add(timeout);
     let seconds = i64::try_from(end.as_secs()).unwrap_or(i64::MAX);
-    let end = Time { seconds, nanoseconds: end.subsec_nanos().into() };
+    let end = Timespec64 { seconds, nanoseconds: end.subsec_nanos().into() };
     // SAFETY: so many beds are valid for the call, and their words as long as the borrows; the
     // kernel only reads.
     let answer = unsafe {
         libc::syscall(
             libc::SYS_futex_waitv,
-            beds.as_ptr(),
+            waiters.as_ptr(),
             count,
             0,
             &raw const end,
@@ -146,33 +158,34 @@ mod tests {
 
     #[test]
     fn of_several_words_one_is_enough_to_wake() {
-        if !knows_several() {
+        if !supports_waitv() {
             println!("this kernel does not sleep on several words");
             return;
         }
-        let words: Vec<_> = (0..MOST as u64).map(|low| AtomicU64::new(7 << 32 | low)).collect();
+        let words: Vec<_> =
+            (0..MAX_WORDS as u64).map(|low| AtomicU64::new(7 << 32 | low)).collect();
         let lows = || words.iter().zip(0..);
         let start = Instant::now();
-        sleep_on_any(lows(), Duration::from_millis(5)).unwrap();
+        wait_any(lows(), Duration::from_millis(5)).unwrap();
         assert!(start.elapsed() >= Duration::from_millis(5));
         // One has changed already.
         words[100].store(0, Ordering::Release);
-        sleep_on_any(lows(), Duration::from_secs(30)).unwrap();
+        wait_any(lows(), Duration::from_secs(30)).unwrap();
         words[100].store(100, Ordering::Release);
         std::thread::scope(|scope| {
             let sleeper = scope.spawn(|| {
-                while words[MOST - 1].load(Ordering::Acquire) != 0 {
-                    sleep_on_any(lows(), Duration::from_secs(30)).unwrap();
+                while words[MAX_WORDS - 1].load(Ordering::Acquire) != 0 {
+                    wait_any(lows(), Duration::from_secs(30)).unwrap();
                 }
             });
             std::thread::sleep(Duration::from_millis(20));
-            words[MOST - 1].store(0, Ordering::Release);
-            wake(&words[MOST - 1], 1);
+            words[MAX_WORDS - 1].store(0, Ordering::Release);
+            wake(&words[MAX_WORDS - 1], 1);
             sleeper.join().unwrap();
         });
         assert!(start.elapsed() < Duration::from_secs(20));
         // Nothing to sleep on, so it cannot.
-        sleep_on_any([], Duration::from_secs(30)).unwrap_err();
+        wait_any([], Duration::from_secs(30)).unwrap_err();
     }
 
     #[test]
@@ -215,10 +228,10 @@ mod tests {
                 // SAFETY: the calling thread's own name.
                 sender.send(unsafe { libc::pthread_self() }).unwrap();
                 let (interruption, start) = (crate::Interruption::watch(), Instant::now());
-                while !interruption.has_come() && start.elapsed() < Duration::from_secs(20) {
-                    crate::nap(Duration::from_secs(20));
+                while !interruption.occurred() && start.elapsed() < Duration::from_secs(20) {
+                    crate::sleep_interruptible(Duration::from_secs(20));
                 }
-                (interruption.has_come(), start.elapsed())
+                (interruption.occurred(), start.elapsed())
             });
             let thread = receiver.recv().unwrap();
             let other = crate::Interruption::watch();
@@ -227,9 +240,9 @@ mod tests {
                 unsafe { libc::pthread_kill(thread, signal) };
                 std::thread::sleep(Duration::from_millis(5));
             }
-            let (has_come, took) = sleeper.join().unwrap();
-            assert!(has_come && took < Duration::from_secs(20), "{signal}: {took:?}");
-            assert!(!other.has_come());
+            let (occurred, took) = sleeper.join().unwrap();
+            assert!(occurred && took < Duration::from_secs(20), "{signal}: {took:?}");
+            assert!(!other.occurred());
         }
     }
 }

@@ -12,7 +12,7 @@ thread_local! {
 }
 
 /// A sleep of the calling thread ended since a handler of a signal had run.
-pub(crate) fn ended_a_sleep() {
+pub(crate) fn note_interrupted_sleep() {
     ENDED.set(ENDED.get().wrapping_add(1));
 }
 
@@ -25,8 +25,8 @@ pub(crate) fn ended_a_sleep() {
 /// ```
 /// use std::time::Duration;
 /// let interruption = ipc::Interruption::watch();
-/// ipc::nap(Duration::from_millis(1));
-/// assert!(!interruption.has_come());
+/// ipc::sleep_interruptible(Duration::from_millis(1));
+/// assert!(!interruption.occurred());
 /// ```
 #[derive(Debug, Clone, Copy)]
 pub struct Interruption {
@@ -44,12 +44,12 @@ impl Interruption {
 
     /// Has a handler ended a sleep since then?
     #[must_use]
-    pub fn has_come(&self) -> bool {
+    pub fn occurred(&self) -> bool {
         ENDED.get() != self.before
     }
 }
 
 /// Sleeps for so long, or until a handler of a signal has run in the calling thread.
-pub fn nap(longest: Duration) {
-    futex::sleep(&AtomicU64::new(0), 0, longest);
+pub fn sleep_interruptible(timeout: Duration) {
+    futex::sleep(&AtomicU64::new(0), 0, timeout);
 }

@@ -5,39 +5,42 @@
 //! [`words`], and stays whole when a process dies at any instruction.
 
 pub mod allocator;
-mod bell;
 pub mod channel;
 #[cfg(feature = "crash-test")]
 pub mod crash_test;
+mod deadline;
 mod debug;
+mod doorbell;
 mod futex;
 mod interruption;
-pub mod life;
 pub mod limits;
 pub mod lock;
-mod marked_bell;
+mod marked_doorbell;
 #[cfg(all(test, loom))]
 mod models;
-mod page;
+mod page_size;
 pub mod participant;
-mod patience;
+pub mod pidfd;
 pub mod queue;
 pub mod segment;
 pub mod watch;
 pub mod words;
 
-pub use allocator::{Allocator, AllocatorError, Block, Owner, Place, Statistics};
-pub use bell::{Doorbell, Spin};
+pub use allocator::{Allocator, AllocatorError, Block, BlockRange, Owner, Statistics};
 pub use channel::{Channel, ChannelError, ChannelListener, Credentials, DirectoryLock, Message};
-pub use interruption::{Interruption, nap};
-pub use life::{Incarnation, Life, Roster};
+pub use deadline::deadline;
+pub use doorbell::{Doorbell, WaitStrategy};
+pub use interruption::{Interruption, sleep_interruptible};
 pub use limits::{DescriptorLimit, LimitReached};
-pub use lock::Held;
-pub use marked_bell::MarkedBell;
-pub use page::page_size;
-pub use participant::{Caller, Fate, Immortal, Participant};
-pub use patience::deadline;
-pub use queue::{Published, Queue, QueueError, QueueSetup, Seat, Subscriber, Taken, WhenFull};
+pub use lock::LockTimeout;
+pub use marked_doorbell::MarkedDoorbell;
+pub use page_size::page_size;
+pub use participant::{AlwaysAlive, Caller, Liveness, Participant};
+pub use pidfd::{ForkGeneration, ParticipantTable, PidFd};
+pub use queue::{
+    OverflowPolicy, Published, Queue, QueueError, QueueSetup, Subscriber, SubscriptionId,
+    TakenEntry,
+};
 pub use segment::{Layout, MappedWords, ReadOnlySegment, Segment, SegmentError};
-pub use watch::{Listener, Listening, Watch};
-pub use words::{KernelWords, LocalWords, Part, Words};
+pub use watch::{DoorbellListener, DoorbellWatcher, ListenerGuard};
+pub use words::{FutexWords, LocalWords, WordRange, Words};

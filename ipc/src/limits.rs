@@ -92,7 +92,7 @@ pub enum LimitReached {
     /// A file would be longer than files may be (`EFBIG`): bytes.
     FileSize {
         /// At most.
-        most: u64,
+        max: u64,
     },
 }
 
@@ -102,7 +102,7 @@ impl LimitReached {
     pub fn explain(error: io::Error) -> io::Error {
         let reached = match error.raw_os_error() {
             Some(libc::EMFILE) => Self::Descriptors(DescriptorLimit::of_this_process()),
-            Some(libc::EFBIG) => Self::FileSize { most: limit(libc::RLIMIT_FSIZE).0 },
+            Some(libc::EFBIG) => Self::FileSize { max: limit(libc::RLIMIT_FSIZE).0 },
             _ => return error,
         };
         io::Error::new(error.kind(), reached)
@@ -120,15 +120,15 @@ impl LimitReached {
     ///
     /// ```
     /// use ipc::LimitReached;
-    /// let limit = LimitReached::FileSize { most: 4096 };
+    /// let limit = LimitReached::FileSize { max: 4096 };
     /// assert!(limit.of_process("process 7").starts_with("a file of process 7, "));
     /// ```
     #[must_use]
     pub fn of_process(&self, process: &str) -> String {
         match self {
             Self::Descriptors(limit) => format!("too many open files in {process}: {limit}"),
-            Self::FileSize { most } => format!(
-                "a file of {process}, shared memory included, may have {most} bytes. Raise the \
+            Self::FileSize { max } => format!(
+                "a file of {process}, shared memory included, may have {max} bytes. Raise the \
                  limit: ulimit -f"
             ),
         }

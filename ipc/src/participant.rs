@@ -11,22 +11,22 @@ pub struct Participant(NonZeroU32);
 
 impl Participant {
     /// Places in a roster.
-    pub const PLACES: u32 = 1 << Self::PLACE_BITS;
+    pub const SLOTS: u32 = 1 << Self::SLOT_BITS;
     /// The last places are those of roles.
     pub const ROLES: u32 = 8;
-    const PLACE_BITS: u32 = 8;
+    const SLOT_BITS: u32 = 8;
     const BITS: u32 = 29;
     /// How often a place can be given away before names repeat.
-    pub const ROUNDS: u32 = (1 << (Self::BITS - Self::PLACE_BITS)) - 1;
+    pub const MAX_GENERATION: u32 = (1 << (Self::BITS - Self::SLOT_BITS)) - 1;
 
-    /// The name of whoever has this place for the `round`th time, from 1 on. None if
+    /// The name of whoever has this place for the `generation`th time, from 1 on. None if
     /// there is no such place or round.
     #[must_use]
-    pub fn new(place: u32, round: u32) -> Option<Self> {
-        if place >= Self::PLACES || round > Self::ROUNDS || round == 0 {
+    pub fn new(slot: u32, generation: u32) -> Option<Self> {
+        if slot >= Self::SLOTS || generation > Self::MAX_GENERATION || generation == 0 {
             return None;
         }
-        NonZeroU32::new(round << Self::PLACE_BITS | place).map(Self)
+        NonZeroU32::new(generation << Self::SLOT_BITS | slot).map(Self)
     }
 
     /// The name of a role: of what one process after the other does for all, and what outlives
@@ -39,19 +39,19 @@ impl Participant {
     /// ```
     #[must_use]
     pub fn role(number: u32) -> Option<Self> {
-        (number < Self::ROLES).then(|| Self::new(Self::PLACES - 1 - number, 1))?
+        (number < Self::ROLES).then(|| Self::new(Self::SLOTS - 1 - number, 1))?
     }
 
     /// Is it a role, and no process?
     #[must_use]
     pub fn is_role(self) -> bool {
-        self.place() >= Self::PLACES - Self::ROLES
+        self.slot() >= Self::SLOTS - Self::ROLES
     }
 
     /// The name that a number in shared memory stands for; None if for none.
     #[must_use]
     pub fn from_number(number: u32) -> Option<Self> {
-        Self::new(number & (Self::PLACES - 1), number >> Self::PLACE_BITS)
+        Self::new(number & (Self::SLOTS - 1), number >> Self::SLOT_BITS)
     }
 
     /// As shared memory has it: below 2²⁹.
@@ -62,25 +62,25 @@ impl Participant {
 
     /// Its place in the roster.
     #[must_use]
-    pub fn place(self) -> u32 {
-        self.0.get() & (Self::PLACES - 1)
+    pub fn slot(self) -> u32 {
+        self.0.get() & (Self::SLOTS - 1)
     }
 
     /// The how manieth at that place.
     #[must_use]
-    pub fn round(self) -> u32 {
-        self.0.get() >> Self::PLACE_BITS
+    pub fn generation(self) -> u32 {
+        self.0.get() >> Self::SLOT_BITS
     }
 }
 
 impl fmt::Display for Participant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}", self.place(), self.round())
+        write!(f, "{}.{}", self.slot(), self.generation())
     }
 }
 
 /// Knows who is dead.
-pub trait Fate {
+pub trait Liveness {
     /// Is this participant gone for sure, with everything that it had in execution?
     /// Also true of numbers that never named anybody: a scribble is no holder.
     fn is_dead(&self, participant: Option<Participant>) -> bool;
@@ -88,9 +88,9 @@ pub trait Fate {
 
 /// Nobody ever dies: for participants of one process.
 #[derive(Debug, Clone, Copy)]
-pub struct Immortal;
+pub struct AlwaysAlive;
 
-impl Fate for Immortal {
+impl Liveness for AlwaysAlive {
     fn is_dead(&self, participant: Option<Participant>) -> bool {
         participant.is_none()
     }
@@ -102,26 +102,26 @@ pub struct Caller<'a> {
     /// In whose name.
     pub me: Participant,
     /// Who tells whether others live.
-    pub fate: &'a dyn Fate,
+    pub liveness: &'a dyn Liveness,
     /// How long to wait for a lock that a living one holds.
-    pub patience: Duration,
+    pub timeout: Duration,
 }
 
 impl fmt::Debug for Caller<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Caller({}, waits {:?})", self.me, self.patience)
+        write!(f, "Caller({}, waits {:?})", self.me, self.timeout)
     }
 }
 
 impl<'a> Caller<'a> {
     /// Nothing that a lock protects here takes long: who holds it for a second is
     /// stopped, or starved.
-    pub const PATIENCE: Duration = Duration::from_secs(5);
+    pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(5);
 
     /// With the usual patience.
     #[must_use]
-    pub fn new(me: Participant, fate: &'a dyn Fate) -> Self {
-        Self { me, fate, patience: Self::PATIENCE }
+    pub fn new(me: Participant, liveness: &'a dyn Liveness) -> Self {
+        Self { me, liveness, timeout: Self::DEFAULT_TIMEOUT }
     }
 }
 
@@ -131,9 +131,9 @@ mod tests {
 
     #[test]
     fn numbers_and_names_are_one_to_one() {
-        for (place, round) in [(0, 1), (1, 1), (255, 7), (255, Participant::ROUNDS)] {
-            let name = Participant::new(place, round).unwrap();
-            assert_eq!((name.place(), name.round()), (place, round));
+        for (slot, generation) in [(0, 1), (1, 1), (255, 7), (255, Participant::MAX_GENERATION)] {
+            let name = Participant::new(slot, generation).unwrap();
+            assert_eq!((name.slot(), name.generation()), (slot, generation));
             assert_eq!(Participant::from_number(name.number()), Some(name));
             assert!(name.number() < 1 << 29);
         }

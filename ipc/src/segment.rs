@@ -20,26 +20,26 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::Duration;
 
 use crate::limits::{LimitReached, check_file_size};
-use crate::page::page_size;
-use crate::words::{KernelWords, Words, words_of_a_slice};
+use crate::page_size::page_size;
+use crate::words::{FutexWords, Words, words_of_a_slice};
 
 /// What the body of a segment is: a name of at most 32 bytes, and a version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Layout {
-    name: [u8; Self::LONGEST],
+    name: [u8; Self::MAX_NAME_LENGTH],
     version: u32,
 }
 
 impl Layout {
-    const LONGEST: usize = 32;
+    const MAX_NAME_LENGTH: usize = 32;
 
     /// # Panics
     /// In a constant, at compile time: if the name is empty, or longer than 32 bytes.
     #[must_use]
     pub const fn new(name: &str, version: u32) -> Self {
         let bytes = name.as_bytes();
-        assert!(!bytes.is_empty() && bytes.len() <= Self::LONGEST, "1 to 32 bytes");
-        let mut padded = [0; Self::LONGEST];
+        assert!(!bytes.is_empty() && bytes.len() <= Self::MAX_NAME_LENGTH, "1 to 32 bytes");
+        let mut padded = [0; Self::MAX_NAME_LENGTH];
         let mut at = 0;
         while at < bytes.len() {
             padded[at] = bytes[at];
@@ -57,7 +57,7 @@ impl Layout {
     }
 
     fn from_words(words: [u64; 5]) -> Self {
-        let mut name = [0; Self::LONGEST];
+        let mut name = [0; Self::MAX_NAME_LENGTH];
         for (bytes, word) in name.chunks_exact_mut(8).zip(words) {
             bytes.copy_from_slice(&word.to_le_bytes());
         }
@@ -67,7 +67,7 @@ impl Layout {
 
 impl fmt::Display for Layout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let length = self.name.iter().position(|byte| *byte == 0).unwrap_or(Self::LONGEST);
+        let length = self.name.iter().position(|byte| *byte == 0).unwrap_or(Self::MAX_NAME_LENGTH);
         write!(f, "{} v{}", self.name[..length].escape_ascii(), self.version)
     }
 }
@@ -90,7 +90,7 @@ pub enum SegmentError {
         why: &'static str,
     },
     /// Its body is something else than was expected.
-    OtherLayout {
+    LayoutMismatch {
         /// What was expected.
         expected: Layout,
         /// What it says it is.
@@ -106,11 +106,11 @@ impl fmt::Display for SegmentError {
             Self::System { call, length, cause } => {
                 write!(f, "{call} of a segment of {length} bytes: {cause}")
             }
-            Self::NotASegment { why } => write!(f, "no shared segment: {why}"),
-            Self::OtherLayout { expected, found } => {
+            Self::NotASegment { why } => write!(f, "not a shared segment: {why}"),
+            Self::LayoutMismatch { expected, found } => {
                 write!(f, "the segment holds {found}, {expected} was expected")
             }
-            Self::NotReady => f.write_str("the segment's maker has not finished it"),
+            Self::NotReady => f.write_str("the segment is not initialised yet"),
         }
     }
 }
@@ -118,7 +118,7 @@ impl fmt::Display for SegmentError {
 crate::debug::debug_for_people!(SegmentError {
     System { call, length, cause },
     NotASegment { why },
-    OtherLayout { expected, found },
+    LayoutMismatch { expected, found },
     NotReady,
 });
 
@@ -135,7 +135,7 @@ impl std::error::Error for SegmentError {
 pub type Result<T> = std::result::Result<T, SegmentError>;
 
 const WORD: usize = size_of::<u64>();
-const KIND: u64 = u64::from_le_bytes(*b"fabricsg");
+const MAGIC: u64 = u64::from_le_bytes(*b"fabricsg");
 const HEAD_VERSION: u64 = 2;
 const READY: u64 = 1;
 const WRITABLE: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
@@ -285,7 +285,7 @@ impl Segment {
             head[AT_LAYOUT + at].store(word, Ordering::Relaxed);
         }
         head[AT_LENGTH].store(length as u64, Ordering::Relaxed);
-        head[AT_KIND].store(KIND, Ordering::Release);
+        head[AT_KIND].store(MAGIC, Ordering::Release);
         Ok(Self(Arc::new(mapping)))
     }
 
@@ -297,7 +297,7 @@ impl Segment {
     /// Opens a segment of this layout that somebody made.
     ///
     /// # Errors
-    /// `NotASegment`, `OtherLayout`, `NotReady`, `System`.
+    /// `NotASegment`, `LayoutMismatch`, `NotReady`, `System`.
     pub fn open(file: OwnedFd, layout: Layout) -> Result<Self> {
         Self::open_with_pages(file, layout, page_size())
     }
@@ -404,7 +404,7 @@ impl Mapping {
             return refuse("not a memory file");
         }
         if seals & needed != needed {
-            return refuse("its size is not sealed: it could be cut off under our feet");
+            return refuse("its size is not sealed (F_SEAL_SHRINK)");
         }
         // SAFETY: all bytes zero is a valid value.
         let mut status: libc::stat = unsafe { std::mem::zeroed() };
@@ -418,8 +418,8 @@ impl Mapping {
         };
         let mut mapping = Self::new(file, length, protection)?;
         let head = mapping.words();
-        if head[AT_KIND].load(Ordering::Acquire) != KIND {
-            return refuse("the first word is another one");
+        if head[AT_KIND].load(Ordering::Acquire) != MAGIC {
+            return refuse("its magic number is wrong");
         }
         if head[AT_VERSION].load(Ordering::Relaxed) != HEAD_VERSION {
             return refuse("its head is of another version");
@@ -437,7 +437,7 @@ impl Mapping {
         let word = |at: usize| head[AT_LAYOUT + at].load(Ordering::Relaxed);
         let found = Layout::from_words([word(0), word(1), word(2), word(3), word(4)]);
         if found != layout {
-            return Err(SegmentError::OtherLayout { expected: layout, found });
+            return Err(SegmentError::LayoutMismatch { expected: layout, found });
         }
         if head[AT_STATE].load(Ordering::Acquire) != READY {
             return Err(SegmentError::NotReady);
@@ -472,7 +472,7 @@ impl Words for MappedWords {
     /// A word that was read first and is written then is fetched twice: from whoever wrote it, and
     /// for its owner.
     #[inline]
-    fn will_write(&self, at: usize) {
+    fn prefetch_for_write(&self, at: usize) {
         #[cfg(all(target_arch = "x86_64", not(miri)))]
         if let Some(word) = self.slice().get(at) {
             // SAFETY: a hint, which changes neither memory nor registers, whatever the address.
@@ -490,7 +490,7 @@ impl Words for MappedWords {
     }
 }
 
-impl KernelWords for MappedWords {
+impl FutexWords for MappedWords {
     fn word(&self, at: usize) -> Option<&AtomicU64> {
         self.slice().get(at)
     }

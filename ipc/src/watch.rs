@@ -2,7 +2,7 @@
 //!
 //! A thread sleeps at the bells, and tells whoever listens there that one was rung. It is at
 //! each of them from when somebody begins to listen, whether that one waits or not, and does not
-//! say that somebody sleeps: who waits says so ([`Doorbell::announce`], and again each second, by
+//! say that somebody sleeps: who waits says so ([`Doorbell::announce_waiter`], and again each second, by
 //! its listener), looks once more, and that is all. So waiting costs no call of the system, and a ring costs none as long
 //! as nobody waits.
 //!
@@ -22,14 +22,14 @@ use std::sync::atomic::Ordering::Acquire;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::bell::{Doorbell, LONGEST_SLEEP};
+use crate::doorbell::{Doorbell, MAX_SLEEP};
 use crate::futex;
-use crate::life::Incarnation;
-use crate::words::{KernelWords, LocalWords, Words};
+use crate::pidfd::ForkGeneration;
+use crate::words::{FutexWords, LocalWords, Words};
 
-/// One who is told when a bell was rung. It is told by the thread of a [`Watch`], which serves
+/// One who is told when a bell was rung. It is told by the thread of a [`DoorbellWatcher`], which serves
 /// others, too: so it does not wait for anything.
-pub trait Listener: Debug + Send + Sync {
+pub trait DoorbellListener: Debug + Send + Sync {
     /// The bell was rung.
     fn rung(&self);
     /// Some time has passed, a second or so. One who waits announces itself again, and looks:
@@ -38,21 +38,21 @@ pub trait Listener: Debug + Send + Sync {
 }
 
 /// A bell, whatever words it is made of.
-trait Rope: Debug + Send + Sync {
+trait AnyDoorbell: Debug + Send + Sync {
     fn count(&self) -> u64;
     fn word(&self) -> Option<&AtomicU64>;
-    fn ring_anyway(&self);
+    fn ring_unconditionally(&self);
 }
 
-impl<W: KernelWords + Debug + Send + Sync> Rope for Doorbell<W> {
+impl<W: FutexWords + Debug + Send + Sync> AnyDoorbell for Doorbell<W> {
     fn count(&self) -> u64 {
         self.count()
     }
     fn word(&self) -> Option<&AtomicU64> {
         self.word()
     }
-    fn ring_anyway(&self) {
-        self.ring_anyway();
+    fn ring_unconditionally(&self) {
+        self.ring_unconditionally();
     }
 }
 
@@ -62,11 +62,11 @@ impl<W: KernelWords + Debug + Send + Sync> Rope for Doorbell<W> {
 /// ```
 /// use std::sync::{Arc, mpsc};
 /// use std::time::Duration;
-/// use ipc::{Doorbell, Layout, Listener, Segment, Watch};
+/// use ipc::{Doorbell, Layout, DoorbellListener, Segment, DoorbellWatcher};
 ///
 /// #[derive(Debug)]
 /// struct Teller(mpsc::Sender<()>);
-/// impl Listener for Teller {
+/// impl DoorbellListener for Teller {
 ///     fn rung(&self) {
 ///         let _ = self.0.send(());
 ///     }
@@ -75,27 +75,27 @@ impl<W: KernelWords + Debug + Send + Sync> Rope for Doorbell<W> {
 ///
 /// // Others that map the segment ring there, too.
 /// let segment = Segment::create(Layout::new("a bell", 1), 64).unwrap();
-/// let bell = Doorbell::new(segment.words()).unwrap();
+/// let doorbell = Doorbell::new(segment.words()).unwrap();
 /// let (sender, receiver) = mpsc::channel();
-/// let watch = Watch::new();
-/// let listening = watch.listen(bell.clone(), Arc::new(Teller(sender)))?;
-/// bell.ring(); // nobody waits: next to nothing
+/// let watch = DoorbellWatcher::new();
+/// let listening = watch.listen(doorbell.clone(), Arc::new(Teller(sender)))?;
+/// doorbell.ring(); // nobody waits: next to nothing
 /// assert!(receiver.try_recv().is_err());
 ///
-/// bell.announce(); // and then one looks for what is waited for
-/// bell.ring();
+/// doorbell.announce_waiter(); // and then one looks for what is waited for
+/// doorbell.ring();
 /// receiver.recv_timeout(Duration::from_secs(10)).unwrap();
 /// drop(listening); // from here on nothing is told any more
 /// # Ok::<(), std::io::Error>(())
 /// ```
 #[derive(Debug)]
-pub struct Watch {
+pub struct DoorbellWatcher {
     /// Bells of each thread.
-    most: usize,
-    groups: Mutex<Vec<Arc<Group>>>,
+    max: usize,
+    groups: Mutex<Vec<Arc<WatcherThread>>>,
 }
 
-impl Default for Watch {
+impl Default for DoorbellWatcher {
     fn default() -> Self {
         Self::new()
     }
@@ -103,8 +103,8 @@ impl Default for Watch {
 
 /// The bells of one thread.
 #[derive(Debug)]
-struct Group {
-    most: usize,
+struct WatcherThread {
+    max: usize,
     state: Mutex<State>,
     /// Moves when the thread has to look at its bells anew.
     control: LocalWords,
@@ -112,160 +112,172 @@ struct Group {
 
 #[derive(Debug, Default)]
 struct State {
-    posts: Vec<Post>,
+    registrations: Vec<Registration>,
     next: u64,
     /// The thread has ended, or is about to.
-    is_over: bool,
+    has_stopped: bool,
 }
 
 /// A bell, and who listens.
 #[derive(Debug)]
-struct Post {
+struct Registration {
     number: u64,
-    bell: Arc<dyn Rope>,
+    doorbell: Arc<dyn AnyDoorbell>,
     /// Its count when it was looked at last.
     seen: u64,
-    listener: Arc<dyn Listener>,
+    listener: Arc<dyn DoorbellListener>,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Watch {
+impl DoorbellWatcher {
     /// With as many bells for each thread as the kernel allows.
     #[must_use]
     pub fn new() -> Self {
         // One word is the thread's own.
-        Self::with_bells(if futex::knows_several() { futex::MOST - 1 } else { 1 })
+        Self::with_max_doorbells(if futex::supports_waitv() { futex::MAX_WORDS - 1 } else { 1 })
     }
 
     /// With no more bells for each thread than so many: with one, as where the kernel knows no
     /// better.
     #[must_use]
-    pub fn with_bells(most: usize) -> Self {
-        let possible = if futex::knows_several() { futex::MOST - 1 } else { 1 };
-        Self { most: most.clamp(1, possible), groups: Mutex::default() }
+    pub fn with_max_doorbells(max: usize) -> Self {
+        let possible = if futex::supports_waitv() { futex::MAX_WORDS - 1 } else { 1 };
+        Self { max: max.clamp(1, possible), groups: Mutex::default() }
     }
 
     /// Tells this listener of each ring from now on, until what this gives is dropped.
     ///
     /// # Errors
     /// What the system says: that there can be no more threads.
-    pub fn listen<W>(&self, bell: Doorbell<W>, listener: Arc<dyn Listener>) -> io::Result<Listening>
+    pub fn listen<W>(
+        &self,
+        doorbell: Doorbell<W>,
+        listener: Arc<dyn DoorbellListener>,
+    ) -> io::Result<ListenerGuard>
     where
-        W: KernelWords + Debug + Send + Sync + 'static,
+        W: FutexWords + Debug + Send + Sync + 'static,
     {
-        let seen = bell.count();
-        let mut post = Post { number: 0, bell: Arc::new(bell), seen, listener };
-        let born = Incarnation::current();
+        let seen = doorbell.count();
+        let mut registration =
+            Registration { number: 0, doorbell: Arc::new(doorbell), seen, listener };
+        let fork_generation = ForkGeneration::current();
         let mut groups = locked(&self.groups);
-        groups.retain(|group| !locked(&group.state).is_over);
+        groups.retain(|group| !locked(&group.state).has_stopped);
         for group in groups.iter() {
-            post = match group.add(post) {
-                Ok(number) => return Ok(Listening { group: Arc::clone(group), number, born }),
-                Err(post) => post,
+            registration = match group.add(registration) {
+                Ok(number) => {
+                    return Ok(ListenerGuard { group: Arc::clone(group), number, fork_generation });
+                }
+                Err(registration) => registration,
             };
         }
-        let state = State { posts: vec![post], next: 1, is_over: false };
+        let state = State { registrations: vec![registration], next: 1, has_stopped: false };
         let control = LocalWords::zeroed(1);
-        let group = Arc::new(Group { most: self.most, state: Mutex::new(state), control });
+        let group = Arc::new(WatcherThread { max: self.max, state: Mutex::new(state), control });
         let thread = std::thread::Builder::new().name("fabricast-watch".into());
         thread.spawn({
             let group = Arc::clone(&group);
             move || group.run()
         })?;
         groups.push(Arc::clone(&group));
-        Ok(Listening { group, number: 0, born })
+        Ok(ListenerGuard { group, number: 0, fork_generation })
     }
 
     /// How many threads there are.
     #[must_use]
     pub fn threads(&self) -> usize {
-        let is_over = |group: &&Arc<Group>| locked(&group.state).is_over;
+        let has_stopped = |group: &&Arc<WatcherThread>| locked(&group.state).has_stopped;
         let groups = locked(&self.groups);
-        groups.len() - groups.iter().filter(is_over).count()
+        groups.len() - groups.iter().filter(has_stopped).count()
     }
 }
 
-impl Group {
-    fn add(&self, mut post: Post) -> Result<u64, Post> {
+impl WatcherThread {
+    fn add(&self, mut registration: Registration) -> Result<u64, Registration> {
         let mut state = locked(&self.state);
-        if state.is_over || state.posts.len() >= self.most {
-            return Err(post);
+        if state.has_stopped || state.registrations.len() >= self.max {
+            return Err(registration);
         }
         let number = state.next;
-        post.number = number;
+        registration.number = number;
         state.next += 1;
-        state.posts.push(post);
+        state.registrations.push(registration);
         drop(state);
-        self.call();
+        self.wake_thread();
         Ok(number)
     }
 
     /// Once this is done, nothing is told to its listener, and nobody here has it any more.
     fn remove(&self, number: u64) {
         let mut state = locked(&self.state);
-        let Some(at) = state.posts.iter().position(|post| post.number == number) else { return };
-        let post = state.posts.swap_remove(at);
-        state.is_over = state.posts.is_empty();
+        let Some(at) =
+            state.registrations.iter().position(|registration| registration.number == number)
+        else {
+            return;
+        };
+        let registration = state.registrations.swap_remove(at);
+        state.has_stopped = state.registrations.is_empty();
         drop(state);
-        if self.most == 1 {
+        if self.max == 1 {
             // The bell is all that its thread sleeps at. Others wake for nothing.
-            post.bell.ring_anyway();
+            registration.doorbell.ring_unconditionally();
         } else {
-            self.call();
+            self.wake_thread();
         }
     }
 
     /// Has the thread look anew.
-    fn call(&self) {
+    fn wake_thread(&self) {
         self.control.fetch_add(0, 1);
         self.control.wake(0, 1);
     }
 
     fn run(&self) {
         let mut looked = Instant::now();
-        let mut beds = Vec::new();
+        let mut waiters = Vec::new();
         loop {
             let called = {
                 let mut state = locked(&self.state);
-                if state.is_over {
+                if state.has_stopped {
                     return;
                 }
-                let is_time = looked.elapsed() >= LONGEST_SLEEP;
+                let is_time = looked.elapsed() >= MAX_SLEEP;
                 if is_time {
                     looked = Instant::now();
                 }
-                for post in &mut state.posts {
-                    let count = post.bell.count();
-                    if count != post.seen {
-                        post.seen = count;
-                        post.listener.rung();
+                for registration in &mut state.registrations {
+                    let count = registration.doorbell.count();
+                    if count != registration.seen {
+                        registration.seen = count;
+                        registration.listener.rung();
                     } else if is_time {
-                        post.listener.look();
+                        registration.listener.look();
                     }
-                    beds.push((Arc::clone(&post.bell), count as u32));
+                    waiters.push((Arc::clone(&registration.doorbell), count as u32));
                 }
                 // Those who change something do so before they call.
                 self.control.load(0, Acquire) as u32
             };
-            self.sleep(called, &beds);
+            self.sleep(called, &waiters);
             // Before it looks again: words that nobody listens at any more are not kept mapped.
-            beds.clear();
+            waiters.clear();
         }
     }
 
-    fn sleep(&self, called: u32, beds: &[(Arc<dyn Rope>, u32)]) {
-        let mut words = beds.iter().filter_map(|(bell, count)| Some((bell.word()?, *count)));
-        if self.most == 1 {
+    fn sleep(&self, called: u32, waiters: &[(Arc<dyn AnyDoorbell>, u32)]) {
+        let mut words =
+            waiters.iter().filter_map(|(doorbell, count)| Some((doorbell.word()?, *count)));
+        if self.max == 1 {
             if let Some((word, count)) = words.next() {
-                futex::sleep(word, count, LONGEST_SLEEP);
+                futex::sleep(word, count, MAX_SLEEP);
             }
             return;
         }
         let called = self.control.word(0).map(|word| (word, called));
-        if futex::sleep_on_any(called.into_iter().chain(words), LONGEST_SLEEP).is_err() {
+        if futex::wait_any(called.into_iter().chain(words), MAX_SLEEP).is_err() {
             // The kernel has no memory for it: rings are heard a little later meanwhile.
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -276,16 +288,16 @@ impl Group {
 /// the last one.
 #[derive(Debug)]
 #[must_use = "dropped, it does not listen any more"]
-pub struct Listening {
-    group: Arc<Group>,
+pub struct ListenerGuard {
+    group: Arc<WatcherThread>,
     number: u64,
-    born: Incarnation,
+    fork_generation: ForkGeneration,
 }
 
-impl Drop for Listening {
+impl Drop for ListenerGuard {
     fn drop(&mut self) {
         // A forked child has neither the thread nor anybody who would let go of the lock.
-        if self.born.is_current() {
+        if self.fork_generation.is_current() {
             self.group.remove(self.number);
         }
     }

@@ -37,10 +37,10 @@ pub trait Words {
     /// It will be written soon: a processor that wants to may fetch it meanwhile. Nothing else
     /// comes of it.
     #[inline]
-    fn will_write(&self, _at: usize) {}
+    fn prefetch_for_write(&self, _at: usize) {}
     /// Sleeps while the lower half of the word is `low`, until it is woken or time
     /// is over. May return early.
-    fn sleep(&self, at: usize, low: u32, longest: Duration);
+    fn sleep(&self, at: usize, low: u32, timeout: Duration);
     /// Wakes so many of those that sleep on the word.
     fn wake(&self, at: usize, how_many: u32);
     /// A pause in a loop that waits for what is about to happen.
@@ -50,7 +50,7 @@ pub trait Words {
     fn rest(&self, how_long: u32) {
         for _ in 0..how_long {
             self.pause();
-            space_out();
+            break_pause_sequence();
         }
     }
     /// What time it is, for those that wait. A model of processes has a time of its
@@ -70,7 +70,7 @@ pub trait Words {
 
 /// Words that the kernel knows, so that it can be asked to wait at those of several structures
 /// at once.
-pub trait KernelWords: Words {
+pub trait FutexWords: Words {
     /// One of them; None beyond the end.
     fn word(&self, at: usize) -> Option<&AtomicU64>;
 }
@@ -79,7 +79,7 @@ pub trait KernelWords: Words {
 /// closely for a sign that whoever is waited for does not run, and stops the processor
 /// for a while to let others; it does not count pauses with this between them.
 #[inline]
-fn space_out() {
+fn break_pause_sequence() {
     let mut number = 1_u64;
     for _ in 0..60 {
         number = std::hint::black_box(number).wrapping_mul(3);
@@ -124,11 +124,11 @@ macro_rules! words_of_words {
             $words.fetch_add($place, value)
         }
         #[inline]
-        fn will_write(&$self, $at: usize) {
-            $words.will_write($place);
+        fn prefetch_for_write(&$self, $at: usize) {
+            $words.prefetch_for_write($place);
         }
-        fn sleep(&$self, $at: usize, low: u32, longest: Duration) {
-            $words.sleep($place, low, longest);
+        fn sleep(&$self, $at: usize, low: u32, timeout: Duration) {
+            $words.sleep($place, low, timeout);
         }
         fn wake(&$self, $at: usize, how_many: u32) {
             $words.wake($place, how_many);
@@ -243,9 +243,9 @@ pub(crate) use atomics_of_a_slice;
 macro_rules! words_of_a_slice {
     () => {
         $crate::words::atomics_of_a_slice!();
-        fn sleep(&self, at: usize, low: u32, longest: Duration) {
+        fn sleep(&self, at: usize, low: u32, timeout: Duration) {
             if let Some(word) = self.slice().get(at) {
-                $crate::futex::sleep(word, low, longest);
+                $crate::futex::sleep(word, low, timeout);
             }
         }
         fn wake(&self, at: usize, how_many: u32) {
@@ -276,7 +276,7 @@ impl Words for LocalWords {
     words_of_a_slice!();
 }
 
-impl KernelWords for LocalWords {
+impl FutexWords for LocalWords {
     fn word(&self, at: usize) -> Option<&AtomicU64> {
         self.0.get(at)
     }
@@ -284,13 +284,13 @@ impl KernelWords for LocalWords {
 
 /// A part of other words, for a structure that lies inside of something larger.
 #[derive(Debug, Clone)]
-pub struct Part<W> {
+pub struct WordRange<W> {
     words: W,
     first: usize,
     count: usize,
 }
 
-impl<W: Words> Part<W> {
+impl<W: Words> WordRange<W> {
     /// `count` words from `first` on; None if there are not so many.
     #[must_use]
     pub fn new(words: W, first: usize, count: usize) -> Option<Self> {
@@ -305,7 +305,7 @@ impl<W: Words> Part<W> {
     }
 }
 
-impl<W: Words> Words for Part<W> {
+impl<W: Words> Words for WordRange<W> {
     #[inline]
     fn count(&self) -> usize {
         self.count
@@ -313,7 +313,7 @@ impl<W: Words> Words for Part<W> {
     words_of_words!(|self, at| self.words, self.at(at));
 }
 
-impl<W: KernelWords> KernelWords for Part<W> {
+impl<W: FutexWords> FutexWords for WordRange<W> {
     fn word(&self, at: usize) -> Option<&AtomicU64> {
         self.words.word(self.at(at))
     }

@@ -16,32 +16,32 @@ use std::time::{Duration, Instant};
 use crashing::{SOURCES, Scenario, fork, scenarios};
 use ipc::crash_test::{Crash, CrashingWords};
 use ipc::{
-    Allocator, AllocatorError, Block, Caller, Fate, Layout, Life, MappedWords, Owner, Part,
-    Participant, Queue, QueueSetup, Roster, Segment, WhenFull,
+    Allocator, AllocatorError, Block, Caller, Layout, Liveness, MappedWords, OverflowPolicy, Owner,
+    Participant, ParticipantTable, PidFd, Queue, QueueSetup, Segment, WordRange,
 };
 use testkit::children::ForkedChild;
 
 const LAYOUT: Layout = Layout::new("crash points", 1);
 const GRANULE: u64 = 64;
-const MOST_BLOCKS: u32 = 64;
+const MAX_BLOCKS: u32 = 64;
 const MEMORY: u64 = 1 << 16;
 const SETUP: [QueueSetup; 3] = [
-    QueueSetup { depth: 2, when_full: WhenFull::Refuse },
-    QueueSetup { depth: 2, when_full: WhenFull::DropOldest },
-    QueueSetup { depth: 2, when_full: WhenFull::DropNewest },
+    QueueSetup { depth: 2, overflow_policy: OverflowPolicy::Reject },
+    QueueSetup { depth: 2, overflow_policy: OverflowPolicy::DropOldest },
+    QueueSetup { depth: 2, overflow_policy: OverflowPolicy::DropNewest },
 ];
 
 /// The word of the queue that has a bit for each that stands in line for its lock.
 const QUEUE_LINE: usize = 9;
 
-type Books<'a> = Allocator<CrashingWords<'a>>;
+type SharedAllocator<'a> = Allocator<CrashingWords<'a>>;
 type Line<'a> = Queue<CrashingWords<'a>, 2>;
 
 /// Everything that two processes share.
-struct World {
+struct Fixture {
     words: MappedWords,
     crash: Crash,
-    roster: Roster<Part<MappedWords>>,
+    participants: ParticipantTable<WordRange<MappedWords>>,
     survivor: Participant,
     victim: Participant,
     setup: QueueSetup,
@@ -61,46 +61,47 @@ fn delivered() -> Owner {
 }
 
 /// In whose name what one process after the other does.
-fn carrier() -> Participant {
+fn replication() -> Participant {
     Participant::role(0).unwrap()
 }
 
-impl World {
+impl Fixture {
     fn new(setup: QueueSetup) -> Self {
-        let books = Allocator::<MappedWords>::words_needed(MOST_BLOCKS);
-        let queue = Queue::<MappedWords, 2>::words_needed(setup);
-        let count = 256 + books + queue;
+        let allocator = Allocator::<MappedWords>::required_words(MAX_BLOCKS);
+        let queue = Queue::<MappedWords, 2>::required_words(setup);
+        let count = 256 + allocator + queue;
         let segment = Segment::create(LAYOUT, count * 8).unwrap();
         let words = segment.words();
-        let roster = Roster::new(Part::new(words.clone(), 0, 256).unwrap()).unwrap();
-        let survivor = roster.admit(Life::of_this_process().unwrap()).unwrap();
+        let participants =
+            ParticipantTable::new(WordRange::new(words.clone(), 0, 256).unwrap()).unwrap();
+        let survivor = participants.admit(PidFd::of_this_process().unwrap()).unwrap();
         // Its life is learnt when it is born.
-        let victim = roster.admit(Life::of_this_process().unwrap()).unwrap();
+        let victim = participants.admit(PidFd::of_this_process().unwrap()).unwrap();
         let (crash, others, slow) = (Crash::new(&SOURCES), RefCell::default(), RefCell::default());
-        let world = Self { words, crash, roster, survivor, victim, setup, others, slow };
-        let caller = world.caller(survivor);
-        let books = Allocator::format(world.books_words(), MOST_BLOCKS, GRANULE).unwrap();
-        books.extend(&caller, 0, MEMORY).unwrap();
-        Line::format(world.queue_words(), setup).unwrap();
-        world
+        let fixture = Self { words, crash, participants, survivor, victim, setup, others, slow };
+        let caller = fixture.caller(survivor);
+        let allocator = Allocator::format(fixture.books_words(), MAX_BLOCKS, GRANULE).unwrap();
+        allocator.extend(&caller, 0, MEMORY).unwrap();
+        Line::format(fixture.queue_words(), setup).unwrap();
+        fixture
     }
 
     fn books_words(&self) -> CrashingWords<'_> {
-        let count = Allocator::<MappedWords>::words_needed(MOST_BLOCKS);
-        CrashingWords::new(Part::new(self.words.clone(), 256, count).unwrap(), &self.crash)
+        let count = Allocator::<MappedWords>::required_words(MAX_BLOCKS);
+        CrashingWords::new(WordRange::new(self.words.clone(), 256, count).unwrap(), &self.crash)
     }
 
     fn queue_words(&self) -> CrashingWords<'_> {
         CrashingWords::new(self.plain_queue_words(), &self.crash)
     }
 
-    fn plain_queue_words(&self) -> Part<MappedWords> {
-        let first = 256 + Allocator::<MappedWords>::words_needed(MOST_BLOCKS);
-        let count = Queue::<MappedWords, 2>::words_needed(self.setup);
-        Part::new(self.words.clone(), first, count).unwrap()
+    fn plain_queue_words(&self) -> WordRange<MappedWords> {
+        let first = 256 + Allocator::<MappedWords>::required_words(MAX_BLOCKS);
+        let count = Queue::<MappedWords, 2>::required_words(self.setup);
+        WordRange::new(self.words.clone(), first, count).unwrap()
     }
 
-    fn books(&self) -> Books<'_> {
+    fn allocator(&self) -> SharedAllocator<'_> {
         Allocator::attach(self.books_words()).unwrap()
     }
 
@@ -109,28 +110,28 @@ impl World {
     }
 
     fn caller(&self, me: Participant) -> Caller<'_> {
-        Caller { patience: Duration::from_secs(20), ..Caller::new(me, &self.roster) }
+        Caller { timeout: Duration::from_secs(20), ..Caller::new(me, &self.participants) }
     }
 
     fn allocate(&self, me: Participant, bytes: u64, alignment: u64) -> Block {
         let owner = Owner::participant(me);
-        self.books().allocate(&self.caller(me), owner, bytes, alignment).unwrap().0
+        self.allocator().allocate(&self.caller(me), owner, bytes, alignment).unwrap().0
     }
 
     /// What is free is joined, and nothing is at hand.
     fn list_all(&self) {
-        self.books().statistics(&self.caller(self.survivor)).unwrap();
+        self.allocator().statistics(&self.caller(self.survivor)).unwrap();
     }
 
     /// Frees what an entry names, whoever did so before.
     fn dispose(&self, me: Participant, entry: [u64; 2]) {
-        let _ = self.books().free(&self.caller(me), Block::from_bits(entry[0]), delivered());
+        let _ = self.allocator().free(&self.caller(me), Block::from_bits(entry[0]), delivered());
     }
 
     /// What everybody does who sends a block along.
     fn publish(&self, me: Participant, block: Block) -> Result<(), ipc::QueueError> {
         let hand_over = |_| {
-            self.books().transfer(block, Owner::participant(me), delivered()).unwrap();
+            self.allocator().transfer(block, Owner::participant(me), delivered()).unwrap();
         };
         self.queue()
             .publish_with(&self.caller(me), [block.to_bits(), 0], hand_over, |entry| {
@@ -143,41 +144,41 @@ impl World {
         let queue = self.queue();
         if let Some(entry) = queue.release(subscriber, position) {
             self.dispose(me, entry);
-            queue.settle(position);
+            queue.mark_disposed(position);
         }
     }
 
     /// What is done after a death, by one who lives.
     fn clean_up_after(&self, me: Participant, dead: Participant) {
-        let (books, queue, caller) = (self.books(), self.queue(), self.caller(me));
-        queue.expel(&caller, dead, |entry| self.dispose(me, entry)).unwrap();
+        let (allocator, queue, caller) = (self.allocator(), self.queue(), self.caller(me));
+        queue.remove_participant(&caller, dead, |entry| self.dispose(me, entry)).unwrap();
         // What was handed over and not delivered is nobody's; nobody publishes meanwhile.
         let mut referred_to = BTreeSet::new();
         queue.find_entries(&caller, |entry| referred_to.extend([entry[0]])).unwrap();
-        books
+        allocator
             .reclaim(&caller, delivered(), |block| referred_to.contains(&block.to_bits()))
             .unwrap();
-        books.reclaim(&caller, Owner::participant(dead), |_| false).unwrap();
+        allocator.reclaim(&caller, Owner::participant(dead), |_| false).unwrap();
     }
 
     /// Is everything as it must be, when nobody but the survivor is left?
     fn check(&self, what: &str) {
-        let (books, queue) = (self.books(), self.queue());
+        let (allocator, queue) = (self.allocator(), self.queue());
         let caller = self.caller(self.survivor);
-        books.audit(&caller).unwrap().unwrap_or_else(|flaw| panic!("{what}: {flaw}"));
+        allocator.audit(&caller).unwrap().unwrap_or_else(|flaw| panic!("{what}: {flaw}"));
         let mut referred_to = BTreeSet::new();
         queue.find_entries(&caller, |entry| referred_to.extend([entry[0]])).unwrap();
         // What a role has still to do is done by the next.
-        if let Some(mut next) = queue.resume(&caller, carrier(), |_| {}).unwrap() {
+        if let Some(mut next) = queue.resume(&caller, replication(), |_| {}).unwrap() {
             // But for what it held, and cannot come by any more.
             let may_miss = u64::from(what.contains("out of reach"));
             while let Some(taken) = queue.take(&mut next) {
                 assert!(taken.missed <= may_miss, "{what}: {taken:?}");
                 self.release(self.survivor, &next, taken.position);
             }
-            assert_eq!(queue.oldest_unreleased(next.seat()), queue.position(), "{what}");
+            assert_eq!(queue.oldest_unreleased(next.subscription_id()), queue.position(), "{what}");
         }
-        for listed in books.blocks(&caller).unwrap() {
+        for listed in allocator.blocks(&caller).unwrap() {
             match listed.owner {
                 None => {}
                 Some(owner) if owner == Owner::participant(self.survivor) => {}
@@ -194,28 +195,28 @@ impl World {
 /// Runs the scenario with the victim killed at its `point`th point; false if it came
 /// to its end.
 fn run(name: &str, scenario: &Scenario, setup: QueueSetup, point: u64) -> bool {
-    let world = World::new(setup);
-    let act = scenario(&world);
-    let child = fork(&world.crash, point, || act(&world));
-    world.roster.learn(world.victim, Life::from_fd(child.pidfd()).unwrap());
+    let fixture = Fixture::new(setup);
+    let act = scenario(&fixture);
+    let child = fork(&fixture.crash, point, || act(&fixture));
+    fixture.participants.add_pidfd(fixture.victim, PidFd::from_fd(child.pidfd()).unwrap());
     let was_killed = child.was_killed();
     // Noted for those, too, that were born before the victim, and do not know its life.
-    assert!(world.roster.is_dead(Some(world.victim)));
-    world.others.take().into_iter().for_each(|other| assert!(!other.was_killed()));
-    let what = format!("{name}, {:?}, killed at point {point}", setup.when_full);
+    assert!(fixture.participants.is_dead(Some(fixture.victim)));
+    fixture.others.take().into_iter().for_each(|other| assert!(!other.was_killed()));
+    let what = format!("{name}, {:?}, killed at point {point}", setup.overflow_policy);
     // Whatever others do next finds a lock held by the dead, or not.
-    let owner = Owner::participant(world.survivor);
-    match world.books().allocate(&world.caller(world.survivor), owner, 100, 1) {
+    let owner = Owner::participant(fixture.survivor);
+    match fixture.allocator().allocate(&fixture.caller(fixture.survivor), owner, 100, 1) {
         Ok(_) | Err(AllocatorError::OutOfMemory { .. }) => {}
         Err(error) => panic!("{what}: {error}"),
     }
     if point.is_multiple_of(2) {
-        let _ = world.queue().subscribe(&world.caller(world.survivor)).unwrap();
+        let _ = fixture.queue().subscribe(&fixture.caller(fixture.survivor)).unwrap();
     }
-    world.clean_up_after(world.survivor, world.victim);
-    world.clean_up_after(world.survivor, Participant::new(200, 1).unwrap());
-    world.check_the_slow(&what);
-    world.check(&what);
+    fixture.clean_up_after(fixture.survivor, fixture.victim);
+    fixture.clean_up_after(fixture.survivor, Participant::new(200, 1).unwrap());
+    fixture.check_slow_subscriber(&what);
+    fixture.check(&what);
     was_killed
 }
 
@@ -223,29 +224,29 @@ fn run(name: &str, scenario: &Scenario, setup: QueueSetup, point: u64) -> bool {
 fn deaths_while_making() {
     let setup = SETUP[0];
     let scratch = 256;
-    let books = Allocator::<MappedWords>::words_needed(1);
-    let queue = Queue::<MappedWords, 2>::words_needed(setup);
+    let allocator = Allocator::<MappedWords>::required_words(1);
+    let queue = Queue::<MappedWords, 2>::required_words(setup);
     for point in 0.. {
-        let words = Segment::create(LAYOUT, (scratch + books + queue) * 8).unwrap().words();
+        let words = Segment::create(LAYOUT, (scratch + allocator + queue) * 8).unwrap().words();
         let crash = Crash::new(&SOURCES);
         let part = |first, count| {
-            CrashingWords::new(Part::new(words.clone(), first, count).unwrap(), &crash)
+            CrashingWords::new(WordRange::new(words.clone(), first, count).unwrap(), &crash)
         };
         let was_killed = fork(&crash, point, || {
-            Allocator::format(part(0, books), 1, GRANULE).unwrap();
-            Line::format(part(books, queue), setup).unwrap();
+            Allocator::format(part(0, allocator), 1, GRANULE).unwrap();
+            Line::format(part(allocator, queue), setup).unwrap();
         })
         .was_killed();
         // Refused, or whole.
         let survivor = Participant::new(0, 1).unwrap();
-        if let Ok(books) = Allocator::attach(part(0, books)) {
-            books.audit(&Caller::new(survivor, &ipc::Immortal)).unwrap().unwrap();
+        if let Ok(allocator) = Allocator::attach(part(0, allocator)) {
+            allocator.audit(&Caller::new(survivor, &ipc::AlwaysAlive)).unwrap().unwrap();
         }
-        if let Ok(queue) = Line::attach(part(books, queue)) {
-            queue.subscribe(&Caller::new(survivor, &ipc::Immortal)).unwrap();
+        if let Ok(queue) = Line::attach(part(allocator, queue)) {
+            queue.subscribe(&Caller::new(survivor, &ipc::AlwaysAlive)).unwrap();
         }
         if !was_killed {
-            assert!(Line::attach(part(books, queue)).is_ok());
+            assert!(Line::attach(part(allocator, queue)).is_ok());
             return;
         }
     }
@@ -266,7 +267,7 @@ fn a_death_at_any_store_loses_nothing() {
                 point += 1;
                 assert!(point < 5000, "{name} does not come to its end");
             }
-            println!("{name}, {:?}: killed at {point} points", setup.when_full);
+            println!("{name}, {:?}: killed at {point} points", setup.overflow_policy);
             points += point;
         }
     }

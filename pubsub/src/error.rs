@@ -17,7 +17,7 @@ errors::define! {
         /// The topic exists with other settings; the detail prints both.
         SettingsDiffer = "settings differ",
         /// There is no such topic, node or publisher.
-        Unknown = "not found",
+        NotFound = "not found",
         /// There is no such device, or this process does not see it; the detail or the cause says
         /// which.
         NoDevice = "no such device",

@@ -26,7 +26,7 @@ pub enum Event {
     /// It is told once, by the service of that node when it has cleaned up: never if the whole node
     /// ended with the publisher, for then nobody is left to tell; and not if the connection between
     /// the nodes is lost in that moment.
-    PublisherLostElsewhere {
+    RemotePublisherLost {
         /// The node: as samples tell it that [come](crate::Sample::origin) from there.
         node: [u8; 16],
         /// Which of those there.

@@ -13,13 +13,13 @@ impl Interruption {
         Self(ends.then(ipc::Interruption::watch))
     }
 
-    pub(crate) fn has_come(&self) -> bool {
-        self.0.is_some_and(|interruption| interruption.has_come())
+    pub(crate) fn occurred(&self) -> bool {
+        self.0.is_some_and(|interruption| interruption.occurred())
     }
 
     /// Fails if the wait is to end. Asked after a look that found nothing: what was found counts.
     pub(crate) fn check(&self, operation: &'static str) -> Result<()> {
-        if !self.has_come() {
+        if !self.occurred() {
             return Ok(());
         }
         let detail = "a signal handler ran in the waiting thread. Call again to go on";

@@ -2,35 +2,35 @@
 //!
 //! Stands on `transfer`, and with it on `fabric`, `gpu` and `ipc`.
 
-mod below;
-#[doc(hidden)]
-pub mod bridge;
-mod carrier;
 mod clock;
 #[cfg(test)]
 mod crash_points;
 mod error;
+mod error_mapping;
 mod event;
 /// What fuzz targets call, and the tests that replay their corpora.
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod fuzzing {
-    pub use crate::carrier::read_letter;
-    pub use crate::peers::fuzzing::{Heard, hear, hear_interests, introduction};
-    pub use crate::service::{HeardGuests, hear_guests};
+    pub use crate::peers::fuzzing::{FuzzOutcome, fuzz_interests, hear, valid_handshake};
+    pub use crate::replication::reencode_control_message;
+    pub use crate::service::{ClientOutcome, run_clients};
 }
-mod hall;
-mod house;
+mod context;
 mod interruption;
 mod loan;
-mod loans;
+mod loan_limit;
 mod lock;
 mod log_limit;
+mod network_options;
 mod node;
+mod node_segment;
 mod peers;
 mod plain;
 mod pool;
 mod publisher;
+#[doc(hidden)]
+pub mod replication;
 mod report;
 mod sample;
 mod service;
@@ -45,22 +45,22 @@ mod typed;
 mod waits;
 mod wake;
 
-pub use carrier::NetworkOptions;
 pub use error::{Error, ErrorKind, Result};
 pub use event::Event;
 pub use loan::{Attempt, Loan, Sent};
+pub use network_options::NetworkOptions;
 pub use node::{
     Budgets, KNOWN_VARIABLES, Node, NodeOptions, ServiceMode, Topic, nearest_variable, report,
 };
-pub use peers::NodeIdentity;
+pub use peers::NodeId;
 pub use plain::Plain;
-pub use pool::{Metadata, Readiness, Times, Way};
+pub use pool::{DeliveryPath, Metadata, Readiness, Times};
 pub use publisher::{Publisher, PublisherCounters, PublisherId};
 pub use report::Row;
 pub use sample::Sample;
 pub use service::{Condition, ServiceProcess, check_directory, clean};
 pub use settings::{
-    LONGEST_TOPIC, MOST_METADATA, MemoryPlace, Reliability, Reserve, TopicSettings,
+    MAX_METADATA, MAX_TOPIC_NAME, MemoryLocation, Reliability, Reserve, TopicSettings,
 };
 pub use subscriber::Subscriber;
 pub use type_name::TypeName;

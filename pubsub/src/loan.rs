@@ -7,17 +7,17 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use gpu::{DeviceName, Slice};
-use ipc::{Block, Place};
+use ipc::{Block, BlockRange};
 
-pub(crate) use self::ordered::OPERATION as ON_A_STREAM;
-use crate::below;
+pub(crate) use self::ordered::OPERATION as PUBLISH_ON_STREAM;
 use crate::clock;
 use crate::error::{Error, ErrorKind, Result};
+use crate::error_mapping;
 use crate::interruption::Interruption;
-use crate::loans::Borrower;
-use crate::pool::{Begun, borrow_mut};
-use crate::publisher::{Outgoing, Post};
-use crate::settings::{MOST_METADATA, SharedPlace};
+use crate::loan_limit::Borrower;
+use crate::pool::{InFlightCopies, borrow_mut};
+use crate::publisher::{OutgoingMessage, PublisherState};
+use crate::settings::{MAX_METADATA, SharedLocation};
 
 /// What became of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,7 +27,7 @@ pub struct Sent {
     /// or it was dropped.
     pub position: Option<u64>,
     /// How many it was delivered to.
-    pub readers: u32,
+    pub subscribers: u32,
     /// There was no room, and the topic is one of those that drop.
     pub is_dropped: bool,
 }
@@ -43,7 +43,7 @@ pub enum Attempt {
 
 impl Attempt {
     /// Of one that waited until its deadline.
-    pub(crate) fn in_time(
+    pub(crate) fn into_sent(
         self,
         operation: &'static str,
         interruption: &Interruption,
@@ -51,7 +51,7 @@ impl Attempt {
         match self {
             Self::Sent(sent) => Ok(sent),
             Self::Full(loan) => {
-                let topic = loan.post.desk.topic.name();
+                let topic = loan.state.context.topic.name();
                 interruption.check(operation).map_err(|error| {
                     let detail = "a signal handler ran in the waiting thread, and the loan was given \
                                   back; publish_within keeps it";
@@ -59,7 +59,7 @@ impl Attempt {
                 })?;
                 let detail = "subscribers have not released what fills the topic, or a process that \
                               is stopped holds its lock";
-                Err(loan.post.too_late(operation, detail))
+                Err(loan.state.timeout_error(operation, detail))
             }
         }
     }
@@ -84,48 +84,48 @@ impl Attempt {
 /// A publisher has [so many](crate::TopicSettings::loans) at once and no more. One that was given back
 /// while a device may still write there counts until the device has done with it.
 pub struct Loan {
-    post: Arc<Post>,
+    state: Arc<PublisherState>,
     borrower: Borrower,
     block: Block,
     /// Where it begins in the pool.
     offset: u64,
     slice: Slice,
     metadata: u16,
-    is_mine: bool,
+    is_owned: bool,
     /// What a device may still be writing to it, though nobody waited for that.
-    begun: Option<Begun>,
+    in_flight: Option<InFlightCopies>,
     /// All of that is before the point of the stream that it was to be published on.
-    is_ordered: bool,
+    is_stream_ordered: bool,
 }
 
 impl fmt::Debug for Loan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Loan({:?} of {})", self.slice, self.post.desk.topic.name())
+        write!(f, "Loan({:?} of {})", self.slice, self.state.context.topic.name())
     }
 }
 
 impl Loan {
     /// Of a block that its publisher has found for it, and may have for a loan.
     pub(crate) fn new(
-        post: &Arc<Post>,
+        state: &Arc<PublisherState>,
         borrower: Borrower,
-        (block, place): (Block, Place),
+        (block, place): (Block, BlockRange),
         length: u64,
     ) -> Result<Self> {
-        match post.desk.here.slice(place, length) {
+        match state.context.local.slice(place, length) {
             Ok(slice) => Ok(Self {
-                post: Arc::clone(post),
+                state: Arc::clone(state),
                 borrower,
                 block,
                 offset: place.offset,
                 slice,
                 metadata: 0,
-                is_mine: true,
-                begun: None,
-                is_ordered: false,
+                is_owned: true,
+                in_flight: None,
+                is_stream_ordered: false,
             }),
             Err(error) => {
-                post.give_back(block);
+                state.give_back(block);
                 Err(error)
             }
         }
@@ -152,9 +152,9 @@ impl Loan {
     /// The device that it lies on; None for the host.
     #[must_use]
     pub fn device(&self) -> Option<DeviceName> {
-        match self.post.desk.here.id().place {
-            SharedPlace::Host => None,
-            SharedPlace::Device(_) => self.slice.memory().device(),
+        match self.state.context.local.id().place {
+            SharedLocation::Host => None,
+            SharedLocation::Device(_) => self.slice.memory().device(),
         }
     }
 
@@ -168,8 +168,8 @@ impl Loan {
     /// all processes of a node can, and this one cannot know that they do not.
     #[allow(unsafe_code)]
     pub unsafe fn bytes_mut(&mut self) -> Result<&mut [u8]> {
-        if self.post.desk.here.id().place != SharedPlace::Host {
-            let detail = "it lies on a device";
+        if self.state.context.local.id().place != SharedLocation::Host {
+            let detail = "the memory is on a device";
             return Err(Error::new("borrow bytes", ErrorKind::InvalidArgument, detail));
         }
         // SAFETY: of the host, mapped as long as the slice lives; the caller promises the rest.
@@ -183,58 +183,58 @@ impl Loan {
     /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded) if a device is too slow: then nobody
     /// gets the memory, by publishing or giving it back, before the device has done with it.
     pub fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<()> {
-        self.post.desk.house.check_fork("write a message")?;
+        self.state.context.node.check_not_forked("write a message")?;
         let part = self.slice.slice(offset, bytes.len() as u64);
-        let part = part.map_err(|cause| below::of_device("write a message", cause))?;
+        let part = part.map_err(|cause| error_mapping::from_device("write a message", cause))?;
         if bytes.is_empty() {
             return Ok(());
         }
-        let written = self.post.desk.here.write(&part, bytes, gpu::PATIENCE);
-        written.inspect_err(|_| self.begun = self.post.desk.here.begun())
+        let written = self.state.context.local.write(&part, bytes, gpu::DEFAULT_TIMEOUT);
+        written.inspect_err(|_| self.in_flight = self.state.context.local.in_flight())
     }
 
     /// Copies from a device's memory, all of it.
-    pub(crate) fn copy(&mut self, from: &Slice, patience: Duration) -> Result<()> {
+    pub(crate) fn copy(&mut self, from: &Slice, timeout: Duration) -> Result<()> {
         if from.length() == 0 {
             return Ok(());
         }
-        let copied = self.post.desk.here.copy(&self.slice, from, patience);
-        copied.inspect_err(|_| self.begun = self.post.desk.here.begun())
+        let copied = self.state.context.local.copy(&self.slice, from, timeout);
+        copied.inspect_err(|_| self.in_flight = self.state.context.local.in_flight())
     }
 
     /// Does no device write to it any more that this process told to?
     fn check_done(&self) -> Result<()> {
-        if self.begun.as_ref().is_none_or(Begun::is_done) {
+        if self.in_flight.as_ref().is_none_or(InFlightCopies::is_done) {
             return Ok(());
         }
-        let detail = "a copy into the message that took too long is not done yet";
-        Err(self.post.too_late("publish", detail))
+        let detail = "an earlier copy into the message timed out and still runs";
+        Err(self.state.timeout_error("publish", detail))
     }
 
     /// Attaches bytes to the message, beside its payload.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument) for more than [`MOST_METADATA`].
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) for more than [`MAX_METADATA`].
     pub fn set_metadata(&mut self, bytes: &[u8]) -> Result<()> {
         let operation = "attach metadata";
-        self.post.desk.house.check_fork(operation)?;
-        if bytes.len() > MOST_METADATA {
-            let detail = format!("{} bytes, of {MOST_METADATA} possible", bytes.len());
+        self.state.context.node.check_not_forked(operation)?;
+        if bytes.len() > MAX_METADATA {
+            let detail = format!("{} bytes, of {MAX_METADATA} possible", bytes.len());
             return Err(Error::new(operation, ErrorKind::InvalidArgument, detail));
         }
-        self.post.desk.here.ledger().note(self.block).set_metadata(bytes);
+        self.state.context.local.control().sample_info(self.block).set_metadata(bytes);
         self.metadata = bytes.len() as u16;
         Ok(())
     }
 
-    fn outgoing(&self) -> Outgoing {
-        Outgoing {
+    fn outgoing(&self) -> OutgoingMessage {
+        OutgoingMessage {
             block: self.block,
             offset: self.offset,
             length: self.length(),
             metadata: self.metadata,
             filled: clock::now(),
-            turn: None,
+            sync_point: None,
         }
     }
 
@@ -248,9 +248,9 @@ impl Loan {
     /// with any error; [`Interrupted`](ErrorKind::Interrupted), with the memory given back, too, where
     /// the node [is interruptible](crate::NodeOptions::interruptible); [`Closed`](ErrorKind::Closed),
     /// [`Forked`](ErrorKind::Forked).
-    pub fn publish(self, patience: Duration) -> Result<Sent> {
-        let interruption = self.post.desk.house.interruption();
-        self.publish_within(patience)?.in_time("publish", &interruption)
+    pub fn publish(self, timeout: Duration) -> Result<Sent> {
+        let interruption = self.state.context.node.interruption();
+        self.publish_within(timeout)?.into_sent("publish", &interruption)
     }
 
     /// As [`publish`](Self::publish), but the loan comes back if the deadline passes, or a signal
@@ -259,11 +259,11 @@ impl Loan {
     ///
     /// # Errors
     /// As [`publish`](Self::publish), but for the deadline.
-    pub fn publish_within(self, patience: Duration) -> Result<Attempt> {
+    pub fn publish_within(self, timeout: Duration) -> Result<Attempt> {
         // The usual case needs no look at the clock.
         match self.try_publish()? {
-            Attempt::Full(loan) if !patience.is_zero() => {
-                loan.publish_by(Some(ipc::deadline(patience)))
+            Attempt::Full(loan) if !timeout.is_zero() => {
+                loan.publish_by(Some(ipc::deadline(timeout)))
             }
             attempt => Ok(attempt),
         }
@@ -280,9 +280,9 @@ impl Loan {
     /// At once, if there is no deadline.
     pub(crate) fn publish_by(mut self, deadline: Option<Instant>) -> Result<Attempt> {
         self.check_done()?;
-        match self.post.publish_by(self.outgoing(), deadline) {
+        match self.state.publish_by(self.outgoing(), deadline) {
             Ok(Some(sent)) => {
-                self.is_mine = false;
+                self.is_owned = false;
                 Ok(Attempt::Sent(sent))
             }
             Ok(None) => Ok(Attempt::Full(self)),
@@ -294,16 +294,17 @@ impl Loan {
 
 impl Drop for Loan {
     fn drop(&mut self) {
-        if self.is_mine {
-            if let Some(begun) = self.begun.take().filter(|begun| !begun.is_done()) {
+        if self.is_owned {
+            if let Some(in_flight) = self.in_flight.take().filter(|in_flight| !in_flight.is_done())
+            {
                 // Nobody else gets what a device may write to, and it is a loan until then.
-                self.post.loans.is_given_up(self.borrower);
-                let loans = Arc::clone(&self.post.loans);
-                self.post.desk.here.free_after(self.block, begun, loans);
+                self.state.loans.make_transient(self.borrower);
+                let loans = Arc::clone(&self.state.loans);
+                self.state.context.local.free_after(self.block, in_flight, loans);
                 return;
             }
-            self.post.give_back(self.block);
+            self.state.give_back(self.block);
         }
-        self.post.loans.give_back(self.borrower);
+        self.state.loans.give_back(self.borrower);
     }
 }

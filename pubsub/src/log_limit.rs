@@ -49,7 +49,7 @@ impl LogLimit {
     pub(crate) fn allows(&mut self, now: Duration) -> bool {
         let Some(suppressed) = self.next(now) else { return false };
         if suppressed > 0 {
-            tracing::warn!(suppressed, "log lines were suppressed: too many came");
+            tracing::warn!(suppressed, "log lines were suppressed: rate limit");
         }
         true
     }

@@ -1,8 +1,8 @@
 //! Publishing.
 
 mod counters;
+mod loan_permits;
 mod ordered;
-mod rights;
 mod wait_span;
 
 use std::fmt;
@@ -10,22 +10,22 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use gpu::Slice;
-use ipc::{AllocatorError, Block, Owner, Place, QueueError, Spin};
+use ipc::{AllocatorError, Block, BlockRange, Owner, QueueError, WaitStrategy};
 
 pub use self::counters::PublisherCounters;
 use self::wait_span::WaitSpan;
-use crate::below;
 use crate::clock;
+use crate::context::TopicContext;
 use crate::error::{Error, ErrorKind, Result};
-use crate::house::Desk;
+use crate::error_mapping;
 use crate::interruption::Interruption;
 use crate::loan::{Loan, Sent};
-use crate::loans::{Borrower, Loans};
+use crate::loan_limit::{Borrower, LoanLimit};
 use crate::lock::lock;
-use crate::pool::{Stage, Turn};
+use crate::pool::{Stage, SyncPoint};
 use crate::settings::Reliability;
 use crate::text::counted;
-use crate::topic::{Entry, PublisherLine};
+use crate::topic::{Entry, PublisherSlot};
 
 const BORROW: &str = "borrow memory";
 
@@ -65,13 +65,13 @@ impl fmt::Display for PublisherId {
 /// # let path = directory.clone();
 /// # let node = Node::join(NodeOptions { directory, ..NodeOptions::default() })?;
 /// let topic = node.topic("frames", &TopicSettings { loans: 2, ..TopicSettings::default() })?;
-/// let (publisher, patience) = (topic.publisher()?, Duration::from_secs(5));
+/// let (publisher, timeout) = (topic.publisher()?, Duration::from_secs(5));
 ///
-/// let (one, other) = (publisher.loan(100, patience)?, publisher.loan(100, patience)?);
-/// let refused = publisher.loan(100, patience).unwrap_err(); // at once
+/// let (one, other) = (publisher.loan(100, timeout)?, publisher.loan(100, timeout)?);
+/// let refused = publisher.loan(100, timeout).unwrap_err(); // at once
 /// assert_eq!(refused.kind(), ErrorKind::TooManyLoans);
-/// one.publish(patience)?;
-/// assert!(publisher.loan(100, patience).is_ok());
+/// one.publish(timeout)?;
+/// assert!(publisher.loan(100, timeout).is_ok());
 /// # drop((other, publisher, topic, node));
 /// # std::fs::remove_dir_all(path)?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -80,35 +80,35 @@ impl fmt::Display for PublisherId {
 /// What was published stays when the publisher is dropped.
 #[derive(Debug)]
 pub struct Publisher {
-    post: Arc<Post>,
+    state: Arc<PublisherState>,
 }
 
 /// A publisher's line in its topic: it is kept as long as a loan needs it.
 #[derive(Debug)]
-pub(crate) struct Post {
-    pub(crate) desk: Desk,
+pub(crate) struct PublisherState {
+    pub(crate) context: TopicContext,
     id: u64,
     /// Subscribers of the topic that were evicted before.
     evicted_before: u64,
-    order: Mutex<Order>,
+    sequencer: Mutex<Sequencer>,
     span: WaitSpan,
-    pub(crate) loans: Arc<Loans>,
+    pub(crate) loans: Arc<LoanLimit>,
 }
 
 /// One at a time publishes by a line.
 #[derive(Debug)]
-struct Order {
+struct Sequencer {
     /// Of the last message.
     sequence: u64,
     /// How this publisher waits, learnt from how long it had to.
-    spin: Spin,
+    spin: WaitStrategy,
     /// No message of its own is unreleased before this position.
     flushed: u64,
 }
 
 /// What is published by one attempt.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Outgoing {
+pub(crate) struct OutgoingMessage {
     pub(crate) block: Block,
     pub(crate) offset: u64,
     pub(crate) length: u64,
@@ -116,106 +116,112 @@ pub(crate) struct Outgoing {
     /// When the publisher had filled it.
     pub(crate) filled: u64,
     /// A stream is at it: then it stays the caller's if it is not published.
-    pub(crate) turn: Option<Turn>,
+    pub(crate) sync_point: Option<SyncPoint>,
 }
 
-impl Post {
-    fn line(&self) -> PublisherLine<'_, ipc::MappedWords> {
-        self.desk.topic.publisher(self.id)
+impl PublisherState {
+    fn slot(&self) -> PublisherSlot<'_, ipc::MappedWords> {
+        self.context.topic.publisher(self.id)
     }
 
     #[inline]
     pub(crate) fn check(&self, operation: &'static str) -> Result<()> {
-        self.desk.house.check_fork(operation)?;
-        if self.line().is_of(self.desk.house.me, self.id) {
+        self.context.node.check_not_forked(operation)?;
+        if self.slot().is_of(self.context.node.me, self.id) {
             return Ok(());
         }
-        let detail = "this process was taken for dead, or left its node";
-        Err(Error::new(operation, ErrorKind::Closed, detail).on(self.desk.topic.name()))
+        let detail = "this process was removed from the node, or left it";
+        Err(Error::new(operation, ErrorKind::Closed, detail).on(self.context.topic.name()))
     }
 
-    /// Says that it waits for room, until it [has](Self::has_waited).
-    fn begins_to_wait(&self) {
-        self.line().pressure().begin_since(self.span.begin());
-        self.desk.waits();
+    /// Says that it waits for room, until it [has](Self::end_wait).
+    fn begin_wait(&self) {
+        self.slot().backpressure().begin_since(self.span.begin());
+        self.context.publisher_blocked();
     }
 
     /// It has found room, or has given up.
-    fn has_waited(&self, has_found: bool) {
+    fn end_wait(&self, has_found: bool) {
         self.span.end(has_found);
-        self.line().pressure().end(has_found);
+        self.slot().backpressure().end(has_found);
     }
 
     /// Memory for a message, if there is some.
     #[inline]
-    fn allocate(&self, length: u64) -> std::result::Result<(Block, Place), AllocatorError> {
-        let house = &self.desk.house;
-        let ledger = self.desk.here.ledger();
-        ledger.allocate(&house.brief_caller(), Owner::participant(house.me), length)
+    fn allocate(&self, length: u64) -> std::result::Result<(Block, BlockRange), AllocatorError> {
+        let node = &self.context.node;
+        let control = self.context.local.control();
+        control.allocate(&node.short_caller(), Owner::participant(node.me), length)
     }
 
     /// Memory for a message; None if there is none now, and more was asked for.
     #[inline]
-    fn borrow_now(&self, length: u64) -> Result<Option<(Block, Place)>> {
+    fn borrow_now(&self, length: u64) -> Result<Option<(Block, BlockRange)>> {
         match self.allocate(length) {
             Ok(found) => Ok(Some(found)),
             // More memory has no more blocks; and a process that is stopped may hold the lock.
-            Err(AllocatorError::OutOfBlocks { .. } | AllocatorError::Held(_)) => Ok(None),
+            Err(AllocatorError::OutOfBlocks { .. } | AllocatorError::LockTimeout(_)) => Ok(None),
             Err(AllocatorError::OutOfMemory { .. }) => {
-                let (pool, bytes) = (&self.desk.here, length.max(1));
-                if pool.should_ask(bytes) {
-                    self.desk.house.office.grow(pool.id(), bytes);
+                let (pool, bytes) = (&self.context.local, length.max(1));
+                if pool.should_request_growth(bytes) {
+                    self.context.node.service.request_growth(pool.id(), bytes);
                 }
-                self.line().pressure().refused();
-                self.desk.waits();
+                self.slot().backpressure().refused();
+                self.context.publisher_blocked();
                 // For the next attempt.
-                pool.free_what_is_done(&self.desk.house.brief_caller());
+                pool.free_completed(&self.context.node.short_caller());
                 Ok(None)
             }
-            Err(cause) => Err(below::of_allocator(BORROW, cause).on(self.desk.topic.name())),
+            Err(cause) => {
+                Err(error_mapping::from_allocator(BORROW, cause).on(self.context.topic.name()))
+            }
         }
     }
 
-    fn borrow_until(&self, length: u64, deadline: Instant) -> Result<Option<(Block, Place)>> {
-        let ledger = self.desk.here.ledger();
-        let mut seen = ledger.changes();
+    fn borrow_until(&self, length: u64, deadline: Instant) -> Result<Option<(Block, BlockRange)>> {
+        let control = self.context.local.control();
+        let mut seen = control.changes();
         if let Some(found) = self.borrow_now(length)? {
             return Ok(Some(found));
         }
-        let mut spin = lock(&self.order).spin;
-        self.begins_to_wait();
+        let mut spin = lock(&self.sequencer).spin;
+        self.begin_wait();
         let mut asked = Instant::now();
         let look = || {
             // The lock is left alone while nothing changes; but more is asked for again.
-            let (changes, now) = (ledger.changes(), Instant::now());
+            let (changes, now) = (control.changes(), Instant::now());
             if changes == seen && now.saturating_duration_since(asked) < Duration::from_secs(1) {
                 return None;
             }
             (seen, asked) = (changes, now);
-            let checked = self.desk.house.check(BORROW);
+            let checked = self.context.node.check(BORROW);
             checked.and_then(|()| self.borrow_now(length)).transpose()
         };
         let found =
-            self.wait(BORROW, deadline, look, |end, look| ledger.wait(&mut spin, end, look));
+            self.wait(BORROW, deadline, look, |end, look| control.wait(&mut spin, end, look));
         let found = found.transpose();
-        self.has_waited(matches!(found, Ok(Some(_))));
-        lock(&self.order).spin = spin;
+        self.end_wait(matches!(found, Ok(Some(_))));
+        lock(&self.sequencer).spin = spin;
         found
     }
 
     /// Publishes; None if there is no room.
     #[inline]
-    pub(crate) fn attempt(&self, outgoing: Outgoing, is_again: bool) -> Result<Option<Sent>> {
+    pub(crate) fn attempt(
+        &self,
+        outgoing: OutgoingMessage,
+        is_retry: bool,
+    ) -> Result<Option<Sent>> {
         let operation = "publish";
-        let Desk { house, topic, here, .. } = &self.desk;
-        let ledger = here.ledger();
-        let mut order = lock(&self.order);
+        let TopicContext { node, topic, local, .. } = &self.context;
+        let control = local.control();
+        let mut sequencer = lock(&self.sequencer);
         self.check(operation)?;
-        let now = if is_again { clock::now() } else { outgoing.filled };
-        let note = ledger.note(outgoing.block);
-        note.stamp(Stage::Filled, outgoing.filled);
-        note.stamp(Stage::Published, now);
-        let sequence = order.sequence + 1;
+        let now = if is_retry { clock::now() } else { outgoing.filled };
+        let sample_info = control.sample_info(outgoing.block);
+        sample_info.stamp(Stage::Filled, outgoing.filled);
+        sample_info.stamp(Stage::Published, now);
+        let sequence = sequencer.sequence + 1;
         let entry = Entry {
             block: outgoing.block,
             offset: outgoing.offset,
@@ -225,52 +231,52 @@ impl Post {
             published_at: now,
             metadata: outgoing.metadata,
             has_origin: false,
-            turn: outgoing.turn,
+            sync_point: outgoing.sync_point,
         };
-        let caller = house.brief_caller();
+        let caller = node.short_caller();
         let dispose = || {
-            if outgoing.turn.is_none() {
-                ledger.dispose(&caller, outgoing.block, Owner::participant(house.me));
+            if outgoing.sync_point.is_none() {
+                control.dispose(&caller, outgoing.block, Owner::participant(node.me));
             }
         };
-        let sent = match topic.publish_in(&caller, entry, ledger) {
+        let sent = match topic.publish_in(&caller, entry, control) {
             Ok(published) => {
-                if topic.is_carried() {
-                    house.outward.ring(topic.number());
+                if topic.is_replicated() {
+                    node.publish_doorbell.ring(topic.number());
                 }
                 Sent {
                     position: Some(published.position),
-                    readers: published.readers,
+                    subscribers: published.readers,
                     is_dropped: false,
                 }
             }
             Err(QueueError::NoSubscribers) => {
-                self.line().count(outgoing.length);
+                self.slot().count(outgoing.length);
                 dispose();
-                Sent { position: None, readers: 0, is_dropped: false }
+                Sent { position: None, subscribers: 0, is_dropped: false }
             }
             Err(QueueError::Full) if topic.settings().reliability == Reliability::Reliable => {
-                self.line().pressure().refused();
-                self.desk.waits();
+                self.slot().backpressure().refused();
+                self.context.publisher_blocked();
                 // For the next attempt: streams of this process may have passed what fills it.
-                here.tend(&caller);
+                local.poll_streams(&caller);
                 return Ok(None);
             }
             Err(QueueError::Full) => {
-                if !topic.here().has_room() {
+                if !topic.local().has_room() {
                     // Subscribers hold all messages that there may be: they may do so for a while.
-                    self.line().pressure().refused();
-                    self.desk.is_held_up();
+                    self.slot().backpressure().refused();
+                    self.context.report_blocked();
                 }
-                self.line().count_dropped();
+                self.slot().count_dropped();
                 dispose();
-                Sent { position: None, readers: 0, is_dropped: true }
+                Sent { position: None, subscribers: 0, is_dropped: true }
             }
             // By a process that is stopped: nothing has changed, and there may be time left.
-            Err(QueueError::Held(_)) => return Ok(None),
-            Err(cause) => return Err(below::of_queue(operation, cause).on(topic.name())),
+            Err(QueueError::LockTimeout(_)) => return Ok(None),
+            Err(cause) => return Err(error_mapping::from_queue(operation, cause).on(topic.name())),
         };
-        order.sequence = sequence;
+        sequencer.sequence = sequence;
         self.span.relieved();
         Ok(Some(sent))
     }
@@ -278,16 +284,16 @@ impl Post {
     /// Publishes when there is room; None once the deadline has passed, or without one at once.
     pub(crate) fn publish_by(
         &self,
-        outgoing: Outgoing,
+        outgoing: OutgoingMessage,
         deadline: Option<Instant>,
     ) -> Result<Option<Sent>> {
         let sent = self.attempt(outgoing, false)?;
         let (None, Some(deadline)) = (sent, deadline) else { return Ok(sent) };
-        let queue = self.desk.topic.here();
-        let mut spin = lock(&self.order).spin;
-        self.begins_to_wait();
+        let queue = self.context.topic.local();
+        let mut spin = lock(&self.sequencer).spin;
+        self.begin_wait();
         let look = || {
-            if let Err(error) = self.desk.house.check("publish") {
+            if let Err(error) = self.context.node.check("publish") {
                 return Some(Err(error));
             }
             if queue.has_room() { self.attempt(outgoing, true).transpose() } else { None }
@@ -296,91 +302,96 @@ impl Post {
             queue.wait_for_room_with(&mut spin, end, look)
         });
         let sent = sent.transpose();
-        self.has_waited(matches!(sent, Ok(Some(_))));
-        lock(&self.order).spin = spin;
+        self.end_wait(matches!(sent, Ok(Some(_))));
+        lock(&self.sequencer).spin = spin;
         sent
     }
 
     /// Gives back what was borrowed.
     pub(crate) fn give_back(&self, block: Block) {
-        let house = &self.desk.house;
-        if house.born.is_current() {
-            let owner = Owner::participant(house.me);
-            self.desk.here.ledger().dispose(&house.caller(), block, owner);
+        let node = &self.context.node;
+        if node.fork_generation.is_current() {
+            let owner = Owner::participant(node.me);
+            self.context.local.control().dispose(&node.caller(), block, owner);
         }
     }
 
-    pub(crate) fn too_late(&self, operation: &'static str, detail: &str) -> Error {
-        Error::new(operation, ErrorKind::DeadlineExceeded, detail).on(self.desk.topic.name())
+    pub(crate) fn timeout_error(&self, operation: &'static str, detail: &str) -> Error {
+        Error::new(operation, ErrorKind::DeadlineExceeded, detail).on(self.context.topic.name())
     }
 }
 
-impl Drop for Post {
+impl Drop for PublisherState {
     fn drop(&mut self) {
-        let house = &self.desk.house;
-        if !house.born.is_current() {
+        let node = &self.context.node;
+        if !node.fork_generation.is_current() {
             return;
         }
-        self.desk.here.tend(&house.caller());
-        if self.line().is_of(house.me, self.id) {
-            self.line().give_back();
-            self.desk.changed();
+        self.context.local.poll_streams(&node.caller());
+        if self.slot().is_of(node.me, self.id) {
+            self.slot().give_back();
+            self.context.participants_changed();
         }
     }
 }
 
 impl Publisher {
-    pub(crate) fn new(desk: Desk) -> Result<Self> {
-        desk.house.check("make a publisher")?;
-        let id = desk.topic.claim(desk.house.me)?;
+    pub(crate) fn new(context: TopicContext) -> Result<Self> {
+        context.node.check("make a publisher")?;
+        let id = context.topic.claim(context.node.me)?;
         // It has its line first: so it does not matter who of the two dies, or gives up, when.
-        let admitted = desk.house.office.admit(desk.topic.number(), id);
+        let admitted = context.node.service.admit(context.topic.number(), id);
         admitted.map_err(|error| {
             // Unless it was taken for dead, and the line is another's.
-            let line = desk.topic.publisher(id);
-            if line.is_of(desk.house.me, id) {
-                line.give_back();
+            let slot = context.topic.publisher(id);
+            if slot.is_of(context.node.me, id) {
+                slot.give_back();
             }
-            desk.changed();
-            error.on(desk.topic.name())
+            context.participants_changed();
+            error.on(context.topic.name())
         })?;
-        let order =
-            Order { sequence: 0, spin: desk.house.waiting, flushed: desk.topic.here().position() };
-        let evicted_before = desk.topic.evictions();
-        let loans = Arc::new(Loans::new(desk.topic.settings().loans));
-        desk.changed();
-        let (order, span) = (Mutex::new(order), WaitSpan::default());
-        Ok(Self { post: Arc::new(Post { desk, id, evicted_before, order, span, loans }) })
+        let sequencer = Sequencer {
+            sequence: 0,
+            spin: context.node.waiting,
+            flushed: context.topic.local().position(),
+        };
+        let evicted_before = context.topic.evictions();
+        let loans = Arc::new(LoanLimit::new(context.topic.settings().loans));
+        context.participants_changed();
+        let (sequencer, span) = (Mutex::new(sequencer), WaitSpan::default());
+        Ok(Self {
+            state: Arc::new(PublisherState { context, id, evicted_before, sequencer, span, loans }),
+        })
     }
 
     /// Its name among all publishers that the topic ever had on this node.
     #[must_use]
     pub fn id(&self) -> PublisherId {
-        PublisherId(self.post.id)
+        PublisherId(self.state.id)
     }
 
     /// Fails once nothing can be published any more.
     pub(crate) fn check(&self, operation: &'static str) -> Result<()> {
-        self.post.desk.house.check(operation)?;
-        self.post.check(operation)
+        self.state.context.node.check(operation)?;
+        self.state.check(operation)
     }
 
     pub(crate) fn interruption(&self) -> Interruption {
-        self.post.desk.house.interruption()
+        self.state.context.node.interruption()
     }
 
     /// The topic's name.
     #[must_use]
     pub fn topic(&self) -> &str {
-        self.post.desk.topic.name()
+        self.state.context.topic.name()
     }
 
     /// What it has done so far.
     #[must_use]
     pub fn counters(&self) -> PublisherCounters {
-        let Post { desk, id, evicted_before, .. } = &*self.post;
-        let topic = &desk.topic;
-        let seen = self.post.line().seen().filter(|seen| seen.id == *id);
+        let PublisherState { context, id, evicted_before, .. } = &*self.state;
+        let topic = &context.topic;
+        let seen = self.state.slot().seen().filter(|seen| seen.id == *id);
         seen.map_or_else(PublisherCounters::default, |seen| PublisherCounters {
             messages: seen.messages,
             bytes: seen.bytes,
@@ -391,15 +402,15 @@ impl Publisher {
     }
 
     /// How it waits from now on.
-    pub fn set_spin(&self, spin: Spin) {
-        lock(&self.post.order).spin = spin;
+    pub fn set_wait_strategy(&self, spin: WaitStrategy) {
+        lock(&self.state.sequencer).spin = spin;
     }
 
     /// How many would get a message that is published now, on this node: those that carry it
     /// to others count as one.
     #[must_use]
     pub fn subscribers(&self) -> u32 {
-        self.post.desk.topic.here().subscribers()
+        self.state.context.topic.local().subscribers()
     }
 
     /// Borrows memory for a message of so many bytes; waits for it, if there is none.
@@ -413,8 +424,8 @@ impl Publisher {
     /// [`TooManyLoans`](ErrorKind::TooManyLoans), at once; [`TooLong`](ErrorKind::TooLong) beyond the
     /// topic's largest; [`DeadlineExceeded`](ErrorKind::DeadlineExceeded), [`Closed`](ErrorKind::Closed),
     /// [`Forked`](ErrorKind::Forked).
-    pub fn loan(&self, length: u64, patience: Duration) -> Result<Loan> {
-        self.borrow(length, Borrower::Caller, || ipc::deadline(patience))
+    pub fn loan(&self, length: u64, timeout: Duration) -> Result<Loan> {
+        self.borrow(length, Borrower::Caller, || ipc::deadline(timeout))
     }
 
     /// As soon as there is room. The usual case needs no look at the clock.
@@ -433,29 +444,29 @@ impl Publisher {
     fn borrow_until(&self, length: u64, borrower: Borrower, deadline: Instant) -> Result<Loan> {
         let operation = BORROW;
         self.check_length(length)?;
-        self.post.desk.house.check(operation)?;
-        let interruption = self.post.desk.house.interruption();
-        let right = match self.post.may_borrow(borrower)? {
-            Some(right) => right,
-            None => self.post.may_borrow_until(borrower, deadline)?,
+        self.state.context.node.check(operation)?;
+        let interruption = self.state.context.node.interruption();
+        let permit = match self.state.acquire_permit(borrower)? {
+            Some(permit) => permit,
+            None => self.state.acquire_permit_until(borrower, deadline)?,
         };
         loop {
-            let Some((block, place)) = self.post.borrow_until(length, deadline)? else {
+            let Some((block, place)) = self.state.borrow_until(length, deadline)? else {
                 let detail = format!("no room for {} in its pool", counted(length, "byte"));
-                return Err(self.post.too_late(operation, &detail));
+                return Err(self.state.timeout_error(operation, &detail));
             };
-            match Loan::new(&self.post, borrower, (block, place), length) {
+            match Loan::new(&self.state, borrower, (block, place), length) {
                 // It lies in memory that this process is about to be given.
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
                     if Instant::now() >= deadline {
-                        return Err(self.post.too_late(operation, &error.to_string()));
+                        return Err(self.state.timeout_error(operation, &error.to_string()));
                     }
-                    let topic = self.post.desk.topic.name();
+                    let topic = self.state.context.topic.name();
                     interruption.check(operation).map_err(|error| error.on(topic))?;
-                    ipc::nap(Duration::from_millis(1));
+                    ipc::sleep_interruptible(Duration::from_millis(1));
                 }
                 Ok(loan) => {
-                    right.hand_over();
+                    permit.detach();
                     return Ok(loan);
                 }
                 Err(error) => return Err(error),
@@ -477,17 +488,17 @@ impl Publisher {
     #[inline]
     fn try_borrow(&self, length: u64, borrower: Borrower) -> Result<Option<Loan>> {
         self.check_length(length)?;
-        self.post.check(BORROW)?;
-        let right = match self.post.may_borrow(borrower)? {
-            None => self.post.may_borrow_by_now(borrower)?,
-            right => right,
+        self.state.check(BORROW)?;
+        let permit = match self.state.acquire_permit(borrower)? {
+            None => self.state.acquire_permit_after_reclaim(borrower)?,
+            permit => permit,
         };
-        let Some(right) = right else { return Ok(None) };
-        self.post.desk.topic.here().will_publish();
-        let Some(found) = self.post.borrow_now(length)? else { return Ok(None) };
-        match Loan::new(&self.post, borrower, found, length) {
+        let Some(permit) = permit else { return Ok(None) };
+        self.state.context.topic.local().prefetch_for_publish();
+        let Some(found) = self.state.borrow_now(length)? else { return Ok(None) };
+        match Loan::new(&self.state, borrower, found, length) {
             Ok(loan) => {
-                right.hand_over();
+                permit.detach();
                 Ok(Some(loan))
             }
             Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(None),
@@ -496,7 +507,7 @@ impl Publisher {
     }
 
     fn check_length(&self, length: u64) -> Result<()> {
-        let largest = self.post.desk.topic.settings().largest;
+        let largest = self.state.context.topic.settings().largest;
         if length <= largest {
             return Ok(());
         }
@@ -509,8 +520,8 @@ impl Publisher {
     ///
     /// # Errors
     /// As [`loan`](Self::loan) and [`Loan::publish`].
-    pub fn push(&self, bytes: &[u8], patience: Duration) -> Result<Sent> {
-        self.send(bytes.len() as u64, patience, |loan| loan.write(0, bytes))
+    pub fn push(&self, bytes: &[u8], timeout: Duration) -> Result<Sent> {
+        self.send(bytes.len() as u64, timeout, |loan| loan.write(0, bytes))
     }
 
     /// Publishes these bytes, if there is room now; None if there is not.
@@ -528,8 +539,8 @@ impl Publisher {
     ///
     /// # Errors
     /// As [`push`](Self::push); if the topic's device cannot reach that memory.
-    pub fn push_slice(&self, from: &Slice, patience: Duration) -> Result<Sent> {
-        self.send(from.length(), patience, |loan| loan.copy(from, patience))
+    pub fn push_slice(&self, from: &Slice, timeout: Duration) -> Result<Sent> {
+        self.send(from.length(), timeout, |loan| loan.copy(from, timeout))
     }
 
     /// Publishes what lies in a device's memory, if there is room now; None if there is not.
@@ -538,7 +549,7 @@ impl Publisher {
     /// # Errors
     /// As [`push_slice`](Self::push_slice); the deadline is one of the copy.
     pub fn try_push_slice(&self, from: &Slice) -> Result<Option<Sent>> {
-        self.try_send(from.length(), |loan| loan.copy(from, gpu::PATIENCE))
+        self.try_send(from.length(), |loan| loan.copy(from, gpu::DEFAULT_TIMEOUT))
     }
 
     fn try_send(
@@ -546,7 +557,7 @@ impl Publisher {
         length: u64,
         fill: impl FnOnce(&mut Loan) -> Result<()>,
     ) -> Result<Option<Sent>> {
-        let Some(mut loan) = self.try_borrow(length, Borrower::Passing)? else { return Ok(None) };
+        let Some(mut loan) = self.try_borrow(length, Borrower::Transient)? else { return Ok(None) };
         fill(&mut loan)?;
         Ok(loan.try_publish()?.sent())
     }
@@ -554,14 +565,14 @@ impl Publisher {
     fn send(
         &self,
         length: u64,
-        patience: Duration,
+        timeout: Duration,
         fill: impl FnOnce(&mut Loan) -> Result<()>,
     ) -> Result<Sent> {
-        let deadline = ipc::deadline(patience);
-        let mut loan = self.borrow(length, Borrower::Passing, || deadline)?;
+        let deadline = ipc::deadline(timeout);
+        let mut loan = self.borrow(length, Borrower::Transient, || deadline)?;
         fill(&mut loan)?;
-        let interruption = self.post.desk.house.interruption();
-        loan.publish_by(Some(deadline))?.in_time("publish", &interruption)
+        let interruption = self.state.context.node.interruption();
+        loan.publish_by(Some(deadline))?.into_sent("publish", &interruption)
     }
 
     /// Waits until everything that it has published so far was released by all that got it;
@@ -573,42 +584,42 @@ impl Publisher {
     /// # Errors
     /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded), [`Closed`](ErrorKind::Closed),
     /// [`Forked`](ErrorKind::Forked).
-    pub fn flush(&self, patience: Duration) -> Result<()> {
+    pub fn flush(&self, timeout: Duration) -> Result<()> {
         let operation = "flush";
-        let post = &*self.post;
-        post.check(operation)?;
-        let queue = post.desk.topic.here();
+        let state = &*self.state;
+        state.check(operation)?;
+        let queue = state.context.topic.local();
         // All of its own up to this sequence have their places before this end.
         let (mut spin, mut from, sequence, end) = {
-            let order = lock(&post.order);
-            (order.spin, order.flushed, order.sequence, queue.position())
+            let sequencer = lock(&state.sequencer);
+            (sequencer.spin, sequencer.flushed, sequencer.sequence, queue.position())
         };
         let is_mine = |words| {
             let entry = Entry::from_words(words);
-            entry.publisher == post.id && entry.sequence <= sequence
+            entry.publisher == state.id && entry.sequence <= sequence
         };
         let look = || match queue.find_unreleased(from, is_mine) {
             Some(position) => {
                 from = position;
-                post.desk.house.check(operation).err().map(Err)
+                state.context.node.check(operation).err().map(Err)
             }
             None => Some(Ok(())),
         };
-        post.begins_to_wait();
-        let flushed = post.wait(operation, ipc::deadline(patience), look, |end, look| {
+        state.begin_wait();
+        let flushed = state.wait(operation, ipc::deadline(timeout), look, |end, look| {
             queue.wait_for_room_with(&mut spin, end, look)
         });
-        post.has_waited(matches!(flushed, Some(Ok(()))));
+        state.end_wait(matches!(flushed, Some(Ok(()))));
         match flushed {
             Some(Ok(())) => {
-                let mut order = lock(&post.order);
-                order.flushed = order.flushed.max(end);
+                let mut sequencer = lock(&state.sequencer);
+                sequencer.flushed = sequencer.flushed.max(end);
                 Ok(())
             }
             Some(Err(error)) => Err(error),
             None => {
                 let detail = format!("message {from} of the topic is not released by all");
-                Err(post.too_late(operation, &detail))
+                Err(state.timeout_error(operation, &detail))
             }
         }
     }

@@ -40,7 +40,7 @@ pub enum Row {
         /// Whose memory: `host`, or a device's UUID.
         place: String,
         /// For messages from other nodes?
-        is_for_arrivals: bool,
+        is_inbound: bool,
         /// Bytes that there are.
         bytes: u64,
         /// Bytes that topics may reserve.
@@ -101,7 +101,7 @@ pub enum Row {
     Subscriber {
         /// The topic's name.
         topic: String,
-        /// The process; or `carrier`: the service, for other nodes.
+        /// The process; or `replication`: the service, for other nodes.
         participant: String,
         /// Messages that it has still to read or holds.
         behind: u64,
@@ -158,26 +158,26 @@ pub enum Row {
     },
     /// A topic whose messages do not go between this node and another one, though somebody wants
     /// them: it is another one there, or they cannot go there.
-    Misfit {
+    IncompatibleTopic {
         /// The topic's name.
         topic: String,
         /// The other node.
         node: String,
         /// Somebody there subscribes to what is published here.
-        is_wanted_there: bool,
+        is_wanted_remotely: bool,
         /// Somebody here subscribes to what is published there.
-        is_wanted_here: bool,
+        is_wanted_locally: bool,
         /// What the topic is like here, if that differs; and this node's provider, if that does.
-        here: String,
+        local: String,
         /// The same of the other node; or why it cannot go between the two, if nothing differs.
-        there: String,
+        remote: String,
         /// Which settings of the topic are not the same; and [`provider`](Row::PROVIDER), if the nodes
         /// have providers that do not understand each other.
         differs: Vec<String>,
     },
     /// A topic that another node has to do with, and nobody here. The longest reports leave some
     /// out.
-    Elsewhere {
+    RemoteTopic {
         /// The topic's name.
         topic: String,
         /// The other node.
@@ -207,7 +207,7 @@ pub enum Row {
     },
     /// The node was told of others, and no messages can go there now, or come from there. It is tried
     /// again and again, unless what it was told is impossible.
-    NotCarried {
+    ReplicationError {
         /// The kind of the last error.
         kind: ErrorKind,
         /// Why.
@@ -228,20 +228,20 @@ pub enum Row {
 }
 
 impl Row {
-    /// What stands in `differs` of a [`Misfit`](Self::Misfit) of nodes whose providers do not
+    /// What stands in `differs` of a [`IncompatibleTopic`](Self::Misfit) of nodes whose providers do not
     /// understand each other.
     pub const PROVIDER: &'static str = "provider";
 
     /// The longest reason, in bytes.
-    const LONGEST: usize = 1000;
+    const MAX_REASON: usize = 1000;
 
     /// Shortened to what has room in a report.
-    pub(crate) fn not_carried(kind: ErrorKind, why: &str) -> Self {
-        Self::NotCarried { kind, why: Self::shortened(why) }
+    pub(crate) fn replication_error(kind: ErrorKind, why: &str) -> Self {
+        Self::ReplicationError { kind, why: Self::shortened(why) }
     }
 
     /// As much of a reason as has room in a report.
     pub(crate) fn shortened(why: &str) -> String {
-        text::shortened(why, Self::LONGEST).to_owned()
+        text::shortened(why, Self::MAX_REASON).to_owned()
     }
 }

@@ -7,11 +7,11 @@ use std::sync::Arc;
 
 use gpu::Slice;
 
-use crate::below;
 use crate::error::{Error, ErrorKind, Result};
-use crate::pool::{Direction, Metadata, Note, Pool, Times, Way, borrow};
+use crate::error_mapping;
+use crate::pool::{DeliveryPath, Direction, Metadata, Pool, SampleInfo, Times, borrow};
 use crate::publisher::PublisherId;
-use crate::settings::{MemoryPlace, SharedPlace};
+use crate::settings::{MemoryLocation, SharedLocation};
 use crate::subscriber::Subscription;
 use crate::topic::Entry;
 
@@ -24,7 +24,7 @@ pub struct Sample {
     entry: Entry,
     slice: Slice,
     /// Not, if a stream holds it now.
-    is_mine: bool,
+    is_owned: bool,
 }
 
 impl fmt::Debug for Sample {
@@ -41,18 +41,18 @@ impl Sample {
         entry: Entry,
         slice: Slice,
     ) -> Self {
-        Self { shared, direction, position, entry, slice, is_mine: true }
+        Self { shared, direction, position, entry, slice, is_owned: true }
     }
 
     fn pool(&self) -> &Pool {
-        self.shared.desk.pool(self.direction)
+        self.shared.context.pool(self.direction)
     }
 
     /// What is noted of the message; None if its block is another one's by now.
-    fn noted<T>(&self, read: impl FnOnce(&Note<'_, ipc::MappedWords>) -> T) -> Option<T> {
-        let note = self.pool().ledger().note(self.entry.block);
-        let found = read(&note);
-        note.was_of(self.entry.block).then_some(found)
+    fn read_info<T>(&self, read: impl FnOnce(&SampleInfo<'_, ipc::MappedWords>) -> T) -> Option<T> {
+        let sample_info = self.pool().control().sample_info(self.entry.block);
+        let found = read(&sample_info);
+        sample_info.belongs_to(self.entry.block).then_some(found)
     }
 
     /// Length in bytes.
@@ -76,10 +76,10 @@ impl Sample {
 
     /// In whose memory it lies.
     #[must_use]
-    pub fn place(&self) -> MemoryPlace {
+    pub fn place(&self) -> MemoryLocation {
         match (self.pool().id().place, self.slice.memory().device()) {
-            (SharedPlace::Device(_), Some(device)) => MemoryPlace::Device(device),
-            _ => MemoryPlace::Host,
+            (SharedLocation::Device(_), Some(device)) => MemoryLocation::Device(device),
+            _ => MemoryLocation::Host,
         }
     }
 
@@ -88,16 +88,16 @@ impl Sample {
     /// whether they were its own.
     #[must_use]
     pub fn is_valid(&self) -> bool {
-        self.shared.was_seated(self.direction)
+        self.shared.was_subscription_active(self.direction)
     }
 
     fn check(&self, operation: &'static str) -> Result<()> {
-        self.shared.desk.house.check_fork(operation)?;
+        self.shared.context.node.check_not_forked(operation)?;
         if self.is_valid() {
             return Ok(());
         }
         let detail = "the subscriber was evicted, and the message may be gone";
-        Err(Error::new(operation, ErrorKind::Evicted, detail).on(self.shared.desk.topic.name()))
+        Err(Error::new(operation, ErrorKind::Evicted, detail).on(self.shared.context.topic.name()))
     }
 
     /// Its bytes where they lie, for one on the host.
@@ -113,8 +113,8 @@ impl Sample {
     #[allow(unsafe_code)]
     pub unsafe fn bytes(&self) -> Result<&[u8]> {
         let operation = "borrow bytes";
-        if self.pool().id().place != SharedPlace::Host {
-            let detail = "it lies on a device";
+        if self.pool().id().place != SharedLocation::Host {
+            let detail = "the memory is on a device";
             return Err(Error::new(operation, ErrorKind::InvalidArgument, detail));
         }
         self.check(operation)?;
@@ -132,11 +132,11 @@ impl Sample {
     pub fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<()> {
         let operation = "read a message";
         let part = self.slice.slice(offset, bytes.len() as u64);
-        let part = part.map_err(|cause| below::of_device(operation, cause))?;
+        let part = part.map_err(|cause| error_mapping::from_device(operation, cause))?;
         if !bytes.is_empty() {
-            self.shared.desk.house.check_fork(operation)?;
+            self.shared.context.node.check_not_forked(operation)?;
             self.await_ready(operation)?;
-            self.pool().read(&part, bytes, gpu::PATIENCE)?;
+            self.pool().read(&part, bytes, gpu::DEFAULT_TIMEOUT)?;
         }
         // Afterwards: what was read while it was held is right.
         self.check(operation)
@@ -157,7 +157,7 @@ impl Sample {
     #[must_use]
     pub fn metadata(&self) -> Metadata {
         let length = usize::from(self.entry.metadata);
-        self.noted(|note| note.metadata(length)).unwrap_or(Metadata::NONE)
+        self.read_info(|sample_info| sample_info.metadata(length)).unwrap_or(Metadata::NONE)
     }
 
     /// Who published it: a name that is unique on the node that it [comes from](Self::origin).
@@ -184,7 +184,9 @@ impl Sample {
     /// that is not known any more, since its subscriber was evicted.
     #[must_use]
     pub fn origin(&self) -> Option<[u8; 16]> {
-        self.entry.has_origin.then(|| self.noted(|note| note.origin()).unwrap_or_default())
+        self.entry
+            .has_origin
+            .then(|| self.read_info(|sample_info| sample_info.origin()).unwrap_or_default())
     }
 
     /// When it was published, in nanoseconds since 1970, by the clock of the node that it
@@ -197,19 +199,19 @@ impl Sample {
     /// When it reached each stage of its way; all 0 if that is not known any more.
     #[must_use]
     pub fn times(&self) -> Times {
-        self.noted(|note| note.times()).unwrap_or_default()
+        self.read_info(|sample_info| sample_info.times()).unwrap_or_default()
     }
 
     /// By which way it came.
     #[must_use]
-    pub fn way(&self) -> Way {
-        self.noted(|note| note.way()).unwrap_or(Way::SharedMemory)
+    pub fn path(&self) -> DeliveryPath {
+        self.read_info(|sample_info| sample_info.path()).unwrap_or(DeliveryPath::SharedMemory)
     }
 }
 
 impl Drop for Sample {
     fn drop(&mut self) {
-        if self.is_mine {
+        if self.is_owned {
             self.shared.release(self.direction, self.position);
         }
     }

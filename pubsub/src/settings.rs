@@ -8,32 +8,32 @@ use gpu::{DeviceName, Uuid};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::pool::{origin_of, origin_words};
+use crate::pool::{id_from_words, id_to_words};
 use crate::text::counted;
 use crate::type_name::TypeName;
 
 /// The longest name of a topic, in bytes.
-pub const LONGEST_TOPIC: usize = 200;
+pub const MAX_TOPIC_NAME: usize = 200;
 /// The most bytes that a message can carry beside its payload.
-pub const MOST_METADATA: usize = 256;
+pub const MAX_METADATA: usize = 256;
 
 /// In whose memory the messages of a topic lie.
 ///
 /// ```
-/// use pubsub::MemoryPlace;
-/// assert_eq!("host".parse::<MemoryPlace>()?, MemoryPlace::Host);
-/// assert_eq!("cuda:1".parse::<MemoryPlace>()?.to_string(), "cuda:1");
+/// use pubsub::MemoryLocation;
+/// assert_eq!("host".parse::<MemoryLocation>()?, MemoryLocation::Host);
+/// assert_eq!("cuda:1".parse::<MemoryLocation>()?.to_string(), "cuda:1");
 /// # Ok::<(), pubsub::Error>(())
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum MemoryPlace {
+pub enum MemoryLocation {
     /// The host's.
     Host,
     /// A device's.
     Device(DeviceName),
 }
 
-impl fmt::Display for MemoryPlace {
+impl fmt::Display for MemoryLocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Host => f.write_str("host"),
@@ -42,7 +42,7 @@ impl fmt::Display for MemoryPlace {
     }
 }
 
-impl FromStr for MemoryPlace {
+impl FromStr for MemoryLocation {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
@@ -50,26 +50,26 @@ impl FromStr for MemoryPlace {
             return Ok(Self::Host);
         }
         text.parse().map(Self::Device).map_err(|_| {
-            let detail = format!("\"{text}\" is not like host, cuda:0 or stand-in:0");
-            Error::new("name a place of memory", ErrorKind::InvalidArgument, detail)
+            let detail = format!("\"{text}\" is not like host, cuda:0 or emulated:0");
+            Error::new("parse memory location", ErrorKind::InvalidArgument, detail)
         })
     }
 }
 
 /// As it is known to all processes of a machine: each sees devices under numbers of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub(crate) enum SharedPlace {
+pub(crate) enum SharedLocation {
     Host,
     Device([u8; 16]),
 }
 
-impl SharedPlace {
+impl SharedLocation {
     /// As words of what processes share.
     pub(crate) fn words(self) -> [u64; 3] {
         match self {
             Self::Host => [1, 0, 0],
             Self::Device(uuid) => {
-                let [low, high] = origin_words(&uuid);
+                let [low, high] = id_to_words(&uuid);
                 [2, low, high]
             }
         }
@@ -78,13 +78,13 @@ impl SharedPlace {
     pub(crate) fn from_words([place, low, high]: [u64; 3]) -> Option<Self> {
         match place {
             1 => Some(Self::Host),
-            2 => Some(Self::Device(origin_of([low, high]))),
+            2 => Some(Self::Device(id_from_words([low, high]))),
             _ => None,
         }
     }
 }
 
-impl fmt::Display for SharedPlace {
+impl fmt::Display for SharedLocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Host => f.write_str("host"),
@@ -93,15 +93,15 @@ impl fmt::Display for SharedPlace {
     }
 }
 
-impl SharedPlace {
-    pub(crate) fn of(place: MemoryPlace) -> Result<Self> {
+impl SharedLocation {
+    pub(crate) fn of(place: MemoryLocation) -> Result<Self> {
         let operation = "open the device of a topic";
         match place {
-            MemoryPlace::Host => Ok(Self::Host),
-            MemoryPlace::Device(name) => {
+            MemoryLocation::Host => Ok(Self::Host),
+            MemoryLocation::Device(name) => {
                 match gpu::Device::open(name).map(|device| device.properties().uuid) {
                     Ok(Uuid(bytes)) => Ok(Self::Device(bytes)),
-                    Err(cause) => Err(without_device(operation, cause)),
+                    Err(cause) => Err(device_error(operation, cause)),
                 }
             }
         }
@@ -109,7 +109,7 @@ impl SharedPlace {
 }
 
 /// A driver does not say that it could not open a file.
-pub(crate) fn without_device(operation: &'static str, cause: gpu::Error) -> Error {
+pub(crate) fn device_error(operation: &'static str, cause: gpu::Error) -> Error {
     /// So many files a driver opens, and some more.
     const OF_A_DRIVER: u64 = 256;
     let limit = ipc::DescriptorLimit::of_this_process();
@@ -117,7 +117,7 @@ pub(crate) fn without_device(operation: &'static str, cause: gpu::Error) -> Erro
     if limit.left() >= OF_A_DRIVER {
         return error;
     }
-    error.with_detail(format!("its driver may lack descriptors: {limit}"))
+    error.with_detail(format!("the driver may be out of file descriptors: {limit}"))
 }
 
 /// What happens to a message for which there is no room.
@@ -154,7 +154,7 @@ impl FromStr for Reliability {
             "drop-newest" => Ok(Self::DropNewest),
             _ => {
                 let detail = format!("\"{text}\" is not reliable, drop-oldest or drop-newest");
-                Err(Error::new("name a reliability", ErrorKind::InvalidArgument, detail))
+                Err(Error::new("parse reliability", ErrorKind::InvalidArgument, detail))
             }
         }
     }
@@ -171,7 +171,7 @@ impl FromStr for Reliability {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct TopicSettings {
     /// In whose memory its messages lie.
-    pub memory: MemoryPlace,
+    pub memory: MemoryLocation,
     /// What happens to a message for which there is no room.
     pub reliability: Reliability,
     /// Messages that may wait to be read, or be held by who has read them. Where messages are dropped
@@ -208,7 +208,7 @@ impl Reserve {
     /// What the place of a message is a multiple of, in bytes.
     const UNIT: u64 = 256;
     /// What the smallest of all topics reserves, in bytes: one message that waits, and one loan.
-    pub(crate) const LEAST: u64 = 2 * Self::UNIT;
+    pub(crate) const MIN: u64 = 2 * Self::UNIT;
 
     fn of(
         (reliability, depth, largest): (Reliability, u32, u64),
@@ -263,17 +263,17 @@ impl TopicSettings {
     }
 
     /// The deepest topic.
-    pub const MOST_DEPTH: u32 = 1 << 16;
+    pub const MAX_DEPTH: u32 = 1 << 16;
     /// The longest of all messages, in bytes.
     pub const LARGEST: u64 = 1 << 40;
     /// The most loans of a publisher.
-    pub const MOST_LOANS: u32 = 1 << 16;
+    pub const MAX_LOANS: u32 = 1 << 16;
 }
 
 impl Default for TopicSettings {
     fn default() -> Self {
         Self {
-            memory: MemoryPlace::Host,
+            memory: MemoryLocation::Host,
             reliability: Reliability::Reliable,
             depth: 16,
             largest: 1 << 20,
@@ -288,7 +288,7 @@ impl Default for TopicSettings {
 /// there are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct SharedSettings {
-    pub(crate) place: SharedPlace,
+    pub(crate) place: SharedLocation,
     pub(crate) reliability: Reliability,
     pub(crate) depth: u32,
     pub(crate) largest: u64,
@@ -300,7 +300,7 @@ pub(crate) struct SharedSettings {
 impl SharedSettings {
     pub(crate) fn of(settings: &TopicSettings) -> Result<Self> {
         Ok(Self {
-            place: SharedPlace::of(settings.memory)?,
+            place: SharedLocation::of(settings.memory)?,
             reliability: settings.reliability,
             depth: settings.depth,
             largest: settings.largest,
@@ -318,7 +318,7 @@ impl SharedSettings {
     }
 
     /// What so many messages may take, in bytes.
-    pub(crate) fn memory_of(&self, messages: u64) -> u64 {
+    pub(crate) fn bytes_for(&self, messages: u64) -> u64 {
         Reserve::bytes_of(messages, self.largest)
     }
 
@@ -345,7 +345,10 @@ impl SharedSettings {
     }
 
     /// What is not the same within a node, where memory and loans count, too.
-    pub(crate) fn differs_within(&self, other: &Self) -> impl Iterator<Item = &'static str> {
+    pub(crate) fn differences_within_node(
+        &self,
+        other: &Self,
+    ) -> impl Iterator<Item = &'static str> {
         let all = [("memory", self.place != other.place), ("loans", self.loans != other.loans)];
         let all = all.into_iter().filter_map(|(name, differs)| differs.then_some(name));
         all.chain(self.differs(other))
@@ -353,7 +356,7 @@ impl SharedSettings {
 
     /// As nodes say it to each other: in whose memory messages lie, and how many loans there are, is
     /// each node's own matter.
-    pub(crate) fn between_nodes(&self) -> impl fmt::Display {
+    pub(crate) fn replicated_settings(&self) -> impl fmt::Display {
         let (depth, largest) =
             (counted(self.depth.into(), "message"), counted(self.largest, "byte"));
         let (reliability, within) = (self.reliability, self.release_deadline());
@@ -368,16 +371,16 @@ impl SharedSettings {
     /// Refuses what can never be.
     pub(crate) fn check(&self, operation: &'static str) -> Result<()> {
         let refuse = |detail| Err(Error::new(operation, ErrorKind::InvalidArgument, detail));
-        if self.depth == 0 || self.depth > TopicSettings::MOST_DEPTH {
-            let most = TopicSettings::MOST_DEPTH;
+        if self.depth == 0 || self.depth > TopicSettings::MAX_DEPTH {
+            let most = TopicSettings::MAX_DEPTH;
             return refuse(format!("a depth of {}: 1 to {most} is possible", self.depth));
         }
         if self.largest == 0 || self.largest > TopicSettings::LARGEST {
             let (largest, most) = (self.largest, TopicSettings::LARGEST);
             return refuse(format!("messages of {largest} bytes: 1 to {most} is possible"));
         }
-        if self.loans == 0 || self.loans > TopicSettings::MOST_LOANS {
-            let most = TopicSettings::MOST_LOANS;
+        if self.loans == 0 || self.loans > TopicSettings::MAX_LOANS {
+            let most = TopicSettings::MAX_LOANS;
             return refuse(format!("{} loans of a publisher: 1 to {most} is possible", self.loans));
         }
         if self.release_microseconds < 1000 {
@@ -388,14 +391,14 @@ impl SharedSettings {
     }
 
     /// As this process says it; a device that it does not see has no name here.
-    pub(crate) fn seen_here(&self) -> Result<TopicSettings> {
+    pub(crate) fn to_local(&self) -> Result<TopicSettings> {
         let memory = match self.place {
-            SharedPlace::Host => MemoryPlace::Host,
-            SharedPlace::Device(bytes) => {
+            SharedLocation::Host => MemoryLocation::Host,
+            SharedLocation::Device(bytes) => {
                 let operation = "find the device of a topic";
                 let device = gpu::Device::find(Uuid(bytes))
-                    .map_err(|cause| without_device(operation, cause))?;
-                MemoryPlace::Device(device.name())
+                    .map_err(|cause| device_error(operation, cause))?;
+                MemoryLocation::Device(device.name())
             }
         };
         Ok(TopicSettings {
@@ -429,7 +432,7 @@ mod tests {
         /// For tests, which care for nothing but the depth.
         pub(crate) const fn of_depth(depth: u32) -> Self {
             Self {
-                place: SharedPlace::Host,
+                place: SharedLocation::Host,
                 reliability: Reliability::Reliable,
                 depth,
                 largest: 4096,
@@ -443,9 +446,9 @@ mod tests {
     #[test]
     fn one_message_of_one_byte_is_said_as_one() {
         let settings = SharedSettings { largest: 1, ..SharedSettings::of_depth(1) };
-        let said = settings.between_nodes().to_string();
+        let said = settings.replicated_settings().to_string();
         assert_eq!(said, "reliable, 1 message of up to 1 byte, released within 1s");
-        let said = SharedSettings::of_depth(2).between_nodes().to_string();
+        let said = SharedSettings::of_depth(2).replicated_settings().to_string();
         assert!(said.contains("2 messages of up to 4096 bytes"), "{said}");
     }
 }

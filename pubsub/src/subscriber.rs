@@ -1,31 +1,31 @@
 //! Reading.
 
-mod account;
-mod departures;
+mod deferred_releases;
+mod loss_tracker;
 mod ordered;
-mod readiness;
+mod poll_descriptor;
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use gpu::Stream;
-use ipc::{Caller, Place, QueueError, Seat, Spin};
+use ipc::{BlockRange, Caller, QueueError, SubscriptionId, WaitStrategy};
 
-use crate::below;
+use crate::context::TopicContext;
 use crate::error::{Error, ErrorKind, Result};
+use crate::error_mapping;
 use crate::event::Event;
-use crate::house::Desk;
-use crate::pool::{Direction, Rest};
+use crate::pool::{Direction, PollBackoff};
 use crate::publisher::PublisherId;
 use crate::sample::Sample;
 use crate::settings::Reliability;
 use crate::text;
-use crate::topic::{Entry, LostPublisher, MOST_LOST, PublishedElsewhere};
+use crate::topic::{Entry, LostPublisher, MAX_REMEMBERED_LOSSES, RemoteHeartbeat};
 
-pub(crate) use self::account::{Account, Arrival};
-pub(crate) use self::departures::Departure;
-use self::departures::Departures;
-use self::readiness::{News, Readiness};
+pub(crate) use self::deferred_releases::DeferredRelease;
+use self::deferred_releases::DeferredReleases;
+pub(crate) use self::loss_tracker::{LossTracker, RemoteStart};
+use self::poll_descriptor::{PendingEvents, PollDescriptor};
 
 /// Reads the messages of one topic: all that are published, on this node or others, from when
 /// it subscribed.
@@ -45,179 +45,195 @@ use self::readiness::{News, Readiness};
 /// only where several subscribers hold all messages that there may be.
 #[derive(Debug)]
 pub struct Subscriber {
-    here: ipc::Subscriber,
-    arrivals: ipc::Subscriber,
+    local: ipc::Subscriber,
+    inbound: ipc::Subscriber,
     shared: Arc<Subscription>,
     /// Whose turn it is.
     next: Direction,
-    spin: Spin,
+    spin: WaitStrategy,
     /// Messages that were taken, of either direction, and lie in memory that this process was
     /// not given yet, or are still being written by a stream.
-    ahead: [Option<(u64, Entry)>; 2],
+    lookahead: [Option<(u64, Entry)>; 2],
     /// What it missed.
-    account: Account,
+    loss_tracker: LossTracker,
     /// Losses of publishers that were told of: here, and at other nodes.
     losses: [u64; 2],
-    is_eviction_told: bool,
+    is_eviction_reported: bool,
     /// Samples that it may hold.
-    most_samples: usize,
+    max_samples: usize,
     /// Its descriptor, once it was asked for.
-    readiness: OnceLock<Readiness>,
+    poll_descriptor: OnceLock<PollDescriptor>,
     /// What the descriptor was made readable for, beside messages.
-    announced: News,
+    announced: PendingEvents,
 }
 
 /// Samples of a topic that drops messages that one subscriber may hold, beyond its depth: half of what
 /// may be held, so that others have the other half.
-const MORE_SAMPLES: usize = 16;
+const EXTRA_SAMPLES: usize = 16;
 
 /// A subscription, as its samples know it; ends with the last of them.
 #[derive(Debug)]
 pub(crate) struct Subscription {
-    pub(crate) desk: Desk,
-    here: Seat,
-    arrivals: Seat,
-    departures: Arc<Departures>,
+    pub(crate) context: TopicContext,
+    local: SubscriptionId,
+    inbound: SubscriptionId,
+    deferred_releases: Arc<DeferredReleases>,
 }
 
 impl Subscription {
     #[inline]
-    pub(crate) fn seat(&self, direction: Direction) -> Seat {
+    pub(crate) fn subscription_id(&self, direction: Direction) -> SubscriptionId {
         match direction {
-            Direction::Here => self.here,
-            Direction::Arrivals => self.arrivals,
+            Direction::Local => self.local,
+            Direction::Inbound => self.inbound,
         }
     }
 
     #[inline]
-    pub(crate) fn is_seated(&self, direction: Direction) -> bool {
-        self.desk.topic.queue(direction).is_seated(self.seat(direction))
+    pub(crate) fn is_subscription_active(&self, direction: Direction) -> bool {
+        self.context.topic.queue(direction).is_subscription_active(self.subscription_id(direction))
     }
 
     /// What was read before was read while it was held.
     #[inline]
-    pub(crate) fn was_seated(&self, direction: Direction) -> bool {
-        self.desk.topic.queue(direction).was_seated(self.seat(direction))
+    pub(crate) fn was_subscription_active(&self, direction: Direction) -> bool {
+        self.context.topic.queue(direction).was_subscription_active(self.subscription_id(direction))
     }
 
     #[inline]
     pub(crate) fn release(&self, direction: Direction, position: u64) {
-        let Desk { house, topic, .. } = &self.desk;
-        let seat = (direction, self.seat(direction));
-        topic.release_in(&house.caller(), seat, position, self.desk.pool(direction).ledger());
+        let TopicContext { node, topic, .. } = &self.context;
+        let subscription_id = (direction, self.subscription_id(direction));
+        topic.release_in(
+            &node.caller(),
+            subscription_id,
+            position,
+            self.context.pool(direction).control(),
+        );
     }
 }
 
 impl Drop for Subscription {
     fn drop(&mut self) {
-        if self.desk.house.born.is_current() && self.has_nothing_more_to_release() {
-            end(&self.desk, [self.here, self.arrivals]);
+        if self.context.node.fork_generation.is_current() && self.drain_releases() {
+            end(&self.context, [self.local, self.inbound]);
         }
     }
 }
 
 /// What a subscription gives up of a queue.
 #[derive(Debug, Clone, Copy)]
-enum End {
+enum EndScope {
     /// All but what its samples hold.
     Unread,
     /// All.
     Everything,
 }
 
-impl Desk {
+impl TopicContext {
     /// Ends what a subscription has of a queue: now or, as long as a process that is stopped holds
     /// the queue's lock, later. One that was removed has nothing.
-    fn ends(&self, direction: Direction, seat: Seat, end: End) {
+    fn end_direction(&self, direction: Direction, subscription_id: SubscriptionId, end: EndScope) {
         let pool = match direction {
-            Direction::Here => Arc::clone(&self.here),
-            Direction::Arrivals => Arc::clone(&self.arrivals),
+            Direction::Local => Arc::clone(&self.local),
+            Direction::Inbound => Arc::clone(&self.inbound),
         };
         let topic = Arc::clone(&self.topic);
         let attempt = move |caller: &Caller<'_>| {
             let dispose = |words| {
-                topic.dispose(caller, pool.ledger(), words);
+                topic.dispose(caller, pool.control(), words);
             };
             let ended = match end {
-                End::Unread => topic.queue(direction).stop_seat(caller, seat, dispose).map(drop),
-                End::Everything => topic.queue(direction).unseat(caller, seat, dispose),
+                EndScope::Unread => topic
+                    .queue(direction)
+                    .stop_subscription(caller, subscription_id, dispose)
+                    .map(drop),
+                EndScope::Everything => {
+                    topic.queue(direction).end_subscription(caller, subscription_id, dispose)
+                }
             };
-            !matches!(ended, Err(QueueError::Held(_)))
+            !matches!(ended, Err(QueueError::LockTimeout(_)))
         };
-        if !attempt(&self.house.brief_caller()) {
-            self.house.office.retry(self.topic.number(), Box::new(attempt));
+        if !attempt(&self.node.short_caller()) {
+            self.node.service.retry(self.topic.number(), Box::new(attempt));
         }
     }
 }
 
 /// Ends a subscription of this process, of which nothing is held any more.
-fn end(desk: &Desk, seats: [Seat; 2]) {
-    for (direction, seat) in Direction::BOTH.into_iter().zip(seats) {
-        desk.ends(direction, seat, End::Everything);
+fn end(context: &TopicContext, subscription_ids: [SubscriptionId; 2]) {
+    for (direction, subscription_id) in Direction::BOTH.into_iter().zip(subscription_ids) {
+        context.end_direction(direction, subscription_id, EndScope::Everything);
     }
 }
 
 impl Subscriber {
-    pub(crate) fn new(desk: Desk) -> Result<Self> {
+    pub(crate) fn new(context: TopicContext) -> Result<Self> {
         let operation = "subscribe";
-        desk.house.check(operation)?;
-        let topic = &desk.topic;
+        context.node.check(operation)?;
+        let topic = &context.topic;
         let losses = Direction::BOTH.map(|direction| topic.publishers_lost(direction));
-        let refused = |cause| below::of_queue(operation, cause).on(topic.name());
-        let caller = desk.house.caller();
+        let refused = |cause| error_mapping::from_queue(operation, cause).on(topic.name());
+        let caller = context.node.caller();
         // Before it subscribes: what is noted later is looked at then.
-        let changes = topic.changes_elsewhere();
-        let elsewhere = topic.published_elsewhere();
-        let arrivals = topic.arrivals().subscribe(&caller).map_err(refused)?;
-        let here = match topic.here().subscribe(&caller) {
-            Ok(here) => here,
+        let changes = topic.remote_heartbeat_changes();
+        let remote = topic.remote_heartbeats();
+        let inbound = topic.inbound().subscribe(&caller).map_err(refused)?;
+        let local = match topic.local().subscribe(&caller) {
+            Ok(local) => local,
             Err(cause) => {
                 let dispose = |words| {
-                    topic.dispose(&caller, desk.arrivals.ledger(), words);
+                    topic.dispose(&caller, context.inbound.control(), words);
                 };
-                topic.arrivals().unsubscribe(&caller, &arrivals, dispose).map_err(refused)?;
+                topic.inbound().unsubscribe(&caller, &inbound, dispose).map_err(refused)?;
                 return Err(refused(cause));
             }
         };
-        topic.enrol(here.seat(), arrivals.seat());
+        topic.join_subscriptions(local.subscription_id(), inbound.subscription_id());
         // Now that all that comes later is for this one.
         let drops = topic.drops();
-        let elsewhere = (&*elsewhere, changes);
-        let account = Account::new(&topic.published(), drops, elsewhere, arrivals.position());
-        desk.changed();
-        let spin = desk.house.waiting;
-        let most_samples = match topic.settings().reliability {
+        let remote = (&*remote, changes);
+        let loss_tracker = LossTracker::new(&topic.published(), drops, remote, inbound.position());
+        context.participants_changed();
+        let spin = context.node.waiting;
+        let max_samples = match topic.settings().reliability {
             // As many as there can be.
             Reliability::Reliable => usize::MAX,
-            _ => topic.settings().depth as usize + MORE_SAMPLES,
+            _ => topic.settings().depth as usize + EXTRA_SAMPLES,
         };
-        let seats = (here.seat(), arrivals.seat());
-        let departures = Arc::new(Departures::new(&desk, seats.0, seats.1));
-        let shared = Subscription { here: seats.0, arrivals: seats.1, desk, departures };
+        let subscription_ids = (local.subscription_id(), inbound.subscription_id());
+        let deferred_releases =
+            Arc::new(DeferredReleases::new(&context, subscription_ids.0, subscription_ids.1));
+        let shared = Subscription {
+            local: subscription_ids.0,
+            inbound: subscription_ids.1,
+            context,
+            deferred_releases,
+        };
         Ok(Self {
-            here,
-            arrivals,
+            local,
+            inbound,
             shared: Arc::new(shared),
-            next: Direction::Here,
+            next: Direction::Local,
             spin,
-            ahead: [None; 2],
-            account,
+            lookahead: [None; 2],
+            loss_tracker,
             losses,
-            is_eviction_told: false,
-            most_samples,
-            readiness: OnceLock::new(),
-            announced: News::default(),
+            is_eviction_reported: false,
+            max_samples,
+            poll_descriptor: OnceLock::new(),
+            announced: PendingEvents::default(),
         })
     }
 
     /// The topic's name.
     #[must_use]
     pub fn topic(&self) -> &str {
-        self.shared.desk.topic.name()
+        self.shared.context.topic.name()
     }
 
     /// How it waits from now on.
-    pub fn set_spin(&mut self, spin: Spin) {
+    pub fn set_wait_strategy(&mut self, spin: WaitStrategy) {
         self.spin = spin;
     }
 
@@ -235,62 +251,67 @@ impl Subscriber {
     /// counted only if that node has told when it began to keep messages for this one.
     #[must_use]
     pub fn missed(&self) -> u64 {
-        let here = self.missing_behind().map_or(0, |(last, _)| self.account.missing_behind(&last));
-        let elsewhere = self.missing_elsewhere();
-        let elsewhere = elsewhere.map_or(0, |(told, _)| self.account.missing_elsewhere(&told));
-        self.account.missed().wrapping_add(here).wrapping_add(elsewhere)
+        let local = self
+            .missing_after_last()
+            .map_or(0, |(last, _)| self.loss_tracker.missing_after_last(&last));
+        let remote = self.missing_remote();
+        let remote = remote.map_or(0, |(told, _)| self.loss_tracker.missing_remote(&told));
+        self.loss_tracker.missed().wrapping_add(local).wrapping_add(remote)
     }
 
     /// Can no message be pulled of those that were there before this call?
     fn has_all(&self, direction: Direction) -> bool {
-        let is_ahead = self.ahead[direction as usize].is_some();
-        !is_ahead && !self.has_more(direction) && self.shared.is_seated(direction)
+        let is_ahead = self.lookahead[direction as usize].is_some();
+        !is_ahead && !self.has_more(direction) && self.shared.is_subscription_active(direction)
     }
 
     /// The last messages of publishers of this node, if some are missing behind those that can be pulled.
-    fn missing_behind(&self) -> Option<(Vec<(u64, u64)>, u64)> {
-        let topic = &self.shared.desk.topic;
+    fn missing_after_last(&self) -> Option<(Vec<(u64, u64)>, u64)> {
+        let topic = &self.shared.context.topic;
         // First: what is dropped afterwards is looked for again.
         let drops = topic.drops();
-        if !self.account.is_behind(drops) {
+        if !self.loss_tracker.has_new_drops(drops) {
             return None;
         }
         let last = topic.settled()?;
         // Then: what is settled and not to be had here is missing.
-        self.has_all(Direction::Here).then_some((last, drops))
+        self.has_all(Direction::Local).then_some((last, drops))
     }
 
     /// What other nodes have published, if that is news and nothing of them can be pulled.
-    fn missing_elsewhere(&self) -> Option<(Vec<PublishedElsewhere>, u64)> {
-        let topic = &self.shared.desk.topic;
+    fn missing_remote(&self) -> Option<(Vec<RemoteHeartbeat>, u64)> {
+        let topic = &self.shared.context.topic;
         // First: what is noted afterwards is looked at again.
-        let changes = topic.changes_elsewhere();
-        if !self.account.is_behind_elsewhere(changes) {
+        let changes = topic.remote_heartbeat_changes();
+        if !self.loss_tracker.has_new_heartbeats(changes) {
             return None;
         }
-        let told = topic.published_elsewhere();
+        let told = topic.remote_heartbeats();
         // Then: all that was to come of it had been delivered when it was noted.
-        self.has_all(Direction::Arrivals).then_some((told, changes))
+        self.has_all(Direction::Inbound).then_some((told, changes))
     }
 
     /// Counts those that are missing behind the last one.
-    fn look_behind(&mut self) {
-        let missed = self.account.missed();
-        if let Some((last, drops)) = self.missing_behind() {
-            self.account.settles(&last, drops);
+    fn count_missing_after_last(&mut self) {
+        let missed = self.loss_tracker.missed();
+        if let Some((last, drops)) = self.missing_after_last() {
+            self.loss_tracker.settle(&last, drops);
         }
-        if let Some((told, changes)) = self.missing_elsewhere() {
-            self.account.settles_elsewhere(&told, changes);
+        if let Some((told, changes)) = self.missing_remote() {
+            self.loss_tracker.settle_remote(&told, changes);
         }
-        if self.account.missed() != missed {
-            self.says_missed();
+        if self.loss_tracker.missed() != missed {
+            self.report_missed();
         }
     }
 
     /// For reports of the node.
     #[cold]
-    fn says_missed(&self) {
-        self.shared.desk.topic.says_missed(self.here.seat(), self.account.missed());
+    fn report_missed(&self) {
+        self.shared
+            .context
+            .topic
+            .report_missed(self.local.subscription_id(), self.loss_tracker.missed());
     }
 
     /// The next message, if there is one. One that a [stream writes](crate::Loan::publish_on) is
@@ -309,29 +330,29 @@ impl Subscriber {
     #[inline]
     fn try_pull_with(&mut self, stream: Option<&Stream>) -> Result<Option<Sample>> {
         match self.take_next(stream) {
-            Ok(None) if self.is_readable() => self.take_last(stream),
+            Ok(None) if self.is_readable() => self.rearm_and_pull(stream),
             pulled => pulled,
         }
     }
 
     #[inline]
     fn take_next(&mut self, stream: Option<&Stream>) -> Result<Option<Sample>> {
-        self.shared.desk.house.check_fork("pull")?;
+        self.shared.context.node.check_not_forked("pull")?;
         for _ in 0..2 {
             let direction = self.next;
             self.next = match direction {
-                Direction::Here => Direction::Arrivals,
-                Direction::Arrivals => Direction::Here,
+                Direction::Local => Direction::Inbound,
+                Direction::Inbound => Direction::Local,
             };
             if let Some(sample) = self.try_pull_from(direction, stream)? {
                 return Ok(Some(sample));
             }
-            if !self.shared.is_seated(direction) {
+            if !self.shared.is_subscription_active(direction) {
                 // Removed from one queue: nothing comes from the other one either.
                 break;
             }
         }
-        self.check_seat()?;
+        self.check_subscription()?;
         Ok(None)
     }
 
@@ -341,18 +362,18 @@ impl Subscriber {
     /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded), [`Evicted`](ErrorKind::Evicted),
     /// [`TooManySamples`](ErrorKind::TooManySamples), [`Closed`](ErrorKind::Closed),
     /// [`Forked`](ErrorKind::Forked).
-    pub fn pull(&mut self, patience: Duration) -> Result<Sample> {
-        self.pull_in_time("pull", patience, None)
+    pub fn pull(&mut self, timeout: Duration) -> Result<Sample> {
+        self.pull_in_time("pull", timeout, None)
     }
 
     fn pull_in_time(
         &mut self,
         operation: &'static str,
-        patience: Duration,
+        timeout: Duration,
         stream: Option<&Stream>,
     ) -> Result<Sample> {
-        self.pull_within(operation, patience, stream)?.ok_or_else(|| {
-            let detail = format!("no message within {patience:?}");
+        self.pull_within(operation, timeout, stream)?.ok_or_else(|| {
+            let detail = format!("no message within {timeout:?}");
             Error::new(operation, ErrorKind::DeadlineExceeded, detail).on(self.topic())
         })
     }
@@ -361,28 +382,28 @@ impl Subscriber {
     fn pull_within(
         &mut self,
         operation: &'static str,
-        patience: Duration,
+        timeout: Duration,
         stream: Option<&Stream>,
     ) -> Result<Option<Sample>> {
         if let Some(sample) = self.try_pull_with(stream)? {
             return Ok(Some(sample));
         }
         let mut spin = self.spin;
-        let topic = Arc::clone(&self.shared.desk.topic);
-        let deadline = ipc::deadline(patience);
-        let interruption = self.shared.desk.house.interruption();
-        let mut rest = Rest::NEW;
+        let topic = Arc::clone(&self.shared.context.topic);
+        let deadline = ipc::deadline(timeout);
+        let interruption = self.shared.context.node.interruption();
+        let mut backoff = PollBackoff::NEW;
         loop {
             // What a stream does rings no bell.
-            let is_watched = self.waits_for_streams();
+            let is_watched = self.is_waiting_for_streams();
             if is_watched {
-                self.shared.tend();
+                self.shared.poll_streams();
             }
-            let end = if is_watched { rest.next(deadline) } else { deadline };
+            let end = if is_watched { backoff.next(deadline) } else { deadline };
             // Who delivers what arrives rings there, too.
-            let waited = topic.here().wait_with(&mut spin, end, || {
+            let waited = topic.local().wait_with(&mut spin, end, || {
                 match self.try_pull_with(stream).transpose() {
-                    None if !is_watched && self.waits_for_streams() => Some(None),
+                    None if !is_watched && self.is_waiting_for_streams() => Some(None),
                     None => {
                         let ended = interruption.check(operation).err();
                         ended.map(|error| Some(Err(error.on(topic.name()))))
@@ -405,21 +426,26 @@ impl Subscriber {
     }
 
     #[cold]
-    fn check_seat(&self) -> Result<()> {
-        if self.shared.is_seated(Direction::Here) && self.shared.is_seated(Direction::Arrivals) {
-            return self.shared.desk.house.office.check();
+    fn check_subscription(&self) -> Result<()> {
+        if self.shared.is_subscription_active(Direction::Local)
+            && self.shared.is_subscription_active(Direction::Inbound)
+        {
+            return self.shared.context.node.service.check();
         }
         let detail = match self.evicted() {
             Some(held_for) => {
-                format!("its messages were in the way for {}", text::plain_time(held_for))
+                format!(
+                    "it held messages that blocked publishers for {}",
+                    text::format_duration(held_for)
+                )
             }
-            None => "its process was taken for dead, or left its node".to_owned(),
+            None => "its process was removed from the node, or left it".to_owned(),
         };
         Err(Error::new("pull", ErrorKind::Evicted, detail).on(self.topic()))
     }
 
     fn evicted(&self) -> Option<Duration> {
-        self.shared.desk.topic.evicted(self.here.seat())
+        self.shared.context.topic.evicted(self.local.subscription_id())
     }
 
     /// Where messages are dropped one subscriber may not hold all of them. What it does not take it may
@@ -427,44 +453,49 @@ impl Subscriber {
     #[inline]
     fn check_samples(&self, direction: Direction) -> Result<()> {
         // Each sample has a share of it; so have this, and what makes its descriptor readable.
-        let others = 1 + usize::from(self.readiness.get().is_some());
+        let others = 1 + usize::from(self.poll_descriptor.get().is_some());
         let held = Arc::strong_count(&self.shared).saturating_sub(others);
-        if held < self.most_samples || !self.has_more(direction) {
+        if held < self.max_samples || !self.has_more(direction) {
             return Ok(());
         }
         let detail = format!(
             "it holds {held} and may hold {}. Drop samples, or make the topic deeper",
-            self.most_samples
+            self.max_samples
         );
         Err(Error::new("pull", ErrorKind::TooManySamples, detail).on(self.topic()))
     }
 
     fn has_more(&self, direction: Direction) -> bool {
-        let queue = self.shared.desk.topic.queue(direction);
-        self.shared.is_seated(direction) && queue.has_more(self.shared.seat(direction))
+        let queue = self.shared.context.topic.queue(direction);
+        self.shared.is_subscription_active(direction)
+            && queue.has_more(self.shared.subscription_id(direction))
     }
 
     /// The next message, whether it can be read yet or not.
     #[inline]
     fn take_from(&mut self, direction: Direction) -> Option<(u64, Entry)> {
-        if let Some(ahead) = self.ahead[direction as usize].take() {
-            return Some(ahead);
+        if let Some(lookahead) = self.lookahead[direction as usize].take() {
+            return Some(lookahead);
         }
-        let topic = &self.shared.desk.topic;
+        let topic = &self.shared.context.topic;
         let taken = match direction {
-            Direction::Here => topic.here().take(&mut self.here),
-            Direction::Arrivals => topic.arrivals().take(&mut self.arrivals),
+            Direction::Local => topic.local().take(&mut self.local),
+            Direction::Inbound => topic.inbound().take(&mut self.inbound),
         }?;
         let entry = Entry::from_words(taken.entry);
         let is_behind_others = match direction {
-            Direction::Here => self.account.takes(entry.publisher, entry.sequence),
-            Direction::Arrivals => {
-                let note = self.shared.desk.arrivals.ledger().note(entry.block);
-                self.account.takes_arrival(Arrival::of(&note), entry.publisher, entry.sequence)
+            Direction::Local => self.loss_tracker.on_local(entry.publisher, entry.sequence),
+            Direction::Inbound => {
+                let sample_info = self.shared.context.inbound.control().sample_info(entry.block);
+                self.loss_tracker.on_inbound(
+                    RemoteStart::of(&sample_info),
+                    entry.publisher,
+                    entry.sequence,
+                )
             }
         };
         if is_behind_others {
-            self.says_missed();
+            self.report_missed();
         }
         Some((taken.position, entry))
     }
@@ -477,15 +508,15 @@ impl Subscriber {
     ) -> Result<Option<Sample>> {
         self.check_samples(direction)?;
         let Some((position, entry)) = self.take_from(direction) else { return Ok(None) };
-        let (position, entry) = match entry.turn {
+        let (position, entry) = match entry.sync_point {
             None => (position, entry),
-            Some(_) => match self.take_in_order(direction, (position, entry), stream)? {
+            Some(_) => match self.take_stream_ordered(direction, (position, entry), stream)? {
                 Some(taken) => taken,
                 None => return Ok(None),
             },
         };
-        let pool = self.shared.desk.pool(direction);
-        let place = Place { offset: entry.offset, length: entry.length };
+        let pool = self.shared.context.pool(direction);
+        let place = BlockRange { offset: entry.offset, length: entry.length };
         match pool.slice(place, entry.length) {
             Ok(slice) => {
                 let shared = Arc::clone(&self.shared);
@@ -493,11 +524,11 @@ impl Subscriber {
             }
             // The service is about to give this process that memory.
             Err(cause) if cause.kind() == ErrorKind::WouldBlock => {
-                self.ahead[direction as usize] = Some((position, entry));
+                self.lookahead[direction as usize] = Some((position, entry));
                 Ok(None)
             }
             // It was removed, and what it had is gone.
-            Err(_) if !self.shared.is_seated(direction) => Ok(None),
+            Err(_) if !self.shared.is_subscription_active(direction) => Ok(None),
             Err(cause) => {
                 self.shared.release(direction, position);
                 let error = Error::because("pull", ErrorKind::Malformed, cause);
@@ -508,15 +539,15 @@ impl Subscriber {
 
     /// What happened beside messages, since it was asked last.
     pub fn poll_event(&mut self) -> Option<Event> {
-        self.look_behind();
-        if self.account.untold() > 0 {
-            return Some(Event::Gap { missed: self.account.tell() });
+        self.count_missing_after_last();
+        if self.loss_tracker.unreported() > 0 {
+            return Some(Event::Gap { missed: self.loss_tracker.take_unreported() });
         }
-        let topic = &self.shared.desk.topic;
+        let topic = &self.shared.context.topic;
         for (direction, told) in Direction::BOTH.into_iter().zip(&mut self.losses) {
             let lost = topic.publishers_lost(direction);
             // Of very many only the last are known.
-            *told = (*told).max(lost.saturating_sub(MOST_LOST));
+            *told = (*told).max(lost.saturating_sub(MAX_REMEMBERED_LOSSES));
             while *told < lost {
                 *told += 1;
                 if let Some(LostPublisher { node, publisher }) =
@@ -524,19 +555,22 @@ impl Subscriber {
                 {
                     let publisher = PublisherId(publisher);
                     return Some(match direction {
-                        Direction::Here => Event::PublisherLost { publisher },
-                        Direction::Arrivals => Event::PublisherLostElsewhere { node, publisher },
+                        Direction::Local => Event::PublisherLost { publisher },
+                        Direction::Inbound => Event::RemotePublisherLost { node, publisher },
                     });
                 }
             }
         }
-        let is_seated =
-            self.shared.is_seated(Direction::Here) && self.shared.is_seated(Direction::Arrivals);
-        if !is_seated && !self.is_eviction_told && self.shared.desk.house.born.is_current() {
-            self.is_eviction_told = true;
-            let topic = &self.shared.desk.topic;
-            self.account.settles(&topic.last_of_all(), topic.drops());
-            self.says_missed();
+        let is_subscription_active = self.shared.is_subscription_active(Direction::Local)
+            && self.shared.is_subscription_active(Direction::Inbound);
+        if !is_subscription_active
+            && !self.is_eviction_reported
+            && self.shared.context.node.fork_generation.is_current()
+        {
+            self.is_eviction_reported = true;
+            let topic = &self.shared.context.topic;
+            self.loss_tracker.settle(&topic.last_of_all(), topic.drops());
+            self.report_missed();
             return Some(Event::Evicted { held_for: self.evicted() });
         }
         None
@@ -545,19 +579,24 @@ impl Subscriber {
 
 impl Drop for Subscriber {
     fn drop(&mut self) {
-        if !self.shared.desk.house.born.is_current() {
+        if !self.shared.context.node.fork_generation.is_current() {
             return;
         }
         for direction in Direction::BOTH {
-            if let Some((position, _)) = self.ahead[direction as usize] {
+            if let Some((position, _)) = self.lookahead[direction as usize] {
                 self.shared.release(direction, position);
             }
         }
-        for seat in
-            [(Direction::Here, self.here.seat()), (Direction::Arrivals, self.arrivals.seat())]
-        {
-            self.shared.desk.ends(seat.0, seat.1, End::Unread);
+        for subscription_id in [
+            (Direction::Local, self.local.subscription_id()),
+            (Direction::Inbound, self.inbound.subscription_id()),
+        ] {
+            self.shared.context.end_direction(
+                subscription_id.0,
+                subscription_id.1,
+                EndScope::Unread,
+            );
         }
-        self.shared.desk.changed();
+        self.shared.context.participants_changed();
     }
 }

@@ -8,7 +8,7 @@ pub(crate) fn counted(number: u64, thing: &str) -> String {
 }
 
 /// A time, to the millisecond if it has one: `301ms`, `2.5s`.
-pub(crate) fn plain_time(time: Duration) -> String {
+pub(crate) fn format_duration(time: Duration) -> String {
     match u64::try_from(time.as_millis()) {
         Ok(milliseconds @ 1..) => format!("{:?}", Duration::from_millis(milliseconds)),
         _ => format!("{time:?}"),
@@ -30,7 +30,7 @@ mod tests {
 
     #[test]
     fn times_are_plain() {
-        let plain = |nanoseconds| plain_time(Duration::from_nanos(nanoseconds));
+        let plain = |nanoseconds| format_duration(Duration::from_nanos(nanoseconds));
         assert_eq!(plain(301_230_049), "301ms");
         assert_eq!([plain(2_500_000_001), plain(60_000_999_999)], ["2.5s", "60s"]);
         assert_eq!([plain(0), plain(1500)], ["0ns", "1.5µs"]);

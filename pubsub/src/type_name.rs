@@ -24,13 +24,13 @@ use crate::error::{Error, ErrorKind};
 pub struct TypeName {
     length: u8,
     /// Zero beyond the length.
-    bytes: [u8; Self::LONGEST],
+    bytes: [u8; Self::MAX_LEN],
 }
 
 impl TypeName {
     /// The longest name, in bytes.
-    pub const LONGEST: usize = 64;
-    pub(crate) const WORDS: usize = Self::LONGEST / 8;
+    pub const MAX_LEN: usize = 64;
+    pub(crate) const WORDS: usize = Self::MAX_LEN / 8;
 
     /// The name as text.
     #[must_use]
@@ -50,7 +50,7 @@ impl TypeName {
 
     /// What words say that anything may have written; None if that is no name.
     pub(crate) fn from_words(length: u64, words: [u64; Self::WORDS]) -> Option<Self> {
-        let length = usize::try_from(length).ok().filter(|length| *length <= Self::LONGEST)?;
+        let length = usize::try_from(length).ok().filter(|length| *length <= Self::MAX_LEN)?;
         let bytes: Vec<u8> = words.into_iter().flat_map(u64::to_le_bytes).collect();
         str::from_utf8(&bytes[..length]).ok()?.parse().ok()
     }
@@ -66,16 +66,16 @@ impl FromStr for TypeName {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self, Error> {
-        let (length, most) = (text.len(), Self::LONGEST);
+        let (length, most) = (text.len(), Self::MAX_LEN);
         if length == 0 || length > most || text.chars().any(is_unprintable) {
             let detail = format!(
                 "\"{}\" has {length} bytes: 1 to {most} without control and invisible characters are \
                  possible",
                 text.escape_debug()
             );
-            return Err(Error::new("name a type", ErrorKind::InvalidArgument, detail));
+            return Err(Error::new("parse a type name", ErrorKind::InvalidArgument, detail));
         }
-        let mut bytes = [0; Self::LONGEST];
+        let mut bytes = [0; Self::MAX_LEN];
         bytes[..length].copy_from_slice(text.as_bytes());
         Ok(Self { length: length as u8, bytes })
     }

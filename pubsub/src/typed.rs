@@ -13,7 +13,7 @@ use crate::{Node, Publisher, Sample, Sent, Subscriber, Topic, TopicSettings, Typ
 const OPEN: &str = "open a typed topic";
 const PULL: &str = "pull a value";
 /// What the place of a message is a multiple of, in bytes.
-const MOST_ALIGNED: usize = 256;
+const MAX_ALIGNMENT: usize = 256;
 
 /// A topic of values of one type: each message is one value.
 ///
@@ -87,35 +87,37 @@ impl Node {
         settings: &TopicSettings,
     ) -> Result<TypedTopic<T>> {
         let (largest, type_name) = (size_for_topic::<T>(name)?, Some(name_of::<T>(name)?));
-        let wanted = TopicSettings { largest, type_name, ..*settings };
-        let topic = self
-            .topic(name, &wanted)
-            .map_err(|error| self.explain_other_size(name, &wanted, &error).unwrap_or(error))?;
+        let requested = TopicSettings { largest, type_name, ..*settings };
+        let topic = self.topic(name, &requested).map_err(|error| {
+            self.explain_size_mismatch(name, &requested, &error).unwrap_or(error)
+        })?;
         Ok(TypedTopic { topic, values: PhantomData })
     }
 
     /// The same refusal in terms of the type, if the topic has values of a type of the same name and
     /// differs in their size only.
-    fn explain_other_size(
+    fn explain_size_mismatch(
         &self,
         name: &str,
-        wanted: &TopicSettings,
+        requested: &TopicSettings,
         error: &Error,
     ) -> Option<Error> {
-        let type_name = wanted.type_name.filter(|_| error.kind() == ErrorKind::SettingsDiffer)?;
+        let type_name =
+            requested.type_name.filter(|_| error.kind() == ErrorKind::SettingsDiffer)?;
         let found = self.open(name).ok()?.settings().ok()?;
-        let is_all_that_differs = TopicSettings { largest: wanted.largest, ..found } == *wanted;
-        (is_all_that_differs && found.largest != wanted.largest)
-            .then(|| other_size(name, type_name, (wanted.largest, found.largest)))
+        let is_all_that_differs =
+            TopicSettings { largest: requested.largest, ..found } == *requested;
+        (is_all_that_differs && found.largest != requested.largest)
+            .then(|| size_mismatch(name, type_name, (requested.largest, found.largest)))
     }
 }
 
 /// Refuses a type that has another size where the topic was created.
-fn other_size(topic: &str, name: TypeName, (here, there): (u64, u64)) -> Error {
+fn size_mismatch(topic: &str, name: TypeName, (local, there): (u64, u64)) -> Error {
     let detail = format!(
         "a {name} has {} here and {there} where the topic was created: compile both from one \
          definition",
-        counted(here, "byte")
+        counted(local, "byte")
     );
     Error::new(OPEN, ErrorKind::SettingsDiffer, detail).on(topic)
 }
@@ -153,7 +155,7 @@ impl Topic {
             return Err(Error::new(OPEN, ErrorKind::SettingsDiffer, detail).on(self.name()));
         }
         if largest != size && type_name.is_some() {
-            return Err(other_size(self.name(), name, (size, largest)));
+            return Err(size_mismatch(self.name(), name, (size, largest)));
         }
         if largest != size {
             let detail =
@@ -175,12 +177,12 @@ fn name_of<T: Plain>(topic: &str) -> Result<TypeName> {
 /// The size of a value in bytes, if a topic of this name can have such values.
 fn size_for_topic<T: Plain>(name: &str) -> Result<u64> {
     let (size, alignment) = (size_of::<T>(), align_of::<T>());
-    if size > 0 && alignment <= MOST_ALIGNED {
+    if size > 0 && alignment <= MAX_ALIGNMENT {
         return Ok(size as u64);
     }
     let detail = format!(
         "{} has {size} bytes and an alignment of {alignment}: from 1 byte on and up to \
-         {MOST_ALIGNED} is possible",
+         {MAX_ALIGNMENT} is possible",
         std::any::type_name::<T>()
     );
     Err(Error::new(OPEN, ErrorKind::InvalidArgument, detail).on(name))

@@ -7,13 +7,16 @@ use crate::text::counted;
 use crate::{Node, Publisher, Sample, Subscriber, Topic};
 
 /// Between two looks at what no bell rings for: the first, and the longest.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(20));
+const POLL_PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(20));
 /// How long the service may take for an answer, also where less is left.
-const LEAST: Duration = Duration::from_millis(50);
+const MIN_ANSWER_TIME: Duration = Duration::from_millis(50);
 
 /// Looks until something is found or the deadline has passed, with pauses that grow.
-fn find_by<T>(deadline: Instant, mut look: impl FnMut() -> Result<Option<T>>) -> Result<Option<T>> {
-    let mut pause = PAUSES.0;
+fn poll_until<T>(
+    deadline: Instant,
+    mut look: impl FnMut() -> Result<Option<T>>,
+) -> Result<Option<T>> {
+    let mut pause = POLL_PAUSES.0;
     loop {
         if let Some(found) = look()? {
             return Ok(Some(found));
@@ -22,8 +25,8 @@ fn find_by<T>(deadline: Instant, mut look: impl FnMut() -> Result<Option<T>>) ->
         if left.is_zero() {
             return Ok(None);
         }
-        ipc::nap(pause.min(left));
-        pause = (2 * pause).min(PAUSES.1);
+        ipc::sleep_interruptible(pause.min(left));
+        pause = (2 * pause).min(POLL_PAUSES.1);
     }
 }
 
@@ -54,7 +57,7 @@ impl Publisher {
     pub fn wait_for_subscribers(&self, count: u32, timeout: Duration) -> Result<u32> {
         let operation = "wait for subscribers";
         let interruption = self.interruption();
-        let found = find_by(ipc::deadline(timeout), || {
+        let found = poll_until(ipc::deadline(timeout), || {
             self.check(operation)?;
             let subscribers = self.subscribers();
             if subscribers >= count {
@@ -105,23 +108,27 @@ impl Node {
     /// exists.
     ///
     /// # Errors
-    /// [`Unknown`](ErrorKind::Unknown) if it does not exist before the deadline;
+    /// [`NotFound`](ErrorKind::NotFound) if it does not exist before the deadline;
     /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded) if the service does not answer until then, or
     /// 50 ms where less is left; as [`open`](Self::open).
     pub fn wait_for_topic(&self, name: &str, timeout: Duration) -> Result<Topic> {
         let (mut unknown, interruption) = (None::<Error>, self.interruption());
-        let (deadline, most) = (ipc::deadline(timeout), self.answer_timeout());
-        let topic = find_by(deadline, || {
-            let left = deadline.saturating_duration_since(Instant::now()).max(LEAST);
-            match self.open_within(name, most.min(left)) {
+        let (deadline, answer_timeout_limit) = (ipc::deadline(timeout), self.answer_timeout());
+        let topic = poll_until(deadline, || {
+            let left = deadline.saturating_duration_since(Instant::now()).max(MIN_ANSWER_TIME);
+            match self.open_within(name, answer_timeout_limit.min(left)) {
                 Ok(topic) => Ok(Some(topic)),
                 // Its service may be about to have a successor.
                 Err(error)
-                    if matches!(error.kind(), ErrorKind::Unknown | ErrorKind::DeadlineExceeded) =>
+                    if matches!(
+                        error.kind(),
+                        ErrorKind::NotFound | ErrorKind::DeadlineExceeded
+                    ) =>
                 {
                     interruption.check(error.operation()).map_err(|it| it.on(name))?;
                     // An attempt that was cut short says less than the one before.
-                    let was_cut_short = error.kind() != ErrorKind::Unknown && left < most;
+                    let was_cut_short =
+                        error.kind() != ErrorKind::NotFound && left < answer_timeout_limit;
                     if unknown.is_none() || !was_cut_short {
                         unknown = Some(error);
                     }
@@ -133,7 +140,7 @@ impl Node {
         match (topic, unknown) {
             (Some(topic), _) => Ok(topic),
             (None, Some(error)) => Err(error),
-            (None, None) => Err(Error::new("open a topic", ErrorKind::Unknown, "").on(name)),
+            (None, None) => Err(Error::new("open a topic", ErrorKind::NotFound, "").on(name)),
         }
     }
 }

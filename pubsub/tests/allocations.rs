@@ -10,19 +10,19 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use pubsub::{
-    MemoryPlace, NetworkOptions, Node, NodeOptions, Publisher, Row, Subscriber, TopicSettings,
+    MemoryLocation, NetworkOptions, Node, NodeOptions, Publisher, Row, Subscriber, TopicSettings,
 };
-use testkit::addresses::to_listen;
-use testkit::allocations::{Counting, MOST_NAMES, by_thread_name, thread_names};
+use testkit::addresses::unused_listen_address;
+use testkit::allocations::{CountingAllocator, MAX_NAMES, by_thread_name, thread_names};
 
-#[path = "node/ground.rs"]
+#[path = "node/support.rs"]
 #[allow(dead_code)]
-mod ground;
+mod support;
 
-use ground::{Ground, PATIENCE, options, until};
+use support::{TIMEOUT, TestDir, options, until};
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting::with_thread_names();
+static ALLOCATOR: CountingAllocator = CountingAllocator::with_thread_names();
 
 /// Messages of a round.
 const MESSAGES: u64 = 2000;
@@ -31,7 +31,7 @@ const CLOCKED: [&str; 3] = ["fabricast-node", "fabricast-peers", "fabricast-link
 /// What they may allocate.
 const A_SECOND: f64 = 500.0;
 
-fn settings(memory: MemoryPlace) -> TopicSettings {
+fn settings(memory: MemoryLocation) -> TopicSettings {
     TopicSettings { memory, depth: 8, largest: 100_000, ..TopicSettings::default() }
 }
 
@@ -41,14 +41,14 @@ fn pass(publisher: &Publisher, subscriber: &mut Subscriber, bytes: &mut [u8]) {
     for number in 0..MESSAGES {
         let length = [8, 64, 4000, 0, 100_000, 900][number as usize % 6];
         if number % 2 == 0 {
-            publisher.push(&bytes[..length], PATIENCE).unwrap();
+            publisher.push(&bytes[..length], TIMEOUT).unwrap();
         } else {
-            let mut loan = publisher.loan(length as u64, PATIENCE).unwrap();
+            let mut loan = publisher.loan(length as u64, TIMEOUT).unwrap();
             loan.write(0, &bytes[..length]).unwrap();
             loan.set_metadata(&number.to_le_bytes()).unwrap();
-            loan.publish(PATIENCE).unwrap();
+            loan.publish(TIMEOUT).unwrap();
         }
-        let sample = subscriber.pull(PATIENCE).unwrap();
+        let sample = subscriber.pull(TIMEOUT).unwrap();
         assert_eq!(sample.length(), length as u64);
         if length > 0 {
             sample.read(0, &mut found).unwrap();
@@ -67,7 +67,7 @@ fn pass(publisher: &Publisher, subscriber: &mut Subscriber, bytes: &mut [u8]) {
 fn check(what: &str, publisher: &Publisher, subscriber: &mut Subscriber) {
     let mut bytes = vec![7; 100_000];
     pass(publisher, subscriber, &mut bytes);
-    let (mut least, mut longest) = ([u64::MAX; MOST_NAMES], Duration::ZERO);
+    let (mut least, mut longest) = ([u64::MAX; MAX_NAMES], Duration::ZERO);
     for _ in 0..5 {
         let (before, start) = (by_thread_name(), Instant::now());
         pass(publisher, subscriber, &mut bytes);
@@ -101,10 +101,11 @@ fn network(directory: &Path, listen: SocketAddr, peer: SocketAddr) -> Node {
 /// One test: what others do at the same time would be counted, too.
 #[test]
 fn nothing_is_allocated_per_message() {
-    let (grounds, addresses) = ([Ground::new(), Ground::new()], [to_listen(), to_listen()]);
-    let here = network(grounds[0].path(), addresses[0], addresses[1]);
-    let there = network(grounds[1].path(), addresses[1], addresses[0]);
-    for memory in ["host", "stand-in:0"] {
+    let (test_dirs, addresses) =
+        ([TestDir::new(), TestDir::new()], [unused_listen_address(), unused_listen_address()]);
+    let here = network(test_dirs[0].path(), addresses[0], addresses[1]);
+    let there = network(test_dirs[1].path(), addresses[1], addresses[0]);
+    for memory in ["host", "emulated:0"] {
         let settings = settings(memory.parse().unwrap());
         let topic = here.topic(&format!("within {memory}"), &settings).unwrap();
         let mut subscriber = topic.subscriber().unwrap();

@@ -18,11 +18,11 @@ pub(super) fn run(arguments: &[OsString]) -> Result<(), Failure> {
     let error = command.args(arguments).exec();
     let why = match error.kind() {
         ErrorKind::NotFound => format!(
-            "the program {PROGRAM} is neither beside {} nor on PATH. Build it with: \
+            "program {PROGRAM} is neither beside {} nor on PATH. Build it: \
              cargo build --release -p {PROGRAM}",
             own.display()
         ),
         _ => format!("{}: {error}", command.get_program().display()),
     };
-    Err(Failure::new(Exit::NoProvider, format!("cannot run \"fabricast bench\": {why}")))
+    Err(Failure::new(Exit::NoProvider, format!("run \"fabricast bench\" failed: {why}")))
 }

@@ -2,11 +2,11 @@
 
 use fabric::{Candidate, Choice, Policy, Verdict};
 
-use super::text::{complain, wrapped};
+use super::text::{print_error, wrapped};
 
 /// What the columns are.
 const HEAD: [&str; 4] = ["verdict", "provider", "domain", "score"];
-const REASONS: &str = "reasons, each with its points";
+const REASONS: &str = "reasons (points)";
 
 /// Every candidate with its verdict, score and reasons, below a head. Those that differ only in their
 /// domain or network stand in one line; the first one of them is meant where one
@@ -56,22 +56,22 @@ pub(crate) fn print(choice: &Choice) -> String {
         text.push_str(&wrapped(&first, &candidate.reasons.join("; ")));
     }
     if choice.candidates.is_empty() {
-        text.push_str("  there is no candidate at all\n");
+        text.push_str("  no candidates\n");
     }
     text
 }
 
 /// Says which names of a policy no provider here has: they change nothing.
-pub(crate) fn complain_of_strangers<'a>(
+pub(crate) fn warn_unknown_providers<'a>(
     policy: &Policy,
     providers: impl IntoIterator<Item = &'a str>,
 ) {
     let here = distinct(providers);
-    for name in policy.strangers(here.iter().copied()) {
+    for name in policy.unknown_providers(here.iter().copied()) {
         let there = here.join(", ");
         let name = name.escape_debug();
-        complain(&format!(
-            "fabricast: the policy names \"{name}\", and no provider here is called so; there are: {there}"
+        print_error(&format!(
+            "fabricast: warning: policy names unknown provider \"{name}\". Available: {there}"
         ));
     }
 }
@@ -138,7 +138,7 @@ mod tests {
         };
         assert_eq!(
             print(&choice),
-            "  verdict  provider  domain    score  reasons, each with its points\n  \
+            "  verdict  provider  domain    score  reasons (points)\n  \
                taken    shm       shm          12  native (+20); slow (-8)\n  \
                usable   net       lo, eth0     12  native (+20); slow (-8)\n"
         );

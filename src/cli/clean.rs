@@ -5,32 +5,32 @@ use std::path::{Path, PathBuf};
 use serde_json::json;
 
 use super::exit::{Exit, Failure, report_as_json};
-use super::membership::{check_is_no_file, with_remedy};
-use super::settings::{OF_DIRECTORY, Options};
+use super::node_client::{check_not_a_file, with_remedy};
+use super::settings::{DIRECTORY_ONLY, Options};
 use super::text;
 
-/// Removes what killed processes left in directories of nodes and agents, and says what it
+/// Removes files that killed processes left in directories of nodes and agents, and reports what it
 /// keeps, and why.
 ///
-/// Nothing is removed that anybody could be alive for. It is never needed: whoever comes next
+/// Files of running processes are kept. Running it is never required: the next process to join
 /// cleans up, too.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// Directories [default: the node's]
     directories: Vec<PathBuf>,
-    /// Only say what would be removed
+    /// Report what would be removed, and remove nothing
     #[arg(long)]
     dry_run: bool,
     /// One JSON line
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    settings: Options<OF_DIRECTORY>,
+    settings: Options<DIRECTORY_ONLY>,
 }
 
 /// What was done about a file, or about several that belong together.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Done {
+struct CleanedPaths {
     paths: Vec<PathBuf>,
     is_removed: bool,
     why: String,
@@ -41,7 +41,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let directories = match arguments.directories.is_empty() {
         true => {
             // It is a node's; those that are named may be agents', who are not so strict.
-            check_is_no_file(&settings)?;
+            check_not_a_file(&settings)?;
             pubsub::check_directory(&settings.directory.value).map_err(with_remedy)?;
             vec![settings.directory.value]
         }
@@ -50,15 +50,15 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let (mut all, mut failures) = (Vec::new(), Vec::new());
     for directory in &directories {
         if !directory.is_dir() {
-            let why = format!("clean {} failed: there is no such directory", directory.display());
-            failures.push(Failure::new(Exit::NobodyThere, why));
+            let why = format!("clean {} failed: no such directory", directory.display());
+            failures.push(Failure::new(Exit::NotFound, why));
             continue;
         }
-        if let Err(failure) = look_into(directory) {
+        if let Err(failure) = check_readable(directory) {
             failures.push(failure);
             continue;
         }
-        for look in [of_agents, of_node] {
+        for look in [clean_agents, clean_node] {
             match look(directory, arguments.dry_run) {
                 Ok(done) => all.extend(done),
                 Err(failure) => failures.push(failure),
@@ -67,17 +67,17 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
     // What was done is told, whatever failed beside it.
     if arguments.json {
-        return report_as_json(together(&failures), &for_programs(&all, arguments.dry_run));
+        return report_as_json(combined(&failures), &to_json(&all, arguments.dry_run));
     }
-    let told = match all.is_empty() && !failures.is_empty() {
+    let printed = match all.is_empty() && !failures.is_empty() {
         true => Ok(()),
-        false => text::print(&for_people(&all, arguments.dry_run)),
+        false => text::print(&to_text(&all, arguments.dry_run)),
     };
-    together(&failures).and(told)
+    combined(&failures).and(printed)
 }
 
 /// What this user may not look into is another one's.
-fn look_into(directory: &Path) -> Result<(), Failure> {
+fn check_readable(directory: &Path) -> Result<(), Failure> {
     directory.read_dir().map(drop).map_err(|error| {
         let exit = match error.kind() {
             std::io::ErrorKind::PermissionDenied => Exit::Denied,
@@ -88,23 +88,25 @@ fn look_into(directory: &Path) -> Result<(), Failure> {
 }
 
 /// All that failed, with the code of what failed first.
-fn together(failures: &[Failure]) -> Result<(), Failure> {
+fn combined(failures: &[Failure]) -> Result<(), Failure> {
     let Some(first) = failures.first() else { return Ok(()) };
     let words: Vec<_> = failures.iter().map(Failure::to_string).collect();
     Err(Failure::new(first.exit(), words.join("; ")))
 }
 
-fn of_agents(directory: &Path, is_rehearsal: bool) -> Result<Vec<Done>, Failure> {
+fn clean_agents(directory: &Path, dry_run: bool) -> Result<Vec<CleanedPaths>, Failure> {
     use transfer::Condition;
-    let found = transfer::clean(directory, is_rehearsal)
-        .map_err(|error| Failure::failed(error.to_string()))?;
-    let dead = |paths| Done { paths, is_removed: true, why: "the agent is dead".to_owned() };
+    let found =
+        transfer::clean(directory, dry_run).map_err(|error| Failure::failed(error.to_string()))?;
+    let dead =
+        |paths| CleanedPaths { paths, is_removed: true, why: "the agent is dead".to_owned() };
     let done = found.into_iter().flat_map(|one| {
-        let kept = |why| Done { paths: vec![directory.join(&one.name)], is_removed: false, why };
+        let kept =
+            |why| CleanedPaths { paths: vec![directory.join(&one.name)], is_removed: false, why };
         match one.condition {
             Condition::Dead(paths) => vec![dead(paths)],
-            Condition::Stuck { removed, kept: paths, why } => {
-                vec![dead(removed), Done { paths, is_removed: false, why }]
+            Condition::PartlyRemoved { removed, kept: paths, why } => {
+                vec![dead(removed), CleanedPaths { paths, is_removed: false, why }]
             }
             Condition::Alive(why) | Condition::Unknown(why) => vec![kept(why)],
             _ => vec![kept("not known".to_owned())],
@@ -113,23 +115,23 @@ fn of_agents(directory: &Path, is_rehearsal: bool) -> Result<Vec<Done>, Failure>
     Ok(done.collect())
 }
 
-fn of_node(directory: &Path, is_rehearsal: bool) -> Result<Vec<Done>, Failure> {
+fn clean_node(directory: &Path, dry_run: bool) -> Result<Vec<CleanedPaths>, Failure> {
     use pubsub::Condition;
-    let condition = pubsub::clean(directory, is_rehearsal).map_err(with_remedy)?;
+    let condition = pubsub::clean(directory, dry_run).map_err(with_remedy)?;
     let (paths, is_removed, why) = match condition {
         Condition::Dead(paths) => {
-            (paths, true, "nobody serves the node, nor takes part in it".to_owned())
+            (paths, true, "no process serves the node or is a member of it".to_owned())
         }
         Condition::Alive(path, why) | Condition::Unknown(path, why) => (vec![path], false, why),
         _ => return Ok(Vec::new()),
     };
-    Ok(vec![Done { paths, is_removed, why }])
+    Ok(vec![CleanedPaths { paths, is_removed, why }])
 }
 
-fn for_people(all: &[Done], is_rehearsal: bool) -> String {
+fn to_text(all: &[CleanedPaths], dry_run: bool) -> String {
     let mut out = String::new();
     for done in all {
-        let what = match (done.is_removed, is_rehearsal) {
+        let what = match (done.is_removed, dry_run) {
             (true, false) => "removed",
             (true, true) => "would remove",
             (false, _) => "kept",
@@ -139,18 +141,20 @@ fn for_people(all: &[Done], is_rehearsal: bool) -> String {
         }
     }
     if out.is_empty() {
-        out.push_str("nothing is there to be removed\n");
+        out.push_str("nothing to remove\n");
     }
     out
 }
 
-fn for_programs(all: &[Done], is_rehearsal: bool) -> serde_json::Value {
+fn to_json(all: &[CleanedPaths], dry_run: bool) -> serde_json::Value {
     let of = |is_removed: bool| -> Vec<_> {
         let some = all.iter().filter(|done| done.is_removed == is_removed);
         let lines = some.flat_map(|done| done.paths.iter().map(move |path| (path, &done.why)));
-        lines.map(|(path, why)| json!({ "path": path.display().to_string(), "why": why })).collect()
+        lines
+            .map(|(path, why)| json!({ "path": path.display().to_string(), "reason": why }))
+            .collect()
     };
-    json!({ "dry_run": is_rehearsal, "removed": of(true), "kept": of(false) })
+    json!({ "dry_run": dry_run, "removed": of(true), "kept": of(false) })
 }
 
 #[cfg(test)]
@@ -159,18 +163,18 @@ mod tests {
 
     #[test]
     fn what_is_kept_is_told_with_its_reason() {
-        let one = |path: &str, is_removed, why: &str| Done {
+        let one = |path: &str, is_removed, why: &str| CleanedPaths {
             paths: vec![path.into()],
             is_removed,
             why: why.to_owned(),
         };
         let all = [one("a", true, "dead"), one("b", false, "alive")];
-        assert_eq!(for_people(&all, false), "removed a: dead\nkept b: alive\n");
-        assert_eq!(for_people(&all, true), "would remove a: dead\nkept b: alive\n");
-        assert_eq!(for_people(&[], true), "nothing is there to be removed\n");
-        let said = for_programs(&all, false);
+        assert_eq!(to_text(&all, false), "removed a: dead\nkept b: alive\n");
+        assert_eq!(to_text(&all, true), "would remove a: dead\nkept b: alive\n");
+        assert_eq!(to_text(&[], true), "nothing to remove\n");
+        let said = to_json(&all, false);
         assert_eq!(
-            (&said["removed"][0]["path"], &said["kept"][0]["why"]),
+            (&said["removed"][0]["path"], &said["kept"][0]["reason"]),
             (&"a".into(), &"alive".into())
         );
     }

@@ -8,7 +8,7 @@ use super::settings::{ALL, Declaration, Options, Settings, TABLE};
 use super::size::amount;
 use super::text;
 
-/// Shows every setting with its variable of the environment, its value, and where that was set: nowhere
+/// Lists every setting with its environment variable, its value, and the origin of the value: built in
 /// (default), in a file, in the environment, or by an option.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
@@ -22,13 +22,13 @@ pub(crate) struct Arguments {
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let settings = arguments.settings.settings()?;
     match arguments.json {
-        true => text::json(&for_programs(&settings)),
-        false => text::print(&for_people(&settings)),
+        true => text::json(&to_json(&settings)),
+        false => text::print(&to_text(&settings)),
     }
 }
 
 /// What a setting amounts to of which nothing was said, where another one, or this machine, tells it.
-fn comes_to(settings: &Settings, declaration: &Declaration) -> Option<Value> {
+fn effective_value(settings: &Settings, declaration: &Declaration) -> Option<Value> {
     match declaration.name {
         "budget_host" if settings.budget_host.value.is_none() => {
             Budgets::default().of_host().ok().map(Value::from)
@@ -40,18 +40,18 @@ fn comes_to(settings: &Settings, declaration: &Declaration) -> Option<Value> {
     }
 }
 
-fn for_people(settings: &Settings) -> String {
+fn to_text(settings: &Settings) -> String {
     let rows: Vec<_> = TABLE
         .iter()
         .map(|declaration| {
             let value = (declaration.write)(settings);
-            let is_given = declaration.is_given(settings);
-            let value = match value.is_empty() || (value == "none" && !is_given) {
+            let is_set = declaration.is_set(settings);
+            let value = match value.is_empty() || (value == "none" && !is_set) {
                 // What it amounts to is more than "none" says.
                 true => declaration.default.replace('`', ""),
                 false => value,
             };
-            let value = match comes_to(settings, declaration) {
+            let value = match effective_value(settings, declaration) {
                 Some(Value::Number(bytes)) => {
                     format!("{value}: {}", amount(bytes.as_f64().unwrap_or_default()))
                 }
@@ -66,7 +66,7 @@ fn for_people(settings: &Settings) -> String {
     text::table(&rows)
 }
 
-fn for_programs(settings: &Settings) -> Value {
+fn to_json(settings: &Settings) -> Value {
     let all = TABLE.iter().map(|declaration| {
         let value = (declaration.json)(settings);
         let mut about = json!({
@@ -74,8 +74,8 @@ fn for_programs(settings: &Settings) -> Value {
             "origin": declaration.origin(settings),
             "variable": declaration.variable,
         });
-        if let Some(value) = comes_to(settings, declaration) {
-            about["comes_to"] = value;
+        if let Some(value) = effective_value(settings, declaration) {
+            about["effective_value"] = value;
         }
         (declaration.full_name(), about)
     });
@@ -89,8 +89,8 @@ mod tests {
     #[test]
     fn every_setting_has_a_line_and_a_value() {
         let settings = Settings::default();
-        let lines = for_people(&settings);
-        let all = for_programs(&settings);
+        let lines = to_text(&settings);
+        let all = to_json(&settings);
         assert_eq!(lines.lines().count(), TABLE.len());
         for declaration in TABLE.iter() {
             let name = declaration.full_name();
@@ -108,7 +108,7 @@ mod tests {
     fn a_text_that_is_none_is_no_null() {
         let mut settings = Settings::default();
         settings.directory.value = "none".into();
-        let all = for_programs(&settings);
+        let all = to_json(&settings);
         assert_eq!(all["directory"]["value"], "none");
         assert!(all["label"]["value"].is_null(), "{all}");
         assert!(all["peers"]["value"].as_array().is_some_and(Vec::is_empty), "{all}");
@@ -118,18 +118,18 @@ mod tests {
     fn what_a_setting_comes_to_is_shown_too() {
         let mut settings = Settings::default();
         settings.label.value = Some("left".to_owned());
-        let all = for_programs(&settings);
-        assert!(all["budget_host"]["comes_to"].as_u64() > Some(0), "{all}");
+        let all = to_json(&settings);
+        assert!(all["budget_host"]["effective_value"].as_u64() > Some(0), "{all}");
         assert!(all["budget_host"]["value"].is_null(), "{all}");
-        assert_eq!(all["node_name"]["comes_to"], "left");
-        let lines = for_people(&settings);
+        assert_eq!(all["node_name"]["effective_value"], "left");
+        let lines = to_text(&settings);
         assert!(
             lines.contains("a quarter of the host's memory: ")
                 && lines.contains("the label: \"left\""),
             "{lines}"
         );
         settings.budget_host.value = Some(crate::cli::settings::Size(1 << 30));
-        assert!(for_programs(&settings)["budget_host"]["comes_to"].is_null());
+        assert!(to_json(&settings)["budget_host"]["effective_value"].is_null());
     }
 
     /// The table in docs/operating.md.

@@ -1,18 +1,19 @@
 //! `fabricast info`: what this machine offers, what would be taken, and why.
 
 mod devices;
-mod survey;
+mod providers;
 
 use clap::builder::PossibleValuesParser;
 use fabric::{
-    Caps, Choice, EndpointKind, MemoryKind, MrMode, Need, Order, Policy, Progress, Reach, Version,
+    Caps, Choice, EndpointKind, Locality, MemoryKind, MrMode, Order, Policy, Progress,
+    Requirements, Version,
 };
 use serde::Serialize;
 
 use super::exit::{Exit, Failure, report_as_json};
 use super::{choices, size, text};
 use devices::Devices;
-use survey::{Entry, Survey};
+use providers::{ProviderEntry, ProviderSurvey};
 
 /// Shows the providers and devices of this machine, and which provider would be taken and
 /// why.
@@ -30,13 +31,13 @@ pub(crate) struct Arguments {
     /// One JSON line, with everything
     #[arg(long)]
     json: bool,
-    /// What to take: names to prefer, =NAME to require, ^NAME to deny; comma-separated
+    /// Providers to prefer (NAME), require (=NAME) or deny (^NAME), separated by commas
     #[arg(long, value_name = "POLICY", default_value = "")]
     policy: Policy,
     /// Bind to this local address
     #[arg(long, value_name = "ADDRESS")]
     source: Option<String>,
-    /// Choose for peers there only
+    /// Select a provider for these peers only
     #[arg(long, value_parser = PossibleValuesParser::new(["same-machine", "other-machines"]))]
     reach: Option<String>,
 }
@@ -45,7 +46,7 @@ pub(crate) struct Arguments {
 #[derive(Debug, Serialize)]
 struct Decision {
     memory: String,
-    reach: Reach,
+    reach: Locality,
     taken: Option<String>,
     #[serde(flatten)]
     choice: Choice,
@@ -65,28 +66,28 @@ struct Document<'a> {
     /// libfabric's own filter of providers, if it is set.
     fi_provider: Option<String>,
     policy: &'a Policy,
-    providers: Vec<&'a Entry>,
+    providers: Vec<&'a ProviderEntry>,
     choices: Vec<Decision>,
     devices: Devices,
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let survey = Survey::take(arguments.source.as_deref())?;
+    let survey = ProviderSurvey::take(arguments.source.as_deref())?;
     let providers = survey.entries.iter().map(|entry| entry.facts.provider.as_str());
-    choices::complain_of_strangers(&arguments.policy, providers);
+    choices::warn_unknown_providers(&arguments.policy, providers);
     let entries = match &arguments.provider {
         Some(name) => survey.named(name)?,
         None => survey.entries.iter().collect(),
     };
     let reaches = match arguments.reach.as_deref() {
-        Some("same-machine") => vec![Reach::SameMachine],
-        Some(_) => vec![Reach::OtherMachines],
-        None => vec![Reach::SameMachine, Reach::OtherMachines],
+        Some("same-machine") => vec![Locality::SameMachine],
+        Some(_) => vec![Locality::OtherMachines],
+        None => vec![Locality::SameMachine, Locality::OtherMachines],
     };
     let mut decisions = Vec::new();
     for memory in [MemoryKind::Host, MemoryKind::Cuda(0)] {
         for reach in &reaches {
-            let need = Need::ring(*reach).memory(memory);
+            let need = Requirements::ring(*reach).memory(memory);
             let choice = survey.choose(&need, &arguments.policy, arguments.provider.as_deref());
             decisions.push(Decision {
                 memory: memory.to_string(),
@@ -112,10 +113,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         policy: &arguments.policy,
         providers: entries,
         choices: decisions,
-        devices: Devices::look(),
+        devices: Devices::query(),
     };
-    let why =
-        "no provider can be taken for host memory; its candidates are listed with their reasons";
+    let why = "select provider for host memory failed: all candidates are rejected, for the reasons listed above";
     let done = match must_choose && !is_served {
         true => Err(Failure::new(Exit::NoProvider, why)),
         false => Ok(()),
@@ -123,11 +123,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     if arguments.json {
         return report_as_json(done, &document);
     }
-    text::print(&for_people(&document, arguments.verbose))?;
+    text::print(&to_text(&document, arguments.verbose))?;
     done
 }
 
-fn for_people(document: &Document<'_>, verbose: bool) -> String {
+fn to_text(document: &Document<'_>, verbose: bool) -> String {
     let versions = &document.versions;
     let mut out = format!(
         "fabricast {}, libfabric {} (built against {})\n",
@@ -136,7 +136,9 @@ fn for_people(document: &Document<'_>, verbose: bool) -> String {
         versions.libfabric_headers
     );
     if let Some(filter) = &document.fi_provider {
-        out.push_str(&format!("FI_PROVIDER={filter} is set: libfabric leaves out all others\n"));
+        out.push_str(&format!(
+            "FI_PROVIDER={filter} is set: libfabric hides all other providers\n"
+        ));
     }
     out.push_str(&format!("\n{}\n", text::heading("Providers")));
     out.push_str(&providers_table(&document.providers));
@@ -148,11 +150,11 @@ fn for_people(document: &Document<'_>, verbose: bool) -> String {
         }
     }
     out.push_str(&format!("\n{}\n", text::heading("Devices")));
-    out.push_str(&document.devices.for_people());
+    out.push_str(&document.devices.to_text());
     let has_cuda = document.devices.has_cuda();
     let cuda = MemoryKind::Cuda(0).to_string();
     if !has_cuda && document.choices.iter().any(|decision| decision.memory == cuda) {
-        let title = format!("{cuda} memory: no CUDA device, so nothing is chosen for it");
+        let title = format!("{cuda} memory: no CUDA device, no provider selected");
         out.push_str(&format!("\n{}\n", text::heading(&title)));
     }
     out.push_str(&format!("\n{}\n", text::heading("Choices")));
@@ -160,10 +162,10 @@ fn for_people(document: &Document<'_>, verbose: bool) -> String {
     let is_shown = |decision: &&Decision| has_cuda || decision.memory != cuda;
     for decision in document.choices.iter().filter(is_shown) {
         let place = match decision.reach {
-            Reach::SameMachine => "peers on the same machine",
-            Reach::OtherMachines => "peers on other machines",
+            Locality::SameMachine => "peers on the same machine",
+            Locality::OtherMachines => "peers on other machines",
         };
-        let taken = decision.taken.as_deref().unwrap_or("nothing can be taken");
+        let taken = decision.taken.as_deref().unwrap_or("none usable");
         let title = format!("{} memory, {place}: {taken}", decision.memory);
         out.push_str(&format!("\n{}\n", text::heading(&title)));
         out.push_str(&choices::print(&decision.choice));
@@ -178,12 +180,12 @@ mr_mode: L local, V virtual addresses, A allocated, P provider's keys, R raw key
 
 const SCORES: &str = "\
 score: the sum of the points for and against a provider. Of those that can do what is needed (usable), the one with the
-highest score is taken; what cannot is refused, with the first reason. --policy prefers, requires or denies providers.
+highest score is selected; the others are rejected, with the first reason. --policy prefers, requires or denies providers.
 ";
 
 /// One line for all offers that differ only in their domain or network.
-fn providers_table(entries: &[&Entry]) -> String {
-    let mut rows: Vec<Row<'_>> = Vec::new();
+fn providers_table(entries: &[&ProviderEntry]) -> String {
+    let mut rows: Vec<ProviderRow<'_>> = Vec::new();
     for entry in entries {
         let (provider, columns) = (&entry.facts.provider, columns(entry));
         let (kind, domain) = (entry.facts.endpoint, &entry.facts.domain);
@@ -195,7 +197,12 @@ fn providers_table(entries: &[&Entry]) -> String {
                 }
                 row.domains.push(domain);
             }
-            None => rows.push(Row { provider, domains: vec![domain], kinds: vec![kind], columns }),
+            None => rows.push(ProviderRow {
+                provider,
+                domains: vec![domain],
+                kinds: vec![kind],
+                columns,
+            }),
         }
     }
     let head = [
@@ -223,7 +230,7 @@ fn providers_table(entries: &[&Entry]) -> String {
     text::table(&cells)
 }
 
-struct Row<'a> {
+struct ProviderRow<'a> {
     provider: &'a str,
     domains: Vec<&'a str>,
     kinds: Vec<EndpointKind>,
@@ -239,7 +246,7 @@ pub(crate) fn kind_name(kind: EndpointKind) -> &'static str {
 }
 
 /// The columns from reach on.
-fn columns(entry: &Entry) -> Vec<String> {
+fn columns(entry: &ProviderEntry) -> Vec<String> {
     let facts = &entry.facts;
     let immediates = if facts.caps.contains(Caps::RMA) {
         facts.cq_data_size.to_string()
@@ -290,7 +297,7 @@ fn mr_mode(mode: MrMode) -> String {
         (MrMode::RMA_EVENT, 'C'),
         (MrMode::HMEM, 'H'),
     ];
-    let mode = mode.modern();
+    let mode = mode.without_deprecated();
     let letters: String =
         LETTERS.iter().filter(|(bit, _)| mode.contains(*bit)).map(|(_, letter)| letter).collect();
     if letters.is_empty() { "-".to_owned() } else { letters }
@@ -309,8 +316,8 @@ mod tests {
 
     #[test]
     fn the_table_fits_its_width() {
-        let survey = Survey::take(None).unwrap();
-        let entries: Vec<&Entry> = survey.entries.iter().collect();
+        let survey = ProviderSurvey::take(None).unwrap();
+        let entries: Vec<&ProviderEntry> = survey.entries.iter().collect();
         let table = providers_table(&entries) + LEGEND + SCORES;
         for line in table.lines() {
             assert!(line.chars().count() <= text::WIDTH, "{line}");

@@ -4,20 +4,20 @@ mod bench;
 mod choices;
 mod clean;
 mod config;
+mod connectivity;
 mod demo;
-mod hints;
 mod info;
-mod membership;
 mod node;
+mod node_client;
 mod paths;
-mod pattern;
 mod progress;
 mod publish;
-mod service;
+mod service_wait;
 mod settings;
 mod signals;
 mod statistics;
 mod subscribe;
+mod test_pattern;
 mod topics;
 
 use std::ffi::OsString;
@@ -28,7 +28,7 @@ use command::{exit, histogram, process, size, stages, text};
 use nix::sys::signal::{SigSet, Signal};
 use tracing_subscriber::filter::LevelFilter;
 
-/// Moves GPU and host memory over whatever fabric is there.
+/// Moves GPU and host memory over any available fabric.
 #[derive(Debug, Parser)]
 #[command(name = "fabricast", version = command::VERSION_LINE, after_help = help())]
 struct Arguments {
@@ -45,40 +45,40 @@ fn help() -> String {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Show which providers and devices there are, and which would be taken and why
+    /// List providers and devices, and which provider would be selected and why
     Info(info::Arguments),
-    /// Show by which path bytes travel, and why: in typical situations, or to an agent that runs
+    /// Show which path data takes, and why: in typical situations, or to a running agent
     Paths(paths::Arguments),
     /// Serve a node in the foreground
     Node(node::Arguments),
-    /// Publish messages in a topic
+    /// Publish messages to a topic
     Pub(publish::Arguments),
     /// Read the messages of a topic
     Sub(subscribe::Arguments),
-    /// Show the topics of a node: who publishes, who subscribes, how far behind
+    /// List the topics of a node with their publishers, subscribers and backlog
     Topics(topics::Arguments),
-    /// Show every setting, and who said what it is
+    /// List all settings with their values and origins
     Config(config::Arguments),
-    /// Remove what killed processes left in directories
+    /// Remove files that killed processes left behind
     Clean(clean::Arguments),
-    /// Measure, with the data checked, by the program fabricast-bench
+    /// Run benchmarks, with the data verified (program fabricast-bench)
     #[command(disable_help_flag = true)]
     Bench {
-        /// As "fabricast bench --help" tells
+        /// See "fabricast bench --help"
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<OsString>,
     },
-    /// Show on this machine what Fabricast does; needs no special hardware
+    /// Run a demonstration on this machine; no special hardware needed
     Demo(demo::Arguments),
 }
 
 pub(crate) fn main() -> ExitCode {
     let arguments = command::arguments::read::<Arguments>();
-    let (said, usual) = match &arguments.command {
+    let (requested, default_level) = match &arguments.command {
         Command::Node(arguments) => (arguments.log(), LevelFilter::INFO),
         _ => (None, LevelFilter::WARN),
     };
-    let started = command::log::start(said, usual).inspect(|()| adapt_to_limits());
+    let started = command::log::start(requested, default_level).inspect(|()| set_process_limits());
     exit::conclude(started.and_then(|()| match arguments.command {
         Command::Info(arguments) => info::run(&arguments),
         Command::Paths(arguments) => paths::run(&arguments),
@@ -96,7 +96,7 @@ pub(crate) fn main() -> ExitCode {
 /// A process has a descriptor for each topic and each other process of its node, so the command
 /// takes as many as it may: it calls no `select()`, which could not name those from 1024 on. And a
 /// file that may not be longer is an error of what writes it, in all threads, and not the end.
-fn adapt_to_limits() {
+fn set_process_limits() {
     if let Err(error) = ipc::DescriptorLimit::raise() {
         tracing::warn!(%error, "cannot raise the limit of open descriptors (ulimit -n)");
     }

@@ -13,7 +13,7 @@ const PAUSE: Duration = Duration::from_millis(200);
 #[derive(Debug)]
 pub(crate) struct Progress {
     is_shown: bool,
-    is_there: bool,
+    is_drawn: bool,
     next: Instant,
     began: Instant,
 }
@@ -23,7 +23,7 @@ impl Progress {
     pub(crate) fn start() -> Self {
         let now = Instant::now();
         let is_shown = std::io::stderr().is_terminal();
-        Self { is_shown, is_there: false, next: now + PAUSE, began: now }
+        Self { is_shown, is_drawn: false, next: now + PAUSE, began: now }
     }
 
     /// Says it, if it is time.
@@ -36,16 +36,16 @@ impl Progress {
             return;
         }
         self.next = now + PAUSE;
-        self.is_there = true;
+        self.is_drawn = true;
         let rate = bytes as f64 / (now - self.began).as_secs_f64();
-        let line = format!("{}{what}", so_far(messages, bytes, Some(rate)));
+        let line = format!("{}{what}", totals(messages, bytes, Some(rate)));
         let _ = write!(std::io::stderr(), "\r{line}\x1b[K");
     }
 
     /// Takes the line away, until it is said again.
     pub(crate) fn clear(&mut self) {
-        if self.is_there {
-            self.is_there = false;
+        if self.is_drawn {
+            self.is_drawn = false;
             let _ = write!(std::io::stderr(), "\r\x1b[K");
         }
     }
@@ -58,8 +58,8 @@ impl Drop for Progress {
 }
 
 /// So many messages and bytes, and bytes a second if that can be said.
-pub(crate) fn so_far(messages: u64, bytes: u64, rate: Option<f64>) -> String {
-    let all = format!("{}, {}", text::counted(messages, "message"), amount(bytes as f64));
+pub(crate) fn totals(messages: u64, bytes: u64, rate: Option<f64>) -> String {
+    let all = format!("{}, {}", text::count_of(messages, "message"), amount(bytes as f64));
     match rate {
         Some(rate) => format!("{all}, {}/s", amount(rate)),
         None => all,
@@ -72,7 +72,7 @@ mod tests {
 
     #[test]
     fn a_rate_is_said_if_there_is_one() {
-        assert_eq!(so_far(1, 5, None), "1 message, 5 B");
-        assert_eq!(so_far(2, 2048, Some(1024.0)), "2 messages, 2.00 KiB, 1.00 KiB/s");
+        assert_eq!(totals(1, 5, None), "1 message, 5 B");
+        assert_eq!(totals(2, 2048, Some(1024.0)), "2 messages, 2.00 KiB, 1.00 KiB/s");
     }
 }

@@ -11,7 +11,7 @@ use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
 use super::exit::{Exit, Failure};
-use super::process::ends_by;
+use super::process::restore_default_action;
 
 /// How long something is waited for that cannot be waited for together with signals.
 pub(crate) const SLICE: Duration = Duration::from_millis(100);
@@ -19,11 +19,11 @@ pub(crate) const SLICE: Duration = Duration::from_millis(100);
 /// Signals of this process, which do nothing else from now on.
 #[derive(Debug)]
 pub(crate) struct Signals {
-    arriving: SignalFd,
-    these: SigSet,
-    is_asked: Cell<bool>,
+    signal_fd: SignalFd,
+    caught: SigSet,
+    is_termination_requested: Cell<bool>,
     hangups: Cell<u64>,
-    /// When a [`glance`](Self::glance) looks again.
+    /// When a [`termination_requested_throttled`](Self::glance) looks again.
     next: Cell<Instant>,
 }
 
@@ -31,25 +31,25 @@ impl Signals {
     /// Those that ask to end. To be called before any thread is started: threads have to leave
     /// signals to this one.
     pub(crate) fn catch() -> Result<Self, Failure> {
-        Self::catch_these(&[Signal::SIGINT, Signal::SIGTERM])
+        Self::catch_set(&[Signal::SIGINT, Signal::SIGTERM])
     }
 
     /// As well as that the terminal was closed, which does not end a service.
-    pub(crate) fn catch_hangups_too() -> Result<Self, Failure> {
-        Self::catch_these(&[Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP])
+    pub(crate) fn catch_with_hangup() -> Result<Self, Failure> {
+        Self::catch_set(&[Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP])
     }
 
-    fn catch_these(these: &[Signal]) -> Result<Self, Failure> {
+    fn catch_set(caught: &[Signal]) -> Result<Self, Failure> {
         let mut all = SigSet::empty();
-        these.iter().for_each(|one| all.add(*one));
+        caught.iter().for_each(|one| all.add(*one));
         let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
-        let arriving = all.thread_block().and_then(|()| SignalFd::with_flags(&all, flags));
-        let arriving = arriving
-            .map_err(|error| Failure::failed(format!("catching signals: {}", error.desc())))?;
+        let signal_fd = all.thread_block().and_then(|()| SignalFd::with_flags(&all, flags));
+        let signal_fd = signal_fd
+            .map_err(|error| Failure::failed(format!("block signals failed: {}", error.desc())))?;
         Ok(Self {
-            arriving,
-            these: all,
-            is_asked: Cell::new(false),
+            signal_fd,
+            caught: all,
+            is_termination_requested: Cell::new(false),
             hangups: Cell::new(0),
             next: Cell::new(Instant::now()),
         })
@@ -57,49 +57,50 @@ impl Signals {
 
     /// From now on they end this process at once: what is still to be done may take
     /// as long as somebody else likes, and nothing would be left behind.
-    pub(crate) fn let_go(&self) {
+    pub(crate) fn restore_defaults(&self) {
         // One that is there already was meant for what is over.
-        self.look();
-        let mut usual = self.these.iter().map(ends_by);
-        if let Err(error) = usual.try_for_each(|one| one).and_then(|()| self.these.thread_unblock())
+        self.drain();
+        let mut usual = self.caught.iter().map(restore_default_action);
+        if let Err(error) =
+            usual.try_for_each(|one| one).and_then(|()| self.caught.thread_unblock())
         {
-            tracing::debug!(%error, "signals stay caught");
+            tracing::debug!(%error, "restore default signal actions failed");
         }
     }
 
     /// Was this process asked to end?
-    pub(crate) fn ask_to_end(&self) -> bool {
-        self.look();
-        self.is_asked.get()
+    pub(crate) fn termination_requested(&self) -> bool {
+        self.drain();
+        self.is_termination_requested.get()
     }
 
     /// The same for what is done very often: a look at signals is a call of the system, so it
     /// looks ten times a second only.
-    pub(crate) fn glance(&self) -> bool {
+    pub(crate) fn termination_requested_throttled(&self) -> bool {
         let now = Instant::now();
         if now < self.next.get() {
-            return self.is_asked.get();
+            return self.is_termination_requested.get();
         }
         self.next.set(now + SLICE);
-        self.ask_to_end()
+        self.termination_requested()
     }
 
-    /// Fails once this process was asked to end, by a [`glance`](Self::glance).
-    pub(crate) fn go_on(&self) -> Result<(), Failure> {
-        if self.glance() { Err(interrupted()) } else { Ok(()) }
+    /// Fails once this process was asked to end, by a [`termination_requested_throttled`](Self::glance).
+    pub(crate) fn check_interrupted(&self) -> Result<(), Failure> {
+        if self.termination_requested_throttled() { Err(interrupted()) } else { Ok(()) }
     }
 
     /// How often its terminal was closed, or it was told to read its settings again.
     pub(crate) fn hangups(&self) -> u64 {
-        self.look();
+        self.drain();
         self.hangups.get()
     }
 
-    fn look(&self) {
-        while let Ok(Some(signal)) = self.arriving.read_signal() {
+    fn drain(&self) {
+        while let Ok(Some(signal)) = self.signal_fd.read_signal() {
             match Signal::try_from(signal.ssi_signo as i32) {
                 Ok(Signal::SIGHUP) => self.hangups.set(self.hangups.get() + 1),
-                _ => self.is_asked.set(true),
+                _ => self.is_termination_requested.set(true),
             }
         }
     }
@@ -112,55 +113,55 @@ impl Signals {
         longest: Duration,
     ) -> bool {
         let mut entries =
-            [PollFd::new(descriptor, what), PollFd::new(self.arriving.as_fd(), PollFlags::POLLIN)];
+            [PollFd::new(descriptor, what), PollFd::new(self.signal_fd.as_fd(), PollFlags::POLLIN)];
         let _ = poll(&mut entries, milliseconds(longest));
         entries[0].any().unwrap_or(true)
     }
 
     /// Waits until the time is over, or a signal came.
     pub(crate) fn sleep(&self, longest: Duration) {
-        let mut entries = [PollFd::new(self.arriving.as_fd(), PollFlags::POLLIN)];
+        let mut entries = [PollFd::new(self.signal_fd.as_fd(), PollFlags::POLLIN)];
         let _ = poll(&mut entries, milliseconds(longest));
     }
 
     /// The same; fails if this process was asked to end.
     pub(crate) fn pause(&self, longest: Duration) -> Result<(), Failure> {
         self.sleep(longest);
-        if self.ask_to_end() { Err(interrupted()) } else { Ok(()) }
+        if self.termination_requested() { Err(interrupted()) } else { Ok(()) }
     }
 
     /// Does something that takes its time, in a thread that is left alone if this process is
     /// asked to end meanwhile.
-    pub(crate) fn meanwhile<T: Send + 'static>(
+    pub(crate) fn run_interruptible<T: Send + 'static>(
         &self,
         task: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Failure> {
-        self.meanwhile_saying(task, Duration::MAX, || {})
+        self.run_interruptible_with_notice(task, Duration::MAX, || {})
     }
 
     /// The same; if it takes longer than so long, that is said once.
-    pub(crate) fn meanwhile_saying<T: Send + 'static>(
+    pub(crate) fn run_interruptible_with_notice<T: Send + 'static>(
         &self,
         task: impl FnOnce() -> T + Send + 'static,
-        quiet: Duration,
-        say: impl FnOnce(),
+        notice_delay: Duration,
+        notice: impl FnOnce(),
     ) -> Result<T, Failure> {
-        let (began, mut say) = (Instant::now(), Some(say));
+        let (began, mut notice) = (Instant::now(), Some(notice));
         let (sender, receiver) = mpsc::channel();
         std::thread::Builder::new()
             .spawn(move || {
                 let _ = sender.send(task());
             })
-            .map_err(|error| Failure::failed(format!("starting a thread: {error}")))?;
+            .map_err(|error| Failure::failed(format!("start thread failed: {error}")))?;
         loop {
             match receiver.recv_timeout(SLICE / 10) {
                 Ok(done) => return Ok(done),
-                Err(mpsc::RecvTimeoutError::Timeout) if self.ask_to_end() => {
+                Err(mpsc::RecvTimeoutError::Timeout) if self.termination_requested() => {
                     return Err(interrupted());
                 }
-                Err(mpsc::RecvTimeoutError::Timeout) if began.elapsed() >= quiet => {
-                    if let Some(say) = say.take() {
-                        say();
+                Err(mpsc::RecvTimeoutError::Timeout) if began.elapsed() >= notice_delay => {
+                    if let Some(notice) = notice.take() {
+                        notice();
                     }
                 }
                 Err(mpsc::RecvTimeoutError::Timeout) => {}

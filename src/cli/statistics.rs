@@ -6,7 +6,7 @@ use pubsub::Sample;
 use serde::{Deserialize, Serialize};
 
 use crate::cli::histogram::Histogram;
-use crate::cli::stages::{self, ALL_TOGETHER, COUNT, Stage, Took};
+use crate::cli::stages::{self, COUNT, Stage, StageDurations, TOTAL};
 use crate::cli::text;
 
 /// What was measured.
@@ -44,27 +44,27 @@ impl Latency {
 
 /// How long each stage took of a message that was pulled at this time, as far as one can tell who
 /// reads it.
-pub(crate) fn took(sample: &Sample, pulled: u64) -> Took {
-    let (times, is_from_elsewhere) = (sample.times(), sample.origin().is_some());
-    let published = if is_from_elsewhere { sample.published_at() } else { times.filled };
-    let mut took = stages::took(&times, is_from_elsewhere, published, pulled);
-    if !is_from_elsewhere && times.allocated > 0 {
-        took[Stage::Fill as usize] = times.filled.checked_sub(times.allocated);
+pub(crate) fn durations(sample: &Sample, pulled: u64) -> StageDurations {
+    let (times, is_remote) = (sample.times(), sample.origin().is_some());
+    let published = if is_remote { sample.published_at() } else { times.filled };
+    let mut durations = stages::durations(&times, is_remote, published, pulled);
+    if !is_remote && times.allocated > 0 {
+        durations[Stage::Fill as usize] = times.filled.checked_sub(times.allocated);
     }
-    took
+    durations
 }
 
 impl Statistics {
     /// A message was pulled so long after it was published, and its stages took so long.
-    pub(crate) fn add(&mut self, length: u64, latency: u64, took: Took) {
+    pub(crate) fn add(&mut self, length: u64, latency: u64, durations: StageDurations) {
         let now = Instant::now();
         self.span = Some((self.span.map_or(now, |(first, _)| first), now));
         self.messages += 1;
         self.bytes += length;
         self.latency.add(latency);
-        for (stage, took) in self.stages.iter_mut().zip(took) {
-            if let Some(took) = took {
-                stage.add(took);
+        for (stage, durations) in self.stages.iter_mut().zip(durations) {
+            if let Some(durations) = durations {
+                stage.add(durations);
             }
         }
     }
@@ -93,7 +93,7 @@ impl Statistics {
     pub(crate) fn latencies(&self) -> Vec<Latency> {
         let stages = Stage::ALL.into_iter().zip(&self.stages);
         let stages = stages.filter_map(|(stage, all)| Latency::of(stage.name(), all));
-        Latency::of(ALL_TOGETHER, &self.latency).into_iter().chain(stages).collect()
+        Latency::of(TOTAL, &self.latency).into_iter().chain(stages).collect()
     }
 
     /// A table for people.
@@ -117,10 +117,11 @@ mod tests {
     #[test]
     fn what_was_not_skipped_is_told() {
         let mut all = Statistics::default();
-        let mut took: Took = [None; COUNT];
-        (took[Stage::Fill as usize], took[Stage::Notice as usize]) = (Some(1000), Some(4000));
-        all.add(10, 4000, took);
-        all.add(10, 4000, took);
+        let mut durations: StageDurations = [None; COUNT];
+        (durations[Stage::Fill as usize], durations[Stage::Wakeup as usize]) =
+            (Some(1000), Some(4000));
+        all.add(10, 4000, durations);
+        all.add(10, 4000, durations);
         let found = all.latencies();
         let found: Vec<_> = found.iter().map(|one| (&*one.stage, one.p50_us.round())).collect();
         assert_eq!(found, [("all", 4.0), ("fill", 1.0), ("notice", 4.0)]);

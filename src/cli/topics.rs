@@ -7,9 +7,9 @@ use serde_json::{Value, json};
 
 use super::exit::Failure;
 use super::paths::name_of_node;
-use super::settings::{OF_DIRECTORY, Options};
+use super::settings::{DIRECTORY_ONLY, Options};
 use super::size::amount;
-use super::{membership, text};
+use super::{node_client, text};
 
 /// Shows the topics of a node: who publishes, who subscribes, how far behind; and those that only
 /// other nodes have, as far as it is connected to them.
@@ -22,21 +22,21 @@ pub(crate) struct Arguments {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    settings: Options<OF_DIRECTORY>,
+    settings: Options<DIRECTORY_ONLY>,
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let settings = arguments.settings.settings()?;
-    let rows = membership::report(&settings)?;
+    let rows = node_client::report(&settings)?;
     match arguments.json {
-        true => text::json(&for_programs(&rows)?),
-        false => text::print(&for_people(&rows, arguments.verbose)),
+        true => text::json(&to_json(&rows)?),
+        false => text::print(&to_text(&rows, arguments.verbose)),
     }
 }
 
 /// What is said of a topic's users together.
 #[derive(Debug, Default)]
-struct Users {
+struct TopicUsers {
     publishers: u64,
     /// Those that wait for room, and the longest of these waits.
     waiting: Option<u64>,
@@ -45,8 +45,8 @@ struct Users {
     missed: u64,
 }
 
-fn users(rows: &[Row]) -> BTreeMap<&str, Users> {
-    let mut all: BTreeMap<&str, Users> = BTreeMap::new();
+fn users(rows: &[Row]) -> BTreeMap<&str, TopicUsers> {
+    let mut all: BTreeMap<&str, TopicUsers> = BTreeMap::new();
     for row in rows {
         match row {
             Row::Publisher { topic, waits_microseconds, .. } => {
@@ -75,7 +75,7 @@ fn details(rows: &[Row]) -> String {
     let topics = rows.iter().filter_map(|row| match row {
         Row::Topic { name, type_name, release_microseconds, dropped, reserves, .. } => Some([
             name.escape_debug().to_string(),
-            type_name.as_deref().map_or_else(|| "bytes".to_owned(), text::visible),
+            type_name.as_deref().map_or_else(|| "bytes".to_owned(), text::escape_control),
             format!("{} s", *release_microseconds as f64 / 1e6),
             reserves.blocks.to_string(),
             reserves.bytes.to_string(),
@@ -86,14 +86,15 @@ fn details(rows: &[Row]) -> String {
     text::table_of(head, topics)
 }
 
-fn for_people(rows: &[Row], is_verbose: bool) -> String {
+fn to_text(rows: &[Row], is_verbose: bool) -> String {
     let mut out = String::new();
     for row in rows {
         if let Row::Node { identity, label, service, process, listens } = row {
             let served =
                 format!("service {service}, process {process}, \"{}\"", label.escape_debug());
-            let listens = listens.as_deref().unwrap_or("does not listen for other nodes");
-            let (identity, listens) = (text::visible(identity), text::visible(listens));
+            let listens = listens.as_deref().unwrap_or("not listening for other nodes");
+            let (identity, listens) =
+                (text::escape_control(identity), text::escape_control(listens));
             out.push_str(&text::wrapped("node ", &format!("{identity}: {served}; {listens}")));
         }
     }
@@ -112,20 +113,20 @@ fn for_people(rows: &[Row], is_verbose: bool) -> String {
         "missed",
         "waits",
     ];
-    let nobody = Users::default();
+    let no_users = TopicUsers::default();
     let topics = rows.iter().filter_map(|row| {
         let Row::Topic { name, place, reliability, depth, largest, published, arrived, .. } = row
         else {
             return None;
         };
-        let of = users.get(name.as_str()).unwrap_or(&nobody);
+        let of = users.get(name.as_str()).unwrap_or(&no_users);
         Some([
             name.escape_debug().to_string(),
-            text::visible(reliability),
+            text::escape_control(reliability),
             depth.to_string(),
             super::size::print(*largest),
             // Of a device, as much of its UUID as tells it from others.
-            text::visible(&place.chars().take(12).collect::<String>()),
+            text::escape_control(&place.chars().take(12).collect::<String>()),
             published.to_string(),
             arrived.to_string(),
             of.publishers.to_string(),
@@ -140,22 +141,22 @@ fn for_people(rows: &[Row], is_verbose: bool) -> String {
     if is_verbose {
         out.push_str(&details(rows));
     }
-    out.push_str(&elsewhere(rows));
+    out.push_str(&remote_topics(rows));
     for row in rows {
-        if let Row::Pool { place, is_for_arrivals, bytes, budget, free, blocks, .. } = row {
+        if let Row::Pool { place, is_inbound, bytes, budget, free, blocks, .. } = row {
             let reserved = rows.iter().map(|row| match row {
                 Row::Topic { place: of, reserves, .. } if of == place => reserves.bytes,
                 _ => 0,
             });
             let reserved = reserved.fold(0, u64::saturating_add);
-            let direction = if *is_for_arrivals { "from other nodes" } else { "of this node" };
-            let place = text::visible(&place.chars().take(12).collect::<String>());
+            let direction = if *is_inbound { "from other nodes" } else { "of this node" };
+            let place = text::escape_control(&place.chars().take(12).collect::<String>());
             let [used, bytes, reserved, of_budget] =
                 [bytes.saturating_sub(*free), *bytes, reserved, *budget]
                     .map(|bytes| amount(bytes as f64));
-            let blocks = text::counted(*blocks, "block");
+            let blocks = text::count_of(*blocks, "block");
             let line = format!(
-                "{used} of {bytes} taken in {blocks}; topics reserve {reserved} of {of_budget} ({budget} bytes)"
+                "{used} of {bytes} used in {blocks}; topics reserve {reserved} of {of_budget} ({budget} bytes)"
             );
             let first = format!("memory on {place} for messages {direction}: ");
             out.push_str(&text::wrapped(&first, &line));
@@ -165,11 +166,18 @@ fn for_people(rows: &[Row], is_verbose: bool) -> String {
 }
 
 /// Topics that only other nodes have, if there are any.
-fn elsewhere(rows: &[Row]) -> String {
-    let head = ["only elsewhere", "reliability", "depth", "largest", "there", "node"];
+fn remote_topics(rows: &[Row]) -> String {
+    let head = ["remote topic", "reliability", "depth", "largest", "there", "node"];
     let topics = rows.iter().filter_map(|row| {
-        let Row::Elsewhere {
-            topic, node, publishes, subscribes, reliability, depth, largest, ..
+        let Row::RemoteTopic {
+            topic,
+            node,
+            publishes,
+            subscribes,
+            reliability,
+            depth,
+            largest,
+            ..
         } = row
         else {
             return None;
@@ -182,7 +190,7 @@ fn elsewhere(rows: &[Row]) -> String {
         };
         Some([
             topic.escape_debug().to_string(),
-            text::visible(reliability),
+            text::escape_control(reliability),
             depth.to_string(),
             super::size::print(*largest),
             there.to_owned(),
@@ -205,7 +213,7 @@ pub(crate) fn by_kind(rows: &[Row]) -> Result<BTreeMap<String, Vec<Value>>, Fail
 }
 
 /// Rows by kind; publishers and subscribers within their topics.
-fn for_programs(rows: &[Row]) -> Result<Value, Failure> {
+fn to_json(rows: &[Row]) -> Result<Value, Failure> {
     let mut all = by_kind(rows)?;
     let mut take = |kind: &str| all.remove(kind).unwrap_or_default();
     let (publishers, subscribers) = (take("Publisher"), take("Subscriber"));
@@ -232,9 +240,9 @@ fn for_programs(rows: &[Row]) -> Result<Value, Failure> {
         "pools": take("Pool"),
         "topics": topics,
         "peers": take("Peer"),
-        "misfits": take("Misfit"),
-        "elsewhere": take("Elsewhere"),
-        "not_carried": take("NotCarried").pop().map(|row| row["why"].clone()),
+        "incompatible_topics": take("Misfit"),
+        "remote_topics": take("Elsewhere"),
+        "replication_error": take("ReplicationError").pop().map(|row| row["why"].clone()),
     }))
 }
 
@@ -256,7 +264,7 @@ pub(super) mod tests {
             },
             Row::Pool {
                 place: "host".to_owned(),
-                is_for_arrivals: false,
+                is_inbound: false,
                 bytes: 1 << 20,
                 budget: 1 << 30,
                 limit: 5 << 28,
@@ -294,7 +302,7 @@ pub(super) mod tests {
             },
             Row::Subscriber {
                 topic: topic.clone(),
-                participant: "carrier".to_owned(),
+                participant: "replication".to_owned(),
                 behind: 9,
                 missed: 2,
             },
@@ -328,7 +336,7 @@ pub(super) mod tests {
 
     #[test]
     fn a_topic_has_a_line_with_its_users() {
-        let out = for_people(&rows(), false);
+        let out = to_text(&rows(), false);
         assert!(out.lines().all(|line| line.chars().count() <= text::WIDTH), "{out}");
         let line = out.lines().find(|line| line.starts_with("camera")).unwrap();
         let cells: Vec<_> = line.split_whitespace().collect();
@@ -340,17 +348,17 @@ pub(super) mod tests {
         );
         let flat = out.split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(flat.contains("topics reserve 20.00 MiB of 1.00 GiB (1073741824 bytes)"), "{out}");
-        assert!(for_people(&rows()[..1], false).contains("no topics"));
+        assert!(to_text(&rows()[..1], false).contains("no topics"));
     }
 
     #[test]
     fn what_a_topic_reserves_is_shown_on_request() {
-        let out = for_people(&rows(), true);
+        let out = to_text(&rows(), true);
         assert!(out.lines().all(|line| line.chars().count() <= text::WIDTH), "{out}");
         let line = out.lines().filter(|line| line.starts_with("camera")).nth(1).unwrap();
         let cells: Vec<_> = line.split_whitespace().collect();
         assert_eq!(cells.join(" "), "camera Pose 5 s 20 20971520 0");
-        let all = for_programs(&rows()).unwrap();
+        let all = to_json(&rows()).unwrap();
         assert_eq!(all["topics"][0]["type_name"], "Pose");
         assert_eq!(all["topics"][0]["reserves"], json!({ "messages": 20, "bytes": 20 << 20 }));
     }
@@ -358,8 +366,8 @@ pub(super) mod tests {
     #[test]
     fn topics_that_only_other_nodes_have_have_lines_of_their_own() {
         let mut all = rows();
-        assert!(!for_people(&all, false).contains("elsewhere"));
-        all.push(Row::Elsewhere {
+        assert!(!to_text(&all, false).contains("remote_topics"));
+        all.push(Row::RemoteTopic {
             topic: "lidar\u{1b}".to_owned(),
             node: "cd".repeat(16),
             publishes: true,
@@ -369,11 +377,11 @@ pub(super) mod tests {
             largest: 1 << 16,
             release_microseconds: 5_000_000,
         });
-        let out = for_people(&all, false);
+        let out = to_text(&all, false);
         let line = out.lines().find(|line| line.starts_with("lidar")).unwrap();
         let cells: Vec<_> = line.split_whitespace().collect();
         assert_eq!(cells.join(" "), "lidar\\u{1b} reliable 4 64KiB published other");
-        assert_eq!(for_programs(&all).unwrap()["elsewhere"][0]["depth"], 4);
+        assert_eq!(to_json(&all).unwrap()["remote_topics"][0]["depth"], 4);
     }
 
     #[test]
@@ -403,24 +411,24 @@ pub(super) mod tests {
         };
         let pool = Row::Pool {
             place: strange,
-            is_for_arrivals: true,
+            is_inbound: true,
             bytes: 1,
             budget: 1,
             limit: 1,
             free: 1,
             blocks: 1,
         };
-        let out = for_people(&[node, topic, pool], false);
+        let out = to_text(&[node, topic, pool], false);
         assert!(!out.contains('\u{1b}') && out.contains("\\u{1b}]0;"), "{out}");
     }
 
     #[test]
     fn programs_get_everything() {
-        let all = for_programs(&rows()).unwrap();
+        let all = to_json(&rows()).unwrap();
         assert_eq!(all["node"]["service"], 2);
         let topic = &all["topics"][0];
         assert_eq!(topic["publishers"].as_array().unwrap().len(), 1);
-        assert_eq!(topic["subscribers"][1]["participant"], "carrier");
+        assert_eq!(topic["subscribers"][1]["participant"], "replication");
         assert_eq!(topic["sent"][0]["messages"], 11);
         assert_eq!(all["peers"][0]["is_connected"], true);
     }

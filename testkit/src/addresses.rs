@@ -7,12 +7,12 @@ use std::sync::atomic::{AtomicU16, Ordering};
 /// only this process uses, with a port that the system gives to nobody who does not ask for it.
 ///
 /// ```
-/// let (one, other) = (testkit::addresses::to_listen(), testkit::addresses::to_listen());
+/// let (one, other) = (testkit::addresses::unused_listen_address(), testkit::addresses::unused_listen_address());
 /// assert!(one.ip().is_loopback() && one != other);
 /// std::net::TcpListener::bind(one).unwrap();
 /// ```
 #[must_use]
-pub fn to_listen() -> SocketAddr {
+pub fn unused_listen_address() -> SocketAddr {
     static TAKEN: AtomicU16 = AtomicU16::new(0);
     let [_, high, middle, low] = std::process::id().to_be_bytes();
     let port = 20_000 + TAKEN.fetch_add(1, Ordering::Relaxed) % 10_000;

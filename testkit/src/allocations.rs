@@ -1,10 +1,10 @@
 //! An allocator that counts, for tests of what allocates nothing.
 //!
 //! ```
-//! use testkit::allocations::{Counting, of_this_thread};
+//! use testkit::allocations::{CountingAllocator, of_this_thread};
 //!
 //! #[global_allocator]
-//! static ALLOCATOR: Counting = Counting::new();
+//! static ALLOCATOR: CountingAllocator = CountingAllocator::new();
 //!
 //! let before = of_this_thread();
 //! drop(Box::new(1));
@@ -19,11 +19,11 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 /// The system's allocator; it counts allocations and reallocations of this process. What libraries
 /// in C allocate is not counted.
 #[derive(Debug, Default)]
-pub struct Counting {
+pub struct CountingAllocator {
     by_thread_name: bool,
 }
 
-impl Counting {
+impl CountingAllocator {
     /// Counts for [each thread](of_this_thread), and for [all](of_all_threads).
     #[must_use]
     pub const fn new() -> Self {
@@ -47,7 +47,7 @@ impl Counting {
 }
 
 // SAFETY: all is left to the system's allocator.
-unsafe impl GlobalAlloc for Counting {
+unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         self.count();
         // SAFETY: by the caller's contract.
@@ -90,14 +90,14 @@ struct Count {
 }
 
 /// How many names there can be.
-pub const MOST_NAMES: usize = 32;
-static COUNTS: [Count; MOST_NAMES] = [const {
+pub const MAX_NAMES: usize = 32;
+static COUNTS: [Count; MAX_NAMES] = [const {
     Count {
         key: AtomicU64::new(0),
         name: [const { AtomicU64::new(0) }; 2],
         allocations: AtomicU64::new(0),
     }
-}; MOST_NAMES];
+}; MAX_NAMES];
 
 fn count_by_name() {
     // As the system knows it: in two words.
@@ -118,13 +118,13 @@ fn count_by_name() {
 
 /// Allocations until now of all threads of each name, in the order of [`thread_names`].
 #[must_use]
-pub fn by_thread_name() -> [u64; MOST_NAMES] {
+pub fn by_thread_name() -> [u64; MAX_NAMES] {
     std::array::from_fn(|number| COUNTS[number].allocations.load(Relaxed))
 }
 
 /// The names of threads that allocated; empty where there are no more.
 #[must_use]
-pub fn thread_names() -> [String; MOST_NAMES] {
+pub fn thread_names() -> [String; MAX_NAMES] {
     std::array::from_fn(|number| {
         let words = COUNTS[number].name.each_ref().map(|word| word.load(Relaxed).to_ne_bytes());
         String::from_utf8_lossy(words.as_flattened()).replace('\0', "")

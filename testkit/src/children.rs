@@ -1,7 +1,7 @@
 //! Child processes of tests.
 //!
 //! A child is the test program once more, with words that say what it is to do. A test program that
-//! has such children names a function with [`entry_of_children!`](crate::entry_of_children), which
+//! has such children names a function with [`child_entry!`](crate::child_entry), which
 //! runs instead of the tests. A [`Child`] may also be any other program, and a [`ForkedChild`] goes
 //! on with a copy of the test's memory.
 //!
@@ -10,12 +10,12 @@
 //! use std::time::Duration;
 //! use testkit::children::{self, Child};
 //!
-//! testkit::entry_of_children!(|words| {
+//! testkit::child_entry!(|words| {
 //!     children::say(&format!("{} words", words.len()));
 //!     children::wait_for_end_of_input();
 //! });
 //!
-//! let mut child = Child::start(children::again(["one", "two"]).stdout(Stdio::piped()));
+//! let mut child = Child::start(children::respawn(["one", "two"]).stdout(Stdio::piped()));
 //! assert_eq!(child.line(Duration::from_secs(20)).as_deref(), Some("2 words"));
 //! child.end(Duration::from_secs(20));
 //! ```
@@ -35,17 +35,17 @@ const CHILD: &str = "FABRICAST_TEST_CHILD";
 /// arguments. The system would not know how to run a child without it.
 const EMULATOR: &str = "FABRICAST_TEST_EMULATOR";
 /// Between two looks whether a child has ended.
-const LOOK: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Names the function `fn(&[&str])` that children of this test program run instead of the tests,
-/// with the words that [`again`](crate::children::again) was given. Once in a program.
+/// with the words that [`respawn`](crate::children::again) was given. Once in a program.
 #[macro_export]
-macro_rules! entry_of_children {
-    ($enter:expr) => {
+macro_rules! child_entry {
+    ($run_if_child:expr) => {
         const _: () = {
-            const CHILD: fn(&[&str]) = $enter;
+            const CHILD: fn(&[&str]) = $run_if_child;
             extern "C" fn run_before_main() {
-                $crate::children::enter(CHILD);
+                $crate::children::run_if_child(CHILD);
             }
             // Run before main, and so before the harness of the tests: only there a child can be
             // told from a test program without being a test itself.
@@ -59,7 +59,7 @@ macro_rules! entry_of_children {
 
 /// Runs a child, if this process is one; it does not return then.
 #[doc(hidden)]
-pub fn enter(child: fn(&[&str])) {
+pub fn run_if_child(child: fn(&[&str])) {
     if std::env::var_os(CHILD).is_none() {
         return;
     }
@@ -72,15 +72,18 @@ pub fn enter(child: fn(&[&str])) {
 }
 
 /// This program again, as a child with these words. Its input is a pipe, its output goes nowhere.
-pub fn again(words: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Command {
-    again_by(&[], words)
+pub fn respawn(words: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Command {
+    respawn_with(&[], words)
 }
 
 /// The same, started by another program, such as `unshare` with its arguments.
 ///
 /// # Panics
 /// If this program's path is not known.
-pub fn again_by(program: &[&str], words: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Command {
+pub fn respawn_with(
+    program: &[&str],
+    words: impl IntoIterator<Item = impl AsRef<OsStr>>,
+) -> Command {
     let mut command = this_program_by(program);
     command.args(words).env(CHILD, "1").stdin(Stdio::piped()).stdout(Stdio::null());
     command
@@ -138,7 +141,7 @@ pub fn wait_for_end_of_input() {
 pub struct Child {
     process: std::process::Child,
     /// What was read behind the last line.
-    rest: Vec<u8>,
+    unread: Vec<u8>,
 }
 
 impl Child {
@@ -149,7 +152,7 @@ impl Child {
     #[track_caller]
     pub fn start(command: &mut Command) -> Self {
         let process = command.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}"));
-        Self { process, rest: Vec::new() }
+        Self { process, unread: Vec::new() }
     }
 
     /// Its number.
@@ -163,11 +166,11 @@ impl Child {
     /// # Panics
     /// If there is none for so long.
     #[track_caller]
-    pub fn line(&mut self, longest: Duration) -> Option<String> {
-        let end = Instant::now() + longest;
+    pub fn line(&mut self, timeout: Duration) -> Option<String> {
+        let end = Instant::now() + timeout;
         loop {
-            if let Some(length) = self.rest.iter().position(|byte| *byte == b'\n') {
-                let line: Vec<u8> = self.rest.drain(..=length).collect();
+            if let Some(length) = self.unread.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = self.unread.drain(..=length).collect();
                 return Some(String::from_utf8_lossy(&line[..length]).into_owned());
             }
             let output = self.process.stdout.as_mut().expect("an output that is a pipe");
@@ -176,12 +179,12 @@ impl Child {
                 libc::pollfd { fd: output.as_raw_fd(), events: libc::POLLIN, revents: 0 };
             // SAFETY: one entry, which lives longer than the call.
             let found = unsafe { libc::poll(&raw mut entry, 1, left.min(60_000) as i32) };
-            assert!(found > 0 || left > 0, "the child says nothing");
+            assert!(found > 0 || left > 0, "the child wrote no line in time");
             if found > 0 {
                 let mut bytes = [0; 1024];
                 match output.read(&mut bytes).expect("its output") {
                     0 => return None,
-                    length => self.rest.extend_from_slice(&bytes[..length]),
+                    length => self.unread.extend_from_slice(&bytes[..length]),
                 }
             }
         }
@@ -200,16 +203,16 @@ impl Child {
     /// Waits until it has ended.
     ///
     /// # Panics
-    /// If it does not end for so long.
+    /// If it did not exit in time for so long.
     #[track_caller]
-    pub fn wait(&mut self, longest: Duration) -> ExitStatus {
-        let end = Instant::now() + longest;
+    pub fn wait(&mut self, timeout: Duration) -> ExitStatus {
+        let end = Instant::now() + timeout;
         loop {
             if let Some(status) = self.try_wait() {
                 return status;
             }
-            assert!(Instant::now() < end, "the child {} does not end", self.id());
-            std::thread::sleep(LOOK);
+            assert!(Instant::now() < end, "the child {} did not exit in time", self.id());
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 
@@ -225,10 +228,10 @@ impl Child {
     /// Waits until it has ended well.
     ///
     /// # Panics
-    /// If it fails, or does not end for so long.
+    /// If it fails, or did not exit in time for so long.
     #[track_caller]
-    pub fn finish(&mut self, longest: Duration) {
-        let status = self.wait(longest);
+    pub fn finish(&mut self, timeout: Duration) {
+        let status = self.wait(timeout);
         assert!(status.success(), "the child failed: {status}");
     }
 
@@ -237,9 +240,9 @@ impl Child {
     /// # Panics
     /// As [`Self::finish`].
     #[track_caller]
-    pub fn end(&mut self, longest: Duration) {
+    pub fn end(&mut self, timeout: Duration) {
         drop(self.process.stdin.take());
-        self.finish(longest);
+        self.finish(timeout);
     }
 
     /// Kills it.
@@ -267,18 +270,18 @@ impl Child {
     /// # Panics
     /// If it does not stop for so long.
     #[track_caller]
-    pub fn stop(&self, longest: Duration) {
+    pub fn stop(&self, timeout: Duration) {
         self.signal(libc::SIGSTOP);
         let threads = format!("/proc/{}/task", self.id());
         let is_stopped = |thread: std::fs::DirEntry| {
             let line = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
             // Behind its name, which may have anything in it.
-            line.rsplit_once(')').is_none_or(|(_, rest)| rest.trim_start().starts_with('T'))
+            line.rsplit_once(')').is_none_or(|(_, unread)| unread.trim_start().starts_with('T'))
         };
-        let end = Instant::now() + longest;
+        let end = Instant::now() + timeout;
         while !std::fs::read_dir(&threads).expect("a child").flatten().all(is_stopped) {
             assert!(Instant::now() < end, "the child {} does not stop", self.id());
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 

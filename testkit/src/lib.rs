@@ -4,7 +4,7 @@
 pub mod addresses;
 pub mod allocations;
 pub mod children;
-pub mod directory;
+pub mod measurement_lock;
 pub mod processes;
 pub mod skip;
-pub mod turns;
+pub mod temp_dir;

@@ -5,15 +5,15 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// Only reached by what fails.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Asks again and again until there is an answer.
 ///
 /// # Panics
 /// There is none within a minute.
 #[track_caller]
-pub fn until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
-    let end = Instant::now() + PATIENCE;
+pub fn poll_until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
+    let end = Instant::now() + TIMEOUT;
     loop {
         if let Some(answer) = ask() {
             return answer;
@@ -80,8 +80,8 @@ pub fn cores() -> Vec<usize> {
 /// # Panics
 /// Some stay for a minute.
 #[track_caller]
-pub fn until_gone(all: &BTreeSet<Process>) {
-    until("processes stay", || {
+pub fn wait_until_gone(all: &BTreeSet<Process>) {
+    poll_until("processes stay", || {
         all.iter().all(|it| process(it.0).as_ref() != Some(it)).then_some(())
     });
 }

@@ -6,12 +6,12 @@ mod settings;
 mod topics;
 mod usage;
 
-use run::Ground;
+use run::TestNode;
 
 /// `--json`: whatever is wrong, one line of JSON says so, beside the text.
 #[test]
 fn with_json_each_failure_is_one_line() {
-    let ground = Ground::new();
+    let test_node = TestNode::new();
     for (arguments, code) in [
         (&["fly", "--json"][..], 2),
         (&["pub", "t", "--dephth", "3", "--json"], 2),
@@ -30,7 +30,7 @@ fn with_json_each_failure_is_one_line() {
         (&["demo", "--time", "0.5", "--json"], 2),
         (&["node", "--budget-host", "0", "--json"], 2),
     ] {
-        let ended = ground.run(arguments);
+        let ended = test_node.run(arguments);
         assert_eq!(ended.code, Some(code), "{arguments:?}: {ended:?}");
         assert_eq!(ended.output.lines().count(), 1, "{arguments:?}: {ended:?}");
         let line: serde_json::Value = serde_json::from_str(&ended.output).unwrap();
@@ -41,15 +41,15 @@ fn with_json_each_failure_is_one_line() {
         let has_all = error.split("; ").all(|part| flat.contains(part));
         assert!(!error.is_empty() && has_all, "{arguments:?}: {line} {flat}");
     }
-    let ended = ground.run(&["pub", "t", "--dephth", "3", "--json"]);
+    let ended = test_node.run(&["pub", "t", "--dephth", "3", "--json"]);
     let line: serde_json::Value = serde_json::from_str(&ended.output).unwrap();
     let error = "unexpected argument '--dephth' found; tip: a similar argument exists: '--depth'";
     assert_eq!(line["error"], error);
     // What was done all the same stands in the line, too.
-    let ended = ground.run(&["sub", "t", "--largest", "1K", "--timeout", "0.1", "--json"]);
+    let ended = test_node.run(&["sub", "t", "--largest", "1K", "--timeout", "0.1", "--json"]);
     let line: serde_json::Value = serde_json::from_str(&ended.output).unwrap();
     assert_eq!((&line["topic"], &line["messages"]), (&"t".into(), &0.into()), "{line}");
     // Success says nothing of errors.
-    let ended = ground.run(&["config", "--json"]);
+    let ended = test_node.run(&["config", "--json"]);
     assert!(ended.code == Some(0) && !ended.output.contains("exit_code"), "{ended:?}");
 }

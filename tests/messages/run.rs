@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use testkit::directory::Directory;
+use testkit::temp_dir::TempDir;
 
 /// Only reached by what fails.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -14,13 +14,13 @@ const LIMIT: Duration = Duration::from_secs(60);
 pub(crate) type Pairs<'a> = &'a [(&'a str, &'a str)];
 
 /// A directory with a node in it.
-pub(crate) struct Ground {
-    directory: Directory,
+pub(crate) struct TestNode {
+    directory: TempDir,
 }
 
 /// How the command ended.
 #[derive(Debug)]
-pub(crate) struct Ended {
+pub(crate) struct ProcessResult {
     pub(crate) code: Option<i32>,
     pub(crate) output: String,
     pub(crate) error: String,
@@ -29,10 +29,10 @@ pub(crate) struct Ended {
 /// A process of the command, killed when this is dropped.
 pub(crate) struct Running(Child);
 
-impl Ground {
+impl TestNode {
     pub(crate) fn new() -> Self {
         let name = std::thread::current().name().unwrap_or("messages").replace("::", "-");
-        Self { directory: Directory::new(&name) }
+        Self { directory: TempDir::new(&name) }
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
@@ -64,7 +64,7 @@ impl Ground {
         arguments: &[&str],
         input: &str,
         environment: &[(&str, &str)],
-    ) -> Ended {
+    ) -> ProcessResult {
         let input = std::fs::File::open(self.write("input", input)).unwrap();
         let begin = Instant::now();
         let mut command = self.command(arguments);
@@ -72,14 +72,14 @@ impl Ground {
         assert!(begin.elapsed() < LIMIT, "{arguments:?} took {:?}", begin.elapsed());
         assert_eq!(output.status.signal(), None, "{arguments:?}");
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        Ended {
+        ProcessResult {
             code: output.status.code(),
             output: text(&output.stdout),
             error: text(&output.stderr),
         }
     }
 
-    pub(crate) fn run(&self, arguments: &[&str]) -> Ended {
+    pub(crate) fn run(&self, arguments: &[&str]) -> ProcessResult {
         self.run_with(arguments, "", &[])
     }
 

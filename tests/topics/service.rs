@@ -5,26 +5,26 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 
-use crate::house::{House, PATIENCE, parse, topic};
+use crate::test_node::{TIMEOUT, TestNode, parse, topic};
 
 #[test]
 fn nothing_is_lost_when_the_service_is_killed_under_load() {
-    let house = House::open();
-    let mut node = house.serve();
-    let outside = ["--service", "outside"];
+    let test_node = TestNode::open();
+    let mut node = test_node.serve();
+    let outside = ["--service", "external"];
     let sub = ["sub", "t", "--check", "--count", "3000", "--json"];
     let publish = ["pub", "t", "--pattern", "--size", "10K", "--count", "3000", "--rate", "1000"];
     let more = ["--wait-for", "1", "--json"];
-    let mut sub = house.start(&[&sub[..], &outside].concat());
-    let mut publisher = house.start(&[&publish[..], &more, &outside].concat());
+    let mut sub = test_node.start(&[&sub[..], &outside].concat());
+    let mut publisher = test_node.start(&[&publish[..], &more, &outside].concat());
     let is_under_way = |report: &serde_json::Value, from: u64| {
         topic(report, "t").is_some_and(|topic| topic["published"].as_u64() > Some(from))
     };
-    let before = house.wait_until("messages", |report| is_under_way(report, 100));
+    let before = test_node.wait_until("messages", |report| is_under_way(report, 100));
     node.kill();
     // As a service manager does.
-    let mut next = house.serve();
-    let after = house.wait_until("a successor", |report| report["node"]["service"] == 2);
+    let mut next = test_node.serve();
+    let after = test_node.wait_until("a successor", |report| report["node"]["service"] == 2);
     assert_eq!(before["node"]["identity"], after["node"]["identity"]);
     let sent = parse(&publisher.succeed());
     assert_eq!((&sent["messages"], &sent["released"]), (&3000.into(), &true.into()), "{sent}");
@@ -37,26 +37,26 @@ fn nothing_is_lost_when_the_service_is_killed_under_load() {
 
 #[test]
 fn who_serves_in_passing_hands_the_node_over_at_once_and_nothing_is_lost() {
-    let house = House::open();
+    let test_node = TestNode::open();
     let sub = ["sub", "t", "--check", "--count", "3000", "--json"];
     let publish = ["pub", "t", "--pattern", "--size", "10K", "--count", "3000", "--rate", "1000"];
-    let mut publisher =
-        house.start(&[&publish[..], &["--wait-for", "1", "--json", "--label", "first"]].concat());
-    house.wait_until("a service", |report| report["node"]["label"] == "first");
-    let mut sub = house.start(&sub);
-    let before = house.wait_until("messages", |report| {
+    let mut publisher = test_node
+        .start(&[&publish[..], &["--wait-for", "1", "--json", "--label", "first"]].concat());
+    test_node.wait_until("a service", |report| report["node"]["label"] == "first");
+    let mut sub = test_node.start(&sub);
+    let before = test_node.wait_until("messages", |report| {
         topic(report, "t").is_some_and(|topic| topic["published"].as_u64() > Some(100))
     });
-    let mut node = house.start(&["node", "--insecure", "--listen", "127.0.0.1:0"]);
+    let mut node = test_node.start(&["node", "--insecure", "--listen", "127.0.0.1:0"]);
     node.wait_for("serves node");
-    let after = house.json(&["topics", "--json"]);
+    let after = test_node.json(&["topics", "--json"]);
     assert_eq!(before["node"]["identity"], after["node"]["identity"]);
     assert_eq!(after["node"]["process"], node.id());
     assert!(after["node"]["listens"].is_string(), "{after}");
     let published = topic(&after, "t").unwrap()["published"].as_u64();
     assert!(published < Some(3000), "it was handed over when all was over");
     // Another one that wants it hears who has it.
-    let (code, said) = house.run(&["node"]);
+    let (code, said) = test_node.run(&["node"]);
     assert_eq!(code, Some(10), "{said}");
     assert!(said.contains(&format!("process {} does, and stays", node.id())), "{said}");
     let sent = parse(&publisher.succeed());
@@ -70,12 +70,12 @@ fn who_serves_in_passing_hands_the_node_over_at_once_and_nothing_is_lost() {
 
 #[test]
 fn members_serve_their_node_themselves_when_the_service_is_gone() {
-    let house = House::open();
-    let mut node = house.serve();
-    let mut sub = house.start(&["sub", "t", "--check", "--count", "500"]);
+    let test_node = TestNode::open();
+    let mut node = test_node.serve();
+    let mut sub = test_node.start(&["sub", "t", "--check", "--count", "500"]);
     let publish = ["pub", "t", "--pattern", "--count", "500", "--rate", "250", "--wait-for", "1"];
-    let mut publisher = house.start(&publish);
-    house.wait_until("messages", |report| {
+    let mut publisher = test_node.start(&publish);
+    test_node.wait_until("messages", |report| {
         topic(report, "t").is_some_and(|topic| topic["published"].as_u64() > Some(10))
     });
     node.kill();
@@ -85,14 +85,14 @@ fn members_serve_their_node_themselves_when_the_service_is_gone() {
 
 #[test]
 fn service_ends_in_order_and_a_client_takes_over() {
-    let house = House::open();
-    let mut first = house.start(&["node", "--label", "first"]);
+    let test_node = TestNode::open();
+    let mut first = test_node.start(&["node", "--label", "first"]);
     first.wait_for("serves node");
-    let identity = house.json(&["topics", "--json"])["node"]["identity"].clone();
-    let mut second = house.start(&["sub", "t", "--label", "second"]);
+    let identity = test_node.json(&["topics", "--json"])["node"]["identity"].clone();
+    let mut second = test_node.start(&["sub", "t", "--label", "second"]);
     first.wait_for("label=\"second\"");
     // There is one of these; the next one is told who serves, and what to do.
-    let (code, said) = house.run(&["node"]);
+    let (code, said) = test_node.run(&["node"]);
     assert_eq!(code, Some(10), "{said}");
     assert!(
         said.contains(&format!("process {} does, and stays. End that process", first.id())),
@@ -102,49 +102,57 @@ fn service_ends_in_order_and_a_client_takes_over() {
     first.wait_for("SIGHUP is ignored");
     first.signal(Signal::SIGTERM);
     first.succeed();
-    let report = house.wait_until("its successor", |report| report["node"]["label"] == "second");
+    let report =
+        test_node.wait_until("its successor", |report| report["node"]["label"] == "second");
     assert_eq!(report["node"]["identity"], identity);
     second.signal(Signal::SIGINT);
     second.succeed();
-    assert_eq!(house.run(&["topics"]).0, Some(6), "nobody is there any more");
+    assert_eq!(test_node.run(&["topics"]).0, Some(6), "nobody is there any more");
 }
 
 #[test]
 fn a_service_that_is_stopped_is_named() {
-    let house = House::open();
-    let mut node = house.serve();
+    let test_node = TestNode::open();
+    let mut node = test_node.serve();
     node.signal(Signal::SIGSTOP);
     let named = format!("process {} serves the node, and did", node.id());
     for command in [&["topics"][..], &["paths", "--topics"]] {
-        let (code, said) = house.run(command);
+        let (code, said) = test_node.run(command);
         assert_eq!(code, Some(4), "{said}");
         assert!(said.contains(&named), "{said}");
     }
-    let (code, said) = house.run(&["pub", "t", "--patience", "0.2"]);
+    let (code, said) = test_node.run(&["pub", "t", "--service-timeout", "0.2"]);
     assert_eq!(code, Some(4), "{said}");
     assert!(said.contains(&format!("process {} serves the node, and does not", node.id())));
     node.signal(Signal::SIGCONT);
-    house.wait_until("that it answers", |report| report["node"]["process"] == node.id());
+    test_node.wait_until("that it answers", |report| report["node"]["process"] == node.id());
     node.signal(Signal::SIGTERM);
     node.succeed();
 }
 
 #[test]
 fn programs_are_told_of_the_node_that_is_served() {
-    let house = House::open();
-    let mut node =
-        house.start(&["node", "--json", "--insecure", "--listen", "127.0.0.1:0", "--label", "it"]);
+    let test_node = TestNode::open();
+    let mut node = test_node.start(&[
+        "node",
+        "--json",
+        "--insecure",
+        "--listen",
+        "127.0.0.1:0",
+        "--label",
+        "it",
+    ]);
     node.wait_for("other nodes reach it at");
     // A line says so before the log does.
     let said = node.output();
     let last: serde_json::Value = serde_json::from_str(said.lines().last().unwrap()).unwrap();
-    let told = house.json(&["topics", "--json"]);
+    let told = test_node.json(&["topics", "--json"]);
     assert_eq!(last["node"], told["node"], "{said}");
     assert_eq!(
         (&last["node"]["process"], &last["node"]["label"]),
         (&node.id().into(), &"it".into())
     );
-    assert_eq!(last["directory"], house.node().display().to_string());
+    assert_eq!(last["directory"], test_node.node().display().to_string());
     assert!(last["not_carried"].is_null() && last["node"]["listens"].is_string(), "{said}");
     node.signal(Signal::SIGTERM);
     node.succeed();
@@ -153,16 +161,16 @@ fn programs_are_told_of_the_node_that_is_served() {
 
 #[test]
 fn the_service_manager_is_told() {
-    let house = House::open();
-    let path = house.path("notify");
+    let test_node = TestNode::open();
+    let path = test_node.path("notify");
     let socket = UnixDatagram::bind(&path).unwrap();
-    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    socket.set_read_timeout(Some(TIMEOUT)).unwrap();
     let hear = || {
         let mut bytes = [0; 1000];
         let length = socket.recv(&mut bytes).unwrap();
         String::from_utf8_lossy(&bytes[..length]).into_owned()
     };
-    let mut node = house.start_with(&["node", "--log", "off"], "", &[("NOTIFY_SOCKET", &path)]);
+    let mut node = test_node.start_with(&["node", "--log", "off"], "", &[("NOTIFY_SOCKET", &path)]);
     let said = hear();
     assert!(said.starts_with("READY=1\nSTATUS=serves node "), "{said}");
     node.signal(Signal::SIGTERM);
@@ -173,15 +181,15 @@ fn the_service_manager_is_told() {
 
 #[test]
 fn a_file_of_settings_is_obeyed() {
-    let house = House::open();
+    let test_node = TestNode::open();
     let file =
-        house.write("node.toml", "label = 'from a file'\npatience = 5\nbudget_host = '64M'\n");
+        test_node.write("node.toml", "label = 'from a file'\npatience = 5\nbudget_host = '64M'\n");
     // A variable that is set to nothing says nothing of what is logged.
-    let mut node = house.start_with(&["node", "--config", &file], "", &[("FABRICAST_LOG", "")]);
+    let mut node = test_node.start_with(&["node", "--config", &file], "", &[("FABRICAST_LOG", "")]);
     node.wait_for("serves node");
-    let report = house.json(&["topics", "--json"]);
+    let report = test_node.json(&["topics", "--json"]);
     assert_eq!(report["node"]["label"], "from a file");
-    let (code, said) = house.run(&["pub", "t", "--pattern", "--count", "1", "--largest", "1G"]);
+    let (code, said) = test_node.run(&["pub", "t", "--pattern", "--count", "1", "--largest", "1G"]);
     assert_eq!(code, Some(7), "over the budget: {said}");
     node.signal(Signal::SIGTERM);
     node.succeed();
@@ -189,7 +197,7 @@ fn a_file_of_settings_is_obeyed() {
 
 #[test]
 fn nodes_that_are_told_of_each_other_carry_topics() {
-    let (near, far) = (House::open(), House::open());
+    let (near, far) = (TestNode::open(), TestNode::open());
     let mut first =
         near.start(&["node", "--insecure", "--listen", "127.0.0.1:0", "--node-name", "near"]);
     first.wait_for("serves node");
@@ -213,10 +221,10 @@ fn an_address_that_cannot_be_had_is_not_told_of_at_each_attempt() {
     if any.is_ok_and(|any| any.trim() == "1") {
         testkit::skip!("here one can listen at addresses that are nobody's (ip_nonlocal_bind)");
     }
-    let house = House::open();
+    let test_node = TestNode::open();
     let start = Instant::now();
     // It is nobody's, and for documentation.
-    let mut node = house.start(&["node", "--listen", "192.0.2.1:7000", "--insecure"]);
+    let mut node = test_node.start(&["node", "--listen", "192.0.2.1:7000", "--insecure"]);
     node.wait_for("tried again and again");
     // It is, some four times.
     std::thread::sleep(Duration::from_secs(2));
@@ -233,10 +241,10 @@ fn an_address_that_cannot_be_had_is_not_told_of_at_each_attempt() {
 
 #[test]
 fn that_a_node_listens_is_told_when_its_address_is_free() {
-    let house = House::open();
+    let test_node = TestNode::open();
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
-    let mut node = house.start(&["node", "--insecure", "--listen", &address]);
+    let mut node = test_node.start(&["node", "--insecure", "--listen", &address]);
     node.wait_for("tried again and again");
     node.wait_for("it does not listen for other nodes");
     drop(taken);
@@ -248,18 +256,18 @@ fn that_a_node_listens_is_told_when_its_address_is_free() {
 
 #[test]
 fn also_who_is_there_for_a_moment_is_in_the_log_of_a_node_that_tells_more() {
-    let house = House::open();
-    let mut node = house.start(&["node", "--log", "debug"]);
+    let test_node = TestNode::open();
+    let mut node = test_node.start(&["node", "--log", "debug"]);
     node.wait_for("serves node");
-    house.succeed(&["pub", "t", "--pattern", "--count", "1", "--label", "short one"]);
+    test_node.succeed(&["pub", "t", "--pattern", "--count", "1", "--label", "short one"]);
     let line_of = |what: &str| {
         let said = node.error();
         said.lines().find(|line| line.contains(what) && line.contains("short one")).is_some()
     };
-    assert!(line_of("a process joins"), "{}", node.error());
+    assert!(line_of("a process joined"), "{}", node.error());
     // Whichever of the two is seen first.
-    house.wait_until("that it has left", |_| {
-        line_of("a process leaves") || line_of("a process has ended")
+    test_node.wait_until("that it has left", |_| {
+        line_of("a process left") || line_of("a process exited")
     });
     node.signal(Signal::SIGTERM);
     node.succeed();

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use gpu::{Block, Device, Memory, stand_in};
+use gpu::{Block, Device, Memory, emulated};
 use transfer::path::Policy;
 use transfer::{Agent, AgentOptions, Region, Rights, Route};
 
@@ -61,9 +61,9 @@ fn fill(memory: &Memory, offset: u64, length: u64, byte: u8) -> Option<()> {
 /// How many microseconds each copy takes.
 #[unsafe(no_mangle)]
 pub extern "C" fn endings_delay(microseconds: u64) {
-    for number in 0..stand_in::COUNT {
+    for number in 0..emulated::COUNT {
         let delay = Duration::from_micros(microseconds);
-        stand_in::behave(number, stand_in::Behaviour { delay, ..Default::default() });
+        emulated::configure_faults(number, emulated::FaultConfig { delay, ..Default::default() });
     }
 }
 
@@ -79,7 +79,7 @@ pub unsafe extern "C" fn endings_region(agent: *mut Agent) -> *mut Guarded {
     // SAFETY: the caller's promise.
     let agent = unsafe { &*agent };
     boxed(|| {
-        let device = Device::open("stand-in:0".parse().ok()?).ok()?;
+        let device = Device::open("emulated:0".parse().ok()?).ok()?;
         let memory = device.allocate_shared(3 * LENGTH, &[]).ok()?;
         fill(&memory, 0, 3 * LENGTH, OUTSIDE)?;
         // SAFETY: inside of the allocation, which goes along.
@@ -102,7 +102,7 @@ pub unsafe extern "C" fn endings_route(
     // SAFETY: the caller's promise; the two agents are different ones.
     let (here, there, region) = unsafe { (&mut *here, &*there, &*region) };
     boxed(|| {
-        let device = Device::open("stand-in:0".parse().ok()?).ok()?;
+        let device = Device::open("emulated:0".parse().ok()?).ok()?;
         let mine = here.register(device.allocate_shared(LENGTH, &[]).ok()?, Rights::ALL).ok()?;
         let peer = here.connect(&there.card().encode().ok()?, TIMEOUT).ok()?;
         let descriptor = region.region.as_ref()?.descriptor().encode().ok()?;

@@ -12,9 +12,9 @@ use std::path::Path as FilePath;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use gpu::stand_in::ForeignMemory;
-use gpu::{Allocator, Block, BlocksBy, Device, LinkCounters};
-use ipc::Spin;
+use gpu::emulated::ForeignMemory;
+use gpu::{Allocator, Block, CopyMethod, Device, LinkCounters};
+use ipc::WaitStrategy;
 use transfer::path::{Operation, Path, Policy, metrics};
 use transfer::{
     Agent, AgentOptions, Buffer, ErrorKind, Event, Notice, PeerId, Region, Rights, Route, Token,
@@ -165,8 +165,8 @@ fn text(bytes: &[u8]) -> Result<&str, Failure> {
     std::str::from_utf8(bytes).map_err(|error| failed(error.to_string()))
 }
 
-fn milliseconds(patience: u64) -> Duration {
-    Duration::from_millis(patience)
+fn milliseconds(timeout: u64) -> Duration {
+    Duration::from_millis(timeout)
 }
 
 /// Puts bytes where the caller wants them, and gives their number.
@@ -217,9 +217,9 @@ interface! {
     /// time while it waits.
     fn torch_side_start(directory: Bytes<'_>, label: Bytes<'_>, is_eager: u32) {
         let options = AgentOptions::new(text(label)?).directory(FilePath::new(text(directory)?));
-        let waiting = if is_eager == 0 { Spin::default() } else { Spin::Always };
+        let wait_strategy = if is_eager == 0 { WaitStrategy::default() } else { WaitStrategy::Busy };
         let side = Side {
-            agent: Agent::start(options.waiting(waiting))?,
+            agent: Agent::start(options.wait_strategy(wait_strategy))?,
             routes: Vec::new(),
             regions: Vec::new(),
             peers: Vec::new(),
@@ -243,7 +243,7 @@ interface! {
         with_side(|side| give(&side.agent.card().encode()?, room))
     }
 
-    /// Memory as expandable segments have it, in so many pieces, on a stand-in; gives its
+    /// Memory as expandable segments have it, in so many pieces, on a emulated; gives its
     /// address.
     fn torch_side_play(number: u32, piece: u64, count: u32) {
         with_side(|side| {
@@ -292,22 +292,22 @@ interface! {
     }
 
     /// Connects to the agent of this card.
-    fn torch_side_connect(card: Bytes<'_>, patience: u64) {
+    fn torch_side_connect(card: Bytes<'_>, timeout: u64) {
         with_side(|side| {
-            let peer = side.agent.connect(card, milliseconds(patience))?;
+            let peer = side.agent.connect(card, milliseconds(timeout))?;
             keep(&mut side.peers, peer)
         })
     }
 
     /// Joins a region with a peer's, by this policy.
     fn torch_side_join(
-        peer: u32, region: u32, descriptor: Bytes<'_>, policy: Bytes<'_>, patience: u64
+        peer: u32, region: u32, descriptor: Bytes<'_>, policy: Bytes<'_>, timeout: u64
     ) {
         with_side(|side| {
             let policy: Policy = text(policy)?.parse()?;
             let (peer, region) = (*get(&side.peers, peer)?, get(&side.regions, region)?);
-            let patience = milliseconds(patience);
-            let route = side.agent.join(peer, region, descriptor, &policy, patience)?;
+            let timeout = milliseconds(timeout);
+            let route = side.agent.join(peer, region, descriptor, &policy, timeout)?;
             if let Some(reason) = route.fallback() {
                 return Err(failed(format!("a fallback to {}: {reason}", route.path())));
             }
@@ -334,7 +334,7 @@ interface! {
             let route = get(&side.routes, route)?;
             let block = [Block { to, from, length }];
             let notice = if notice.is_empty() { None } else { Some(notice_of(notice)?) };
-            let token = side.agent.begin(operation, route, &block, notice, BlocksBy::Best)?;
+            let token = side.agent.begin(operation, route, &block, notice, CopyMethod::Best)?;
             side.next += 1;
             side.begun.insert(side.next, (token, route.path()));
             Ok(side.next as i64)
@@ -343,12 +343,12 @@ interface! {
 
     /// Waits until an operation is done; gives the bytes that it moved. It is a failure if they
     /// took another path than the route's.
-    fn torch_side_wait(operation: u64, patience: u64) {
+    fn torch_side_wait(operation: u64, timeout: u64) {
         with_side(|side| {
             let Some(&(token, path)) = side.begun.get(&operation) else {
                 return Err(failed(format!("operation {operation} was not begun, or is done")));
             };
-            let done = side.agent.wait(token, milliseconds(patience))?;
+            let done = side.agent.wait(token, milliseconds(timeout))?;
             side.begun.remove(&operation);
             if done.path != Some(path) {
                 return Err(failed(format!("by {:?} instead of {path}", done.path)));
@@ -358,18 +358,18 @@ interface! {
     }
 
     /// Tells a peer something, without data: tag and bytes.
-    fn torch_side_notify(peer: u32, notice: Bytes<'_>, patience: u64) {
+    fn torch_side_notify(peer: u32, notice: Bytes<'_>, timeout: u64) {
         with_side(|side| {
             let token = side.agent.notify(*get(&side.peers, peer)?, notice_of(notice)?)?;
-            side.agent.wait(token, milliseconds(patience))?;
+            side.agent.wait(token, milliseconds(timeout))?;
             Ok(0)
         })
     }
 
     /// The next notice: tag and bytes. It is a failure if a peer has left before.
-    fn torch_side_next_notice(patience: u64, room: Room<'_>) {
+    fn torch_side_next_notice(timeout: u64, room: Room<'_>) {
         with_side(|side| loop {
-            match side.agent.next_event(milliseconds(patience))? {
+            match side.agent.next_event(milliseconds(timeout))? {
                 Event::Left { label, .. } => return Err(failed(format!("{label} is gone"))),
                 Event::Notice { notice, .. } => {
                     let mut bytes = notice.tag.to_le_bytes().to_vec();

@@ -59,7 +59,7 @@ impl Error {
         error
     }
 
-    fn because(
+    fn caused_by(
         operation: &'static str,
         kind: ErrorKind,
         cause: impl StdError + Send + Sync + 'static,
@@ -81,7 +81,7 @@ impl Error {
             gpu::ErrorKind::Forked => ErrorKind::Forked,
             _ => ErrorKind::Failed,
         };
-        Self::because(operation, kind, cause)
+        Self::caused_by(operation, kind, cause)
     }
 
     /// What a fabric said.
@@ -98,7 +98,7 @@ impl Error {
             fabric::ErrorKind::VersionMismatch => ErrorKind::VersionMismatch,
             _ => ErrorKind::Failed,
         };
-        Self::because(operation, kind, cause)
+        Self::caused_by(operation, kind, cause)
     }
 
     /// What a channel said.
@@ -109,7 +109,7 @@ impl Error {
             ipc::ChannelError::TooLong { .. } => ErrorKind::Malformed,
             _ => ErrorKind::Failed,
         };
-        Self::because(operation, kind, cause)
+        Self::caused_by(operation, kind, cause)
     }
 
     /// What a channel said, where the peer is known by the path of its socket, which is
@@ -125,7 +125,7 @@ impl Error {
             System { call, cause, .. } => {
                 Self::of_channel(operation, System { call, path: None, cause })
             }
-            InUse(_) => failed("somebody listens there already"),
+            InUse(_) => failed("another process listens there already"),
             InvalidPath(_) => failed("the path of a socket has 1 to 107 bytes, and no zero"),
             other => Self::of_channel(operation, other),
         };
@@ -141,7 +141,7 @@ impl Error {
     }
 
     /// The same failure, of another kind.
-    pub(crate) fn and_kind(mut self, kind: ErrorKind) -> Self {
+    pub(crate) fn with_kind(mut self, kind: ErrorKind) -> Self {
         self.0.kind = kind;
         self
     }

@@ -27,17 +27,18 @@ use std::os::fd::OwnedFd;
 use gpu::{LegacyHandle, Uuid};
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::tensor::{ElementType, MOST_DIMENSIONS, Tensor};
-use crate::wire::Form;
+use crate::tensor::{ElementType, MAX_DIMENSIONS, Tensor};
+use crate::wire::DescriptorFormat;
 
-const FORM: Form = Form { magic: *b"FcSH", version: 1, operation: OPERATION };
+const FORMAT: DescriptorFormat =
+    DescriptorFormat { magic: *b"FcSH", version: 1, operation: OPERATION };
 /// As many as a message can carry.
-pub(crate) const MOST_PIECES: usize = ipc::channel::MOST_DESCRIPTORS;
+pub(crate) const MAX_PIECES: usize = ipc::channel::MAX_DESCRIPTORS;
 const OPERATION: &str = "decode a handle";
 
 /// How the memory is reached.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Way {
+pub enum HandleType {
     /// By file descriptors, one for each piece of so many bytes.
     Descriptors {
         /// Lengths of the pieces.
@@ -51,21 +52,21 @@ pub enum Way {
 ///
 /// ```
 /// use gpu::Uuid;
-/// use transfer::{Facts, Way, Tensor};
-/// let facts = Facts {
+/// use transfer::{HandleMetadata, HandleType, Tensor};
+/// let metadata = HandleMetadata {
 ///     identity: [1; 16],
 ///     device: Uuid([2; 16]),
 ///     length: 4096,
-///     way: Way::Descriptors { pieces: vec![4096] },
+///     handle_type: HandleType::Descriptors { pieces: vec![4096] },
 ///     tensor: Tensor::bytes(4096),
 /// };
-/// let bytes = facts.encode();
-/// assert_eq!(Facts::decode(&bytes)?, facts);
-/// assert!(Facts::decode(&bytes[..bytes.len() - 1]).is_err());
+/// let bytes = metadata.encode();
+/// assert_eq!(HandleMetadata::decode(&bytes)?, metadata);
+/// assert!(HandleMetadata::decode(&bytes[..bytes.len() - 1]).is_err());
 /// # Ok::<(), transfer::Error>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Facts {
+pub struct HandleMetadata {
     /// Random, one for each time memory is shared: the same memory is mapped once.
     pub identity: [u8; 16],
     /// The device that it lies on.
@@ -73,7 +74,7 @@ pub struct Facts {
     /// Length of the memory in bytes.
     pub length: u64,
     /// How it is reached.
-    pub way: Way,
+    pub handle_type: HandleType,
     /// What the bytes mean.
     pub tensor: Tensor,
 }
@@ -82,24 +83,24 @@ pub struct Facts {
 #[derive(Debug)]
 pub struct Handle {
     /// What the bytes say.
-    pub facts: Facts,
+    pub metadata: HandleMetadata,
     /// One for each piece.
     pub descriptors: Vec<OwnedFd>,
 }
 
-impl Facts {
+impl HandleMetadata {
     /// The bytes that travel.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let tensor = &self.tensor;
-        let (kind, pieces): (u8, &[u64]) = match &self.way {
-            Way::Descriptors { pieces } => (1, pieces),
-            Way::Legacy(_) => (2, &[]),
+        let (kind, pieces): (u8, &[u64]) = match &self.handle_type {
+            HandleType::Descriptors { pieces } => (1, pieces),
+            HandleType::Legacy(_) => (2, &[]),
         };
-        let mut bytes = FORM.begin();
+        let mut bytes = FORMAT.begin();
         bytes.extend(self.identity);
         bytes.extend(self.device.0);
-        let dimensions = tensor.shape.len().min(MOST_DIMENSIONS);
+        let dimensions = tensor.shape.len().min(MAX_DIMENSIONS);
         bytes.extend([kind, tensor.element.code(), dimensions as u8, pieces.len() as u8]);
         bytes.extend(self.length.to_le_bytes());
         bytes.extend(tensor.byte_offset.to_le_bytes());
@@ -108,12 +109,12 @@ impl Facts {
             bytes.extend(stride.to_le_bytes());
         }
         pieces.iter().for_each(|length| bytes.extend(length.to_le_bytes()));
-        if let Way::Legacy(handle) = &self.way {
+        if let HandleType::Legacy(handle) = &self.handle_type {
             bytes.extend(handle.bytes);
             bytes.extend(handle.offset.to_le_bytes());
         }
         // Far below what a frame can hold: dimensions and pieces are few.
-        FORM.seal(bytes).unwrap_or_default()
+        FORMAT.seal(bytes).unwrap_or_default()
     }
 
     /// Reads what [`encode`](Self::encode) wrote, believing nothing.
@@ -122,18 +123,18 @@ impl Facts {
     /// [`Malformed`](ErrorKind::Malformed), [`VersionMismatch`](ErrorKind::VersionMismatch),
     /// and [`OutOfBounds`](ErrorKind::OutOfBounds) for a tensor beyond its memory.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
-        let malformed = |detail: &str| FORM.malformed(detail);
-        let mut reader = FORM.open(bytes)?;
+        let malformed = |detail: &str| FORMAT.malformed(detail);
+        let mut reader = FORMAT.open(bytes)?;
         let identity = reader.take()?;
         let device = Uuid(reader.take()?);
         let [kind, element, dimensions, pieces] = reader.take()?;
         let (dimensions, pieces) = (usize::from(dimensions), usize::from(pieces));
         let goes_with = match kind {
-            1 => (1..=MOST_PIECES).contains(&pieces),
+            1 => (1..=MAX_PIECES).contains(&pieces),
             2 => pieces == 0,
             _ => false,
         };
-        if !goes_with || dimensions > MOST_DIMENSIONS {
+        if !goes_with || dimensions > MAX_DIMENSIONS {
             return Err(malformed("an unknown kind, or parts that do not go with it"));
         }
         let Some(element) = ElementType::from_code(element) else {
@@ -146,29 +147,29 @@ impl Facts {
             shape.push(reader.u64()?);
             strides.push(i64::from_le_bytes(reader.take()?));
         }
-        let way = if kind == 1 {
+        let handle_type = if kind == 1 {
             let pieces = (0..pieces).map(|_| reader.u64()).collect::<Result<Vec<_>>>()?;
             let sum = pieces.iter().try_fold(0_u64, |sum, piece| sum.checked_add(*piece));
             if sum.is_none_or(|sum| sum < length) || pieces.contains(&0) {
                 return Err(malformed("its pieces are not as long as the whole"));
             }
-            Way::Descriptors { pieces }
+            HandleType::Descriptors { pieces }
         } else {
             let bytes = reader.take()?;
-            Way::Legacy(LegacyHandle { bytes, offset: reader.u64()?, length })
+            HandleType::Legacy(LegacyHandle { bytes, offset: reader.u64()?, length })
         };
         reader.finish()?;
         let tensor = Tensor { element, shape, strides, byte_offset };
         tensor.check(OPERATION, length)?;
-        Ok(Self { identity, device, length, way, tensor })
+        Ok(Self { identity, device, length, handle_type, tensor })
     }
 
     /// How many descriptors belong to it.
     #[must_use]
     pub fn pieces(&self) -> usize {
-        match &self.way {
-            Way::Descriptors { pieces } => pieces.len(),
-            Way::Legacy(_) => 0,
+        match &self.handle_type {
+            HandleType::Descriptors { pieces } => pieces.len(),
+            HandleType::Legacy(_) => 0,
         }
     }
 }
@@ -180,11 +181,11 @@ impl Handle {
     /// As for [decoding](Facts::decode); [`Malformed`](ErrorKind::Malformed) if more or fewer
     /// descriptors came than are spoken of. They are closed.
     pub fn from_parts(bytes: &[u8], descriptors: Vec<OwnedFd>) -> Result<Self> {
-        let facts = Facts::decode(bytes)?;
-        if descriptors.len() == facts.pieces() {
-            return Ok(Self { facts, descriptors });
+        let metadata = HandleMetadata::decode(bytes)?;
+        if descriptors.len() == metadata.pieces() {
+            return Ok(Self { metadata, descriptors });
         }
-        let detail = format!("{} descriptors, not {}", descriptors.len(), facts.pieces());
+        let detail = format!("{} descriptors, not {}", descriptors.len(), metadata.pieces());
         Err(Error::new(OPERATION, ErrorKind::Malformed, detail))
     }
 }
@@ -195,19 +196,28 @@ mod tests {
 
     use super::*;
 
-    fn facts(way: Way) -> Facts {
+    fn metadata(handle_type: HandleType) -> HandleMetadata {
         let tensor = Tensor {
             element: ElementType::Bf16,
             shape: vec![3, 5],
             strides: vec![-5, 1],
             byte_offset: 40,
         };
-        Facts { identity: [7; 16], device: Uuid([8; 16]), length: 4096, way, tensor }
+        HandleMetadata {
+            identity: [7; 16],
+            device: Uuid([8; 16]),
+            length: 4096,
+            handle_type,
+            tensor,
+        }
     }
 
-    fn both() -> [Facts; 2] {
+    fn both() -> [HandleMetadata; 2] {
         let legacy = LegacyHandle { bytes: [3; 64], offset: 512, length: 4096 };
-        [facts(Way::Descriptors { pieces: vec![2048, 4096] }), facts(Way::Legacy(legacy))]
+        [
+            metadata(HandleType::Descriptors { pieces: vec![2048, 4096] }),
+            metadata(HandleType::Legacy(legacy)),
+        ]
     }
 
     fn sealed(mut bytes: Vec<u8>) -> Vec<u8> {
@@ -219,24 +229,24 @@ mod tests {
 
     #[test]
     fn what_was_written_is_read() {
-        for facts in both() {
-            assert_eq!(Facts::decode(&facts.encode()).unwrap(), facts);
+        for metadata in both() {
+            assert_eq!(HandleMetadata::decode(&metadata.encode()).unwrap(), metadata);
         }
     }
 
     #[test]
     fn every_truncation_and_every_changed_byte_is_noticed() {
-        for facts in both() {
-            let bytes = facts.encode();
+        for metadata in both() {
+            let bytes = metadata.encode();
             for length in 0..bytes.len() {
-                assert!(Facts::decode(&bytes[..length]).is_err(), "{length} bytes");
+                assert!(HandleMetadata::decode(&bytes[..length]).is_err(), "{length} bytes");
             }
             for at in 0..bytes.len() {
                 let mut changed = bytes.clone();
                 changed[at] ^= 0x10;
-                assert!(Facts::decode(&changed).is_err(), "byte {at}");
+                assert!(HandleMetadata::decode(&changed).is_err(), "byte {at}");
             }
-            assert!(Facts::decode(&[bytes, vec![0]].concat()).is_err(), "one byte more");
+            assert!(HandleMetadata::decode(&[bytes, vec![0]].concat()).is_err(), "one byte more");
         }
     }
 
@@ -245,7 +255,7 @@ mod tests {
         let refused = |at: usize, new: &[u8]| {
             let mut bytes = both()[0].encode();
             bytes[at..at + new.len()].copy_from_slice(new);
-            Facts::decode(&sealed(bytes)).unwrap_err().kind()
+            HandleMetadata::decode(&sealed(bytes)).unwrap_err().kind()
         };
         assert_eq!(refused(4, &[9, 0]), ErrorKind::VersionMismatch);
         assert_eq!(refused(40, &[3]), ErrorKind::Malformed, "a kind that is none");
@@ -265,8 +275,8 @@ mod tests {
         let mut seen = 0;
         for entry in std::fs::read_dir(corpus).expect("the corpus is part of the repository") {
             let bytes = std::fs::read(entry.unwrap().path()).unwrap();
-            if let Ok(facts) = Facts::decode(&bytes) {
-                assert_eq!(facts.encode(), bytes);
+            if let Ok(metadata) = HandleMetadata::decode(&bytes) {
+                assert_eq!(metadata.encode(), bytes);
             }
             seen += 1;
         }
@@ -288,7 +298,7 @@ mod tests {
     proptest! {
         #[test]
         fn garbage_is_refused(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
-            prop_assert!(Facts::decode(&bytes).is_err());
+            prop_assert!(HandleMetadata::decode(&bytes).is_err());
         }
 
         #[test]
@@ -298,8 +308,8 @@ mod tests {
         ) {
             body[32] = 1 + dimensions % 2;
             body[34] = dimensions;
-            let bytes = [FORM.begin(), body].concat();
-            let _ = Facts::decode(&FORM.seal(bytes).unwrap());
+            let bytes = [FORMAT.begin(), body].concat();
+            let _ = HandleMetadata::decode(&FORMAT.seal(bytes).unwrap());
         }
     }
 }

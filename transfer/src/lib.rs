@@ -3,7 +3,7 @@
 //! Stands on `gpu` (devices) and `ipc` (processes of one machine), and owns the choice of
 //! [paths](path): by which way bytes go, and why.
 //!
-//! - Shared without a copy: a [`Shared`] buffer gives [handles](Handle), which carry what
+//! - Shared without a copy: a [`SharedBuffer`] buffer gives [handles](Handle), which carry what
 //!   the bytes mean along with the descriptors that reach them; an [`Opener`] maps them,
 //!   each memory once. A [`ShareService`] gives them out by name.
 //! - Moved: an [`Agent`] puts into regions of other agents and gets from them, and tells
@@ -11,35 +11,35 @@
 
 mod agent;
 mod blocks;
-mod copies;
 mod error;
 mod handle;
-mod host;
+mod host_buffer;
 pub mod path;
 mod pinned;
-mod private;
+mod private_memory;
 mod rail;
 mod region;
-mod service;
 mod share;
+mod share_service;
 mod socket_server;
+mod stream_copies;
 mod tensor;
 mod wire;
 
 pub use agent::{
-    Agent, AgentCard, AgentOptions, Condition, Done, Event, FabricAddress, LONGEST_LABEL,
-    LONGEST_NOTICE, MOST_OPERATIONS, MOST_REGIONS, Notice, PeerId, Remains, Route, Token,
-    Whereabouts, clean,
+    Agent, AgentCard, AgentOptions, Condition, Done, Event, FabricAddress, Leftovers,
+    MAX_LABEL_LENGTH, MAX_NOTICE_LENGTH, MAX_OPERATIONS, MAX_PUBLISHED_REGIONS, MemoryAttributes,
+    Notice, PeerId, Route, Token, clean,
 };
-pub use blocks::{Blocks, InArray, MOST_STRIDES, Rows, Strided};
+pub use blocks::{Blocks, MAX_STRIDES, Rows, Strided, Subarray};
 pub use error::{Error, ErrorKind, Result};
-pub use handle::{Facts, Handle, Way};
-pub use host::HostBuffer;
+pub use handle::{Handle, HandleMetadata, HandleType};
+pub use host_buffer::HostBuffer;
 pub use pinned::pin;
 pub use region::{Buffer, FabricKey, Region, RegionDescriptor, Rights};
-pub use service::{Admission, Client, LONGEST_NAME, ShareService};
-pub use share::{Opened, Opener, Shared};
-pub use tensor::{ElementType, MOST_DIMENSIONS, Tensor};
+pub use share::{OpenedBuffer, Opener, SharedBuffer};
+pub use share_service::{Admission, MAX_NAME_LENGTH, ShareClient, ShareService};
+pub use tensor::{ElementType, MAX_DIMENSIONS, Tensor};
 
 /// What a thread that panicked left is whole: nothing here breaks off in the middle of a change.
 fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {

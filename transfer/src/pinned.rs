@@ -8,12 +8,12 @@ use crate::error::{Error, Result};
 
 /// A segment's body, which stays mapped as long as this lives.
 #[derive(Debug)]
-struct Body(Segment);
+struct PinnedSegment(Segment);
 
 // SAFETY: a segment never moves or changes its size, and stays mapped until the last
 // handle to it is gone, of which this is one. Its bytes are reached as atomics or through
 // pointers only.
-unsafe impl HostMapping for Body {
+unsafe impl HostMapping for PinnedSegment {
     fn address(&self) -> u64 {
         self.0.body() as u64
     }
@@ -25,10 +25,10 @@ unsafe impl HostMapping for Body {
 
 /// The same of one that may only be read.
 #[derive(Debug)]
-struct ReadOnlyBody(ReadOnlySegment);
+struct PinnedReadOnlySegment(ReadOnlySegment);
 
 // SAFETY: as above.
-unsafe impl HostMapping for ReadOnlyBody {
+unsafe impl HostMapping for PinnedReadOnlySegment {
     fn address(&self) -> u64 {
         self.0.body() as u64
     }
@@ -45,7 +45,7 @@ unsafe impl HostMapping for ReadOnlyBody {
 /// Gives devices access to the body of a segment from which they may only copy. None if the device
 /// registers no memory that can only be read.
 pub(crate) fn pin_read_only(segment: &ReadOnlySegment, device: &Device) -> Result<Option<Memory>> {
-    match device.register(ReadOnlyBody(segment.clone())) {
+    match device.register(PinnedReadOnlySegment(segment.clone())) {
         Ok(memory) => Ok(Some(memory)),
         Err(error) if error.kind() == gpu::ErrorKind::NotSupported => Ok(None),
         Err(error) => Err(Error::of_device("pin a segment", error)),
@@ -60,17 +60,19 @@ pub(crate) fn pin_read_only(segment: &ReadOnlySegment, device: &Device) -> Resul
 /// ```
 /// use gpu::Device;
 /// use ipc::{Layout, Segment};
-/// let device = Device::open("stand-in:0".parse()?)?;
+/// let device = Device::open("emulated:0".parse()?)?;
 /// let segment = Segment::create(Layout::new("example", 1), 1 << 20)?;
 /// let pinned = transfer::pin(&segment, &device)?;
 /// let stream = device.stream()?;
 /// stream.fill(&pinned.slice(0, 100)?, 7)?;
-/// stream.synchronize(gpu::PATIENCE)?;
+/// stream.synchronize(gpu::DEFAULT_TIMEOUT)?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
 /// # Errors
 /// What the device says, such as of a segment that is pinned already.
 pub fn pin(segment: &Segment, device: &Device) -> Result<Memory> {
-    device.register(Body(segment.clone())).map_err(|error| Error::of_device("pin a segment", error))
+    device
+        .register(PinnedSegment(segment.clone()))
+        .map_err(|error| Error::of_device("pin a segment", error))
 }

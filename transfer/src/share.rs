@@ -8,10 +8,10 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use gpu::{Device, DeviceName, Exported, LegacyHandle, Memory, Slice, Uuid, WeakMemory};
-use ipc::Incarnation;
+use ipc::ForkGeneration;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::handle::{Facts, Handle, MOST_PIECES, Way};
+use crate::handle::{Handle, HandleMetadata, HandleType, MAX_PIECES};
 use crate::lock;
 use crate::tensor::Tensor;
 
@@ -23,26 +23,26 @@ use crate::tensor::Tensor;
 ///
 /// ```
 /// use gpu::Device;
-/// use transfer::{ElementType, Opener, Shared, Tensor};
-/// let device = Device::open("stand-in:0".parse()?)?;
+/// use transfer::{ElementType, Opener, SharedBuffer, Tensor};
+/// let device = Device::open("emulated:0".parse()?)?;
 /// let memory = device.allocate_shared(12, &[])?;
 /// let tensor = Tensor::contiguous(ElementType::F32, &[3]);
-/// let shared = Shared::new(&memory, &tensor)?;
+/// let shared = SharedBuffer::new(&memory, &tensor)?;
 /// let handle = shared.handle()?; // … which travels to another process …
 /// let opened = Opener::shared().open(&handle, None)?;
 /// assert_eq!(opened.tensor, tensor);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
-pub struct Shared {
+pub struct SharedBuffer {
     _memory: Memory,
     /// Exported once: a driver takes its time for it.
     descriptors: Vec<OwnedFd>,
-    facts: Facts,
-    born: Incarnation,
+    metadata: HandleMetadata,
+    fork_generation: ForkGeneration,
 }
 
-impl Shared {
+impl SharedBuffer {
     /// Shares memory that holds a tensor.
     ///
     /// # Errors
@@ -56,49 +56,49 @@ impl Shared {
             return Err(Error::new(operation, ErrorKind::Failed, detail));
         }
         let of_device = |error| Error::of_device(operation, error);
-        let (way, descriptors) = match memory.export_pieces() {
-            Ok(Exported { pieces, .. }) if pieces.len() > MOST_PIECES => {
-                let detail = format!("{} pieces, {MOST_PIECES} are the most", pieces.len());
+        let (handle_type, descriptors) = match memory.export_pieces() {
+            Ok(Exported { pieces, .. }) if pieces.len() > MAX_PIECES => {
+                let detail = format!("{} pieces, {MAX_PIECES} are the most", pieces.len());
                 return Err(Error::new(operation, ErrorKind::Failed, detail));
             }
             Ok(Exported { pieces, offset: 0 }) => {
                 let (descriptors, pieces) = pieces.into_iter().unzip();
-                (Way::Descriptors { pieces }, descriptors)
+                (HandleType::Descriptors { pieces }, descriptors)
             }
             Ok(Exported { offset, .. }) => {
                 let detail = format!("it begins {offset} bytes behind the start of its piece");
                 return Err(Error::new(operation, ErrorKind::Failed, detail));
             }
             Err(error) if error.kind() == gpu::ErrorKind::NotSupported => {
-                (Way::Legacy(memory.export_legacy().map_err(of_device)?), Vec::new())
+                (HandleType::Legacy(memory.export_legacy().map_err(of_device)?), Vec::new())
             }
             Err(error) => return Err(of_device(error)),
         };
         // Read once, for it grows if the memory is a pool's; and pieces that came after
         // the export are not among those that travel.
-        let length = match &way {
-            Way::Descriptors { pieces } => {
+        let length = match &handle_type {
+            HandleType::Descriptors { pieces } => {
                 let sum = pieces.iter().fold(0_u64, |sum, piece| sum.saturating_add(*piece));
                 memory.length().min(sum)
             }
-            Way::Legacy(_) => memory.length(),
+            HandleType::Legacy(_) => memory.length(),
         };
         tensor.check(operation, length)?;
-        let facts = Facts {
+        let metadata = HandleMetadata {
             identity: random(operation)?,
             device: device.properties().uuid,
             length,
-            way,
+            handle_type,
             tensor: tensor.clone(),
         };
-        let born = Incarnation::current();
-        Ok(Self { _memory: memory.clone(), descriptors, facts, born })
+        let fork_generation = ForkGeneration::current();
+        Ok(Self { _memory: memory.clone(), descriptors, metadata, fork_generation })
     }
 
     /// What its handles say.
     #[must_use]
-    pub fn facts(&self) -> &Facts {
-        &self.facts
+    pub fn metadata(&self) -> &HandleMetadata {
+        &self.metadata
     }
 
     /// A handle, for one receiver.
@@ -107,10 +107,10 @@ impl Shared {
     /// If descriptors run out, or the process forked.
     pub fn handle(&self) -> Result<Handle> {
         let operation = "make a handle";
-        check_fork(self.born, operation)?;
+        check_fork(self.fork_generation, operation)?;
         let copies = self.descriptors.iter().map(|descriptor| descriptor.try_clone());
         match copies.collect() {
-            Ok(descriptors) => Ok(Handle { facts: self.facts.clone(), descriptors }),
+            Ok(descriptors) => Ok(Handle { metadata: self.metadata.clone(), descriptors }),
             Err(error) => Err(Error::new(operation, ErrorKind::Failed, error.to_string())),
         }
     }
@@ -118,14 +118,14 @@ impl Shared {
 
 /// A buffer of another process, mapped here. Whoever has a copy keeps it mapped.
 #[derive(Debug, Clone)]
-pub struct Opened {
+pub struct OpenedBuffer {
     /// The memory, as long as it is.
     pub memory: Memory,
     /// What the bytes mean.
     pub tensor: Tensor,
 }
 
-impl Opened {
+impl OpenedBuffer {
     /// The bytes that the tensor reaches.
     #[must_use]
     pub fn slice(&self) -> Slice {
@@ -148,19 +148,19 @@ impl Opened {
 #[derive(Debug)]
 pub struct Opener {
     mapped: Mutex<HashMap<([u8; 16], DeviceName), Mapped>>,
-    born: Incarnation,
+    fork_generation: ForkGeneration,
 }
 
 impl Default for Opener {
     fn default() -> Self {
-        Self { mapped: Mutex::default(), born: Incarnation::current() }
+        Self { mapped: Mutex::default(), fork_generation: ForkGeneration::current() }
     }
 }
 
 #[derive(Debug)]
 struct Mapped {
     memory: WeakMemory,
-    facts: Facts,
+    metadata: HandleMetadata,
 }
 
 /// Entries above which those whose memory is gone are looked for.
@@ -184,50 +184,50 @@ impl Opener {
     /// [`NoSuchDevice`](ErrorKind::NoSuchDevice) if this process does not see the device;
     /// [`NoPeerAccess`](ErrorKind::NoPeerAccess) if the other one cannot reach it;
     /// [`WrongMemory`](ErrorKind::WrongMemory) if what came is not what was described.
-    pub fn open(&self, handle: &Handle, device: Option<&Device>) -> Result<Opened> {
+    pub fn open(&self, handle: &Handle, device: Option<&Device>) -> Result<OpenedBuffer> {
         let operation = "open a handle";
-        check_fork(self.born, operation)?;
-        let facts = &handle.facts;
-        facts.tensor.check(operation, facts.length)?;
+        check_fork(self.fork_generation, operation)?;
+        let metadata = &handle.metadata;
+        metadata.tensor.check(operation, metadata.length)?;
         let of_device = |error| Error::of_device(operation, error);
         let found;
         let device = match device {
             Some(device) => device,
             None => {
-                found = Device::find(facts.device).map_err(of_device)?;
+                found = Device::find(metadata.device).map_err(of_device)?;
                 &found
             }
         };
-        let key = (facts.identity, device.name());
+        let key = (metadata.identity, device.name());
         let mut mapped = lock(&self.mapped);
         let entry = mapped.get(&key);
         if let Some((entry, memory)) =
             entry.and_then(|entry| Some((entry, entry.memory.upgrade()?)))
         {
             // The tensor may differ; the memory may not.
-            if (entry.facts.device, entry.facts.length, &entry.facts.way)
-                != (facts.device, facts.length, &facts.way)
+            if (entry.metadata.device, entry.metadata.length, &entry.metadata.handle_type)
+                != (metadata.device, metadata.length, &metadata.handle_type)
             {
                 let detail = "another memory was opened under its identity";
                 return Err(Error::new(operation, ErrorKind::WrongMemory, detail));
             }
-            return Ok(Opened { memory, tensor: facts.tensor.clone() });
+            return Ok(OpenedBuffer { memory, tensor: metadata.tensor.clone() });
         }
         let memory = open_memory(operation, handle, device)?;
         // Of memory opened by legacy handle the driver says that it lies where it was opened.
-        if matches!(facts.way, Way::Descriptors { .. }) {
-            check_device(operation, &memory, Some(facts.device))?;
+        if matches!(metadata.handle_type, HandleType::Descriptors { .. }) {
+            check_device(operation, &memory, Some(metadata.device))?;
         }
         if mapped.len() >= SWEEP_ABOVE {
             mapped.retain(|_, entry| entry.memory.upgrade().is_some());
         }
-        mapped.insert(key, Mapped { memory: memory.downgrade(), facts: facts.clone() });
-        Ok(Opened { memory, tensor: facts.tensor.clone() })
+        mapped.insert(key, Mapped { memory: memory.downgrade(), metadata: metadata.clone() });
+        Ok(OpenedBuffer { memory, tensor: metadata.tensor.clone() })
     }
 }
 
-pub(crate) fn check_fork(born: Incarnation, operation: &'static str) -> Result<()> {
-    if born.is_current() {
+pub(crate) fn check_fork(fork_generation: ForkGeneration, operation: &'static str) -> Result<()> {
+    if fork_generation.is_current() {
         return Ok(());
     }
     let detail = "it belongs to the parent process; make one in the child";
@@ -238,10 +238,10 @@ pub(crate) fn check_fork(born: Incarnation, operation: &'static str) -> Result<(
 pub(crate) fn check_device(
     operation: &'static str,
     memory: &Memory,
-    told: Option<Uuid>,
+    expected_device: Option<Uuid>,
 ) -> Result<()> {
     let resident = memory.device().map(DeviceName::uuid).transpose();
-    if resident.map_err(|error| Error::of_device(operation, error))? == told {
+    if resident.map_err(|error| Error::of_device(operation, error))? == expected_device {
         return Ok(());
     }
     let detail = "it lies on another device than was said";
@@ -249,16 +249,16 @@ pub(crate) fn check_device(
 }
 
 fn open_memory(operation: &'static str, handle: &Handle, device: &Device) -> Result<Memory> {
-    let facts = &handle.facts;
+    let metadata = &handle.metadata;
     let of_device = |error| Error::of_device(operation, error);
-    let pieces = match &facts.way {
-        Way::Legacy(legacy) => {
-            let whole = LegacyHandle { length: facts.length, ..*legacy };
+    let pieces = match &metadata.handle_type {
+        HandleType::Legacy(legacy) => {
+            let whole = LegacyHandle { length: metadata.length, ..*legacy };
             // Of another process, also one that has our number in a namespace of its own: what
             // this process made is known to the device, which refuses it either way.
-            return device.open_legacy_of_another(&whole).map_err(of_device);
+            return device.open_legacy_handle(&whole).map_err(of_device);
         }
-        Way::Descriptors { pieces } => pieces,
+        HandleType::Descriptors { pieces } => pieces,
     };
     if pieces.len() != handle.descriptors.len() {
         let detail =
@@ -267,7 +267,7 @@ fn open_memory(operation: &'static str, handle: &Handle, device: &Device) -> Res
     }
     let pairs: Vec<_> =
         handle.descriptors.iter().map(AsFd::as_fd).zip(pieces.iter().copied()).collect();
-    device.import_pieces(&pairs, facts.length).map_err(of_device)
+    device.import_pieces(&pairs, metadata.length).map_err(of_device)
 }
 
 pub(crate) fn random(operation: &'static str) -> Result<[u8; 16]> {

@@ -17,7 +17,7 @@ use ipc::{Channel, ChannelError, ChannelListener};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use crate::service::Admission;
+use crate::share_service::Admission;
 
 /// Connections without a registered client, at most.
 pub(crate) const MAX_CONNECTIONS: usize = 64;
@@ -137,7 +137,7 @@ impl<C> Connections<C> {
                 return;
             }
         };
-        match server.admission.user_of(&channel) {
+        match server.admission.admitted_user(&channel) {
             Some(user) => self.add(channel, user, server.max_per_user),
             None => self.refuse(channel, &server.denial),
         }

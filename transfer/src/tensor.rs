@@ -3,7 +3,7 @@
 use crate::error::{Error, ErrorKind, Result};
 
 /// The most dimensions.
-pub const MOST_DIMENSIONS: usize = 16;
+pub const MAX_DIMENSIONS: usize = 16;
 
 macro_rules! element_types {
     ($($(#[$doc:meta])* $name:ident = $code:literal, $size:literal;)*) => {
@@ -126,7 +126,7 @@ impl Tensor {
     /// said in 64 bits, or if shape and strides do not go together.
     #[must_use]
     pub fn extent(&self) -> Option<(u64, u64)> {
-        if self.shape.len() != self.strides.len() || self.shape.len() > MOST_DIMENSIONS {
+        if self.shape.len() != self.strides.len() || self.shape.len() > MAX_DIMENSIONS {
             return None;
         }
         if self.elements()? == 0 {

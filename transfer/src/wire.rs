@@ -21,18 +21,18 @@ use serde::de::DeserializeOwned;
 
 use crate::error::{Error, ErrorKind, Result};
 
-const HEAD: usize = 8;
-const CHECKSUM: usize = 4;
+const HEADER_LENGTH: usize = 8;
+const CHECKSUM_LENGTH: usize = 4;
 
 /// What a descriptor is, and what is said when one cannot be read.
-pub(crate) struct Form {
+pub(crate) struct DescriptorFormat {
     pub(crate) magic: [u8; 4],
     pub(crate) version: u16,
     /// "decode a handle"
     pub(crate) operation: &'static str,
 }
 
-impl Form {
+impl DescriptorFormat {
     pub(crate) fn malformed(&self, detail: impl Into<String>) -> Error {
         Error::new(self.operation, ErrorKind::Malformed, detail)
     }
@@ -48,7 +48,7 @@ impl Form {
 
     /// None if it became longer than a descriptor can be.
     pub(crate) fn seal(&self, mut bytes: Vec<u8>) -> Option<Vec<u8>> {
-        let length = u16::try_from(bytes.len() + CHECKSUM).ok()?;
+        let length = u16::try_from(bytes.len() + CHECKSUM_LENGTH).ok()?;
         bytes[6..8].copy_from_slice(&length.to_le_bytes());
         let checksum = crc32fast::hash(&bytes);
         bytes.extend(checksum.to_le_bytes());
@@ -57,9 +57,9 @@ impl Form {
 
     /// The parts of a descriptor that is whole.
     pub(crate) fn open<'a>(&'a self, bytes: &'a [u8]) -> Result<Reader<'a>> {
-        let mut head = Reader { rest: bytes, form: self };
+        let mut head = Reader { rest: bytes, format: self };
         if head.take::<4>()? != self.magic {
-            return Err(self.malformed("it does not begin as one does"));
+            return Err(self.malformed("wrong magic number"));
         }
         let version = u16::from_le_bytes(head.take()?);
         if version != self.version {
@@ -67,21 +67,21 @@ impl Form {
             return Err(Error::new(self.operation, ErrorKind::VersionMismatch, detail));
         }
         let length = usize::from(head.u16()?);
-        if length != bytes.len() || length < HEAD + CHECKSUM {
+        if length != bytes.len() || length < HEADER_LENGTH + CHECKSUM_LENGTH {
             return Err(self.malformed(format!("{} bytes that claim to be {length}", bytes.len())));
         }
-        let (body, checksum) = bytes.split_at(length - CHECKSUM);
+        let (body, checksum) = bytes.split_at(length - CHECKSUM_LENGTH);
         if crc32fast::hash(body).to_le_bytes() != checksum {
-            return Err(self.malformed("the checksum does not fit"));
+            return Err(self.malformed("wrong checksum"));
         }
-        Ok(Reader { rest: &body[HEAD..], form: self })
+        Ok(Reader { rest: &body[HEADER_LENGTH..], format: self })
     }
 }
 
 /// Takes parts off the front.
 pub(crate) struct Reader<'a> {
     rest: &'a [u8],
-    form: &'a Form,
+    format: &'a DescriptorFormat,
 }
 
 impl<'a> Reader<'a> {
@@ -114,10 +114,10 @@ impl<'a> Reader<'a> {
     }
 
     /// Bytes with their length (16 bits) before them.
-    pub(crate) fn counted(&mut self, most: usize) -> Result<&'a [u8]> {
+    pub(crate) fn length_prefixed(&mut self, most: usize) -> Result<&'a [u8]> {
         let length = usize::from(self.u16()?);
         if length > most {
-            return Err(self.form.malformed(format!("a part of {length} bytes, {most} at most")));
+            return Err(self.format.malformed(format!("a part of {length} bytes, {most} at most")));
         }
         self.bytes(length)
     }
@@ -126,17 +126,17 @@ impl<'a> Reader<'a> {
     pub(crate) fn finish(self) -> Result<()> {
         match self.rest.len() {
             0 => Ok(()),
-            more => Err(self.form.malformed(format!("{more} bytes more than its parts have"))),
+            more => Err(self.format.malformed(format!("{more} bytes more than its parts have"))),
         }
     }
 
     fn too_short(&self, wanted: usize) -> Error {
-        self.form.malformed(format!("{} bytes left, {wanted} wanted", self.rest.len()))
+        self.format.malformed(format!("{} bytes left, {wanted} wanted", self.rest.len()))
     }
 }
 
 /// Bytes with their length before them.
-pub(crate) fn put_counted(bytes: &mut Vec<u8>, part: &[u8]) {
+pub(crate) fn put_length_prefixed(bytes: &mut Vec<u8>, part: &[u8]) {
     // Longer ones are refused when the whole is sealed.
     let length = u16::try_from(part.len()).unwrap_or(u16::MAX);
     bytes.extend(length.to_le_bytes());

@@ -1,23 +1,23 @@
 //! Transfers that run allocate nothing: neither who puts and gets, nor who is told.
 //!
 //! A test in a program of its own, whose allocator counts for each thread. What the threads of
-//! the stand-in do does not matter: a device's work is not ours.
+//! the emulated do does not matter: a device's work is not ours.
 #![allow(missing_docs)]
 
 use std::time::Duration;
 
-use gpu::{Block, Device, stand_in};
-use testkit::allocations::{Counting, of_this_thread};
+use gpu::{Block, Device, emulated};
+use testkit::allocations::{CountingAllocator, of_this_thread};
 use transfer::path::{Path, Policy};
 use transfer::{
-    Agent, AgentOptions, Blocks, Buffer, Event, HostBuffer, InArray, Notice, Region, Rights, Route,
-    Strided,
+    Agent, AgentOptions, Blocks, Buffer, Event, HostBuffer, Notice, Region, Rights, Route, Strided,
+    Subarray,
 };
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting::new();
+static ALLOCATOR: CountingAllocator = CountingAllocator::new();
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 const LENGTH: u64 = 8 << 20;
 /// As many as a stream has events for: beyond, it makes some.
 const AT_ONCE: u64 = 60;
@@ -37,9 +37,9 @@ impl Two {
         let there = Agent::start(AgentOptions::new("there")).unwrap();
         let mine = here.register(mine, Rights::ALL).unwrap();
         let theirs = there.register(theirs, Rights::ALL).unwrap();
-        let peer = here.connect(&there.card().encode().unwrap(), PATIENCE).unwrap();
+        let peer = here.connect(&there.card().encode().unwrap(), TIMEOUT).unwrap();
         let descriptor = theirs.descriptor().encode().unwrap();
-        let route = here.join(peer, &mine, &descriptor, &Policy::default(), PATIENCE).unwrap();
+        let route = here.join(peer, &mine, &descriptor, &Policy::default(), TIMEOUT).unwrap();
         assert_eq!(route.path(), Path::SameProcess);
         Self { here, there, route, _theirs: theirs }
     }
@@ -49,16 +49,16 @@ impl Two {
         let blocks = blocks.into();
         let notice = Notice::new(tag, b"it is there").unwrap();
         let put = self.here.put(&self.route, blocks, Some(notice)).unwrap();
-        self.here.wait(put, PATIENCE).unwrap();
+        self.here.wait(put, TIMEOUT).unwrap();
         self.hear(tag);
         let get = self.here.get(&self.route, blocks, Some(notice)).unwrap();
-        self.here.wait(get, PATIENCE).unwrap();
+        self.here.wait(get, TIMEOUT).unwrap();
         self.hear(tag);
     }
 
     fn hear(&mut self, tag: u64) {
         loop {
-            match self.there.next_event(PATIENCE).unwrap() {
+            match self.there.next_event(TIMEOUT).unwrap() {
                 Event::Notice { notice, .. } => return assert_eq!(notice.tag, tag),
                 Event::Left { .. } => panic!("it left"),
                 _ => {}
@@ -73,7 +73,7 @@ impl Two {
             let put = self.here.put(&self.route, blocks, None).unwrap();
             self.here.forget(put);
         }
-        while self.here.under_way() > 0 {
+        while self.here.in_flight() > 0 {
             self.here.progress();
         }
     }
@@ -103,20 +103,20 @@ impl Two {
 /// A row for each of 900 cells.
 fn face() -> Strided {
     let cube = [32; 3];
-    let place = |origin| InArray { extents: &cube, origin };
+    let place = |origin| Subarray { extents: &cube, origin };
     Strided::tile(8, &[30, 30, 1], place(&[1, 1, 30]), place(&[1, 1, 0])).unwrap()
 }
 
 fn slow(delay: Duration) {
-    for number in 0..stand_in::COUNT {
-        stand_in::behave(number, stand_in::Behaviour { delay, ..Default::default() });
+    for number in 0..emulated::COUNT {
+        emulated::configure_faults(number, emulated::FaultConfig { delay, ..Default::default() });
     }
 }
 
 #[test]
 fn nothing_is_allocated_per_transfer() {
-    let device = Device::open("stand-in:0".parse().unwrap()).unwrap();
-    let next = Device::open("stand-in:1".parse().unwrap()).unwrap();
+    let device = Device::open("emulated:0".parse().unwrap()).unwrap();
+    let next = Device::open("emulated:1".parse().unwrap()).unwrap();
     // In one process memory has to be made for both.
     let on = |first: &Device, second| first.allocate_shared(LENGTH, &[second]).unwrap();
     let host = || HostBuffer::new(LENGTH).unwrap();

@@ -8,7 +8,7 @@ use super::plan::Plan;
 use command::exit::Failure;
 
 /// Longest line. The longest real one holds an address and a region descriptor.
-pub(crate) const LONGEST: usize = 64 * 1024;
+pub(crate) const MAX_LINE_LENGTH: usize = 64 * 1024;
 
 /// One message on the pipe.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -22,11 +22,11 @@ pub(crate) enum Frame {
     /// Where the sender wants to be told of credit.
     Answer(RingAnswer),
     /// The sender has come to the next meeting point.
-    Meet,
+    Barrier,
     /// The sender got something done since it last said so.
-    Alive,
+    Heartbeat,
     /// What the sender found when it checked the data.
-    Checked { bytes: u64, bad: u64 },
+    Verified { bytes: u64, bad: u64 },
     /// The sender gives up.
     Failed { exit: i32, message: String },
 }
@@ -36,8 +36,8 @@ pub(crate) fn encode(frame: &Frame) -> Result<Vec<u8>, Failure> {
     let wrong = |why: String| Failure::failed(format!("sending a frame: {why}"));
     let mut bytes = serde_json::to_vec(frame).map_err(|error| wrong(error.to_string()))?;
     bytes.push(b'\n');
-    if bytes.len() > LONGEST {
-        return Err(wrong(format!("it has {} bytes; {LONGEST} are allowed", bytes.len())));
+    if bytes.len() > MAX_LINE_LENGTH {
+        return Err(wrong(format!("it has {} bytes; {MAX_LINE_LENGTH} are allowed", bytes.len())));
     }
     Ok(bytes)
 }
@@ -59,7 +59,7 @@ impl Decoder {
         let wrong = |why: String| Failure::failed(format!("the other process sent {why}"));
         let Some(end) = self.bytes.iter().position(|byte| *byte == b'\n') else {
             return match self.bytes.len() {
-                ..LONGEST => Ok(None),
+                ..MAX_LINE_LENGTH => Ok(None),
                 length => Err(wrong(format!("a line of {length} bytes and more"))),
             };
         };
@@ -76,10 +76,10 @@ mod tests {
     #[test]
     fn frames_arrive_in_any_pieces() {
         let frames = [
-            Frame::Meet,
+            Frame::Barrier,
             Frame::Failed { exit: 4, message: "später\nund mehr".to_owned() },
-            Frame::Checked { bytes: u64::MAX, bad: 0 },
-            Frame::Alive,
+            Frame::Verified { bytes: u64::MAX, bad: 0 },
+            Frame::Heartbeat,
         ];
         let bytes: Vec<u8> = frames.iter().flat_map(|frame| encode(frame).unwrap()).collect();
         for piece in 1..bytes.len() {
@@ -99,7 +99,7 @@ mod tests {
     #[test]
     fn lines_without_end_and_nonsense_are_refused() {
         let mut decoder = Decoder::default();
-        decoder.push(&[b'x'; LONGEST - 1]);
+        decoder.push(&[b'x'; MAX_LINE_LENGTH - 1]);
         assert_eq!(decoder.next().unwrap(), None);
         decoder.push(b"x");
         assert!(decoder.next().is_err());
@@ -110,7 +110,7 @@ mod tests {
             decoder.push(line);
             assert!(decoder.next().is_err(), "{line:?}");
         }
-        let frame = Frame::Failed { exit: 1, message: "x".repeat(LONGEST) };
+        let frame = Frame::Failed { exit: 1, message: "x".repeat(MAX_LINE_LENGTH) };
         assert!(encode(&frame).is_err());
     }
 }

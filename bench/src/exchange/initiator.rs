@@ -9,24 +9,24 @@ use command::process::this_program;
 use nix::sys::signal::Signal;
 
 use super::frame::Frame;
-use super::link::Link;
+use super::frame_channel::FrameChannel;
+use super::peer_watchdog::Role;
 use super::plan::Plan;
-use super::station::Station;
-use super::vigil::Role;
+use super::side::ExchangeSide;
 
 /// Starts the target and opens this side of the exchange.
-pub(crate) fn start(plan: &Plan, core: Option<usize>) -> Result<Station, Failure> {
+pub(crate) fn start(plan: &Plan, core: Option<usize>) -> Result<ExchangeSide, Failure> {
     // What cannot be found here is not worth a second process.
     let (offer, ordered) = plan.offer()?;
     warn_of_order(&offer, ordered);
-    let (target, mut link) = start_target()?;
-    if !link.send(&Frame::Plan(plan.clone()))? {
-        return Err(target.explain_end());
+    let (target, mut frame_channel) = start_target()?;
+    if !frame_channel.send(&Frame::Plan(plan.clone()))? {
+        return Err(target.exit_failure());
     }
     if let Some(core) = core {
         pin(core)?;
     }
-    Station::open(plan, &offer, link, Role::Initiator(target))
+    ExchangeSide::open(plan, &offer, frame_channel, Role::Initiator(target))
 }
 
 /// Says so if an offer is not what was asked for.
@@ -37,12 +37,12 @@ pub(super) fn warn_of_order(offer: &fabric::Offer, ordered: bool) {
     }
 }
 
-fn start_target() -> Result<(Worker, Link), Failure> {
+fn start_target() -> Result<(Worker, FrameChannel), Failure> {
     let mut command = this_program("fabricast-bench");
     command.arg("exchange-target").stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut target = Worker::start(command, "the target process", Signal::SIGTERM)?;
     let pipes = target.pipes();
     let (writer, reader) =
         pipes.ok_or_else(|| Failure::failed("the target process has no pipes"))?;
-    Ok((target, Link::new(reader, writer)?))
+    Ok((target, FrameChannel::new(reader, writer)?))
 }

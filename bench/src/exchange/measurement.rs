@@ -10,13 +10,13 @@ use std::time::{Duration, Instant};
 use fabric::{Completion, CompletionKind, MemoryRegion, RegionSlice, RemoteSlice};
 
 use super::frame::Frame;
-use super::plan::{Measure, Mode, Operation};
-use super::station::Station;
-use super::vigil::unexpected;
+use super::peer_watchdog::unexpected;
+use super::plan::{FabricExchange, Mode, Operation};
+use super::side::ExchangeSide;
 use command::exit::Failure;
 
 /// The token of the eight bytes that say "that was all" and "I have it all".
-const NOTICE: u64 = u64::MAX;
+const END_TOKEN: u64 = u64::MAX;
 
 /// Where things lie in a side's memory: slots to send from, slots to receive
 /// into, and a page for the rest.
@@ -29,7 +29,7 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    pub(crate) fn new(measure: &Measure) -> Self {
+    pub(crate) fn new(measure: &FabricExchange) -> Self {
         let stride = measure.size.next_multiple_of(64);
         Self { size: measure.size, slots: measure.slots, stride }
     }
@@ -180,8 +180,8 @@ pub(crate) fn read_stamp(slot: usize) -> u64 {
 /// One side of a measurement.
 #[derive(Debug)]
 pub(crate) struct Measurement {
-    pub(crate) station: Station,
-    pub(crate) measure: Measure,
+    pub(crate) side: ExchangeSide,
+    pub(crate) measure: FabricExchange,
     pub(crate) payload: Payload,
     pub(crate) sent: u64,
     pub(crate) arrived: u64,
@@ -205,10 +205,10 @@ pub(crate) struct Measurement {
 }
 
 impl Measurement {
-    pub(crate) fn new(station: Station, measure: &Measure) -> Result<Self, Failure> {
+    pub(crate) fn new(side: ExchangeSide, measure: &FabricExchange) -> Result<Self, Failure> {
         let layout = Layout::new(measure);
         let slots = measure.slots;
-        let region = &station.region;
+        let region = &side.region;
         let local = |offset: usize, length| region.slice(offset..offset + length);
         let incoming: Result<_, _> =
             (0..slots).map(|slot| local(layout.receive(slot), measure.size)).collect();
@@ -220,10 +220,10 @@ impl Measurement {
                 Operation::Read => layout.transmit(slot),
                 _ => layout.receive(slot),
             } as u64;
-            station.remote.slice(offset..offset + measure.size as u64)
+            side.remote.slice(offset..offset + measure.size as u64)
         });
         let there: Result<_, _> = there.collect();
-        let consumes = station.capabilities().immediates_consume_receives();
+        let consumes = side.capabilities().immediates_consume_receives();
         let receives = match measure.operation {
             Operation::Send => slots,
             _ if consumes => 2 * slots + 16,
@@ -231,7 +231,7 @@ impl Measurement {
         };
         let payload = Payload { region: region.clone(), layout };
         payload.fill()?;
-        if measure.operation == Operation::Read && !station.vigil.is_initiator() {
+        if measure.operation == Operation::Read && !side.peer_watchdog.is_initiator() {
             for slot in 0..slots {
                 payload.stamp_outgoing(slot, read_stamp(slot))?;
             }
@@ -256,9 +256,9 @@ impl Measurement {
             notice_busy: false,
             notices: 0,
             notices_awaited: 0,
-            station,
+            side,
         };
-        let posts = measure.mode == Mode::Lat || !measurement.station.vigil.is_initiator();
+        let posts = measure.mode == Mode::Lat || !measurement.side.peer_watchdog.is_initiator();
         for slot in 0..if posts { receives } else { 0 } {
             measurement.post_receive(slot)?;
         }
@@ -272,14 +272,14 @@ impl Measurement {
     /// Moves data and takes note of one completion, if there is one.
     #[inline]
     pub(crate) fn progress(&mut self) -> Result<(), Failure> {
-        match self.station.turn()? {
-            Some(completion) => self.take_note(&completion),
+        match self.side.turn()? {
+            Some(completion) => self.record_completion(&completion),
             None => Ok(()),
         }
     }
 
     #[inline]
-    fn take_note(&mut self, completion: &Completion) -> Result<(), Failure> {
+    fn record_completion(&mut self, completion: &Completion) -> Result<(), Failure> {
         let slot = completion.token as usize;
         match completion.kind {
             CompletionKind::RemoteWrite => {
@@ -298,7 +298,7 @@ impl Measurement {
                     self.used.push_back(completion.token as usize);
                 }
             }
-            CompletionKind::Receive if completion.token == NOTICE => self.notices += 1,
+            CompletionKind::Receive if completion.token == END_TOKEN => self.notices += 1,
             CompletionKind::Receive => {
                 self.arrived += 1;
                 let sequence = self.expected[slot];
@@ -308,7 +308,7 @@ impl Measurement {
                 self.taken[slot] = sequence;
                 self.used.push_back(slot);
             }
-            _ if completion.token == NOTICE => self.notice_busy = false,
+            _ if completion.token == END_TOKEN => self.notice_busy = false,
             _ => self.busy[slot] = false,
         }
         Ok(())
@@ -319,7 +319,7 @@ impl Measurement {
     #[inline]
     pub(crate) fn post(&mut self, slot: usize) -> Result<(), Failure> {
         self.busy[slot] = true;
-        let Station { endpoint, queue, peer, .. } = &mut self.station;
+        let ExchangeSide { endpoint, queue, peer, .. } = &mut self.side;
         let (here, there, token) = (&self.outgoing[slot], &self.there[slot], slot as u64);
         match self.measure.operation {
             Operation::WriteData => {
@@ -337,11 +337,11 @@ impl Measurement {
     fn post_receive(&mut self, slot: usize) -> Result<(), Failure> {
         self.receives_posted += 1;
         self.expected[slot] = self.receives_posted;
-        let Station { endpoint, queue, .. } = &mut self.station;
+        let ExchangeSide { endpoint, queue, .. } = &mut self.side;
         if self.measure.operation == Operation::Send {
             endpoint.receive(queue, &self.incoming[slot], slot as u64)?;
         } else {
-            endpoint.receive_notice(queue, slot as u64)?;
+            endpoint.receive_immediate(queue, slot as u64)?;
         }
         Ok(())
     }
@@ -356,16 +356,16 @@ impl Measurement {
 
     /// Gets ready for a notice, which is a message outside of what is measured.
     fn expect_notice(&mut self) -> Result<(), Failure> {
-        let Station { endpoint, queue, .. } = &mut self.station;
-        endpoint.receive(queue, &self.notice_in, NOTICE)?;
+        let ExchangeSide { endpoint, queue, .. } = &mut self.side;
+        endpoint.receive(queue, &self.notice_in, END_TOKEN)?;
         Ok(())
     }
 
     pub(crate) fn send_notice(&mut self) -> Result<(), Failure> {
         self.notice_busy = true;
-        let Station { endpoint, queue, peer, .. } = &mut self.station;
-        endpoint.send(queue, *peer, &self.notice_out, NOTICE)?;
-        self.station.vigil.waiting_for = "a notice to leave";
+        let ExchangeSide { endpoint, queue, peer, .. } = &mut self.side;
+        endpoint.send(queue, *peer, &self.notice_out, END_TOKEN)?;
+        self.side.peer_watchdog.waiting_for = "a notice to leave";
         while self.notice_busy {
             self.progress()?;
         }
@@ -374,7 +374,7 @@ impl Measurement {
 
     pub(crate) fn await_notice(&mut self, what: &'static str) -> Result<(), Failure> {
         self.notices_awaited += 1;
-        self.station.vigil.waiting_for = what;
+        self.side.peer_watchdog.waiting_for = what;
         while self.notices < self.notices_awaited {
             self.progress()?;
         }
@@ -383,7 +383,7 @@ impl Measurement {
 
     /// Waits for the operations of all slots.
     pub(crate) fn drain(&mut self) -> Result<(), Failure> {
-        self.station.vigil.waiting_for = "the last completions";
+        self.side.peer_watchdog.waiting_for = "the last completions";
         while self.busy.iter().any(|busy| *busy) {
             self.progress()?;
         }
@@ -392,21 +392,21 @@ impl Measurement {
 
     /// Both sides have come here. Each keeps driving its endpoint meanwhile, as
     /// the other may still need that: the target of reads spends its life here.
-    fn meet(&mut self) -> Result<(), Failure> {
-        self.station.vigil.send(&Frame::Meet)?;
+    fn barrier(&mut self) -> Result<(), Failure> {
+        self.side.peer_watchdog.send(&Frame::Barrier)?;
         match self.next_frame("the other side to come to the same point")? {
-            Frame::Meet => Ok(()),
+            Frame::Barrier => Ok(()),
             frame => Err(unexpected(frame)),
         }
     }
 
     fn next_frame(&mut self, what: &'static str) -> Result<Frame, Failure> {
         loop {
-            self.station.vigil.waiting_for = what;
-            if let Some(frame) = self.station.vigil.receive()? {
+            self.side.peer_watchdog.waiting_for = what;
+            if let Some(frame) = self.side.peer_watchdog.receive()? {
                 return Ok(frame);
             }
-            for _ in 0..self.station.vigil.turns_per_look() {
+            for _ in 0..self.side.peer_watchdog.turns_per_poll() {
                 self.progress()?;
             }
         }
@@ -414,7 +414,7 @@ impl Measurement {
 
     /// What comes before the clock starts.
     pub(crate) fn begin(&mut self) -> Result<(), Failure> {
-        let awaits_notice = if self.station.vigil.is_initiator() {
+        let awaits_notice = if self.side.peer_watchdog.is_initiator() {
             self.measure.operation != Operation::Read
         } else {
             self.measure.operation == Operation::Write
@@ -422,8 +422,8 @@ impl Measurement {
         if self.measure.mode == Mode::Bw && awaits_notice {
             self.expect_notice()?;
         }
-        self.meet()?;
-        if self.station.vigil.is_initiator() {
+        self.barrier()?;
+        if self.side.peer_watchdog.is_initiator() {
             // The target may leave the meeting a little later: not on our clock.
             let start = Instant::now();
             while start.elapsed() < Duration::from_millis(1) {
@@ -436,7 +436,7 @@ impl Measurement {
     /// What comes after the clock has stopped.
     pub(crate) fn end(&mut self) -> Result<(), Failure> {
         self.drain()?;
-        self.meet()
+        self.barrier()
     }
 
     /// The highest sequence number so far that went to this slot; 0: none.
@@ -450,8 +450,8 @@ impl Measurement {
     pub(crate) fn check_and_finish(mut self) -> Result<bool, Failure> {
         let (operation, mode) = (self.measure.operation, self.measure.mode);
         let has_received = match operation {
-            Operation::Read => self.station.vigil.is_initiator(),
-            _ => mode == Mode::Lat || !self.station.vigil.is_initiator(),
+            Operation::Read => self.side.peer_watchdog.is_initiator(),
+            _ => mode == Mode::Lat || !self.side.peer_watchdog.is_initiator(),
         };
         let used = self.measure.slots.min(usize::try_from(self.sent).unwrap_or(usize::MAX));
         for slot in 0..if has_received { used } else { 0 } {
@@ -472,18 +472,18 @@ impl Measurement {
             self.bad += u64::from(u128::from(self.immediate_sum) != sum);
         }
         // Neither goes before the other has come here.
-        self.station.vigil.send(&Frame::Checked { bytes: 0, bad: self.bad })?;
+        self.side.peer_watchdog.send(&Frame::Verified { bytes: 0, bad: self.bad })?;
         let there = match self.next_frame("the other side's verdict")? {
-            Frame::Checked { bad, .. } => bad,
+            Frame::Verified { bad, .. } => bad,
             frame => return Err(unexpected(frame)),
         };
-        if self.bad + there > 0 && self.station.vigil.is_initiator() {
+        if self.bad + there > 0 && self.side.peer_watchdog.is_initiator() {
             eprintln!(
                 "fabricast: {} checks failed at the initiator, {there} at the target",
                 self.bad
             );
         }
-        self.station.finish()?;
+        self.side.finish()?;
         Ok(self.bad == 0 && there == 0)
     }
 }

@@ -8,16 +8,16 @@
 //! C library and libfabric pay for locks that the C program that we are compared
 //! with does not pay for.
 
-pub(crate) mod flow;
 pub(crate) mod frame;
+pub(crate) mod frame_channel;
 pub(crate) mod initiator;
-pub(crate) mod link;
 pub(crate) mod measurement;
+pub(crate) mod peer_watchdog;
 pub(crate) mod pingpong;
 pub(crate) mod plan;
 pub(crate) mod remote;
+pub(crate) mod ring_exchange;
+pub(crate) mod side;
 mod stamps;
-pub(crate) mod station;
 pub(crate) mod stream;
 pub(crate) mod target;
-pub(crate) mod vigil;

@@ -3,8 +3,8 @@
 use std::time::Instant;
 
 use super::measurement::{Measurement, read_stamp};
-use super::plan::{Measure, Operation};
-use super::station::Station;
+use super::plan::{FabricExchange, Operation};
+use super::side::ExchangeSide;
 use command::exit::Failure;
 
 /// What came of a measurement.
@@ -19,8 +19,8 @@ pub(crate) struct Measured {
 }
 
 /// The initiator's side.
-pub(crate) fn run(station: Station, measure: &Measure) -> Result<Measured, Failure> {
-    let mut measurement = Measurement::new(station, measure)?;
+pub(crate) fn run(side: ExchangeSide, measure: &FabricExchange) -> Result<Measured, Failure> {
+    let mut measurement = Measurement::new(side, measure)?;
     // Touched now: while the clock runs nothing is allocated.
     let mut samples = vec![1; usize::try_from(measure.iterations).unwrap_or(usize::MAX)];
     let mut warmup = vec![1; usize::try_from(measure.warmup).unwrap_or(usize::MAX)];
@@ -32,8 +32,8 @@ pub(crate) fn run(station: Station, measure: &Measure) -> Result<Measured, Failu
 }
 
 /// The target's side.
-pub(crate) fn serve(station: Station, measure: &Measure) -> Result<(), Failure> {
-    let mut measurement = Measurement::new(station, measure)?;
+pub(crate) fn serve(side: ExchangeSide, measure: &FabricExchange) -> Result<(), Failure> {
+    let mut measurement = Measurement::new(side, measure)?;
     for count in [measure.warmup, measure.iterations] {
         if count > 0 {
             answer(&mut measurement, count)?;
@@ -60,7 +60,7 @@ fn initiate(at: &mut Measurement, samples: &mut [u64]) -> Result<(), Failure> {
         // After the message: others are posted, this one is not urgent.
         at.post_used_receives()?;
         if is_read {
-            at.station.vigil.waiting_for = "a read";
+            at.side.peer_watchdog.waiting_for = "a read";
             while at.is_busy(0) {
                 at.progress()?;
             }
@@ -103,7 +103,7 @@ fn slot_of(at: &Measurement, sequence: u64) -> usize {
 /// operation is done with its slot.
 #[inline]
 fn await_message(at: &mut Measurement, slot: usize, sequence: u64) -> Result<(), Failure> {
-    at.station.vigil.waiting_for = "the other side's message";
+    at.side.peer_watchdog.waiting_for = "the other side's message";
     if at.measure.operation == Operation::Write {
         // Nobody tells: look at the memory itself.
         while !at.payload.has(0, sequence)? || at.is_busy(0) {

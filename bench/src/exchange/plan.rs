@@ -3,13 +3,16 @@
 use std::time::Duration;
 
 use clap::ValueEnum;
-use fabric::ring::Notify;
-use fabric::{Caps, EndpointKind, ErrorKind, Offer, Order, Progress, Query, Threading, Waiting};
-use ipc::Spin;
+use fabric::ring::NotifyMode;
+use fabric::{
+    Caps, EndpointKind, ErrorKind, Offer, Order, Progress, Query, Threading,
+    WaitStrategy as CompletionWait,
+};
+use ipc::WaitStrategy;
 use serde::{Deserialize, Serialize};
 
-use super::flow::Flow;
-use crate::local;
+use super::ring_exchange::RingExchange;
+use crate::local_offers;
 use command::exit::{Exit, Failure};
 
 /// What is measured.
@@ -51,20 +54,20 @@ pub(crate) enum Wait {
 
 impl Wait {
     /// For completions.
-    pub(crate) fn waiting(self) -> Waiting {
+    pub(crate) fn completion_wait(self) -> CompletionWait {
         match self {
-            Self::Busy => Waiting::Busy,
-            Self::Adaptive => Waiting::default(),
-            Self::Block => Waiting::Block,
+            Self::Busy => CompletionWait::Busy,
+            Self::Adaptive => CompletionWait::default(),
+            Self::Block => CompletionWait::Block,
         }
     }
 
     /// For entries of a queue.
-    pub(crate) fn spin(self) -> Spin {
+    pub(crate) fn wait_strategy(self) -> WaitStrategy {
         match self {
-            Self::Busy => Spin::Always,
-            Self::Adaptive => Spin::default(),
-            Self::Block => Spin::Never,
+            Self::Busy => WaitStrategy::Busy,
+            Self::Adaptive => WaitStrategy::default(),
+            Self::Block => WaitStrategy::Block,
         }
     }
 
@@ -95,7 +98,7 @@ pub(crate) fn name_of(value: impl ValueEnum) -> String {
 
 /// Where to find the offer that both processes use.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Place {
+pub(crate) struct OfferQuery {
     pub(crate) provider: String,
     /// None: the loopback address, where a provider needs one.
     pub(crate) source: Option<String>,
@@ -104,7 +107,7 @@ pub(crate) struct Place {
 
 /// A measurement.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Measure {
+pub(crate) struct FabricExchange {
     pub(crate) operation: Operation,
     pub(crate) mode: Mode,
     pub(crate) size: usize,
@@ -114,7 +117,7 @@ pub(crate) struct Measure {
     pub(crate) warmup: u64,
 }
 
-impl Measure {
+impl FabricExchange {
     /// All slots of one side together.
     const WINDOW_BYTES: u64 = 64 << 20;
 
@@ -135,15 +138,15 @@ impl Measure {
 /// What the two processes do.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Exchange {
-    Measure(Measure),
+    FabricExchange(FabricExchange),
     /// Messages through rings.
-    Flow(Flow),
+    RingExchange(RingExchange),
 }
 
 /// Everything the target is told.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Plan {
-    pub(crate) place: Place,
+    pub(crate) offer_query: OfferQuery,
     pub(crate) waiting: Wait,
     /// The target's core; None: any.
     pub(crate) core: Option<usize>,
@@ -170,21 +173,21 @@ impl Plan {
     /// Without a hint for order some providers promise none.
     pub(crate) fn offer(&self) -> Result<(Offer, bool), Failure> {
         let mut wanted = Order::WRITE_AFTER_WRITE | Order::SEND_AFTER_WRITE;
-        if let Exchange::Measure(measure) = &self.exchange
+        if let Exchange::FabricExchange(measure) = &self.exchange
             && measure.operation == Operation::Send
         {
             // The n-th receive that is posted takes the n-th message.
             wanted |= Order::SEND_AFTER_SEND;
         }
-        if let Exchange::Flow(flow) = &self.exchange
-            && let Some(offer) = self.tagged(wanted, flow.notify)
+        if let Exchange::RingExchange(ring_exchange) = &self.exchange
+            && let Some(offer) = self.tagged(wanted, ring_exchange.notify)
         {
             return Ok((offer, true));
         }
-        match self.place.first(&self.place.query().order(wanted)) {
+        match self.offer_query.first(&self.offer_query.query().order(wanted)) {
             Ok(offer) => Ok((offer, true)),
             Err(error) if error.kind() == ErrorKind::NoProvider => {
-                self.place.offer().map(|offer| (offer, false))
+                self.offer_query.offer().map(|offer| (offer, false))
             }
             Err(error) => Err(error.into()),
         }
@@ -193,29 +196,30 @@ impl Plan {
     /// The plan as a server follows it, who was sent it by a client and uses this local
     /// address. What is promised to libfabric of this process's threads is for this process
     /// to say, and so is where it binds to.
-    pub(crate) fn for_a_client(mut self, source: Option<&str>) -> Self {
-        self.place.threading = ThreadingMode::Safe;
-        self.place.source = source.map(str::to_owned);
+    pub(crate) fn for_client(mut self, source: Option<&str>) -> Self {
+        self.offer_query.threading = ThreadingMode::Safe;
+        self.offer_query.source = source.map(str::to_owned);
         self
     }
 
     /// An offer with tags, if a ring's notices are to be messages, and the provider has them:
     /// by tags they are told from others, and some providers deliver no other messages.
-    fn tagged(&self, order: Order, notify: Option<Notify>) -> Option<Offer> {
+    fn tagged(&self, order: Order, notify: Option<NotifyMode>) -> Option<Offer> {
         let needs_messages = match notify {
-            Some(notify) => notify == Notify::Message,
+            Some(notify) => notify == NotifyMode::Message,
             None => {
-                let plain = self.place.first(&self.place.query());
-                plain.is_ok_and(|offer| Notify::Immediate.check(offer.capabilities()).is_err())
+                let plain = self.offer_query.first(&self.offer_query.query());
+                plain.is_ok_and(|offer| NotifyMode::Immediate.check(offer.capabilities()).is_err())
             }
         };
-        let query = self.place.query().caps(Caps::MESSAGE | Caps::TAGGED | Caps::RMA).order(order);
-        let offer = needs_messages.then(|| self.place.first(&query).ok()).flatten()?;
+        let query =
+            self.offer_query.query().caps(Caps::MESSAGE | Caps::TAGGED | Caps::RMA).order(order);
+        let offer = needs_messages.then(|| self.offer_query.first(&query).ok()).flatten()?;
         offer.capabilities().caps.contains(Caps::TAGGED).then_some(offer)
     }
 }
 
-impl Place {
+impl OfferQuery {
     /// Binds to this local address, if none is asked for and the provider leaves the machine.
     pub(crate) fn bind_to(&mut self, local: &str) {
         if self.source.is_none() && self.is_network() == Some(true) {
@@ -225,7 +229,7 @@ impl Place {
 
     /// Does the provider leave the machine? None: there is none.
     pub(crate) fn is_network(&self) -> Option<bool> {
-        let offers = local::offers(&self.query(), None).ok()?;
+        let offers = local_offers::offers(&self.query(), None).ok()?;
         offers.first().map(|first| first.is_network)
     }
 
@@ -238,29 +242,30 @@ impl Place {
         match self.first(&self.query()) {
             Ok(offer) => Ok(offer),
             Err(error) if error.kind() == ErrorKind::NoProvider => {
-                Err(self.explain_nothing(&error))
+                Err(self.no_provider_failure(&error))
             }
             Err(error) => Err(error.into()),
         }
     }
 
     fn first(&self, query: &Query) -> fabric::Result<Offer> {
-        Ok(local::offers(query, self.source.as_deref())?.remove(0).offer)
+        Ok(local_offers::offers(query, self.source.as_deref())?.remove(0).offer)
     }
 
-    fn explain_nothing(&self, error: &fabric::Error) -> Failure {
-        let offers = local::offers(&query(self.threading), self.source.as_deref());
+    fn no_provider_failure(&self, error: &fabric::Error) -> Failure {
+        let offers = local_offers::offers(&query(self.threading), self.source.as_deref());
         let mut names: Vec<String> = Vec::new();
-        for name in offers.unwrap_or_default().iter().map(|local| local::provider_of(&local.offer))
+        for name in
+            offers.unwrap_or_default().iter().map(|local| local_offers::provider_name(&local.offer))
         {
             if !names.contains(&name) {
                 names.push(name);
             }
         }
         let there = if names.is_empty() {
-            "there is none at all".to_owned()
+            "no provider is available".to_owned()
         } else {
-            format!("there are: {}", names.join(", "))
+            format!("available: {}", names.join(", "))
         };
         let mut message = format!(
             "no provider \"{}\" with RDM endpoints and one-sided transfers here; {there}",
@@ -268,7 +273,7 @@ impl Place {
         );
         let layered = |name: &&String| name.split(';').any(|layer| layer == self.provider);
         if let Some(name) = names.iter().find(layered) {
-            message.push_str(&format!(". Perhaps \"{name}\" is meant?"));
+            message.push_str(&format!(". Did you mean \"{name}\"?"));
         }
         message.push_str(&format!(" ({error})"));
         Failure::new(Exit::NoProvider, message)
@@ -276,7 +281,7 @@ impl Place {
 }
 
 /// How long two processes wait for each other while nothing happens at all.
-pub(crate) const STALL: Duration = Duration::from_secs(10);
+pub(crate) const STALL_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[cfg(test)]
 mod tests {
@@ -284,23 +289,24 @@ mod tests {
 
     #[test]
     fn windows_are_limited_by_memory() {
-        let slots = |mode, size, window| Measure::slots(Operation::WriteData, mode, size, window);
+        let slots =
+            |mode, size, window| FabricExchange::slots(Operation::WriteData, mode, size, window);
         assert_eq!(slots(Mode::Bw, 1 << 20, 16), 16);
         assert_eq!(slots(Mode::Bw, 1 << 20, 1000), 64);
         assert_eq!(slots(Mode::Bw, 1 << 30, 16), 1);
         assert_eq!(slots(Mode::Bw, 1, 1 << 40), 1 << 20);
         assert_eq!(slots(Mode::Lat, 64, 16), 1);
-        assert_eq!(Measure::slots(Operation::Send, Mode::Lat, 64, 16), 4);
-        assert_eq!(Measure::slots(Operation::Send, Mode::Lat, 1 << 30, 16), 2);
+        assert_eq!(FabricExchange::slots(Operation::Send, Mode::Lat, 64, 16), 4);
+        assert_eq!(FabricExchange::slots(Operation::Send, Mode::Lat, 1 << 30, 16), 2);
     }
 
     fn plan() -> Plan {
-        let place = Place {
+        let offer_query = OfferQuery {
             provider: "shm".to_owned(),
             source: Some("an address".to_owned()),
             threading: ThreadingMode::Domain,
         };
-        let flow = Flow {
+        let ring_exchange = RingExchange {
             mode: Mode::Bw,
             size: 64,
             capacity: 1 << 20,
@@ -310,17 +316,17 @@ mod tests {
             iterations: 1,
             warmup: 0,
         };
-        let exchange = Exchange::Flow(flow);
-        Plan { place, waiting: Wait::Busy, core: None, exchange }
+        let exchange = Exchange::RingExchange(ring_exchange);
+        Plan { offer_query, waiting: Wait::Busy, core: None, exchange }
     }
 
     #[test]
     fn a_client_promises_nothing_of_the_servers_threads() {
-        let followed = plan().for_a_client(None);
-        assert_eq!(followed.place.threading, ThreadingMode::Safe);
-        assert_eq!(followed.place.source, None);
-        let bound = plan().for_a_client(Some("here"));
-        assert_eq!(bound.place.source.as_deref(), Some("here"));
+        let followed = plan().for_client(None);
+        assert_eq!(followed.offer_query.threading, ThreadingMode::Safe);
+        assert_eq!(followed.offer_query.source, None);
+        let bound = plan().for_client(Some("here"));
+        assert_eq!(bound.offer_query.source.as_deref(), Some("here"));
     }
 
     #[test]

@@ -7,17 +7,17 @@ use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
 
 use super::frame::Frame;
+use super::frame_channel::FrameChannel;
 use super::initiator::warn_of_order;
-use super::link::Link;
+use super::peer_watchdog::Role;
 use super::plan::Plan;
-use super::station::Station;
-use super::target::follow;
-use super::vigil::Role;
-use crate::process::{pin, stop_watching};
+use super::side::ExchangeSide;
+use super::target::run_plan;
+use crate::process::{cancel_stall_alarm, pin};
 use command::exit::{Exit, Failure};
 
 /// How long a client may take to connect.
-const PATIENCE: Duration = Duration::from_secs(10);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Waits for a client at this address, and does what it wants, once. `provider` is the only one
 /// that it may want; `source` is the local address to use.
@@ -33,39 +33,43 @@ pub(crate) fn serve(
     let here = listener.local_addr().map_err(|e| failed("listening at", e))?;
     eprintln!("waiting for a client at {here}");
     let (stream, client) = listener.accept().map_err(|e| failed("accepting at", e))?;
-    eprintln!("a client is there: {client}");
+    eprintln!("client connected: {client}");
     let local = local_of(&stream)?;
-    let mut link = link_of(stream)?;
-    let plan = link.plan()?;
-    if plan.place.provider != provider {
-        let wanted = &plan.place.provider;
+    let mut frame_channel = link_of(stream)?;
+    let plan = frame_channel.plan()?;
+    if plan.offer_query.provider != provider {
+        let wanted = &plan.offer_query.provider;
         let why = format!("the client wants \"{wanted}\", and this serves \"{provider}\"");
-        return Err(tell(&mut link, Failure::new(Exit::Usage, why)));
+        return Err(report_to_client(&mut frame_channel, Failure::new(Exit::Usage, why)));
     }
-    check(&plan).map_err(|failure| tell(&mut link, failure))?;
-    let mut plan = plan.for_a_client(source);
-    plan.place.bind_to(&local);
-    let mut reporter = link.try_clone()?;
-    let result = follow(&plan, link, Role::Remote { is_initiator: false });
-    stop_watching();
-    result.map_err(|failure| tell(&mut reporter, failure))
+    check(&plan).map_err(|failure| report_to_client(&mut frame_channel, failure))?;
+    let mut plan = plan.for_client(source);
+    plan.offer_query.bind_to(&local);
+    let mut reporter = frame_channel.try_clone()?;
+    let result = run_plan(&plan, frame_channel, Role::Remote { is_initiator: false });
+    cancel_stall_alarm();
+    result.map_err(|failure| report_to_client(&mut reporter, failure))
 }
 
 /// Tells the client what went wrong; one that is gone is not told.
-fn tell(link: &mut Link, failure: Failure) -> Failure {
-    link.report(&failure);
+fn report_to_client(frame_channel: &mut FrameChannel, failure: Failure) -> Failure {
+    frame_channel.report(&failure);
     failure
 }
 
 /// Connects to a server, and opens this side of the exchange.
-pub(crate) fn connect(plan: &Plan, address: &str, core: Option<usize>) -> Result<Station, Failure> {
-    let failed = |why: String| Failure::failed(format!("connecting to {address}: {why}"));
+pub(crate) fn connect(
+    plan: &Plan,
+    address: &str,
+    core: Option<usize>,
+) -> Result<ExchangeSide, Failure> {
+    let failed = |why: String| Failure::failed(format!("connect to {address} failed: {why}"));
     let addresses = std::net::ToSocketAddrs::to_socket_addrs(address);
     let addresses = addresses.map_err(|error| failed(error.to_string()))?;
     let mut last = failed("there is no such address".to_owned());
     let mut stream = None;
     for candidate in addresses {
-        match TcpStream::connect_timeout(&candidate, PATIENCE) {
+        match TcpStream::connect_timeout(&candidate, CONNECT_TIMEOUT) {
             Ok(connected) => {
                 stream = Some(connected);
                 break;
@@ -75,17 +79,17 @@ pub(crate) fn connect(plan: &Plan, address: &str, core: Option<usize>) -> Result
     }
     let Some(stream) = stream else { return Err(last) };
     let mut plan = plan.clone();
-    plan.place.bind_to(&local_of(&stream)?);
+    plan.offer_query.bind_to(&local_of(&stream)?);
     let (offer, ordered) = plan.offer()?;
     warn_of_order(&offer, ordered);
-    let mut link = link_of(stream)?;
-    if !link.send(&Frame::Plan(plan.clone()))? {
+    let mut frame_channel = link_of(stream)?;
+    if !frame_channel.send(&Frame::Plan(plan.clone()))? {
         return Err(failed("the server is gone".to_owned()));
     }
     if let Some(core) = core {
         pin(core)?;
     }
-    Station::open(&plan, &offer, link, Role::Remote { is_initiator: true })
+    ExchangeSide::open(&plan, &offer, frame_channel, Role::Remote { is_initiator: true })
 }
 
 fn local_of(stream: &TcpStream) -> Result<String, Failure> {
@@ -93,9 +97,9 @@ fn local_of(stream: &TcpStream) -> Result<String, Failure> {
     local.map(|address| address.ip().to_string()).map_err(|e| Failure::failed(e.to_string()))
 }
 
-fn link_of(stream: TcpStream) -> Result<Link, Failure> {
+fn link_of(stream: TcpStream) -> Result<FrameChannel, Failure> {
     let failed = |error: std::io::Error| Failure::failed(format!("a connection: {error}"));
     stream.set_nodelay(true).map_err(failed)?;
     let other = stream.try_clone().map_err(failed)?;
-    Link::new(stream, other)
+    FrameChannel::new(stream, other)
 }

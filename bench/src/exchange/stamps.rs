@@ -2,7 +2,7 @@
 //! of it, wherever chunks cut it.
 
 use fabric::MemoryRegion;
-use fabric::ring::View;
+use fabric::ring::ChunkView;
 
 use command::exit::Failure;
 
@@ -25,7 +25,7 @@ pub(super) fn stamp(
 
 /// What was found when messages were looked at.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Found {
+pub(super) struct StampCheck {
     /// Bytes of payload that came.
     pub(super) bytes: u64,
     /// Bytes of stamps that were compared.
@@ -34,10 +34,15 @@ pub(super) struct Found {
     wrong: u64,
 }
 
-impl Found {
+impl StampCheck {
     /// Looks at what there is of the stamps in a chunk of the message of this number.
     #[inline(always)] // what it takes is measured
-    pub(super) fn look_at(&mut self, view: &View, size: u64, number: u64) -> Result<(), Failure> {
+    pub(super) fn check_chunk(
+        &mut self,
+        view: &ChunkView,
+        size: u64,
+        number: u64,
+    ) -> Result<(), Failure> {
         let (offset, length) = (view.header().offset, view.len() as u64);
         self.bytes += length;
         // Most messages come in one chunk, and the time that this takes is measured, too.
@@ -108,8 +113,8 @@ mod tests {
     }
 
     /// What is found in a message that comes in chunks of so many bytes.
-    fn look(message: &[u8], chunk: usize) -> Found {
-        let mut found = Found::default();
+    fn look(message: &[u8], chunk: usize) -> StampCheck {
+        let mut found = StampCheck::default();
         let size = message.len() as u64;
         for (index, piece) in message.chunks(chunk).enumerate() {
             let (offset, length) = ((index * chunk) as u64, piece.len() as u64);
@@ -153,8 +158,8 @@ mod tests {
 
     #[test]
     fn what_was_not_looked_at_is_bad() {
-        assert_ne!(Found::default().bad(64, 1), 0);
-        let half = Found { bytes: 64, compared: 8, wrong: 0 };
+        assert_ne!(StampCheck::default().bad(64, 1), 0);
+        let half = StampCheck { bytes: 64, compared: 8, wrong: 0 };
         assert_ne!(half.bad(64, 1), 0);
         let twice = look(&message(64), 64);
         assert_eq!(twice.bad(64, 1), 0);

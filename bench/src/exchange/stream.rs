@@ -6,13 +6,13 @@ use std::time::Instant;
 
 use super::measurement::{Measurement, read_stamp};
 use super::pingpong::Measured;
-use super::plan::{Measure, Operation};
-use super::station::Station;
+use super::plan::{FabricExchange, Operation};
+use super::side::ExchangeSide;
 use command::exit::Failure;
 
 /// The initiator's side.
-pub(crate) fn run(station: Station, measure: &Measure) -> Result<Measured, Failure> {
-    let mut measurement = Measurement::new(station, measure)?;
+pub(crate) fn run(side: ExchangeSide, measure: &FabricExchange) -> Result<Measured, Failure> {
+    let mut measurement = Measurement::new(side, measure)?;
     let windows = measure.iterations / measure.slots as u64;
     // One sample for each window but the first, which only fills the queue.
     // Touched now: while the clock runs nothing is allocated.
@@ -25,8 +25,8 @@ pub(crate) fn run(station: Station, measure: &Measure) -> Result<Measured, Failu
 }
 
 /// The target's side.
-pub(crate) fn serve(station: Station, measure: &Measure) -> Result<(), Failure> {
-    let mut measurement = Measurement::new(station, measure)?;
+pub(crate) fn serve(side: ExchangeSide, measure: &FabricExchange) -> Result<(), Failure> {
+    let mut measurement = Measurement::new(side, measure)?;
     for count in [measure.warmup, measure.iterations] {
         if count > 0 {
             answer(&mut measurement, count)?;
@@ -46,7 +46,7 @@ fn initiate(at: &mut Measurement, count: u64, samples: &mut [u64]) -> Result<u64
     for i in 0..count {
         let slot = (at.sent % slots) as usize;
         at.sent += 1;
-        at.station.vigil.waiting_for = "a slot of the window";
+        at.side.peer_watchdog.waiting_for = "a slot of the window";
         while at.is_busy(slot) {
             at.progress()?;
         }
@@ -94,12 +94,12 @@ fn answer(at: &mut Measurement, count: u64) -> Result<(), Failure> {
                 for slot in 0..at.measure.slots {
                     let last = at.last_of(slot);
                     while last > 0 && !at.payload.has(slot, last)? {
-                        at.station.vigil.waiting_for = "the last writes of the stream";
+                        at.side.peer_watchdog.waiting_for = "the last writes of the stream";
                         at.progress()?;
                     }
                 }
             }
-            at.station.vigil.waiting_for = "the stream";
+            at.side.peer_watchdog.waiting_for = "the stream";
             while operation != Operation::Write && at.arrived < at.sent {
                 at.progress()?;
                 at.post_used_receives()?;

@@ -3,12 +3,12 @@
 use std::io::IsTerminal;
 use std::os::fd::AsFd;
 
-use super::link::Link;
+use super::frame_channel::FrameChannel;
+use super::peer_watchdog::Role;
 use super::plan::{Exchange, Mode, Plan};
-use super::station::Station;
-use super::vigil::Role;
-use super::{flow, pingpong, stream};
-use crate::process::{pin, stop_watching, watch_over};
+use super::side::ExchangeSide;
+use super::{pingpong, ring_exchange, stream};
+use crate::process::{cancel_stall_alarm, pin, start_stall_alarm};
 use command::exit::{Exit, Failure};
 
 /// Runs until the initiator has had enough.
@@ -20,31 +20,35 @@ pub(crate) fn run() -> Result<(), Failure> {
     let clone = |fd: std::os::fd::BorrowedFd<'_>| {
         fd.try_clone_to_owned().map_err(|e| Failure::failed(format!("duplicating a pipe: {e}")))
     };
-    let mut link = Link::new(clone(input.as_fd())?, clone(output.as_fd())?)?;
-    let plan = link.plan()?;
-    watch_over()?;
-    let mut reporter = link.try_clone()?;
-    let result = follow(&plan, link, Role::Target);
-    stop_watching();
+    let mut frame_channel = FrameChannel::new(clone(input.as_fd())?, clone(output.as_fd())?)?;
+    let plan = frame_channel.plan()?;
+    start_stall_alarm()?;
+    let mut reporter = frame_channel.try_clone()?;
+    let result = run_plan(&plan, frame_channel, Role::Target);
+    cancel_stall_alarm();
     // The initiator tells the user; who lost it has nobody to tell.
     result.map_err(|failure| match reporter.report(&failure) {
         true => Failure::silent(failure.exit()),
-        false => failure.while_doing("target"),
+        false => failure.with_operation("target"),
     })
 }
 
 /// One side of an exchange, as it was told.
-pub(super) fn follow(plan: &Plan, link: Link, role: Role) -> Result<(), Failure> {
+pub(super) fn run_plan(
+    plan: &Plan,
+    frame_channel: FrameChannel,
+    role: Role,
+) -> Result<(), Failure> {
     if let Some(core) = plan.core {
         pin(core)?;
     }
     let (offer, _) = plan.offer()?;
-    let station = Station::open(plan, &offer, link, role)?;
+    let side = ExchangeSide::open(plan, &offer, frame_channel, role)?;
     match &plan.exchange {
-        Exchange::Measure(measure) => match measure.mode {
-            Mode::Lat => pingpong::serve(station, measure),
-            Mode::Bw => stream::serve(station, measure),
+        Exchange::FabricExchange(measure) => match measure.mode {
+            Mode::Lat => pingpong::serve(side, measure),
+            Mode::Bw => stream::serve(side, measure),
         },
-        Exchange::Flow(flow) => flow::serve(station, flow),
+        Exchange::RingExchange(ring_exchange) => ring_exchange::serve(side, ring_exchange),
     }
 }

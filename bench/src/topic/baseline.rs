@@ -14,17 +14,18 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::ROUNDS;
-use super::between::address;
 use super::contents::Contents;
-use super::part::{
-    Found, Kind, PATIENCE, Part, Service, Stamps, next_turn, nothing_found, now, serve,
+use super::inter_node::address;
+use super::private_copy::PrivateMemory;
+use super::role::{
+    Service, Stamps, TIMEOUT, TopicKind, TopicResult, WorkerRole, empty_result, next_turn, now,
+    serve,
 };
-use super::private::Private;
-use super::reading::Reading;
-use super::schedule::{PROOFS, Round, Turn, WARMUP, What};
+use super::schedule::{Round, Turn, TurnTarget, VERIFIED_MESSAGES, WARMUP};
+use super::timed_subscriber::SubscriberTask;
 use crate::exchange::plan::Wait;
-use crate::party::{Done, Party, Shared};
-use crate::report::figure;
+use crate::report::format_figure;
+use crate::worker_group::{SharedSegment, WorkerGroup, WorkerResult};
 use command::exit::Failure;
 use command::histogram::Histogram;
 use command::stages;
@@ -33,13 +34,13 @@ use command::stages;
 /// and its number.
 const HEADER: usize = 40;
 /// It is not timed, it is, or it is the last.
-const OTHER: u64 = 0;
+const UNTIMED: u64 = 0;
 const TIMED: u64 = 1;
 const LAST: u64 = 2;
 /// All that read it are done.
 const DONE: [u8; 1] = [1];
 /// The readers' line of turns.
-const LINE: usize = 1;
+const PAUSE_LINE: usize = 1;
 
 /// What a process does.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -47,7 +48,7 @@ pub(crate) enum Role {
     /// Takes messages from a Unix socket, and sends them on by TCP.
     Sender { socket: PathBuf, to: SocketAddr, size: u64 },
     /// Takes them from there, and gives them to readers.
-    Receiver { at: SocketAddr, service: Service, kind: Kind, readers: u32 },
+    Receiver { at: SocketAddr, service: Service, kind: TopicKind, readers: u32 },
 }
 
 /// Who takes part, and where they meet.
@@ -56,7 +57,7 @@ pub(super) struct Plan {
     at: SocketAddr,
     service: Service,
     /// In the memory of the host, where readers find it.
-    kind: Kind,
+    kind: TopicKind,
     private: String,
     readers: u64,
     schedule: Vec<Turn>,
@@ -68,13 +69,13 @@ fn failed(what: &'static str) -> impl Fn(std::io::Error) -> Failure {
 
 impl Plan {
     pub(super) fn new(
-        party: &Party,
+        party: &WorkerGroup,
         readers: u64,
-        kind: &Kind,
+        kind: &TopicKind,
         each: u64,
     ) -> Result<Self, Failure> {
         let private = kind.memory.clone();
-        let kind = Kind { memory: "host".to_owned(), ..kind.clone() };
+        let kind = TopicKind { memory: "host".to_owned(), ..kind.clone() };
         let directory = party.directory().join("baseline");
         Ok(Self {
             socket: party.directory().join("manager"),
@@ -92,7 +93,7 @@ impl Plan {
         })
     }
 
-    pub(super) fn parts(&self) -> Vec<Part> {
+    pub(super) fn parts(&self) -> Vec<WorkerRole> {
         let (socket, at, size) = (self.socket.clone(), self.at, self.kind.size);
         let receiver = Role::Receiver {
             at,
@@ -101,21 +102,29 @@ impl Plan {
             readers: self.readers as u32,
         };
         let sender = Role::Sender { socket, to: at, size };
-        let reading = Reading {
+        let reading = SubscriberTask {
             directory: self.service.directory.clone(),
             topics: vec![Some(("copies".to_owned(), self.kind.clone()))],
             schedule: self.schedule.clone(),
             waiting: Wait::Block,
             core: None,
-            line: LINE,
+            line: PAUSE_LINE,
             private: Some(self.private.clone()),
         };
-        let readers = (0..self.readers).map(|_| Part::Read(reading.clone()));
-        [Part::Baseline(receiver), Part::Baseline(sender)].into_iter().chain(readers).collect()
+        let readers = (0..self.readers).map(|_| WorkerRole::Read(reading.clone()));
+        [WorkerRole::Baseline(receiver), WorkerRole::Baseline(sender)]
+            .into_iter()
+            .chain(readers)
+            .collect()
     }
 
     /// What came of it, beside what ours took and its slowest stage takes, in microseconds.
-    pub(super) fn measured(&self, results: &[Done], ours: Option<f64>, slowest: f64) -> Measured {
+    pub(super) fn measured(
+        &self,
+        results: &[WorkerResult],
+        ours: Option<f64>,
+        slowest: f64,
+    ) -> Measured {
         let readers = &results[results.len() - self.readers as usize..];
         let managers = &results[..results.len() - readers.len()];
         let (mut all, mut copied) = (Histogram::default(), Histogram::default());
@@ -123,7 +132,7 @@ impl Plan {
         for found in super::report::found(readers) {
             found.topics.iter().for_each(|took| all.merge(took));
             copied.merge(&found.private);
-            notice.merge(&found.stages[stages::Stage::Notice as usize]);
+            notice.merge(&found.stages[stages::Stage::Wakeup as usize]);
         }
         let receiver = super::report::found(managers).find(|found| found.topics.len() == 4);
         let of = |which: usize| {
@@ -147,7 +156,7 @@ impl Plan {
             stages: stages.map(|(stage, p50_us)| Stage { stage, p50_us }).to_vec(),
             bound,
             ratio,
-            of_bound: ratio.zip(bound).map(|(ratio, bound)| ratio / bound),
+            fraction_of_bound: ratio.zip(bound).map(|(ratio, bound)| ratio / bound),
         }
     }
 }
@@ -168,57 +177,57 @@ pub(super) struct Measured {
     bound: Option<f64>,
     /// What it takes, relative to what ours takes; and that, relative to the bound.
     ratio: Option<f64>,
-    of_bound: Option<f64>,
+    fraction_of_bound: Option<f64>,
 }
 
 impl Measured {
-    pub(super) fn for_people(&self) -> String {
+    pub(super) fn to_text(&self) -> String {
         let stages: String =
             self.stages.iter().map(|it| format!("{} {:.1}  ", it.stage, it.p50_us)).collect();
         format!(
             "baseline: p50 {}, p99 {} us: {}; that is {} times ours, {} of the bound, which is {}\n",
-            figure(self.p50_us),
-            figure(self.p99_us),
+            format_figure(self.p50_us),
+            format_figure(self.p99_us),
             stages.trim_end(),
-            figure(self.ratio),
-            figure(self.of_bound),
-            figure(self.bound)
+            format_figure(self.ratio),
+            format_figure(self.fraction_of_bound),
+            format_figure(self.bound)
         )
     }
 }
 
 /// The publisher of it: its messages begin in memory of its own.
-pub(super) struct Rival {
+pub(super) struct BaselinePublisher {
     socket: UnixStream,
     contents: Contents,
-    memory: Private,
+    memory: PrivateMemory,
     pageable: Vec<u8>,
     next: u64,
     is_awake: bool,
 }
 
-impl Rival {
-    pub(super) fn start(plan: &Plan, kind: &Kind) -> Result<Self, Failure> {
+impl BaselinePublisher {
+    pub(super) fn start(plan: &Plan, kind: &TopicKind) -> Result<Self, Failure> {
         let socket = connected(|| UnixStream::connect(&plan.socket))?;
-        socket.set_read_timeout(Some(PATIENCE)).map_err(failed("setting a deadline"))?;
-        let mut rival = Self {
+        socket.set_read_timeout(Some(TIMEOUT)).map_err(failed("setting a deadline"))?;
+        let mut baseline_publisher = Self {
             socket,
             contents: Contents::new(kind, false),
-            memory: Private::new(&kind.memory, kind.size)?,
+            memory: PrivateMemory::new(&kind.memory, kind.size)?,
             pageable: vec![1; kind.size as usize],
             next: 0,
             is_awake: true,
         };
-        for (round, count) in BEGINNING {
+        for (round, count) in WARMUP_ROUNDS {
             for _ in 0..count {
-                rival.publish(round, OTHER)?;
+                baseline_publisher.publish(round, UNTIMED)?;
             }
         }
-        Ok(rival)
+        Ok(baseline_publisher)
     }
 
     /// Publishes so many messages, each when all have copied the one before.
-    pub(super) fn turn(&mut self, shared: &Shared, count: u64) -> Result<(), Failure> {
+    pub(super) fn turn(&mut self, shared: &SharedSegment, count: u64) -> Result<(), Failure> {
         self.wake(shared)?;
         for _ in 0..count {
             self.publish(Round::Timed, TIMED)?;
@@ -228,17 +237,17 @@ impl Rival {
     }
 
     /// With the last messages, which are compared again, everybody ends.
-    pub(super) fn end(&mut self, shared: &Shared) -> Result<(), Failure> {
+    pub(super) fn end(&mut self, shared: &SharedSegment) -> Result<(), Failure> {
         self.wake(shared)?;
-        for _ in 1..PROOFS {
-            self.publish(Round::Proof, OTHER)?;
+        for _ in 1..VERIFIED_MESSAGES {
+            self.publish(Round::Verify, UNTIMED)?;
         }
-        self.publish(Round::Proof, LAST)
+        self.publish(Round::Verify, LAST)
     }
 
-    fn wake(&mut self, shared: &Shared) -> Result<(), Failure> {
+    fn wake(&mut self, shared: &SharedSegment) -> Result<(), Failure> {
         if !self.is_awake {
-            next_turn(shared, LINE)?;
+            next_turn(shared, PAUSE_LINE)?;
             self.is_awake = true;
         }
         Ok(())
@@ -259,19 +268,20 @@ impl Rival {
 }
 
 /// Before the first that counts.
-const BEGINNING: [(Round, u64); 2] = [(Round::Proof, PROOFS), (Round::Warmup, WARMUP)];
+const WARMUP_ROUNDS: [(Round, u64); 2] =
+    [(Round::Verify, VERIFIED_MESSAGES), (Round::Warmup, WARMUP)];
 
 /// What readers do.
 fn schedule(each: u64) -> Vec<Turn> {
-    let turn = |round, count| Turn::new(What::Topic(0), round, count);
+    let turn = |round, count| Turn::new(TurnTarget::Topic(0), round, count);
     let timed = (0..ROUNDS).flat_map(|_| [turn(Round::Timed, each), Turn::rest()]);
-    let beginning = BEGINNING.map(|(round, count)| turn(round, count));
-    beginning.into_iter().chain(timed).chain([turn(Round::Proof, PROOFS)]).collect()
+    let beginning = WARMUP_ROUNDS.map(|(round, count)| turn(round, count));
+    beginning.into_iter().chain(timed).chain([turn(Round::Verify, VERIFIED_MESSAGES)]).collect()
 }
 
 /// Who is to be connected with may not be there yet.
 fn connected<T>(connect: impl Fn() -> std::io::Result<T>) -> Result<T, Failure> {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TIMEOUT;
     loop {
         match connect() {
             Err(_) if Instant::now() < end => std::thread::sleep(Duration::from_millis(2)),
@@ -284,7 +294,7 @@ fn connected<T>(connect: impl Fn() -> std::io::Result<T>) -> Result<T, Failure> 
 pub(super) fn take(
     role: &Role,
     ready: impl FnOnce() -> Result<(), Failure>,
-) -> Result<Done, Failure> {
+) -> Result<WorkerResult, Failure> {
     match role {
         Role::Sender { socket, to, size } => {
             let listener = UnixListener::bind(socket).map_err(failed("listening"))?;
@@ -301,7 +311,7 @@ pub(super) fn take(
                 to.read_exact(&mut done).map_err(failed("waiting for the other manager"))?;
                 from.write_all(&done).map_err(failed("telling the publisher"))?;
                 if word(&message, 1) == LAST {
-                    return Ok(nothing_found(0));
+                    return Ok(empty_result(0));
                 }
             }
         }
@@ -321,23 +331,23 @@ pub(super) fn take(
                 let came = now();
                 let [begun, what, copied, sent, number] =
                     [0, 1, 2, 3, 4].map(|at| word(&message, at));
-                let mut loan = publisher.loan(kind.size, PATIENCE)?;
+                let mut loan = publisher.loan(kind.size, TIMEOUT)?;
                 loan.write(0, &message[HEADER..])?;
                 let stamps = Stamps { published: begun, borrow: 0, fill: 0, number };
                 loan.set_metadata(&stamps.bytes())?;
                 let lent = now();
-                loan.publish(PATIENCE)?;
+                loan.publish(TIMEOUT)?;
                 let ends = [begun, copied, sent, came, lent];
                 if what == TIMED {
                     for (samples, stage) in times.iter_mut().zip(ends.windows(2)) {
                         samples.add(stage[1].saturating_sub(stage[0]));
                     }
                 }
-                publisher.flush(PATIENCE)?;
+                publisher.flush(TIMEOUT)?;
                 from.write_all(&DONE).map_err(failed("telling the other manager"))?;
                 if what == LAST {
-                    let found = Found { topics: times.into(), ..Found::default() };
-                    return Ok(Done { found: Some(found), ..nothing_found(0) });
+                    let found = TopicResult { topics: times.into(), ..TopicResult::default() };
+                    return Ok(WorkerResult { found: Some(found), ..empty_result(0) });
                 }
             }
         }

@@ -2,22 +2,22 @@
 //! that caches are as full or empty in those that are timed as users have them; in these what
 //! users touch, too, the first and the last bytes, unless a device has them.
 
-use super::part::Kind;
+use super::role::TopicKind;
 use super::schedule::Round;
-use crate::window::Windows;
+use crate::random_pattern::RandomPattern;
 use command::exit::Failure;
 
 /// What a message is compared with.
 pub(super) struct Contents {
-    kind: Kind,
-    windows: Windows,
+    kind: TopicKind,
+    random_pattern: RandomPattern,
     /// Its publisher writes all of it each time.
     is_whole: bool,
 }
 
 impl Contents {
-    pub(super) fn new(kind: &Kind, is_whole: bool) -> Self {
-        Self { kind: kind.clone(), windows: Windows::default(), is_whole }
+    pub(super) fn new(kind: &TopicKind, is_whole: bool) -> Self {
+        Self { kind: kind.clone(), random_pattern: RandomPattern::default(), is_whole }
     }
 
     /// Writes the message of a number, as far as its round wants it.
@@ -28,10 +28,10 @@ impl Contents {
         mut part: impl FnMut(u64, &[u8]) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
         let content = self.kind.content(number);
-        if self.is_whole || round == Round::Proof {
-            self.windows.write(content, part)
-        } else if self.kind.is_touched {
-            self.windows.write_ends(content, &mut part)
+        if self.is_whole || round == Round::Verify {
+            self.random_pattern.write(content, part)
+        } else if self.kind.writes_ends {
+            self.random_pattern.write_ends(content, &mut part)
         } else {
             Ok(())
         }
@@ -48,10 +48,10 @@ impl Contents {
         let content = self.kind.content(number);
         if length != content.length {
             Ok(false)
-        } else if round == Round::Proof {
-            Ok(self.windows.check(content, read)?.is_none())
-        } else if self.kind.is_touched && self.kind.is_on_host()? {
-            self.windows.check_ends(content, read)
+        } else if round == Round::Verify {
+            Ok(self.random_pattern.check(content, read)?.is_none())
+        } else if self.kind.writes_ends && self.kind.is_on_host()? {
+            self.random_pattern.check_ends(content, read)
         } else {
             Ok(true)
         }
@@ -62,12 +62,12 @@ impl Contents {
 mod tests {
     use super::*;
 
-    fn kind(memory: &str, is_touched: bool) -> Kind {
-        Kind { memory: memory.to_owned(), size: 3000, depth: 4, run: 7, is_touched }
+    fn kind(memory: &str, writes_ends: bool) -> TopicKind {
+        TopicKind { memory: memory.to_owned(), size: 3000, depth: 4, run: 7, writes_ends }
     }
 
     /// How many bytes are written, and whether they are right for a number there.
-    fn written(kind: &Kind, round: Round, is_whole: bool) -> (usize, Vec<u8>) {
+    fn written(kind: &TopicKind, round: Round, is_whole: bool) -> (usize, Vec<u8>) {
         let (mut bytes, mut count) = (vec![0; 3000], 0);
         let written = Contents::new(kind, is_whole).write(5, round, |offset, part| {
             bytes[offset as usize..][..part.len()].copy_from_slice(part);
@@ -78,7 +78,7 @@ mod tests {
         (count, bytes)
     }
 
-    fn is_right(kind: &Kind, round: Round, number: u64, bytes: &[u8]) -> bool {
+    fn is_right(kind: &TopicKind, round: Round, number: u64, bytes: &[u8]) -> bool {
         let mut contents = Contents::new(kind, false);
         let found = contents.is_right(number, round, bytes.len() as u64, |offset, to| {
             to.copy_from_slice(&bytes[offset as usize..][..to.len()]);
@@ -90,11 +90,11 @@ mod tests {
     #[test]
     fn what_is_timed_is_touched_and_what_is_proved_is_compared() {
         let host = kind("host", true);
-        let (all, mut bytes) = written(&host, Round::Proof, false);
+        let (all, mut bytes) = written(&host, Round::Verify, false);
         assert_eq!(all, 3000);
-        assert!(is_right(&host, Round::Proof, 5, &bytes));
+        assert!(is_right(&host, Round::Verify, 5, &bytes));
         bytes[1500] ^= 1;
-        assert!(!is_right(&host, Round::Proof, 5, &bytes), "one byte is another");
+        assert!(!is_right(&host, Round::Verify, 5, &bytes), "one byte is another");
         assert!(is_right(&host, Round::Timed, 5, &bytes), "it is not looked at");
         bytes[2999] ^= 1;
         assert!(
@@ -103,7 +103,7 @@ mod tests {
         let (ends, bytes) = written(&host, Round::Timed, false);
         assert!(ends < 100 && is_right(&host, Round::Stream, 5, &bytes));
         assert!(
-            !is_right(&host, Round::Proof, 5, &bytes)
+            !is_right(&host, Round::Verify, 5, &bytes)
                 && !is_right(&host, Round::Timed, 5, &bytes[1..])
         );
         assert_eq!(written(&host, Round::Timed, true).0, 3000);
@@ -111,12 +111,12 @@ mod tests {
 
     #[test]
     fn what_a_device_has_is_left_alone() {
-        let device = kind("stand-in:0", false);
+        let device = kind("emulated:0", false);
         let (none, bytes) = written(&device, Round::Timed, false);
         assert_eq!(none, 0);
         assert!(is_right(&device, Round::Timed, 5, &bytes));
-        assert!(!is_right(&device, Round::Proof, 5, &bytes));
+        assert!(!is_right(&device, Round::Verify, 5, &bytes));
         // The publisher has it on the host, the reader on a device.
-        assert!(is_right(&kind("stand-in:0", true), Round::Timed, 5, &bytes));
+        assert!(is_right(&kind("emulated:0", true), Round::Timed, 5, &bytes));
     }
 }

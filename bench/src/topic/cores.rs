@@ -14,12 +14,12 @@ const SYSTEM: (usize, usize) = (2, 16);
 
 /// Which cores are used.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Choice {
+pub(super) enum CoreChoice {
     Named(Vec<usize>),
     Automatic,
 }
 
-impl FromStr for Choice {
+impl FromStr for CoreChoice {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -59,15 +59,17 @@ impl Cores {
     /// # Errors
     /// Cores that do not exist, or that this process may not use.
     pub(super) fn new(
-        choice: Option<&Choice>,
+        choice: Option<&CoreChoice>,
         readers: u64,
         services: Services,
     ) -> Result<Self, Failure> {
         let allowed = Affinity::now()?;
         let cores = match choice {
             None => Self::named(&[], readers as usize),
-            Some(Choice::Named(named)) => Self::named(named, readers as usize),
-            Some(Choice::Automatic) => Self::chosen(&allowed.cores(), readers as usize, services),
+            Some(CoreChoice::Named(named)) => Self::named(named, readers as usize),
+            Some(CoreChoice::Automatic) => {
+                Self::chosen(&allowed.cores(), readers as usize, services)
+            }
         };
         match cores.named.iter().find(|core| !allowed.has(**core)) {
             None => Ok(cores),
@@ -123,7 +125,7 @@ impl Cores {
 
     /// Does everybody look all the time who is to, and have a core for it? Where nobody is confined,
     /// of so many.
-    pub(super) fn are_enough(&self, everywhere: usize) -> bool {
+    pub(super) fn has_core_for_each(&self, everywhere: usize) -> bool {
         match self.named.len() {
             0 => !self.is_automatic && self.readers < everywhere,
             _ => self.own == self.readers,
@@ -136,7 +138,7 @@ impl Cores {
 
     /// Of the two ends of something that is measured alone; nowhere in particular if they would
     /// have to share one.
-    pub(super) fn of_two(&self) -> [Option<usize>; 2] {
+    pub(super) fn core_pair(&self) -> [Option<usize>; 2] {
         match (self.publisher(), self.reader(0)) {
             (Some(one), Some(other)) if one != other => [Some(one), Some(other)],
             _ => [None, None],
@@ -146,8 +148,8 @@ impl Cores {
     /// What has to be known of it to understand the figures.
     pub(super) fn note(&self) -> Option<String> {
         let services = self.services();
-        let own = text::counted(self.own as u64, "core");
-        let shared = format!("{} share {own}", text::counted(self.readers as u64, "reader"));
+        let own = text::count_of(self.own as u64, "core");
+        let shared = format!("{} share {own}", text::count_of(self.readers as u64, "reader"));
         let served = format!("services have the cores {services:?}");
         match self.named.len() {
             0 if self.is_automatic => Some("there are too few cores to give them out".to_owned()),
@@ -170,7 +172,7 @@ mod tests {
         let all = |named: &[usize], readers: u64| {
             let cores = Cores::named(named, readers as usize);
             let readers: Vec<_> = (0..readers).map(|which| cores.reader(which)).collect();
-            (cores.publisher(), readers, cores.services().to_vec(), cores.of_two(), cores.note())
+            (cores.publisher(), readers, cores.services().to_vec(), cores.core_pair(), cores.note())
         };
         let (publisher, readers, services, two, note) = all(&[4, 5, 6], 2);
         assert_eq!((publisher, readers), (Some(4), vec![Some(5), Some(6)]));
@@ -187,7 +189,10 @@ mod tests {
         assert_eq!((readers, services), (vec![Some(5)], vec![6, 7]));
         assert_eq!(note.as_deref(), Some("services have the cores [6, 7]"));
         let none = Cores::named(&[], 3);
-        assert_eq!((none.publisher(), none.reader(2), none.of_two()), (None, None, [None, None]));
+        assert_eq!(
+            (none.publisher(), none.reader(2), none.core_pair()),
+            (None, None, [None, None])
+        );
         assert!(none.services().is_empty() && none.note().is_none());
     }
 
@@ -217,11 +222,11 @@ mod tests {
             let waiting = if is_shared { Wait::Adaptive } else { Wait::Busy };
             assert_eq!(cores.waiting(Wait::Busy), waiting, "{count} cores");
             assert_eq!(cores.waiting(Wait::Block), Wait::Block);
-            assert_eq!(cores.are_enough(1), !is_shared, "{count} cores");
+            assert_eq!(cores.has_core_for_each(1), !is_shared, "{count} cores");
         }
         let few = Cores::chosen(&[3, 4], 8, Services::Carry);
         assert_eq!(few.waiting(Wait::Busy), Wait::Adaptive);
-        assert!(!few.are_enough(9), "nobody looks all the time");
+        assert!(!few.has_core_for_each(9), "nobody looks all the time");
         assert_eq!((few.publisher(), few.reader(5), few.all()), (None, None, None));
         assert_eq!(few.note().as_deref(), Some("there are too few cores to give them out"));
         assert_eq!(Cores::named(&[4, 5], 8).waiting(Wait::Busy), Wait::Busy, "as it was said");
@@ -236,21 +241,21 @@ mod tests {
             let all: Vec<_> = (0..count).collect();
             let cores = Cores::chosen(&all, readers, Services::Rest);
             assert_eq!((cores.own, cores.services().len()), expected, "{count}, {readers}");
-            assert_eq!(cores.are_enough(1), cores.own == readers, "{count}, {readers}");
+            assert_eq!(cores.has_core_for_each(1), cores.own == readers, "{count}, {readers}");
         }
         let anywhere = Cores::named(&[], 8);
-        assert!(!anywhere.are_enough(8) && anywhere.are_enough(9));
-        assert!(Cores::named(&[4, 5, 6], 2).are_enough(1));
-        assert!(!Cores::named(&[4, 5], 2).are_enough(32), "of those that are named");
+        assert!(!anywhere.has_core_for_each(8) && anywhere.has_core_for_each(9));
+        assert!(Cores::named(&[4, 5, 6], 2).has_core_for_each(1));
+        assert!(!Cores::named(&[4, 5], 2).has_core_for_each(32), "of those that are named");
     }
 
     #[test]
     fn a_core_that_there_is_not_is_refused() {
-        let new = |choice: Option<&Choice>| Cores::new(choice, 1, Services::Carry);
-        assert!(new(Some(&Choice::Named(vec![1_000_000]))).is_err());
-        assert!(new(Some(&Choice::Automatic)).is_ok() && new(None).is_ok());
-        assert_eq!("2,3".parse(), Ok(Choice::Named(vec![2, 3])));
-        assert_eq!("auto".parse(), Ok(Choice::Automatic));
-        assert!("2,,3".parse::<Choice>().is_err() && "".parse::<Choice>().is_err());
+        let new = |choice: Option<&CoreChoice>| Cores::new(choice, 1, Services::Carry);
+        assert!(new(Some(&CoreChoice::Named(vec![1_000_000]))).is_err());
+        assert!(new(Some(&CoreChoice::Automatic)).is_ok() && new(None).is_ok());
+        assert_eq!("2,3".parse(), Ok(CoreChoice::Named(vec![2, 3])));
+        assert_eq!("auto".parse(), Ok(CoreChoice::Automatic));
+        assert!("2,,3".parse::<CoreChoice>().is_err() && "".parse::<CoreChoice>().is_err());
     }
 }

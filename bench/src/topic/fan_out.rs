@@ -2,9 +2,9 @@
 
 use serde::Serialize;
 
-use super::within::{self, Found as Row};
+use super::intra_node::{self, IntraNodeMetrics as Row};
 use super::{Arguments, Wait};
-use crate::report::{Common, Findings, Report, figure};
+use crate::report::{Common, Metrics, Report, format_figure};
 use command::exit::Failure;
 use command::text::table;
 
@@ -14,42 +14,42 @@ const ASLEEP: u64 = 4_000;
 
 /// What is in the common part is of the last row: as many readers as there are, asleep.
 #[derive(Debug, Serialize)]
-struct Found {
+struct FanOutMetrics {
     rows: Vec<Report<Row>>,
 }
 
 /// What each row is measured with. Those that look all the time need a core each: rows for which
 /// there are too few are left out.
-fn rows(most: u64, are_enough: impl Fn(u64) -> bool) -> Vec<(Wait, u64)> {
+fn rows(most: u64, has_core_for_each: impl Fn(u64) -> bool) -> Vec<(Wait, u64)> {
     let readers = move || (0..).map(|power| 1 << power).take_while(move |count| *count < most);
     let all = move || readers().chain([most]);
-    let busy = all().filter(|count| are_enough(*count)).map(|count| (Wait::Busy, count));
+    let busy = all().filter(|count| has_core_for_each(*count)).map(|count| (Wait::Busy, count));
     busy.chain(all().map(|count| (Wait::Block, count))).collect()
 }
 
 pub(super) fn run(arguments: &Arguments, most: u64) -> Result<(), Failure> {
     let everywhere = std::thread::available_parallelism().map_or(1, usize::from);
-    let are_enough = |subscribers| {
+    let has_core_for_each = |subscribers| {
         let arguments = Arguments { subscribers, ..arguments.clone() };
-        within::cores(&arguments).is_ok_and(|cores| cores.are_enough(everywhere))
+        intra_node::cores(&arguments).is_ok_and(|cores| cores.has_core_for_each(everywhere))
     };
     let mut measured = Vec::new();
-    for (waiting, subscribers) in rows(most, are_enough) {
+    for (waiting, subscribers) in rows(most, has_core_for_each) {
         let asleep = (waiting == Wait::Block).then_some(ASLEEP);
         let iterations = arguments.iterations.or(asleep);
         let arguments = Arguments { waiting, subscribers, iterations, ..arguments.clone() };
-        measured.push(within::measure(&arguments)?);
+        measured.push(intra_node::measure(&arguments)?);
     }
     let Some(last) = measured.last() else { return Ok(()) };
     let verified = measured.iter().all(|row| row.common.verified);
     let common = Common { verified, ..last.common.clone() };
-    Report::new(common, Found { rows: measured }).conclude(arguments.json)
+    Report::new(common, FanOutMetrics { rows: measured }).conclude(arguments.json)
 }
 
-impl Findings for Found {
-    const WRONG: &str = "other bytes were read";
+impl Metrics for FanOutMetrics {
+    const FAILURE_TEXT: &str = "other bytes were read";
 
-    fn for_people(&self, _common: &Common) -> String {
+    fn to_text(&self, _common: &Common) -> String {
         let heads = [
             "waiting",
             "readers",
@@ -63,23 +63,23 @@ impl Findings for Found {
             "p99",
         ];
         let row = |row: &Report<Row>| {
-            let found = &row.findings;
+            let found = &row.metrics;
             let stage = |name: &str| {
-                figure(
+                format_figure(
                     found.stages.iter().find(|stage| stage.stage == name).map(|stage| stage.p50_us),
                 )
             };
             vec![
                 row.common.waiting.clone(),
                 found.subscribers.to_string(),
-                figure(row.common.p50_us),
-                figure(row.common.p99_us),
-                figure(found.publish_p50_us),
-                figure(found.publish_p99_us),
+                format_figure(row.common.p50_us),
+                format_figure(row.common.p99_us),
+                format_figure(found.publish_p50_us),
+                format_figure(found.publish_p99_us),
                 stage("borrow"),
                 stage("notice"),
-                figure(found.queue_p50_us),
-                figure(found.queue_p99_us),
+                format_figure(found.queue_p50_us),
+                format_figure(found.queue_p99_us),
             ]
         };
         let heads = heads.map(str::to_owned).to_vec();

@@ -6,28 +6,28 @@ use serde::Serialize;
 
 use super::Arguments;
 use super::cores::{Cores, Services};
-use super::part::{Kind, Part, Service, WORDS, end_all, join};
 use super::report::common;
+use super::role::{Service, TopicKind, WORDS, WorkerRole, end_all, join};
 use crate::exchange::plan::Wait;
-use crate::party::{Party, Task};
-use crate::report::{Common, Findings, Report};
+use crate::report::{Common, Metrics, Report};
+use crate::worker_group::{Task, WorkerGroup};
 use command::exit::Failure;
 use command::histogram::Histogram;
 use command::text;
 
 #[derive(Debug, Serialize)]
-struct Found {
+struct IdleMetrics {
     topics: u64,
     /// Of one core, in per cent, that the service takes.
     cpu_percent: f64,
     /// Of all processes, and of the segments that they share.
-    memory_of_each: u64,
+    bytes_per_topic: u64,
     /// Until all were there.
-    making_s: f64,
+    create_s: f64,
 }
 
 /// Seconds that a process has computed.
-fn computed(process: u32) -> Option<f64> {
+fn cpu_seconds(process: u32) -> Option<f64> {
     let tasks = std::fs::read_dir(format!("/proc/{process}/task")).ok()?;
     let each = tasks.flatten().filter_map(|task| {
         let text = std::fs::read_to_string(task.path().join("schedstat")).ok()?;
@@ -49,14 +49,14 @@ fn memory(service: u32) -> u64 {
 }
 
 pub(super) fn run(arguments: &Arguments, topics: u64) -> Result<(), Failure> {
-    let mut party = Party::new(WORDS)?;
+    let mut party = WorkerGroup::new(WORDS)?;
     let cores = Cores::new(arguments.cores.as_ref(), 0, Services::Rest)?.all();
-    let kind = Kind {
+    let kind = TopicKind {
         memory: arguments.memory.to_string(),
         size: arguments.size,
         depth: 16,
         run: 0,
-        is_touched: false,
+        writes_ends: false,
     };
     let directory = party.directory().join("node");
     let service = Service {
@@ -65,14 +65,14 @@ pub(super) fn run(arguments: &Arguments, topics: u64) -> Result<(), Failure> {
         budget: kind.budget(topics),
         cores: cores.clone().unwrap_or_default(),
     };
-    party.invite(&[(Task::Topic(Part::Serve(service)), None)])?;
+    party.start_workers(&[(Task::Topic(WorkerRole::Serve(service)), None)])?;
     party.begin()?;
     let node = join(&directory, "idle", Wait::Block)?;
     let process = node.report()?.into_iter().find_map(|row| match row {
         pubsub::Row::Node { process, .. } => Some(process),
         _ => None,
     });
-    let process = process.ok_or_else(|| Failure::failed("nobody serves the node"))?;
+    let process = process.ok_or_else(|| Failure::failed("no process serves the node"))?;
     let begin = Instant::now();
     let before = memory(process);
     let settings = kind.settings()?;
@@ -81,40 +81,40 @@ pub(super) fn run(arguments: &Arguments, topics: u64) -> Result<(), Failure> {
         let topic = node.topic(&format!("idle {number}"), &settings)?;
         users.push((topic.publisher()?, topic.subscriber()?));
     }
-    let making_s = begin.elapsed().as_secs_f64();
+    let create_s = begin.elapsed().as_secs_f64();
     std::thread::sleep(Duration::from_millis(500));
-    let memory_of_each = memory(process).saturating_sub(before) / topics;
-    let (from, since) = (computed(process), Instant::now());
+    let bytes_per_topic = memory(process).saturating_sub(before) / topics;
+    let (from, since) = (cpu_seconds(process), Instant::now());
     std::thread::sleep(Duration::from_secs(arguments.seconds));
-    let took = computed(process).zip(from).map(|(to, from)| to - from);
+    let took = cpu_seconds(process).zip(from).map(|(to, from)| to - from);
     let took = took.ok_or_else(|| Failure::failed("the service is gone"))?;
     let cpu_percent = took / since.elapsed().as_secs_f64() * 100.0;
     // They all still work.
     let mut verified = true;
     for (number, (publisher, subscriber)) in users.iter_mut().enumerate() {
         let bytes = vec![number as u8; arguments.size.min(64) as usize];
-        publisher.push(&bytes, super::part::PATIENCE)?;
-        verified &= subscriber.pull(super::part::PATIENCE)?.to_vec()? == bytes;
+        publisher.push(&bytes, super::role::TIMEOUT)?;
+        verified &= subscriber.pull(super::role::TIMEOUT)?.to_vec()? == bytes;
     }
     drop((users, node));
     end_all(&party.shared)?;
     party.results()?;
     let (waiting, samples) = (arguments.waiting, Histogram::default());
     let common = common(arguments, waiting, cores, &samples, topics, verified);
-    let found = Found { topics, cpu_percent, memory_of_each, making_s };
+    let found = IdleMetrics { topics, cpu_percent, bytes_per_topic, create_s };
     Report::new(common, found).conclude(arguments.json)
 }
 
-impl Findings for Found {
-    const WRONG: &str = "a topic does not work any more";
+impl Metrics for IdleMetrics {
+    const FAILURE_TEXT: &str = "a topic does not work any more";
 
-    fn for_people(&self, _common: &Common) -> String {
+    fn to_text(&self, _common: &Common) -> String {
         format!(
             "{}: {:.3} % of a core, {} of memory each; made in {:.2} s\n",
-            text::counted(self.topics, "idle topic"),
+            text::count_of(self.topics, "idle topic"),
             self.cpu_percent,
-            text::counted(self.memory_of_each, "byte"),
-            self.making_s
+            text::count_of(self.bytes_per_topic, "byte"),
+            self.create_s
         )
     }
 }

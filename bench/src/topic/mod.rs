@@ -1,33 +1,33 @@
 //! `fabricast bench topic`: messages of topics, within a node and between two.
 
-mod alone;
-mod bare;
 mod baseline;
-mod between;
 mod contents;
 mod cores;
 mod fan_out;
 mod idle;
-mod many;
-mod part;
-mod private;
-mod publishing;
-mod reading;
+mod inter_node;
+mod inter_node_metrics;
+mod intra_node;
+mod many_topics;
+mod private_copy;
+mod queue_baseline;
 mod report;
+mod role;
 mod schedule;
-mod summary;
-mod threads;
-mod wire;
-mod within;
+mod stage_baselines;
+mod thread_usage;
+mod timed_publisher;
+mod timed_subscriber;
+mod wire_baseline;
 
 use gpu::Implementation;
-use pubsub::{MemoryPlace, TopicSettings};
+use pubsub::{MemoryLocation, TopicSettings};
 
-pub(super) use self::part::{Found, Part, take};
+pub(super) use self::role::{TopicResult, WorkerRole, take};
 
-use self::cores::Choice;
+use self::cores::CoreChoice;
 use crate::exchange::plan::Wait;
-use crate::window::HEADER;
+use crate::random_pattern::HEADER;
 use command::exit::{Exit, Failure};
 use command::{size, text};
 
@@ -46,16 +46,16 @@ const BYTES: u64 = 2 << 30;
 /// object.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Arguments {
-    /// Within one node: borrow, publish, pull, let go; beside a queue alone, in turn
+    /// Within one node: loan, publish, pull, release; interleaved with a queue alone
     #[arg(long, group = "what")]
-    within: bool,
+    intra_node: bool,
     /// The same with one reader, two, four and so on to so many, that look all the time and that
     /// sleep: how latency, and the call that publishes, grow with them
     #[arg(
         long,
         value_name = "READERS",
         group = "what",
-        conflicts_with_all = ["subscribers", "ratio"],
+        conflicts_with_all = ["subscribers", "single_subscriber"],
         value_parser = clap::value_parser!(u64).range(1..=32)
     )]
     fan_out: Option<u64>,
@@ -63,14 +63,14 @@ pub(crate) struct Arguments {
     /// from --size 64K on beside the stages of a message, each of them alone and by as many lanes;
     /// messages a second
     #[arg(long, group = "what")]
-    between: bool,
-    /// What so many topics cost that nobody publishes in
+    inter_node: bool,
+    /// Cost of this many idle topics
     #[arg(long, value_name = "N", group = "what", value_parser = clap::value_parser!(u64).range(1..=10_000))]
-    topics: Option<u64>,
-    /// Many topics on two nodes at once, each with --subscribers: how they share
+    idle_topics: Option<u64>,
+    /// Fairness of this many topics on two nodes at once, each with --subscribers
     #[arg(long, value_name = "TOPICS", group = "what", value_parser = clap::value_parser!(u64).range(1..=256))]
-    many: Option<u64>,
-    /// The same by other means, beside --between: pageable copies, a Unix socket, TCP, a copy for
+    many_topics: Option<u64>,
+    /// The same by other means, interleaved with --inter-node: pageable copies, a Unix socket, TCP, a copy for
     /// each reader
     #[arg(long, value_enum, group = "what")]
     baseline: Option<Baseline>,
@@ -82,7 +82,7 @@ pub(crate) struct Arguments {
     subscribers: u64,
     /// Measure in turn with one reader, too, and tell the ratio
     #[arg(long)]
-    ratio: bool,
+    single_subscriber: bool,
     /// Messages that are timed; takes K, M, G [default: 20K; where they are copied no more than
     /// 2 GiB together, but 22 at least]
     #[arg(long = "iters", value_name = "N", value_parser = size::parse_positive)]
@@ -90,29 +90,29 @@ pub(crate) struct Arguments {
     /// How readers and publishers wait
     #[arg(long, value_enum, default_value_t = Wait::Busy)]
     waiting: Wait,
-    /// In whose memory messages lie: host, or a device like cuda:0 or stand-in:0
+    /// In whose memory messages lie: host, or a device like cuda:0 or emulated:0
     #[arg(long, value_name = "PLACE", default_value = "host")]
-    memory: MemoryPlace,
+    memory: MemoryLocation,
     /// In whose memory they lie at the other node [default: the same]
     #[arg(long, value_name = "PLACE")]
-    to: Option<MemoryPlace>,
+    remote_memory: Option<MemoryLocation>,
     /// Count the time to write the content, too
     #[arg(long)]
-    copy: bool,
+    time_fill: bool,
     /// What carries messages between nodes [default: the best provider]
     #[arg(long, value_name = "NAME")]
     provider: Option<String>,
-    /// Lanes by which large messages go between nodes [default: what is sensible here]
+    /// Lanes by which large messages go between nodes [default: automatic]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=16))]
     lanes: Option<u32>,
-    /// Threads of each service that carry messages between nodes [default: what is sensible here]
+    /// Threads of each service that carry messages between nodes [default: automatic]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=16))]
     workers: Option<u32>,
-    /// With --many: processes that the topics of each node, and of each subscriber, are dealt out to
-    #[arg(long, value_name = "N", default_value = "1", requires = "many", value_parser = clap::value_parser!(u64).range(1..=32))]
+    /// With --many-topics: processes that the topics of each node, and of each subscriber, are dealt out to
+    #[arg(long, value_name = "N", default_value = "1", requires = "many_topics", value_parser = clap::value_parser!(u64).range(1..=32))]
     processes: u64,
-    /// With --many: only one node publishes, and only the other one reads
-    #[arg(long, requires = "many")]
+    /// With --many-topics: only one node publishes, and only the other one reads
+    #[arg(long, requires = "many_topics")]
     one_way: bool,
     /// How long idle topics, or many at once, are watched
     #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = clap::value_parser!(u64).range(1..=600))]
@@ -121,7 +121,7 @@ pub(crate) struct Arguments {
     /// the services of nodes have those that are left; or auto: one for each of them, but two thirds
     /// for services that carry messages between nodes [default: wherever the system puts them]
     #[arg(long, value_name = "A,B|auto")]
-    cores: Option<Choice>,
+    cores: Option<CoreChoice>,
     /// Only the JSON line
     #[arg(long)]
     json: bool,
@@ -130,7 +130,7 @@ pub(crate) struct Arguments {
 /// What it is compared with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Baseline {
-    /// As the thesis has it that topics come from
+    /// The design of the original thesis
     Thesis,
 }
 
@@ -144,13 +144,13 @@ impl Arguments {
 
     /// Is there to be a topic with one reader beside that with all?
     fn has_one(&self) -> bool {
-        self.ratio && self.subscribers > 1
+        self.single_subscriber && self.subscribers > 1
     }
 
     /// Does the publisher write at both ends of a message that is timed? Bytes of a device are
     /// left alone: users have it write them.
-    fn is_touched(&self) -> bool {
-        self.copy || matches!(self.memory, MemoryPlace::Host)
+    fn writes_ends(&self) -> bool {
+        self.time_fill || matches!(self.memory, MemoryLocation::Host)
     }
 
     fn check(&self) -> Result<(), Failure> {
@@ -158,24 +158,24 @@ impl Arguments {
         if self.size < HEADER as u64 {
             return refuse(format!("--size: what can be checked has {HEADER} bytes at least"));
         }
-        within::cores(self).map(drop)?;
+        intra_node::cores(self).map(drop)?;
         if self.size > TopicSettings::LARGEST {
             let most = size::print(TopicSettings::LARGEST);
             return refuse(format!("--size: a message has at most {most}"));
         }
-        let is_of_host = |place: MemoryPlace| match place {
-            MemoryPlace::Host => true,
-            MemoryPlace::Device(name) => name.implementation != Implementation::Cuda,
+        let is_of_host = |place: MemoryLocation| match place {
+            MemoryLocation::Host => true,
+            MemoryLocation::Device(name) => name.implementation != Implementation::Cuda,
         };
         // A message, and what it is made of or compared with; at each node.
-        let places = match self.between || self.baseline.is_some() {
-            true => [Some(self.memory), Some(self.to.unwrap_or(self.memory))],
+        let places = match self.inter_node || self.baseline.is_some() {
+            true => [Some(self.memory), Some(self.remote_memory.unwrap_or(self.memory))],
             false => [Some(self.memory), None],
         };
         let of_host =
             places.into_iter().flatten().filter(|place| is_of_host(*place)).count() as u64;
         // The service of a node has one for each topic, and some more.
-        let topics = self.topics.or(self.many).unwrap_or(2);
+        let topics = self.idle_topics.or(self.many_topics).unwrap_or(2);
         let remedy = "Use fewer topics";
         command::process::check_descriptors("measure topics", topics + 64, remedy)?;
         let remedy = "Use a smaller --size";
@@ -188,9 +188,9 @@ fn warn_of_cores(arguments: &Arguments) {
     let cores = std::thread::available_parallelism().map_or(1, usize::from) as u64;
     if arguments.waiting == Wait::Busy && arguments.subscribers + 1 > cores {
         eprintln!(
-            "fabricast: warning: {} processes look all the time on {} here: --waiting block tells more",
+            "fabricast: warning: {} processes busy-poll on {}: --waiting block gives meaningful results",
             arguments.subscribers + 1,
-            text::counted(cores, "core")
+            text::count_of(cores, "core")
         );
     }
 }
@@ -201,16 +201,16 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         return fan_out::run(arguments, most);
     }
     warn_of_cores(arguments);
-    if let Some(topics) = arguments.topics {
+    if let Some(topics) = arguments.idle_topics {
         return idle::run(arguments, topics);
     }
-    if let Some(topics) = arguments.many {
-        return many::run(arguments, topics);
+    if let Some(topics) = arguments.many_topics {
+        return many_topics::run(arguments, topics);
     }
-    if arguments.between || arguments.baseline.is_some() {
-        return between::run(arguments);
+    if arguments.inter_node || arguments.baseline.is_some() {
+        return inter_node::run(arguments);
     }
-    within::run(arguments)
+    intra_node::run(arguments)
 }
 
 #[cfg(test)]
@@ -251,14 +251,20 @@ mod tests {
             let words = std::iter::once("topic").chain(words.split_whitespace());
             Line::try_parse_from(words).is_ok()
         };
-        assert!(is_taken("--fan-out 8 --waiting block") && is_taken("--subscribers 8 --ratio"));
-        assert!(!is_taken("--fan-out 8 --subscribers 4") && !is_taken("--ratio --fan-out 8"));
+        assert!(
+            is_taken("--fan-out 8 --waiting block")
+                && is_taken("--subscribers 8 --single-subscriber")
+        );
+        assert!(
+            !is_taken("--fan-out 8 --subscribers 4")
+                && !is_taken("--single-subscriber --fan-out 8")
+        );
     }
 
     #[test]
     fn bytes_of_a_device_are_left_alone() {
-        assert!(arguments("--size 1M").is_touched());
-        assert!(!arguments("--memory stand-in:0").is_touched());
-        assert!(arguments("--memory stand-in:0 --copy").is_touched());
+        assert!(arguments("--size 1M").writes_ends());
+        assert!(!arguments("--memory emulated:0").writes_ends());
+        assert!(arguments("--memory emulated:0 --time-fill").writes_ends());
     }
 }

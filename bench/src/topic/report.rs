@@ -3,11 +3,11 @@
 use serde::Serialize;
 
 use super::Arguments;
-use super::part::Found;
+use super::role::TopicResult;
 use crate::exchange::plan::Wait;
 use crate::exchange::plan::name_of;
-use crate::party::Done;
 use crate::report::Common;
+use crate::worker_group::WorkerResult;
 use command::histogram::Histogram;
 use command::stages::Stage;
 
@@ -28,7 +28,7 @@ impl Latency {
 }
 
 /// What all readers found of a topic.
-pub(super) fn of_topic(results: &[Done], topic: usize) -> Histogram {
+pub(super) fn of_topic(results: &[WorkerResult], topic: usize) -> Histogram {
     let mut all = Histogram::default();
     for found in found(results) {
         if let Some(samples) = found.topics.get(topic) {
@@ -38,11 +38,11 @@ pub(super) fn of_topic(results: &[Done], topic: usize) -> Histogram {
     all
 }
 
-pub(super) fn found(results: &[Done]) -> impl Iterator<Item = &Found> {
+pub(super) fn found(results: &[WorkerResult]) -> impl Iterator<Item = &TopicResult> {
     results.iter().filter_map(|done| done.found.as_ref())
 }
 
-pub(super) fn stages(results: &[Done]) -> Vec<Latency> {
+pub(super) fn stages(results: &[WorkerResult]) -> Vec<Latency> {
     let of_stage = |stage: Stage| {
         let mut all = Histogram::default();
         found(results).for_each(|found| all.merge(&found.stages[stage as usize]));
@@ -57,8 +57,8 @@ pub(super) fn slowest<'a>(stages: impl Iterator<Item = (&'a str, f64)>) -> Optio
 }
 
 /// The way by which messages came.
-pub(super) fn way(results: &[Done]) -> String {
-    found(results).map(|found| found.way.clone()).find(|way| !way.is_empty()).unwrap_or_default()
+pub(super) fn path(results: &[WorkerResult]) -> String {
+    found(results).map(|found| found.path.clone()).find(|path| !path.is_empty()).unwrap_or_default()
 }
 
 /// What all measurements tell; readers waited so.

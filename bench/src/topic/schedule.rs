@@ -6,28 +6,28 @@ use serde::{Deserialize, Serialize};
 use super::ROUNDS;
 
 /// Messages of a round that is compared in full.
-pub(super) const PROOFS: u64 = 2;
+pub(super) const VERIFIED_MESSAGES: u64 = 2;
 /// Messages before the first that counts.
 pub(super) const WARMUP: u64 = 5;
 /// The same, where messages lie already where they are read.
-pub(super) const MORE_WARMUP: u64 = 1000;
+pub(super) const INTRA_NODE_WARMUP: u64 = 1000;
 
 /// What a turn is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum What {
+pub(super) enum TurnTarget {
     /// Messages of the topic with this number.
     Topic(usize),
     /// Entries of a queue alone.
     Queue,
     /// It is somebody else's turn: readers sleep until they are woken.
-    Rest,
+    Pause,
 }
 
 /// What messages of a turn are for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Round {
     /// All their bytes are written and compared; nothing is timed.
-    Proof,
+    Verify,
     /// As those that are timed, but not counted.
     Warmup,
     /// Timed, one at a time.
@@ -39,18 +39,18 @@ pub(super) enum Round {
 /// So many messages in a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Turn {
-    pub(super) what: What,
+    pub(super) what: TurnTarget,
     pub(super) round: Round,
     pub(super) count: u64,
 }
 
 impl Turn {
-    pub(super) fn new(what: What, round: Round, count: u64) -> Self {
+    pub(super) fn new(what: TurnTarget, round: Round, count: u64) -> Self {
         Self { what, round, count }
     }
 
     pub(super) fn rest() -> Self {
-        Self::new(What::Rest, Round::Warmup, 0)
+        Self::new(TurnTarget::Pause, Round::Warmup, 0)
     }
 }
 
@@ -64,8 +64,8 @@ pub(super) fn in_turn<T: Copy>(all: &[T]) -> impl Iterator<Item = T> + '_ {
 
 /// How many messages of a schedule are compared in full.
 pub(super) fn compared(schedule: &[Turn]) -> u64 {
-    let proofs = schedule.iter().filter(|turn| turn.round == Round::Proof);
-    proofs.map(|turn| turn.count).sum()
+    let verify_turns = schedule.iter().filter(|turn| turn.round == Round::Verify);
+    verify_turns.map(|turn| turn.count).sum()
 }
 
 #[cfg(test)]

@@ -1,36 +1,39 @@
 //! `fabricast bench transfer`: puts and gets between the memories of two processes, beside a
 //! raw copy in one.
 
-mod links;
-mod raw;
+mod link_counters;
+mod memcpy_baseline;
 mod report;
 mod side;
 
 use std::time::Duration;
 
-use gpu::{Block, BlocksBy, Device, DeviceName, Implementation};
+use gpu::{Block, CopyMethod, Device, DeviceName, Implementation};
 use serde::{Deserialize, Serialize};
 use transfer::path::{Operation, Policy};
 use transfer::{Agent, PeerId, Route};
 
-use links::Watched;
-use raw::Raw;
-use report::Found;
-use side::{ANSWER, END, FILL, FIRST, PROOF, Side, TIMED, Wire, heard, notice, start};
+use link_counters::LinkCounterSample;
+use memcpy_baseline::MemcpyBaseline;
+use report::TransferMetrics;
+use side::{
+    ANSWER, END, FILL, FabricSettings, INITIATOR_LABEL, Side, TIMED, VERIFY, next_notice, notice,
+    start,
+};
 pub(super) use side::{Target, serve};
 
-use super::cores::of_two;
-use super::party::{Party, Task, leave, now, take};
+use super::cores::core_pair;
 use super::report::{Common, Report, median};
+use super::worker_group::{Task, WorkerGroup, leave, now, take};
 use command::exit::{Exit, Failure};
 use command::histogram::Histogram;
 use command::size;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// Measurements of ours and of the rival's that are made in turn.
 const ROUNDS: usize = 11;
 /// Times that everything is filled anew, moved and compared.
-const PROOFS: u64 = 4;
+const VERIFY_ROUNDS: u64 = 4;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
@@ -46,7 +49,7 @@ enum Direction {
 #[serde(rename_all = "lowercase")]
 enum Source {
     /// Allocated to be shared, as pools are
-    Shared,
+    SharedSegment,
     /// As cudaMalloc does
     Plain,
     /// Of the host, in a segment that both can map; --from and --to say which side
@@ -55,7 +58,7 @@ enum Source {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
-enum Rival {
+enum Baseline {
     /// A copy and a wait for it, in one process that has both memories
     Memcpy,
 }
@@ -67,7 +70,7 @@ enum Rival {
 /// object.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// The device of the process that begins it [default: cuda:0 if there is one, else stand-in:0]
+    /// The device of the process that begins it [default: cuda:0 if there is one, else emulated:0]
     #[arg(long, value_name = "DEVICE")]
     from: Option<DeviceName>,
     /// The device of the other process [default: the next one, if there is one]
@@ -96,16 +99,16 @@ pub(crate) struct Arguments {
     /// shared among them
     #[arg(long, value_name = "N", default_value = "1", requires = "fabric", value_parser = clap::value_parser!(u8).range(1..=8))]
     rails: u8,
-    /// Take each other for remote, so that the bytes go by the fabric
+    /// Treat the peer as remote, so that data goes over the fabric
     #[arg(long, requires = "fabric")]
     remote: bool,
-    /// Measure this beside it, in turn
+    /// Interleave with this baseline
     #[arg(long, value_enum)]
-    rival: Option<Rival>,
+    baseline: Option<Baseline>,
     /// Read the counters of links and network interfaces before and after, and print which
     /// carried how much
     #[arg(long)]
-    prove: bool,
+    link_counters: bool,
     /// Start the other process in PID, IPC, mount and network namespaces of its own
     #[arg(long)]
     isolated: bool,
@@ -132,7 +135,7 @@ fn devices(arguments: &Arguments) -> Result<(Device, DeviceName), Failure> {
 
 pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let (from, to) = devices(arguments)?;
-    let [first, second] = of_two(arguments.cores.as_deref())?;
+    let [first, second] = core_pair(arguments.cores.as_deref())?;
     let Some(length) = arguments.size.checked_mul(arguments.batch) else {
         return Err(Failure::new(Exit::Usage, "--size times --batch is more than can be"));
     };
@@ -142,17 +145,17 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let of_host = [from.name(), to].into_iter().filter(|name| is_of_host(*name)).count() as u64;
     let remedy = "Use a smaller --size or --batch";
     command::memory::check("measure a transfer", length.saturating_mul(of_host), remedy)?;
-    let mut party = Party::new(1)?;
+    let mut party = WorkerGroup::new(1)?;
     let directory = party.directory().to_owned();
     if arguments.isolated {
         party.isolate();
     }
-    let wire = Wire {
+    let wire = FabricSettings {
         provider: arguments.fabric.clone(),
         rails: arguments.rails.into(),
-        takes_all_for_remote: arguments.remote,
+        treat_as_remote: arguments.remote,
     };
-    let mut agent = start(FIRST, &directory, &wire)?;
+    let mut agent = start(INITIATOR_LABEL, &directory, &wire)?;
     leave(&directory, "card", &agent.card().encode()?)?;
     let side = Side::new(&agent, &from, arguments.memory, length)?;
     let target = Target {
@@ -162,13 +165,13 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         memory: arguments.memory,
         wire,
     };
-    party.invite(&[(Task::Transfer(target), second)])?;
+    party.start_workers(&[(Task::Transfer(target), second)])?;
     if let Some(core) = first {
         crate::process::pin(core)?;
     }
     let (card, descriptor): (Vec<u8>, Vec<u8>) = take(&directory, "target")?;
-    let peer = agent.connect(&card, PATIENCE)?;
-    let joined = agent.join(peer, &side.region, &descriptor, &Policy::default(), PATIENCE);
+    let peer = agent.connect(&card, TIMEOUT)?;
+    let joined = agent.join(peer, &side.region, &descriptor, &Policy::default(), TIMEOUT);
     let route = joined?;
     if arguments.explain {
         command::text::print(&format!("{}\n", route.choice()))?;
@@ -224,24 +227,24 @@ struct Run {
 impl Run {
     fn tell(&mut self, tag: u64, number: u64) -> Result<(), Failure> {
         let token = self.agent.notify(self.peer, notice(tag, number)?)?;
-        Ok(self.agent.wait(token, PATIENCE).map(drop)?)
+        Ok(self.agent.wait(token, TIMEOUT).map(drop)?)
     }
 
     fn ask(&mut self, tag: u64, number: u64) -> Result<u64, Failure> {
         self.tell(tag, number)?;
-        heard(&mut self.agent).map(|(_, answer)| answer)
+        next_notice(&mut self.agent).map(|(_, answer)| answer)
     }
 
     /// One request. Nanoseconds until it is done here, and until the other side knows.
-    fn once(&mut self, by: BlocksBy) -> Result<(u64, u64), Failure> {
+    fn once(&mut self, by: CopyMethod) -> Result<(u64, u64), Failure> {
         let begun = now();
         let is_put = self.operation == Operation::Put;
         let notice = is_put.then(|| notice(TIMED, begun)).transpose()?;
         let token = self.agent.begin(self.operation, &self.route, &self.blocks, notice, by);
-        self.agent.wait(token?, PATIENCE)?;
+        self.agent.wait(token?, TIMEOUT)?;
         let done = now() - begun;
         self.moved += self.length;
-        let seen = if is_put { heard(&mut self.agent)?.1 } else { done };
+        let seen = if is_put { next_notice(&mut self.agent)?.1 } else { done };
         Ok((done, seen))
     }
 
@@ -250,16 +253,17 @@ impl Run {
         arguments: &Arguments,
         from: &Device,
         to: DeviceName,
-    ) -> Result<Report<Found>, Failure> {
-        let rival = arguments.rival.map(|_| Raw::new(from, to, self.operation, self.length));
-        let rival = rival.transpose()?;
+    ) -> Result<Report<TransferMetrics>, Failure> {
+        let baseline =
+            arguments.baseline.map(|_| MemcpyBaseline::new(from, to, self.operation, self.length));
+        let baseline = baseline.transpose()?;
         // Pages that nobody touched yet, clocks that are low yet.
         self.side.fill(0, self.length)?;
         for _ in 0..3 {
-            self.once(BlocksBy::Best)?;
-            rival.as_ref().map(Raw::once).transpose()?;
+            self.once(CopyMethod::Best)?;
+            baseline.as_ref().map(MemcpyBaseline::once).transpose()?;
         }
-        let watched = arguments.prove.then(|| Watched::begin(from, to));
+        let counters = arguments.link_counters.then(|| LinkCounterSample::begin(from, to));
         self.moved = 0;
         let mut samples = Histogram::default();
         let (mut ours, mut done, mut theirs, mut ratios) = (vec![], vec![], vec![], vec![]);
@@ -269,7 +273,7 @@ impl Run {
             for turn in 0..2 {
                 if (turn + round) % 2 == 0 {
                     for _ in 0..each {
-                        let (until_done, until_seen) = self.once(BlocksBy::Best)?;
+                        let (until_done, until_seen) = self.once(CopyMethod::Best)?;
                         let time = match self.operation {
                             Operation::Put => until_seen,
                             Operation::Get => until_done,
@@ -278,10 +282,10 @@ impl Run {
                         mine.push(time);
                         done.push(until_done);
                     }
-                } else if let Some(rival) = &rival {
+                } else if let Some(baseline) = &baseline {
                     for _ in 0..each {
-                        raw.push(rival.once()?);
-                        if arguments.prove {
+                        raw.push(baseline.once()?);
+                        if arguments.link_counters {
                             self.moved += self.length;
                         }
                     }
@@ -293,11 +297,11 @@ impl Run {
             ours.extend(mine);
             theirs.extend(raw);
         }
-        let carried = watched.map(|watched| watched.end(self.moved));
+        let carried = counters.map(|counters| counters.end(self.moved));
         let mut single = vec![];
         if self.blocks.len() > 1 {
             for _ in 0..3 {
-                single.push(self.once(BlocksBy::Loop)?.0);
+                single.push(self.once(CopyMethod::CopyEngine)?.0);
             }
         }
         let verified = self.prove()?;
@@ -315,7 +319,7 @@ impl Run {
             verified,
             ..Common::of(&samples, 1.0)
         };
-        let found = Found {
+        let found = TransferMetrics {
             peer: to.to_string(),
             fabric: arguments.fabric.clone(),
             rails: arguments.fabric.as_ref().map(|_| arguments.rails),
@@ -326,13 +330,13 @@ impl Run {
             emulated: [from.name(), to].iter().any(|it| it.implementation != Implementation::Cuda),
             fallback: self.route.fallback(),
             isolated: arguments.isolated,
-            done_p50_us: middle(&done).unwrap_or(f64::NAN) / 1e3,
-            rival: arguments.rival,
-            rival_p50_us: theirs.map(|time| time / 1e3),
-            rival_gb_per_s: theirs.map(rate),
+            local_completion_p50_us: middle(&done).unwrap_or(f64::NAN) / 1e3,
+            baseline: arguments.baseline,
+            baseline_p50_us: theirs.map(|time| time / 1e3),
+            baseline_gb_per_s: theirs.map(rate),
             ratio: middle(&ratios).map(|ratio| ratio / 1e6),
             loop_gb_per_s: middle(&single).map(rate),
-            carried,
+            links: carried,
         };
         Ok(Report::new(common, found))
     }
@@ -340,22 +344,22 @@ impl Run {
     /// Fills, moves and compares all of it.
     fn prove(&mut self) -> Result<bool, Failure> {
         let mut is_right = true;
-        for number in 1..=PROOFS {
+        for number in 1..=VERIFY_ROUNDS {
             match self.operation {
                 Operation::Put => {
                     let sum = self.side.fill(number, self.length)?;
                     // At the other side all of it is to be there with the notice.
-                    let tell = Some(notice(PROOF, sum)?);
+                    let tell = Some(notice(VERIFY, sum)?);
                     let token = self.agent.put(&self.route, &self.blocks, tell);
                     let token = token?;
-                    self.agent.wait(token, PATIENCE)?;
-                    is_right &= heard(&mut self.agent)? == (ANSWER, sum);
+                    self.agent.wait(token, TIMEOUT)?;
+                    is_right &= next_notice(&mut self.agent)? == (ANSWER, sum);
                 }
                 Operation::Get => {
                     let sum = self.ask(FILL, number)?;
                     let token = self.agent.get(&self.route, &self.blocks, None);
                     let token = token?;
-                    self.agent.wait(token, PATIENCE)?;
+                    self.agent.wait(token, TIMEOUT)?;
                     is_right &= self.side.checksum(self.length)? == sum;
                 }
             }

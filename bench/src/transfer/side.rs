@@ -5,13 +5,13 @@ use std::time::Instant;
 
 use fabric::{Caps, EndpointKind, Query};
 use gpu::{Device, DeviceName, Memory, Stream};
-use ipc::Spin;
+use ipc::WaitStrategy;
 use serde::{Deserialize, Serialize};
 use transfer::{Agent, AgentOptions, Event, HostBuffer, Notice, Region, Rights};
 
-use super::{PATIENCE, Source};
-use crate::local;
-use crate::party::{Done, Shared, leave, now, take};
+use super::{Source, TIMEOUT};
+use crate::local_offers;
+use crate::worker_group::{SharedSegment, WorkerResult, leave, now, take};
 use command::exit::Failure;
 use command::histogram::Histogram;
 
@@ -19,7 +19,7 @@ use command::histogram::Histogram;
 /// Timed; the data is when it was begun.
 pub(super) const TIMED: u64 = 1;
 /// Moved to be compared; the data is the checksum.
-pub(super) const PROOF: u64 = 2;
+pub(super) const VERIFY: u64 = 2;
 /// To be filled with the pattern of this number.
 pub(super) const FILL: u64 = 3;
 /// It is as was asked; the data is the checksum, or 0 if it is not.
@@ -34,7 +34,7 @@ pub(crate) struct Target {
     pub(super) device: String,
     pub(super) length: u64,
     pub(super) memory: Source,
-    pub(super) wire: Wire,
+    pub(super) wire: FabricSettings,
 }
 
 /// What a side moves bytes from and to.
@@ -53,7 +53,7 @@ impl Side {
         length: u64,
     ) -> Result<Self, Failure> {
         let memory = match source {
-            Source::Shared => Some(device.allocate_shared(length, &[])?),
+            Source::SharedSegment => Some(device.allocate_shared(length, &[])?),
             Source::Plain => Some(device.allocate(length)?),
             Source::Host => None,
         };
@@ -69,8 +69,8 @@ impl Side {
 
     /// Fills all of it, differently for each number, and gives its checksum.
     pub(super) fn fill(&self, number: u64, length: u64) -> Result<u64, Failure> {
-        const SPOT: u64 = 64 << 10;
-        let spot = SPOT.min(length);
+        const PATTERN_BYTES: u64 = 64 << 10;
+        let spot = PATTERN_BYTES.min(length);
         let bytes: Vec<u8> = (0..spot).map(|at| ((at * at + 31 * number) >> 3) as u8).collect();
         let places = [0, (length - spot) / 2, length - spot];
         let byte = (number * 37 + 1) as u8;
@@ -79,7 +79,7 @@ impl Side {
             let filled = filled.and_then(|()| {
                 places
                     .into_iter()
-                    .try_for_each(|at| stream.upload(&memory.slice(at, spot)?, &bytes, PATIENCE))
+                    .try_for_each(|at| stream.upload(&memory.slice(at, spot)?, &bytes, TIMEOUT))
             });
             filled?;
         }
@@ -96,7 +96,7 @@ impl Side {
     pub(super) fn checksum(&self, length: u64) -> Result<u64, Failure> {
         if let (Some(memory), Some(stream)) = (&self.memory, &self.stream) {
             let range = memory.slice(0, length)?;
-            return Ok(stream.checksum(&range, PATIENCE)?);
+            return Ok(stream.checksum(&range, TIMEOUT)?);
         }
         let mut bytes = vec![0; length as usize];
         if let Some(host) = &self.host {
@@ -111,20 +111,22 @@ pub(super) fn notice(tag: u64, number: u64) -> Result<Notice, Failure> {
 }
 
 /// What the two are called.
-pub(super) const FIRST: &str = "the one that begins";
-const SECOND: &str = "the other one";
+pub(super) const INITIATOR_LABEL: &str = "initiator";
+const TARGET_LABEL: &str = "target";
 
 /// The next notice; what else happens does not matter here.
-pub(super) fn heard(agent: &mut Agent) -> Result<(u64, u64), Failure> {
+pub(super) fn next_notice(agent: &mut Agent) -> Result<(u64, u64), Failure> {
     loop {
-        match agent.next_event(PATIENCE)? {
+        match agent.next_event(TIMEOUT)? {
             Event::Notice { notice, .. } => {
                 let number = notice.data().try_into().map(u64::from_le_bytes);
                 return Ok((notice.tag, number.unwrap_or_default()));
             }
             // Others may come to look, and leave again.
-            Event::Left { label, .. } if [FIRST, SECOND].contains(&label.as_str()) => {
-                return Err(Failure::failed(format!("{label} is gone")));
+            Event::Left { label, .. }
+                if [INITIATOR_LABEL, TARGET_LABEL].contains(&label.as_str()) =>
+            {
+                return Err(Failure::failed(format!("{label} has left")));
             }
             _ => {}
         }
@@ -133,20 +135,25 @@ pub(super) fn heard(agent: &mut Agent) -> Result<(u64, u64), Failure> {
 
 /// A fabric that the two have beside what they share, or instead of it.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
-pub(super) struct Wire {
+pub(super) struct FabricSettings {
     pub(super) provider: Option<String>,
     pub(super) rails: usize,
-    pub(super) takes_all_for_remote: bool,
+    pub(super) treat_as_remote: bool,
 }
 
-pub(super) fn start(label: &str, directory: &Path, wire: &Wire) -> Result<Agent, Failure> {
-    let mut options = AgentOptions::new(label).directory(directory).waiting(Spin::Always);
-    if wire.takes_all_for_remote {
-        options = options.take_all_for_remote();
+pub(super) fn start(
+    label: &str,
+    directory: &Path,
+    wire: &FabricSettings,
+) -> Result<Agent, Failure> {
+    let mut options =
+        AgentOptions::new(label).directory(directory).wait_strategy(WaitStrategy::Busy);
+    if wire.treat_as_remote {
+        options = options.force_remote();
     }
     if let Some(provider) = &wire.provider {
         let query = Query::new(EndpointKind::Rdm).caps(Caps::MESSAGE | Caps::RMA);
-        let offer = local::first(&query.provider(provider))?;
+        let offer = local_offers::first(&query.provider(provider))?;
         options = (0..wire.rails).fold(options, |options, _| options.fabric(&offer));
     }
     Ok(Agent::start(options)?)
@@ -154,23 +161,23 @@ pub(super) fn start(label: &str, directory: &Path, wire: &Wire) -> Result<Agent,
 
 /// What the other process does.
 pub(crate) fn serve(
-    _shared: &Shared,
+    _shared: &SharedSegment,
     target: &Target,
     ready: impl FnOnce() -> Result<(), Failure>,
-) -> Result<Done, Failure> {
+) -> Result<WorkerResult, Failure> {
     let name: DeviceName = target.device.parse()?;
     let device = Device::open(name)?;
-    let mut agent = start(SECOND, &target.directory, &target.wire)?;
+    let mut agent = start(TARGET_LABEL, &target.directory, &target.wire)?;
     let side = Side::new(&agent, &device, target.memory, target.length)?;
     let (card, region) = (agent.card().encode()?, side.region.descriptor().encode()?);
     leave(&target.directory, "target", &(card, region))?;
     let card: Vec<u8> = take(&target.directory, "card")?;
-    let peer = agent.connect(&card, PATIENCE)?;
+    let peer = agent.connect(&card, TIMEOUT)?;
     ready()?;
     let mut samples = Histogram::default();
     let (mut verified, mut iterations, start) = (true, 0, Instant::now());
     loop {
-        let (tag, number) = heard(&mut agent)?;
+        let (tag, number) = next_notice(&mut agent)?;
         let answer = match tag {
             TIMED => {
                 let took = now().saturating_sub(number);
@@ -178,7 +185,7 @@ pub(crate) fn serve(
                 iterations += 1;
                 took
             }
-            PROOF => {
+            VERIFY => {
                 let sum = side.checksum(target.length)?;
                 verified &= sum == number;
                 sum
@@ -187,13 +194,13 @@ pub(crate) fn serve(
             _ => break,
         };
         let token = agent.notify(peer, notice(ANSWER, answer)?)?;
-        agent.wait(token, PATIENCE)?;
+        agent.wait(token, TIMEOUT)?;
     }
-    Ok(Done {
+    Ok(WorkerResult {
         samples,
         elapsed: start.elapsed().as_nanos() as u64,
         iterations,
         verified,
-        ..Done::default()
+        ..WorkerResult::default()
     })
 }

@@ -53,7 +53,7 @@ int main(int count, char **arguments)
         about.number = number;
         check(fabricast_loan_set_metadata(loan, &about, sizeof about));
         check(fabricast_loan_publish(loan, FABRICAST_SECONDS(30), &sent, sizeof sent));
-        readers += (unsigned long)sent.readers;
+        readers += (unsigned long)sent.subscribers;
     }
     check(fabricast_publisher_flush(publisher, FABRICAST_SECONDS(30)));
     check(fabricast_publisher_close(publisher));

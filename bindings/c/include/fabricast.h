@@ -50,21 +50,21 @@ typedef int32_t fabricast_status;
 #define FABRICAST_OK 0
 #define FABRICAST_E_FAILED (-1)            /* something below failed: see the message */
 #define FABRICAST_E_INVALID_ARGUMENT (-2)  /* an argument that can never be right */
-#define FABRICAST_E_SETTINGS_DIFFER (-3)   /* the topic exists with other settings */
-#define FABRICAST_E_UNKNOWN (-4)           /* no such topic, node or device */
+#define FABRICAST_E_SETTINGS_DIFFER (-3)   /* topic exists with other settings */
+#define FABRICAST_E_NOT_FOUND (-4)           /* topic, node or device not found */
 #define FABRICAST_E_OVER_BUDGET (-5)       /* the budget does not allow it */
 #define FABRICAST_E_TOO_LONG (-6)          /* longer than the topic's largest message */
-#define FABRICAST_E_TOO_MANY (-7)          /* there is no place for one more */
-#define FABRICAST_E_WOULD_BLOCK (-8)       /* nothing there, or no room, and no waiting */
-#define FABRICAST_E_DEADLINE_EXCEEDED (-9) /* the time is over */
+#define FABRICAST_E_TOO_MANY (-7)          /* a limit on the number of objects is reached */
+#define FABRICAST_E_WOULD_BLOCK (-8)       /* no message or no room, and the call does not wait */
+#define FABRICAST_E_DEADLINE_EXCEEDED (-9) /* timeout expired */
 #define FABRICAST_E_EVICTED (-10)          /* evicted: it held samples for too long */
 #define FABRICAST_E_DENIED (-11)           /* not allowed to use this node */
-#define FABRICAST_E_MALFORMED (-12)        /* bytes from outside that are no good */
+#define FABRICAST_E_MALFORMED (-12)        /* received or stored data is malformed */
 #define FABRICAST_E_VERSION_MISMATCH (-13) /* the other side speaks another version */
 #define FABRICAST_E_CLOSED (-14)           /* the node, or the handle meanwhile, was closed */
 #define FABRICAST_E_FORKED (-15)           /* the handle is the parent process's */
 #define FABRICAST_E_BAD_HANDLE (-16)       /* not an open handle of this kind */
-#define FABRICAST_E_PANICKED (-17)         /* a fault in the library itself */
+#define FABRICAST_E_PANICKED (-17)         /* internal error (panic) in the library */
 #define FABRICAST_E_POISONED (-18)         /* its publisher was lost before it was written */
 #define FABRICAST_E_TOO_MANY_LOANS (-19)   /* the publisher has all that it may have */
 #define FABRICAST_E_TOO_MANY_SAMPLES (-20) /* the subscriber holds all that it may hold */
@@ -137,7 +137,7 @@ typedef int64_t fabricast_timeout;
  * fabricast_loan_memory, _write and _set_metadata, which have no timeout, while they wait for another
  * thread that publishes the loan. A handler that runs before
  * the call sleeps is not noticed: between the program's last look and some microseconds after the
- * call began, or at any time with FABRICAST_WAITING_SPIN, by which calls never sleep. A program that
+ * call began, or at any time with FABRICAST_WAITING_BUSY, by which calls never sleep. A program that
  * must not miss a signal polls the descriptor (fabricast_subscriber_descriptor) together with one
  * that its handler writes to, or waits for a second at a time.
  */
@@ -151,11 +151,11 @@ typedef int64_t fabricast_timeout;
 typedef struct fabricast_node fabricast_node;
 
 #define FABRICAST_SERVICE_EMBEDDED 0 /* this process serves the node if none does */
-#define FABRICAST_SERVICE_OUTSIDE 1  /* another process always does */
+#define FABRICAST_SERVICE_EXTERNAL 1  /* another process always does */
 
 #define FABRICAST_WAITING_ADAPTIVE 0 /* look for some microseconds, then sleep */
-#define FABRICAST_WAITING_SPIN 1     /* look all the time: a whole core, lowest latency */
-#define FABRICAST_WAITING_SLEEP 2    /* sleep at once */
+#define FABRICAST_WAITING_BUSY 1     /* look all the time: a whole core, lowest latency */
+#define FABRICAST_WAITING_BLOCK 2    /* sleep at once */
 
 /* Fill it with fabricast_node_options_init, then change what is to be another way. */
 typedef struct fabricast_node_options {
@@ -204,7 +204,7 @@ fabricast_status fabricast_node_identity(fabricast_node *node, const char **iden
 fabricast_status fabricast_node_directory(fabricast_node *node, const char **directory);
 
 /*
- * Who is at the node, and what goes on: an array of rows in JSON, of which the first is the
+ * Processes, topics and peers of the node: a JSON array of rows, the first of which is the
  * node's. By a member; or by anybody, with NULL for the usual directory. Free the text with
  * fabricast_text_free.
  */
@@ -224,7 +224,7 @@ typedef struct fabricast_topic fabricast_topic;
 /* Fill it with fabricast_topic_settings_init, then change what is to be another way. */
 typedef struct fabricast_topic_settings {
     size_t size;              /* of this structure, as the caller knows it */
-    const char *memory;       /* "host", "cuda:0", ..., "stand-in:0"; NULL: "host" */
+    const char *memory;       /* "host", "cuda:0", ..., "emulated:0"; NULL: "host" */
     uint64_t largest;         /* bytes of the longest message */
     int64_t release_deadline; /* a subscriber is evicted that holds a message for longer
                                  while it is in the way, in nanoseconds */
@@ -255,7 +255,7 @@ fabricast_status fabricast_topic_settings_of(fabricast_topic *topic,
 
 /* ---------------------------------------------------------------------- publishers */
 
-/* One who publishes. Its messages come to every subscriber in order. */
+/* A publisher. Every subscriber receives its messages in order. */
 typedef struct fabricast_publisher fabricast_publisher;
 
 fabricast_status fabricast_publisher_open(fabricast_topic *topic,
@@ -271,7 +271,7 @@ fabricast_status fabricast_publisher_subscribers(fabricast_publisher *publisher,
                                                  uint64_t *count);
 
 /* Waits until a message that is published now would come to so many, on this node. */
-fabricast_status fabricast_publisher_wait(fabricast_publisher *publisher, uint64_t count,
+fabricast_status fabricast_publisher_wait_for_subscribers(fabricast_publisher *publisher, uint64_t count,
                                           fabricast_timeout timeout);
 
 typedef struct fabricast_publisher_counters {
@@ -333,7 +333,7 @@ fabricast_status fabricast_loan_memory(fabricast_loan *loan, void **address, siz
 fabricast_status fabricast_loan_write(fabricast_loan *loan, size_t offset, const void *data,
                                       size_t length);
 
-#define FABRICAST_MOST_METADATA 256
+#define FABRICAST_MAX_METADATA 256
 
 /* Attaches bytes of the caller's to the message. */
 fabricast_status fabricast_loan_set_metadata(fabricast_loan *loan, const void *data,
@@ -343,8 +343,8 @@ fabricast_status fabricast_loan_set_metadata(fabricast_loan *loan, const void *d
 
 typedef struct fabricast_sent {
     uint64_t position; /* among all messages of the topic on this node;
-                          FABRICAST_NO_POSITION: nobody wanted it, or it was dropped */
-    uint64_t readers;  /* how many it was delivered to, on this node */
+                          FABRICAST_NO_POSITION: no subscriber, or dropped */
+    uint64_t subscribers;  /* subscribers of this node that it was delivered to */
     uint64_t dropped;  /* 1: there was no room, and the topic is one that drops */
 } fabricast_sent;
 
@@ -362,7 +362,7 @@ fabricast_status fabricast_loan_discard(fabricast_loan *loan);
 
 /* --------------------------------------------------------------------- subscribers */
 
-/* One who reads all that is published from its beginning on. */
+/* A subscriber: receives every message published after it was opened. */
 typedef struct fabricast_subscriber fabricast_subscriber;
 
 /* A message that is held: its memory stays, and nobody writes there. */
@@ -384,7 +384,7 @@ fabricast_status fabricast_subscriber_pull(fabricast_subscriber *subscriber,
                                             on the node that they would have come from */
 #define FABRICAST_EVENT_PUBLISHER_LOST 2 /* publisher died */
 #define FABRICAST_EVENT_EVICTED 3        /* the subscriber was evicted, after held_for */
-#define FABRICAST_EVENT_PUBLISHER_LOST_ELSEWHERE 4 /* publisher of another node died, as that node
+#define FABRICAST_EVENT_REMOTE_PUBLISHER_LOST 4 /* publisher of another node died, as that node
                                                       says; never told if all of it ended */
 
 typedef struct fabricast_event {
@@ -480,7 +480,7 @@ fabricast_status fabricast_sample_release(fabricast_sample *sample);
 typedef struct fabricast_stream fabricast_stream;
 
 /*
- * NULL is the device's default stream; on a stand-in, which has none, NULL gives a new one, and
+ * NULL is the device's default stream; on a emulated, which has none, NULL gives a new one, and
  * is all that there is. The default stream of each thread (cudaStreamPerThread) is refused. The
  * stream has to exist until the handle is closed, and is not to be captured meanwhile. Closing
  * the handle waits until the stream is done with what was begun by it, but for ten seconds at

@@ -7,12 +7,12 @@
  * Link with -lfabricast. The whole interface, with sizes, deadlines and metadata, is in
  * fabricast.h; both can be used side by side.
  *
- * Nothing has to be started first: of the processes that use the same directory, one serves
+ * No service has to be started: one of the processes with the same directory serves
  * the others while it is there. What the functions are not told, the environment says:
  *
  *   FABRICAST_DEVICE               (or FABRICAST_TOPIC_MEMORY) whose memory messages lie in:
- *                                  host (if unset), cuda:0, cuda:1, ..., or stand-in:0,
- *                                  which is host memory that plays a device. It says nothing
+ *                                  host (if unset), cuda:0, cuda:1, ..., or emulated:0,
+ *                                  a device emulated in host memory. It says nothing
  *                                  of the pointers that are pushed
  *   FABRICAST_TOPIC_LARGEST        the largest message of a topic: 16M if unset
  *   FABRICAST_TOPIC_DEPTH          messages that may wait to be read: 16 if unset
@@ -28,7 +28,7 @@
  *   FABRICAST_BUDGET_DEVICE        of each device's memory: if unset, a quarter and a half
  *   FABRICAST_SERVICE              embedded (if unset): a process serves the others if none
  *                                  does; outside: only a service that was started by hand
- *   FABRICAST_PATIENCE             how many seconds to look for the others: 20 if unset
+ *   FABRICAST_SERVICE_TIMEOUT             how many seconds to look for the others: 20 if unset
  *   FABRICAST_LABEL                what the process is called in reports
  *   FABRICAST_LISTEN, _PEERS,      how the node is connected to others, by the process that
  *   _RENDEZVOUS, _NODE_NAME,       serves it, as fabricast_node_options of fabricast.h has it
@@ -79,7 +79,7 @@ int publisher_push(rgaps_publisher_t *publisher, size_t message_size,
  */
 int publisher_wait(rgaps_publisher_t *publisher, size_t subscribers, int milliseconds);
 
-/* Publishes no more. What was published stays until it was read. NULL is allowed. */
+/* Closes the publisher. Published messages stay until they are read. NULL is allowed. */
 void publisher_destroy(rgaps_publisher_t *publisher);
 
 /* Reads what is published on a topic from now on, and makes the topic if nobody has. NULL if
@@ -104,7 +104,7 @@ void *subscriber_pull_within(rgaps_subscriber_t *subscriber, int milliseconds);
 /* How many bytes the message has that was pulled last. 0 if there is none, or it has none. */
 size_t subscriber_message_size(rgaps_subscriber_t *subscriber);
 
-/* Reads no more, and ends a subscriber_pull that waits in another thread. NULL is allowed. */
+/* Closes the subscriber, and wakes a subscriber_pull in another thread. NULL is allowed. */
 void subscriber_destroy(rgaps_subscriber_t *subscriber);
 
 #ifdef __cplusplus

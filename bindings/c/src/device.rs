@@ -3,15 +3,15 @@
 
 use std::ffi::CStr;
 
-use gpu::{Allocator, Attributes, Device, Implementation, Memory, Slice, Stream};
-use pubsub::MemoryPlace;
+use gpu::{Allocator, Device, Implementation, Memory, PointerAttributes, Slice, Stream};
+use pubsub::MemoryLocation;
 
-use crate::boundary::Range;
 use crate::failure::{Failure, Result};
+use crate::ffi::CallerRange;
 
 /// What lies at an address.
 #[derive(Debug)]
-pub(crate) enum Found<'a> {
+pub(crate) enum CallerMemory<'a> {
     /// Bytes of the host's.
     Host(&'a [u8]),
     /// Memory of a device.
@@ -19,18 +19,18 @@ pub(crate) enum Found<'a> {
 }
 
 /// Where a caller's memory lies.
-enum Place {
+enum PointerKind {
     /// Unknown to all drivers: on the host, or not mapped.
-    Unknown,
+    Unregistered,
     /// On the host, registered with or allocated by a driver.
     Registered,
     Device(Device),
 }
 
 /// Asks the drivers that are in this process; CUDA is not loaded for that.
-fn place(operation: &'static CStr, range: &Range<'_>) -> Result<Place> {
+fn place(operation: &'static CStr, range: &CallerRange<'_>) -> Result<PointerKind> {
     let (address, length) = (range.address(), range.length() as u64);
-    let Some(found) = Attributes::of(address) else { return Ok(Place::Unknown) };
+    let Some(found) = PointerAttributes::of(address) else { return Ok(PointerKind::Unregistered) };
     // Memory that was mapped consists of pieces, of which the driver names the first.
     let end = found.base.saturating_add(found.length);
     let is_mapped = matches!(found.allocator, Allocator::Mapped { .. });
@@ -41,27 +41,29 @@ fn place(operation: &'static CStr, range: &Range<'_>) -> Result<Place> {
         return Err(Failure::invalid(operation, detail));
     }
     match (found.allocator, found.device) {
-        (Allocator::Host, _) | (_, None) => Ok(Place::Registered),
-        (_, Some(device)) => Ok(Place::Device(Device::open(device)?)),
+        (Allocator::Host, _) | (_, None) => Ok(PointerKind::Registered),
+        (_, Some(device)) => Ok(PointerKind::Device(Device::open(device)?)),
     }
 }
 
 /// Finds out what is at an address, for a topic with its messages in `memory`.
 pub(crate) fn find<'a>(
-    memory: MemoryPlace,
+    memory: MemoryLocation,
     operation: &'static CStr,
-    range: Range<'a>,
-) -> Result<Found<'a>> {
+    range: CallerRange<'a>,
+) -> Result<CallerMemory<'a>> {
     if range.length() == 0 {
-        return Ok(Found::Host(&[]));
+        return Ok(CallerMemory::Host(&[]));
     }
     match place(operation, &range)? {
-        Place::Device(device) => Ok(Found::Device(foreign(&device, &range))),
-        Place::Registered => Ok(host(range)),
-        Place::Unknown => {
+        PointerKind::Device(device) => Ok(CallerMemory::Device(foreign(&device, &range))),
+        PointerKind::Registered => Ok(host(range)),
+        PointerKind::Unregistered => {
             if is_cuda(memory) && !is_readable(&range) {
-                let detail =
-                    format!("neither the driver nor the system knows {:#x}", range.address());
+                let detail = format!(
+                    "{:#x} is mapped neither by the CUDA driver nor in this process",
+                    range.address()
+                );
                 return Err(Failure::invalid(operation, detail));
             }
             Ok(host(range))
@@ -71,31 +73,31 @@ pub(crate) fn find<'a>(
 
 /// As memory that streams of a topic's device copy from, also after the call.
 pub(crate) fn slice(
-    memory: MemoryPlace,
+    memory: MemoryLocation,
     operation: &'static CStr,
-    range: Range<'_>,
+    range: CallerRange<'_>,
 ) -> Result<Slice> {
-    let MemoryPlace::Device(name) = memory else {
+    let MemoryLocation::Device(name) = memory else {
         return Err(Failure::invalid(operation, "the topic's messages lie on the host"));
     };
     let on_device = match place(operation, &range)? {
-        Place::Device(device) => device,
-        Place::Unknown if is_cuda(memory) && range.length() > 0 => {
+        PointerKind::Device(device) => device,
+        PointerKind::Unregistered if is_cuda(memory) && range.length() > 0 => {
             let detail = "memory of the host that no driver knows: register it (cuMemHostRegister), \
                           or push it without a stream";
             return Err(Failure::invalid(operation, detail));
         }
-        Place::Registered | Place::Unknown => Device::open(name)?,
+        PointerKind::Registered | PointerKind::Unregistered => Device::open(name)?,
     };
     Ok(foreign(&on_device, &range))
 }
 
-fn is_cuda(memory: MemoryPlace) -> bool {
-    matches!(memory, MemoryPlace::Device(name) if name.implementation == Implementation::Cuda)
+fn is_cuda(memory: MemoryLocation) -> bool {
+    matches!(memory, MemoryLocation::Device(name) if name.implementation == Implementation::Cuda)
 }
 
 /// A caller's memory as a device knows it.
-fn foreign(device: &Device, range: &Range<'_>) -> Slice {
+fn foreign(device: &Device, range: &CallerRange<'_>) -> Slice {
     // SAFETY: it is there during the call, or until a stream has come past its copy, as the caller
     // promised, and it is read no longer.
     let memory = unsafe { Memory::foreign(device, range.address(), range.length() as u64, ()) };
@@ -104,7 +106,7 @@ fn foreign(device: &Device, range: &Range<'_>) -> Slice {
 
 /// Can its first and last byte be read? A caller's pointer into a device's address space, of which
 /// the driver knows nothing, is found out so. True where the system does not let itself be asked.
-fn is_readable(range: &Range<'_>) -> bool {
+fn is_readable(range: &CallerRange<'_>) -> bool {
     let last = range.address() + (range.length() as u64 - 1);
     [range.address(), last].into_iter().all(|address| {
         let mut byte = 0_u8;
@@ -119,8 +121,12 @@ fn is_readable(range: &Range<'_>) -> bool {
 }
 
 /// A stream of a topic's device that something else made.
-pub(crate) fn adopt(memory: MemoryPlace, operation: &'static CStr, stream: u64) -> Result<Stream> {
-    let MemoryPlace::Device(name) = memory else {
+pub(crate) fn adopt(
+    memory: MemoryLocation,
+    operation: &'static CStr,
+    stream: u64,
+) -> Result<Stream> {
+    let MemoryLocation::Device(name) = memory else {
         let detail = "the topic's messages lie on the host, where no stream has to do with them";
         return Err(Failure::invalid(operation, detail));
     };
@@ -129,28 +135,28 @@ pub(crate) fn adopt(memory: MemoryPlace, operation: &'static CStr, stream: u64) 
     Ok(unsafe { device.adopt_stream(stream) }?)
 }
 
-fn host(range: Range<'_>) -> Found<'_> {
+fn host(range: CallerRange<'_>) -> CallerMemory<'_> {
     let start = std::ptr::with_exposed_provenance::<u8>(range.address() as usize);
     // SAFETY: not NULL, as its length is not 0, and so many bytes are there, as the range says.
-    Found::Host(unsafe { std::slice::from_raw_parts(start, range.length()) })
+    CallerMemory::Host(unsafe { std::slice::from_raw_parts(start, range.length()) })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn range(bytes: *const u8, length: usize) -> Range<'static> {
+    fn range(bytes: *const u8, length: usize) -> CallerRange<'static> {
         // SAFETY: used as long as the bytes are there.
-        unsafe { Range::from_c(c"test", "pointer", bytes.cast(), length) }.unwrap()
+        unsafe { CallerRange::from_c(c"test", "pointer", bytes.cast(), length) }.unwrap()
     }
 
     #[test]
     fn plain_memory_is_the_hosts_wherever_the_topic_lies() {
         let bytes = *b"from the host";
-        for place in ["host", "stand-in:0", "cuda:0"] {
+        for place in ["host", "emulated:0", "cuda:0"] {
             let range = range(bytes.as_ptr(), bytes.len());
             let found = find(place.parse().unwrap(), c"test", range).unwrap();
-            let Found::Host(found) = found else { panic!("{found:?}") };
+            let CallerMemory::Host(found) = found else { panic!("{found:?}") };
             assert_eq!(found, bytes);
         }
     }
@@ -158,15 +164,15 @@ mod tests {
     #[test]
     fn memory_of_a_device_is_found_whatever_the_topic_says() {
         for number in 0..2 {
-            let device = Device::open(gpu::DeviceName::stand_in(number)).unwrap();
+            let device = Device::open(gpu::DeviceName::emulated(number)).unwrap();
             let memory = device.allocate(1 << 20).unwrap();
             let start = std::ptr::with_exposed_provenance::<u8>(memory.address() as usize);
             let length = memory.length() as usize;
-            for place in ["host", "stand-in:0", "cuda:0"] {
+            for place in ["host", "emulated:0", "cuda:0"] {
                 let place = place.parse().unwrap();
                 let part = range(start.wrapping_add(100), 1000);
                 let found = find(place, c"test", part).unwrap();
-                let Found::Device(slice) = found else { panic!("{found:?}") };
+                let CallerMemory::Device(slice) = found else { panic!("{found:?}") };
                 assert_eq!(slice.length(), 1000);
                 let beyond = range(start.wrapping_add(100), length);
                 let refused = find(place, c"test", beyond).unwrap_err();
@@ -189,8 +195,8 @@ mod tests {
     #[test]
     fn nothing_is_nowhere() {
         // SAFETY: no bytes.
-        let range = unsafe { Range::from_c(c"test", "pointer", std::ptr::null(), 0) };
-        let found = find(MemoryPlace::Host, c"test", range.unwrap()).unwrap();
-        assert!(matches!(found, Found::Host([])));
+        let range = unsafe { CallerRange::from_c(c"test", "pointer", std::ptr::null(), 0) };
+        let found = find(MemoryLocation::Host, c"test", range.unwrap()).unwrap();
+        assert!(matches!(found, CallerMemory::Host([])));
     }
 }

@@ -30,7 +30,7 @@ pub(crate) fn c_text(text: impl Into<String>) -> CString {
 impl Failure {
     pub(crate) fn new(status: Status, operation: &'static CStr, detail: impl fmt::Display) -> Self {
         let (label, tried) = (status.label().to_string_lossy(), operation.to_string_lossy());
-        let message = c_text(format!("{tried}: {label}: {detail}"));
+        let message = c_text(format!("{tried} failed: {label}: {detail}"));
         Self { status, operation: Cow::Borrowed(operation), message: Cow::Owned(message) }
     }
 
@@ -48,7 +48,7 @@ impl Failure {
     }
 
     /// In the words of what failed below.
-    fn below(status: Status, operation: &str, error: &impl fmt::Display) -> Self {
+    fn from_library(status: Status, operation: &str, error: &impl fmt::Display) -> Self {
         let message = Cow::Owned(c_text(error.to_string()));
         Self { status, operation: Cow::Owned(c_text(operation)), message }
     }
@@ -56,7 +56,7 @@ impl Failure {
 
 impl From<pubsub::Error> for Failure {
     fn from(error: pubsub::Error) -> Self {
-        Self::below(error.kind().into(), error.operation(), &error)
+        Self::from_library(error.kind().into(), error.operation(), &error)
     }
 }
 
@@ -70,7 +70,7 @@ impl From<gpu::Error> for Failure {
             Kind::Forked => Status::Forked,
             _ => Status::Failed,
         };
-        Self::below(status, error.operation(), &error)
+        Self::from_library(status, error.operation(), &error)
     }
 }
 
@@ -81,13 +81,13 @@ thread_local! {
 }
 
 /// Keeps it for this thread to ask about.
-pub(crate) fn keep(failure: Failure) {
+pub(crate) fn set_last_error(failure: Failure) {
     // A thread that is ending has nobody left who could ask.
     let _ = LAST.try_with(|last| last.replace(failure));
 }
 
-pub(crate) fn forget() {
-    keep(NONE);
+pub(crate) fn clear_last_error() {
+    set_last_error(NONE);
 }
 
 /// The last one's status.
@@ -118,11 +118,11 @@ mod tests {
     #[test]
     fn what_failed_last_is_known_to_the_thread_that_it_failed_in() {
         assert_eq!(last_status(), Status::Ok);
-        keep(Failure::new(Status::Closed, c"push", "gone"));
+        set_last_error(Failure::new(Status::Closed, c"push", "gone"));
         assert_eq!(last_status(), Status::Closed);
         let other = std::thread::spawn(last_status).join().unwrap();
         assert_eq!(other, Status::Ok);
-        forget();
+        clear_last_error();
         assert_eq!(last_status(), Status::Ok);
     }
 
@@ -139,7 +139,7 @@ mod tests {
 
     #[test]
     fn an_error_of_pubsub_keeps_its_kind_and_its_words() {
-        let error = "elsewhere".parse::<pubsub::MemoryPlace>().unwrap_err();
+        let error = "elsewhere".parse::<pubsub::MemoryLocation>().unwrap_err();
         let text = error.to_string();
         let failure = Failure::from(error);
         assert_eq!(failure.status, Status::InvalidArgument);

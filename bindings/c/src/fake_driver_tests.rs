@@ -6,7 +6,7 @@ use std::ffi::{CStr, c_void};
 use std::path::Path;
 use std::process::Command;
 
-use gpu::Attributes;
+use gpu::PointerAttributes;
 
 use crate::rgaps::{
     publisher_destroy, publisher_init, publisher_push, subscriber_destroy, subscriber_init,
@@ -84,10 +84,10 @@ fn in_a_process_with_a_driver() {
         let from: Vec<u8> = plain.iter().rev().copied().collect();
         assert_eq!(copy(memory, from.as_ptr() as u64, LENGTH, std::ptr::null_mut()), 0);
 
-        let found = Attributes::of(memory + 5).expect("the driver knows it");
+        let found = PointerAttributes::of(memory + 5).expect("the driver knows it");
         assert_eq!(found.device, Some(gpu::DeviceName::cuda(0)));
         assert_eq!((found.base, found.length), (memory, LENGTH as u64));
-        assert_eq!(Attributes::of(plain.as_ptr() as u64), None);
+        assert_eq!(PointerAttributes::of(plain.as_ptr() as u64), None);
 
         // The topic lies on the host, the message on the device.
         let pointer = std::ptr::with_exposed_provenance::<u8>(memory as usize);

@@ -21,19 +21,19 @@ pub(crate) trait Kind {
 
 // From the lowest bit on: generation, place, forks, kind, and a mark.
 const GENERATION_BITS: u32 = 32;
-const PLACE_BITS: u32 = 18;
+const SLOT_BITS: u32 = 18;
 const FORK_BITS: u32 = 6;
 const KIND_BITS: u32 = 4;
 const MARK_BITS: u32 = 4;
 const MARK: u64 = 0b1010;
-const _: () = assert!(GENERATION_BITS + PLACE_BITS + FORK_BITS + KIND_BITS + MARK_BITS == 64);
+const _: () = assert!(GENERATION_BITS + SLOT_BITS + FORK_BITS + KIND_BITS + MARK_BITS == 64);
 
 /// Handles of a kind that can be open at once.
-pub(crate) const MOST: usize = 1 << PLACE_BITS;
+pub(crate) const MAX_HANDLES: usize = 1 << SLOT_BITS;
 
 /// A handle of something.
 pub(crate) struct Handle<K> {
-    pub(crate) place: u32,
+    pub(crate) slot: u32,
     pub(crate) generation: u32,
     /// How many forks ago the first process was that used the library, as far as a handle
     /// can say.
@@ -51,13 +51,13 @@ impl<K> Copy for Handle<K> {}
 
 impl<K: Kind> fmt::Debug for Handle<K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { place, generation, forks, .. } = self;
-        write!(f, "{}({place}, {generation}, {forks})", K::NAME)
+        let Self { slot, generation, forks, .. } = self;
+        write!(f, "{}({slot}, {generation}, {forks})", K::NAME)
     }
 }
 
 /// Forks, as far as a handle can say.
-pub(crate) fn forks_told(forks: u32) -> u8 {
+pub(crate) fn fork_count_bits(forks: u32) -> u8 {
     (forks % (1 << FORK_BITS)) as u8
 }
 
@@ -66,8 +66,8 @@ fn bits(word: u64, shift: u32, count: u32) -> u64 {
 }
 
 impl<K: Kind> Handle<K> {
-    pub(crate) fn new(place: u32, generation: u32, forks: u8) -> Self {
-        Self { place, generation, forks, kind: PhantomData }
+    pub(crate) fn new(slot: u32, generation: u32, forks: u8) -> Self {
+        Self { slot, generation, forks, kind: PhantomData }
     }
 
     /// As C knows it.
@@ -75,7 +75,7 @@ impl<K: Kind> Handle<K> {
         let mut word = MARK;
         word = word << KIND_BITS | K::NUMBER;
         word = word << FORK_BITS | u64::from(self.forks);
-        word = word << PLACE_BITS | u64::from(self.place);
+        word = word << SLOT_BITS | u64::from(self.slot);
         word = word << GENERATION_BITS | u64::from(self.generation);
         std::ptr::without_provenance_mut(word as usize)
     }
@@ -87,13 +87,13 @@ impl<K: Kind> Handle<K> {
         if word == 0 {
             return refuse(format!("NULL, where a {} is needed", K::NAME));
         }
-        let behind = GENERATION_BITS + PLACE_BITS;
+        let behind = GENERATION_BITS + SLOT_BITS;
         let kind = bits(word, behind + FORK_BITS, KIND_BITS);
         if bits(word, behind + FORK_BITS + KIND_BITS, MARK_BITS) != MARK || kind != K::NUMBER {
             return refuse(format!("{word:#x} is not a {}", K::NAME));
         }
         Ok(Self::new(
-            bits(word, GENERATION_BITS, PLACE_BITS) as u32,
+            bits(word, GENERATION_BITS, SLOT_BITS) as u32,
             bits(word, 0, GENERATION_BITS) as u32,
             bits(word, behind, FORK_BITS) as u8,
         ))
@@ -118,10 +118,12 @@ mod tests {
 
     #[test]
     fn a_handle_comes_back_as_it_was() {
-        for (place, generation, forks) in [(0, 1, 0), (MOST as u32 - 1, u32::MAX, 63), (17, 3, 1)] {
-            let pointer = Handle::<Cup>::new(place, generation, forks).pointer();
+        for (slot, generation, forks) in
+            [(0, 1, 0), (MAX_HANDLES as u32 - 1, u32::MAX, 63), (17, 3, 1)]
+        {
+            let pointer = Handle::<Cup>::new(slot, generation, forks).pointer();
             let back = Handle::of_pointer(c"test", pointer).unwrap();
-            assert_eq!((back.place, back.generation, back.forks), (place, generation, forks));
+            assert_eq!((back.slot, back.generation, back.forks), (slot, generation, forks));
         }
     }
 
@@ -145,6 +147,6 @@ mod tests {
 
     #[test]
     fn forks_are_told_in_few_bits() {
-        assert_eq!((forks_told(0), forks_told(63), forks_told(64)), (0, 63, 0));
+        assert_eq!((fork_count_bits(0), fork_count_bits(63), fork_count_bits(64)), (0, 63, 0));
     }
 }

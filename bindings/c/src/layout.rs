@@ -7,15 +7,15 @@
 use std::ffi::{CStr, c_char, c_void};
 use std::time::{Duration, Instant};
 
-use ipc::Spin;
-use pubsub::NodeIdentity;
+use ipc::WaitStrategy;
+use pubsub::NodeId;
 use pubsub::{
     Budgets, Event, NetworkOptions, NodeOptions, PublisherCounters, Reliability, Sent, ServiceMode,
     TopicSettings,
 };
 
-use crate::boundary::{Plain, Text};
 use crate::failure::{Failure, Result};
+use crate::ffi::{Plain, Text};
 use crate::network::network;
 
 /// A structure that C fills or is given.
@@ -24,13 +24,13 @@ use crate::network::network;
 /// It is `repr(C)`; those that C fills begin with their size.
 pub(crate) unsafe trait Layout: Plain {
     /// Its size in the first version of the interface.
-    const OLDEST: usize;
+    const MIN_SIZE: usize;
 }
 
 /// A structure that C gives: what it does not say has its usual value.
-pub(crate) trait Usual: Layout {
+pub(crate) trait WithDefaults: Layout {
     /// With the usual values, and all of it known.
-    fn usual() -> Self;
+    fn defaults() -> Self;
 }
 
 /// How long a call may wait.
@@ -45,7 +45,7 @@ pub(crate) enum Timeout {
 }
 
 /// As long as anything can take. Later moments are not to be reckoned with on all systems.
-const AGES: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
+const FOREVER_DURATION: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
 impl Timeout {
     /// Below 0 stands for ever.
@@ -71,8 +71,8 @@ impl Timeout {
     pub(crate) fn as_duration(self) -> Duration {
         match self {
             Self::Now => Duration::ZERO,
-            Self::For(time) => time.min(AGES),
-            Self::Forever => AGES,
+            Self::For(time) => time.min(FOREVER_DURATION),
+            Self::Forever => FOREVER_DURATION,
         }
     }
 }
@@ -96,7 +96,7 @@ pub(crate) struct RawNodeOptions {
     pub(crate) size: usize,
     pub(crate) directory: Text<'static>,
     pub(crate) label: Text<'static>,
-    pub(crate) patience: i64,
+    pub(crate) service_timeout: i64,
     pub(crate) host_budget: u64,
     pub(crate) device_budget: u64,
     pub(crate) service: u32,
@@ -116,14 +116,14 @@ pub(crate) struct RawNodeOptions {
 unsafe impl Plain for RawNodeOptions {}
 // SAFETY: as declared.
 unsafe impl Layout for RawNodeOptions {
-    const OLDEST: usize = 120;
+    const MIN_SIZE: usize = 120;
 }
 
-impl Usual for RawNodeOptions {
-    fn usual() -> Self {
+impl WithDefaults for RawNodeOptions {
+    fn defaults() -> Self {
         Self {
             size: size_of::<Self>(),
-            patience: nanoseconds(NodeOptions::default().patience),
+            service_timeout: nanoseconds(NodeOptions::default().service_timeout),
             lost_after: nanoseconds(NetworkOptions::default().lost_after),
             ..Self::default()
         }
@@ -131,7 +131,7 @@ impl Usual for RawNodeOptions {
 }
 
 impl RawNodeOptions {
-    pub(crate) fn meaning(&self, operation: &'static CStr) -> Result<NodeOptions> {
+    pub(crate) fn to_options(&self, operation: &'static CStr) -> Result<NodeOptions> {
         let mut options = NodeOptions::default();
         if let Some(directory) = self.directory.get(operation, "directory")? {
             options.directory = directory.into();
@@ -139,19 +139,19 @@ impl RawNodeOptions {
         if let Some(label) = self.label.get(operation, "label")? {
             options.label = label.into();
         }
-        options.patience = time(operation, "patience", self.patience)?;
+        options.service_timeout = time(operation, "patience", self.service_timeout)?;
         let budget = |bytes| (bytes != 0).then_some(bytes);
         options.budgets =
             Budgets { host: budget(self.host_budget), device: budget(self.device_budget) };
         options.service = match self.service {
             0 => ServiceMode::Embedded,
-            1 => ServiceMode::Outside,
+            1 => ServiceMode::External,
             other => return Err(unknown(operation, "service", other)),
         };
         options.waiting = match self.waiting {
-            0 => Spin::default(),
-            1 => Spin::Always,
-            2 => Spin::Never,
+            0 => WaitStrategy::default(),
+            1 => WaitStrategy::Busy,
+            2 => WaitStrategy::Block,
             other => return Err(unknown(operation, "waiting", other)),
         };
         options.network = self.network(operation)?;
@@ -208,11 +208,11 @@ pub(crate) struct RawTopicSettings<'a> {
 unsafe impl Plain for RawTopicSettings<'_> {}
 // SAFETY: as declared.
 unsafe impl Layout for RawTopicSettings<'_> {
-    const OLDEST: usize = 40;
+    const MIN_SIZE: usize = 40;
 }
 
-impl Usual for RawTopicSettings<'_> {
-    fn usual() -> Self {
+impl WithDefaults for RawTopicSettings<'_> {
+    fn defaults() -> Self {
         Self::of(&TopicSettings::default(), (Text::of(c"host"), Text::default()))
     }
 }
@@ -236,7 +236,7 @@ impl<'a> RawTopicSettings<'a> {
         }
     }
 
-    pub(crate) fn meaning(&self, operation: &'static CStr) -> Result<TopicSettings> {
+    pub(crate) fn to_options(&self, operation: &'static CStr) -> Result<TopicSettings> {
         let memory = self.memory.get(operation, "memory")?.unwrap_or("host");
         Ok(TopicSettings {
             memory: memory.parse().map_err(Failure::from)?,
@@ -264,7 +264,7 @@ impl<'a> RawTopicSettings<'a> {
 #[repr(C)]
 pub(crate) struct RawSent {
     pub(crate) position: u64,
-    pub(crate) readers: u64,
+    pub(crate) subscribers: u64,
     pub(crate) dropped: u64,
 }
 
@@ -272,14 +272,14 @@ pub(crate) struct RawSent {
 unsafe impl Plain for RawSent {}
 // SAFETY: as declared.
 unsafe impl Layout for RawSent {
-    const OLDEST: usize = 24;
+    const MIN_SIZE: usize = 24;
 }
 
 impl RawSent {
     pub(crate) fn of(sent: &Sent) -> Self {
         Self {
             position: sent.position.unwrap_or(u64::MAX),
-            readers: u64::from(sent.readers),
+            subscribers: u64::from(sent.subscribers),
             dropped: u64::from(sent.is_dropped),
         }
     }
@@ -300,7 +300,7 @@ pub(crate) struct RawCounters {
 unsafe impl Plain for RawCounters {}
 // SAFETY: as declared.
 unsafe impl Layout for RawCounters {
-    const OLDEST: usize = 24;
+    const MIN_SIZE: usize = 24;
 }
 
 impl RawCounters {
@@ -314,7 +314,7 @@ impl RawCounters {
 /// A node's identity, as text that zeros end.
 fn identity(node: [u8; 16]) -> [u8; 40] {
     let mut all = [0; 40];
-    let text = NodeIdentity(node).to_string();
+    let text = NodeId(node).to_string();
     // One zero at least stays.
     all[..39].iter_mut().zip(text.bytes()).for_each(|(place, byte)| *place = byte);
     all
@@ -341,7 +341,7 @@ impl Default for RawEvent {
 unsafe impl Plain for RawEvent {}
 // SAFETY: as declared.
 unsafe impl Layout for RawEvent {
-    const OLDEST: usize = 32;
+    const MIN_SIZE: usize = 32;
 }
 
 impl RawEvent {
@@ -357,7 +357,7 @@ impl RawEvent {
                 held_for: held_for.map_or(0, nanoseconds).unsigned_abs(),
                 ..Self::default()
             },
-            Some(Event::PublisherLostElsewhere { node, publisher }) => {
+            Some(Event::RemotePublisherLost { node, publisher }) => {
                 let (publisher, node) = (publisher.as_u64(), identity(node));
                 Self { kind: 4, publisher, node, ..Self::default() }
             }
@@ -377,7 +377,7 @@ pub(crate) struct RawSampleInfo {
     pub(crate) metadata_length: u64,
     pub(crate) memory: *const c_char,
     pub(crate) origin: *const c_char,
-    pub(crate) way: *const c_char,
+    pub(crate) path: *const c_char,
     pub(crate) publisher: u64,
     pub(crate) sequence: u64,
     pub(crate) position: u64,
@@ -393,7 +393,7 @@ pub(crate) struct RawSampleInfo {
 unsafe impl Plain for RawSampleInfo {}
 // SAFETY: as declared.
 unsafe impl Layout for RawSampleInfo {
-    const OLDEST: usize = 128;
+    const MIN_SIZE: usize = 128;
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use crate::status::Status;
 #[test]
 fn structures_lie_as_c_has_them() {
     assert_eq!(size_of::<RawNodeOptions>(), 120);
-    assert_eq!(offset_of!(RawNodeOptions, patience), 24);
+    assert_eq!(offset_of!(RawNodeOptions, service_timeout), 24);
     assert_eq!(offset_of!(RawNodeOptions, waiting), 52);
     assert_eq!(offset_of!(RawNodeOptions, workers), 116);
     assert_eq!(size_of::<RawTopicSettings<'_>>(), 56);
@@ -30,14 +30,14 @@ fn structures_lie_as_c_has_them() {
 
 #[test]
 fn the_first_version_is_whole() {
-    assert_eq!(RawNodeOptions::OLDEST, size_of::<RawNodeOptions>());
+    assert_eq!(RawNodeOptions::MIN_SIZE, size_of::<RawNodeOptions>());
     // Grown since, by "loans" and "type_name".
-    assert_eq!(RawTopicSettings::OLDEST + 16, size_of::<RawTopicSettings<'_>>());
-    assert_eq!(RawSent::OLDEST, size_of::<RawSent>());
+    assert_eq!(RawTopicSettings::MIN_SIZE + 16, size_of::<RawTopicSettings<'_>>());
+    assert_eq!(RawSent::MIN_SIZE, size_of::<RawSent>());
     // What came later stands behind it.
-    assert_eq!(RawCounters::OLDEST, offset_of!(RawCounters, missed_by_nodes));
-    assert_eq!(RawEvent::OLDEST, offset_of!(RawEvent, node));
-    assert_eq!(RawSampleInfo::OLDEST, size_of::<RawSampleInfo>());
+    assert_eq!(RawCounters::MIN_SIZE, offset_of!(RawCounters, missed_by_nodes));
+    assert_eq!(RawEvent::MIN_SIZE, offset_of!(RawEvent, node));
+    assert_eq!(RawSampleInfo::MIN_SIZE, size_of::<RawSampleInfo>());
 }
 
 #[test]
@@ -52,17 +52,17 @@ fn a_timeout_is_now_some_time_or_for_ever() {
 
 #[test]
 fn usual_settings_mean_the_usual_ones() {
-    let usual = TopicSettings::default();
-    assert_eq!(RawTopicSettings::usual().meaning(c"test").unwrap(), usual);
-    let text = c_text(usual.memory.to_string());
-    let raw = RawTopicSettings::of(&usual, (Text::of(&text), Text::default()));
-    assert_eq!(raw.meaning(c"test").unwrap(), usual);
+    let defaults = TopicSettings::default();
+    assert_eq!(RawTopicSettings::defaults().to_options(c"test").unwrap(), defaults);
+    let text = c_text(defaults.memory.to_string());
+    let raw = RawTopicSettings::of(&defaults, (Text::of(&text), Text::default()));
+    assert_eq!(raw.to_options(c"test").unwrap(), defaults);
 }
 
 #[test]
 fn settings_keep_their_meaning() {
     let settings = TopicSettings {
-        memory: "stand-in:1".parse().unwrap(),
+        memory: "emulated:1".parse().unwrap(),
         reliability: Reliability::DropNewest,
         depth: 3,
         largest: 77,
@@ -70,40 +70,40 @@ fn settings_keep_their_meaning() {
         release_deadline: Duration::from_millis(9),
         type_name: Some("Pose".parse().unwrap()),
     };
-    let raw = RawTopicSettings::of(&settings, (Text::of(c"stand-in:1"), Text::of(c"Pose")));
-    assert_eq!(raw.meaning(c"test").unwrap(), settings);
+    let raw = RawTopicSettings::of(&settings, (Text::of(c"emulated:1"), Text::of(c"Pose")));
+    assert_eq!(raw.to_options(c"test").unwrap(), settings);
     // No memory named is the host's.
     let raw = RawTopicSettings { memory: Text::default(), loans: 1 << 32, ..raw };
-    let meant = raw.meaning(c"test").unwrap();
+    let meant = raw.to_options(c"test").unwrap();
     assert_eq!(meant.memory.to_string(), "host");
     // As many as nobody can have.
-    assert!(meant.loans > TopicSettings::MOST_LOANS);
+    assert!(meant.loans > TopicSettings::MAX_LOANS);
 }
 
 #[test]
 fn settings_that_cannot_be_are_refused() {
-    let usual = RawTopicSettings::usual();
+    let defaults = RawTopicSettings::defaults();
     let refused = [
-        RawTopicSettings { memory: Text::of(c"moon:0"), ..usual },
-        RawTopicSettings { memory: Text::of(c"\xff"), ..usual },
-        RawTopicSettings { reliability: 3, ..usual },
-        RawTopicSettings { release_deadline: -1, ..usual },
+        RawTopicSettings { memory: Text::of(c"moon:0"), ..defaults },
+        RawTopicSettings { memory: Text::of(c"\xff"), ..defaults },
+        RawTopicSettings { reliability: 3, ..defaults },
+        RawTopicSettings { release_deadline: -1, ..defaults },
     ];
     for settings in refused {
-        let failure = settings.meaning(c"test").unwrap_err();
+        let failure = settings.to_options(c"test").unwrap_err();
         assert_eq!(failure.status, Status::InvalidArgument, "{settings:?}");
     }
 }
 
 #[test]
 fn usual_options_mean_the_usual_ones() {
-    let (options, usual) =
-        (RawNodeOptions::usual().meaning(c"test").unwrap(), NodeOptions::default());
-    assert_eq!(options.directory, usual.directory);
-    assert_eq!(options.label, usual.label);
-    assert_eq!(options.patience, usual.patience);
-    assert_eq!(options.budgets, usual.budgets);
-    assert_eq!(options.service, usual.service);
+    let (options, defaults) =
+        (RawNodeOptions::defaults().to_options(c"test").unwrap(), NodeOptions::default());
+    assert_eq!(options.directory, defaults.directory);
+    assert_eq!(options.label, defaults.label);
+    assert_eq!(options.service_timeout, defaults.service_timeout);
+    assert_eq!(options.budgets, defaults.budgets);
+    assert_eq!(options.service, defaults.service);
 }
 
 #[test]
@@ -111,23 +111,23 @@ fn options_keep_their_meaning() {
     let raw = RawNodeOptions {
         directory: Text::of(c"/run/here"),
         label: Text::of(c"camera"),
-        patience: 5_000_000,
+        service_timeout: 5_000_000,
         host_budget: 1 << 20,
         service: 1,
         waiting: 2,
-        ..RawNodeOptions::usual()
+        ..RawNodeOptions::defaults()
     };
-    let options = raw.meaning(c"test").unwrap();
+    let options = raw.to_options(c"test").unwrap();
     assert_eq!(options.directory, std::path::Path::new("/run/here"));
     assert_eq!(options.label, "camera");
-    assert_eq!(options.patience, Duration::from_millis(5));
+    assert_eq!(options.service_timeout, Duration::from_millis(5));
     assert_eq!((options.budgets.host, options.budgets.device), (Some(1 << 20), None));
-    assert_eq!(options.service, ServiceMode::Outside);
-    assert_eq!(options.waiting, Spin::Never);
+    assert_eq!(options.service, ServiceMode::External);
+    assert_eq!(options.waiting, WaitStrategy::Block);
     assert!(options.interruptible);
     assert_eq!(options.network, None);
     let listening = RawNodeOptions { listen: Text::of(c"127.0.0.1:0"), insecure: 1, ..raw };
-    let network = listening.meaning(c"test").unwrap().network.unwrap();
+    let network = listening.to_options(c"test").unwrap().network.unwrap();
     // As many as usual.
     assert_eq!((network.insecure, network.workers), (true, 0));
     let refused = [
@@ -135,10 +135,10 @@ fn options_keep_their_meaning() {
         RawNodeOptions { waiting: 3, ..raw },
         RawNodeOptions { insecure: 2, ..raw },
         RawNodeOptions { listen: Text::of(c"nowhere"), ..raw },
-        RawNodeOptions { patience: -1, ..raw },
+        RawNodeOptions { service_timeout: -1, ..raw },
     ];
     for options in refused {
-        assert_eq!(options.meaning(c"test").unwrap_err().status, Status::InvalidArgument);
+        assert_eq!(options.to_options(c"test").unwrap_err().status, Status::InvalidArgument);
     }
 }
 
@@ -146,7 +146,7 @@ fn options_keep_their_meaning() {
 fn a_node_is_named_as_everywhere() {
     let named = identity([0xab; 16]);
     let text = CStr::from_bytes_until_nul(&named).unwrap().to_str().unwrap();
-    assert_eq!(text, NodeIdentity([0xab; 16]).to_string());
+    assert_eq!(text, NodeId([0xab; 16]).to_string());
 }
 
 #[test]

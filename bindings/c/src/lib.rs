@@ -8,12 +8,14 @@
 #[cfg(not(target_pointer_width = "64"))]
 compile_error!("handles have 64 bits: for machines with 64-bit pointers only");
 
-mod boundary;
 mod device;
+mod exclusive;
 mod failure;
 #[cfg(test)]
 mod fake_driver_tests;
+mod ffi;
 mod handle;
+mod handle_table;
 mod layout;
 mod log;
 mod network;
@@ -25,7 +27,5 @@ mod rgaps;
 mod status;
 mod stream;
 mod subscriber;
-mod table;
 mod topic;
-mod turn;
 mod variables;

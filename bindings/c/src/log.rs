@@ -11,8 +11,8 @@ use tracing::level_filters::LevelFilter;
 use tracing::subscriber::{Interest, set_global_default};
 use tracing::{Event, Id, Level, Metadata, Subscriber, span};
 
-use crate::boundary::{Argument, FromC, IN_CALLBACK, export};
 use crate::failure::{Failure, Result, c_text};
+use crate::ffi::{Argument, FromC, IN_CALLBACK, export};
 use crate::registry::Registry;
 
 /// `fabricast_log_callback`.
@@ -90,7 +90,7 @@ impl Subscriber for Log {
             Level::DEBUG => 4,
             Level::TRACE => 5,
         };
-        tell(level, &c_text(line.message + &line.fields));
+        log_line(level, &c_text(line.message + &line.fields));
     }
 
     fn new_span(&self, _: &span::Attributes<'_>) -> Id {
@@ -120,7 +120,7 @@ impl Visit for Line {
 }
 
 /// Calls the host's function. What is logged by that function itself is left out.
-fn tell(level: i32, text: &CStr) {
+fn log_line(level: i32, text: &CStr) {
     if IN_CALLBACK.replace(true) {
         return;
     }

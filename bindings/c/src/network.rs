@@ -10,12 +10,12 @@ use pubsub::{NetworkOptions, NodeOptions};
 use crate::failure::{Failure, Result};
 
 /// How the caller calls a field of the options in which it is said.
-pub(crate) type NameOf = fn(&str) -> String;
+pub(crate) type FieldName = fn(&str) -> String;
 
 /// By texts, each asked for by its field. None if nothing is said of where others are or come from.
 pub(crate) fn network(
     operation: &'static CStr,
-    name_of: NameOf,
+    name_of: FieldName,
     said: impl Fn(&str) -> Result<Option<String>>,
     (lost_after, insecure, workers): (Option<Duration>, bool, usize),
 ) -> Result<Option<NetworkOptions>> {
@@ -24,7 +24,7 @@ pub(crate) fn network(
     if listen.is_none() && peers.is_none() && rendezvous.is_none() {
         return Ok(None);
     }
-    let usual = NetworkOptions::default();
+    let defaults = NetworkOptions::default();
     let peers = peers.unwrap_or_default();
     let peers = peers.split(',').map(str::trim).filter(|peer| !peer.is_empty());
     Ok(Some(NetworkOptions {
@@ -35,16 +35,16 @@ pub(crate) fn network(
         name: name.unwrap_or_default(),
         provider,
         source: address(operation, &name_of("source"), source)?,
-        lost_after: lost_after.unwrap_or(usual.lost_after),
+        lost_after: lost_after.unwrap_or(defaults.lost_after),
         workers,
-        ..usual
+        ..defaults
     }))
 }
 
 /// Refuses what could never connect the node to others, as the command `fabricast node` does.
 pub(crate) fn check(
     operation: &'static CStr,
-    name_of: NameOf,
+    name_of: FieldName,
     options: &NodeOptions,
 ) -> Result<()> {
     let Some(network) = &options.network else { return Ok(()) };
@@ -61,7 +61,7 @@ pub(crate) fn check(
     }
     if let Some(address) = network.first_address().filter(|_| !network.insecure) {
         let detail = format!(
-            "nodes at {address} are not reached: other nodes are not authenticated, nor is anything \
+            "nodes at {address} are not contacted: peers are not authenticated and traffic is not \
              encrypted, so on loopback each user of the machine can connect. Set {} to agree to that",
             name_of("insecure")
         );
@@ -113,8 +113,8 @@ mod tests {
 
     #[test]
     fn options_that_connect_nothing_are_refused_by_the_callers_names() {
-        let variable: NameOf = |field| format!("FABRICAST_{}", field.to_uppercase());
-        let refused = |texts: &[(&str, &str)], name_of: NameOf| {
+        let variable: FieldName = |field| format!("FABRICAST_{}", field.to_uppercase());
+        let refused = |texts: &[(&str, &str)], name_of: FieldName| {
             let network = of(texts, (None, false, 0)).unwrap();
             let options = NodeOptions { network, ..NodeOptions::default() };
             check(c"test", name_of, &options).unwrap_err().message()
@@ -125,7 +125,7 @@ mod tests {
             "test: invalid argument: FABRICAST_RENDEZVOUS: \"nowhere\" is not like host:port";
         assert_eq!(refused(&[("rendezvous", "nowhere")], variable), nowhere);
         for (name_of, name) in
-            [(str::to_owned as NameOf, "insecure"), (variable, "FABRICAST_INSECURE")]
+            [(str::to_owned as FieldName, "insecure"), (variable, "FABRICAST_INSECURE")]
         {
             let message = refused(&[("listen", "127.0.0.1:7007")], name_of);
             let start = "test: invalid argument: nodes at 127.0.0.1:7007 are not reached: ";

@@ -4,10 +4,10 @@ use std::ffi::{CString, c_char};
 
 use pubsub::Node;
 
-use crate::boundary::{Filled, Options, Out, export};
 use crate::failure::{self, c_text};
+use crate::ffi::{OptionalStruct, Out, OutStruct, export};
 use crate::handle::Handle;
-use crate::layout::{RawNodeOptions, Usual};
+use crate::layout::{RawNodeOptions, WithDefaults};
 use crate::network;
 use crate::registry::{self, Registry};
 use crate::status::Status;
@@ -32,21 +32,21 @@ impl OpenNode {
 export! {
     /// Fills in the usual options.
     fn fabricast_node_options_init(
-        options: Filled<'_, RawNodeOptions>[size],
+        options: OutStruct<'_, RawNodeOptions>[size],
     ) -> i32, c"fill in a node's options" {
         // The caller's, so that what he sets behind what is known here is noticed.
         let size = options.size();
-        options.put(RawNodeOptions { size, ..RawNodeOptions::usual() })
+        options.put(RawNodeOptions { size, ..RawNodeOptions::defaults() })
     }
 
     /// Joins a node.
     fn fabricast_node_join(
-        options: Options<RawNodeOptions>,
+        options: OptionalStruct<RawNodeOptions>,
         node: Out<'_, *mut OpenNode>,
     ) -> i32, c"join a node" {
-        variables::warn_of_misspelt();
-        let options = options.0.unwrap_or_else(RawNodeOptions::usual);
-        let options = options.meaning(OPERATION)?;
+        variables::warn_misspelt();
+        let options = options.0.unwrap_or_else(RawNodeOptions::defaults);
+        let options = options.to_options(OPERATION)?;
         network::check(OPERATION, str::to_owned, &options)?;
         let joined = Node::join(options)?;
         node.put(registry::open(OPERATION, OpenNode::new(joined))?)
@@ -75,7 +75,7 @@ export! {
 
     /// Forgets the thread's last error.
     fn fabricast_error_clear() -> (), c"forget an error" {
-        failure::forget();
+        failure::clear_last_error();
         Ok(())
     }
 }

@@ -7,23 +7,23 @@ use std::time::{Duration, Instant};
 
 use gpu::{Device, Slice};
 use ipc::Interruption;
-use pubsub::{Attempt, ErrorKind, Loan, MemoryPlace, Publisher, Topic};
+use pubsub::{Attempt, ErrorKind, Loan, MemoryLocation, Publisher, Topic};
 
-use crate::boundary::{Bytes, Filled, MaybeFilled, Out, Range, export};
-use crate::device::{self, Found};
+use crate::device::{self, CallerMemory};
+use crate::exclusive::Exclusive;
 use crate::failure::{Failure, Result};
+use crate::ffi::{Bytes, CallerRange, OptionalOutStruct, Out, OutStruct, export};
 use crate::handle::Handle;
 use crate::layout::{RawCounters, RawSent, Timeout};
 use crate::registry;
 use crate::status::Status;
 use crate::topic::OpenTopic;
-use crate::turn::Turn;
 
 /// One who publishes.
 #[derive(Debug)]
 pub(crate) struct OpenPublisher {
     pub(crate) publisher: Publisher,
-    pub(crate) memory: MemoryPlace,
+    pub(crate) memory: MemoryLocation,
     /// That messages were brought from last: to open one takes long.
     source: Mutex<Option<Device>>,
 }
@@ -53,10 +53,10 @@ impl OpenPublisher {
     }
 
     /// From wherever it is.
-    pub(crate) fn push_from(&self, found: &Found<'_>, timeout: Timeout) -> Result<()> {
+    pub(crate) fn push_from(&self, found: &CallerMemory<'_>, timeout: Timeout) -> Result<()> {
         match (found, timeout) {
-            (Found::Host(bytes), _) => return self.push(bytes, timeout),
-            (Found::Device(slice), _) if !self.is_on_such_a_device(slice) => {
+            (CallerMemory::Host(bytes), _) => return self.push(bytes, timeout),
+            (CallerMemory::Device(slice), _) if !self.is_on_such_a_device(slice) => {
                 let device = slice.memory().mapped_for().clone();
                 let before =
                     self.source.lock().unwrap_or_else(PoisonError::into_inner).replace(device);
@@ -70,10 +70,12 @@ impl OpenPublisher {
                 };
                 return self.push(&bytes, left);
             }
-            (Found::Device(slice), Timeout::Now) => {
+            (CallerMemory::Device(slice), Timeout::Now) => {
                 self.publisher.try_push_slice(slice)?.ok_or(NO_ROOM)?
             }
-            (Found::Device(slice), _) => self.publisher.push_slice(slice, timeout.as_duration())?,
+            (CallerMemory::Device(slice), _) => {
+                self.publisher.push_slice(slice, timeout.as_duration())?
+            }
         };
         Ok(())
     }
@@ -81,7 +83,7 @@ impl OpenPublisher {
     /// Can the topic's device copy from there?
     fn is_on_such_a_device(&self, slice: &Slice) -> bool {
         let implementation = slice.memory().mapped_for().name().implementation;
-        matches!(self.memory, MemoryPlace::Device(name) if name.implementation == implementation)
+        matches!(self.memory, MemoryLocation::Device(name) if name.implementation == implementation)
     }
 }
 
@@ -89,7 +91,7 @@ impl OpenPublisher {
 fn brought(slice: &Slice, timeout: Timeout) -> Result<Vec<u8>> {
     let mut bytes = vec![0; slice.length() as usize];
     let longest = match timeout {
-        Timeout::Now => gpu::PATIENCE,
+        Timeout::Now => gpu::DEFAULT_TIMEOUT,
         _ => timeout.as_duration(),
     };
     let stream = slice.memory().mapped_for().default_stream()?;
@@ -104,36 +106,40 @@ const INTERRUPTED: Failure = Failure::fixed(
 );
 
 /// Why a loan was not published that is there still.
-pub(crate) fn unpublished(timeout: Timeout, interruption: &Interruption) -> Failure {
+pub(crate) fn not_published(timeout: Timeout, interruption: &Interruption) -> Failure {
     match timeout {
         Timeout::Now => NO_ROOM,
-        _ if interruption.has_come() => INTERRUPTED,
+        _ if interruption.occurred() => INTERRUPTED,
         _ => TOO_LATE,
     }
 }
 
 /// Between two looks whether the handle was closed, during which a signal handler is not noticed.
-const GLANCE: Duration = Duration::from_secs(1);
+const CLOSE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Waits in pieces, each of which finds the handle again.
 pub(crate) fn wait_for_subscribers(
     operation: &'static CStr,
     count: u64,
     timeout: Timeout,
-    wait: impl Fn(u32, Duration) -> Result<Waited>,
+    wait: impl Fn(u32, Duration) -> Result<SubscriberWait>,
 ) -> Result<()> {
     let count = u32::try_from(count)
-        .map_err(|_| Failure::invalid(operation, "a topic has no place for so many subscribers"))?;
+        .map_err(|_| Failure::invalid(operation, "too many subscribers for a topic"))?;
     let end = timeout.end();
     loop {
         let left = end.saturating_duration_since(Instant::now());
-        let waited = wait(count, left.min(GLANCE))?;
+        let waited = wait(count, left.min(CLOSE_CHECK_INTERVAL))?;
         match waited.ended {
             Ok(_) => return Ok(()),
             Err(error) if error.kind() != ErrorKind::DeadlineExceeded => return Err(error.into()),
-            Err(_) if left > GLANCE => {}
+            Err(_) if left > CLOSE_CHECK_INTERVAL => {}
             Err(_) if timeout == Timeout::Now => {
-                return Err(Failure::new(Status::WouldBlock, operation, "fewer are there"));
+                return Err(Failure::new(
+                    Status::WouldBlock,
+                    operation,
+                    "fewer subscribers exist now",
+                ));
             }
             Err(error) => {
                 // Of the whole wait, and not of its last piece.
@@ -148,12 +154,12 @@ pub(crate) fn wait_for_subscribers(
 }
 
 /// How a piece of a wait for subscribers ended, and how many there are.
-pub(crate) struct Waited {
+pub(crate) struct SubscriberWait {
     ended: pubsub::Result<u32>,
     subscribers: u32,
 }
 
-impl Waited {
+impl SubscriberWait {
     pub(crate) fn once(publisher: &Publisher, count: u32, longest: Duration) -> Self {
         let ended = publisher.wait_for_subscribers(count, longest);
         Self { ended, subscribers: publisher.subscribers() }
@@ -163,9 +169,9 @@ impl Waited {
 /// Publishes what a handle names. If there is no room, or not in time, the loan is as it was.
 pub(crate) fn publish(
     operation: &'static CStr,
-    loan: Handle<Turn<Loan>>,
+    loan: Handle<Exclusive<Loan>>,
     timeout: Timeout,
-    sent: MaybeFilled<'_, RawSent>,
+    sent: OptionalOutStruct<'_, RawSent>,
     attempt: impl FnOnce(Loan, Duration) -> pubsub::Result<Attempt>,
 ) -> Result<()> {
     // Only who has a deadline pays for a look at the clock.
@@ -182,7 +188,7 @@ pub(crate) fn publish(
         Ok(Attempt::Sent(done)) => Ok(done),
         Ok(Attempt::Full(lent)) => {
             taken.put_back(lent);
-            return Err(unpublished(timeout, &interruption));
+            return Err(not_published(timeout, &interruption));
         }
         Err(error) => Err(error),
     };
@@ -227,20 +233,20 @@ export! {
     }
 
     /// Waits until so many would get a message.
-    fn fabricast_publisher_wait(
+    fn fabricast_publisher_wait_for_subscribers(
         publisher: Handle<OpenPublisher>,
         count: u64,
         timeout: Timeout,
     ) -> i32, c"wait for subscribers" {
         wait_for_subscribers(OPERATION, count, timeout, |count, longest| {
-            Ok(Waited::once(&publisher.find(OPERATION)?.publisher, count, longest))
+            Ok(SubscriberWait::once(&publisher.find(OPERATION)?.publisher, count, longest))
         })
     }
 
     /// What it has done so far.
     fn fabricast_publisher_counters_of(
         publisher: Handle<OpenPublisher>,
-        counters: Filled<'_, RawCounters>[size],
+        counters: OutStruct<'_, RawCounters>[size],
     ) -> i32, c"tell a publisher's counters" {
         counters.put(RawCounters::of(&publisher.find(OPERATION)?.publisher.counters()))
     }
@@ -257,7 +263,7 @@ export! {
     /// Publishes memory of a device.
     fn fabricast_publisher_push_device(
         publisher: Handle<OpenPublisher>,
-        pointer: Range<'_>[length],
+        pointer: CallerRange<'_>[length],
         timeout: Timeout,
     ) -> i32, c"push from a device's memory" {
         let publisher = publisher.find(OPERATION)?;
@@ -285,7 +291,7 @@ export! {
         publisher: Handle<OpenPublisher>,
         length: usize,
         timeout: Timeout,
-        loan: Out<'_, *mut Turn<Loan>>,
+        loan: Out<'_, *mut Exclusive<Loan>>,
     ) -> i32, c"borrow memory for a message" {
         let publisher = publisher.find(OPERATION)?;
         let (publisher, length) = (&publisher.publisher, length as u64);
@@ -293,12 +299,12 @@ export! {
             Timeout::Now => publisher.try_loan(length)?.ok_or(NO_ROOM)?,
             _ => publisher.loan(length, timeout.as_duration())?,
         };
-        loan.put(registry::open(OPERATION, Turn::new(borrowed))?)
+        loan.put(registry::open(OPERATION, Exclusive::new(borrowed))?)
     }
 
     /// Where it is.
     fn fabricast_loan_memory(
-        loan: Handle<Turn<Loan>>,
+        loan: Handle<Exclusive<Loan>>,
         address: Out<'_, *mut c_void>,
         length: Out<'_, usize>,
     ) -> i32, c"tell where a loan is" {
@@ -310,7 +316,7 @@ export! {
 
     /// Writes into it.
     fn fabricast_loan_write(
-        loan: Handle<Turn<Loan>>,
+        loan: Handle<Exclusive<Loan>>,
         offset: usize,
         data: Bytes<'_>[length],
     ) -> i32, c"write into a loan" {
@@ -321,7 +327,7 @@ export! {
 
     /// Attaches a few bytes to the message.
     fn fabricast_loan_set_metadata(
-        loan: Handle<Turn<Loan>>,
+        loan: Handle<Exclusive<Loan>>,
         data: Bytes<'_>[length],
     ) -> i32, c"attach metadata" {
         loan.find(OPERATION)?.with(OPERATION, Timeout::Forever, |loan| {
@@ -331,15 +337,15 @@ export! {
 
     /// Publishes it. If there is no room, or not in time, the loan is as it was.
     fn fabricast_loan_publish(
-        loan: Handle<Turn<Loan>>,
+        loan: Handle<Exclusive<Loan>>,
         timeout: Timeout,
-        sent: MaybeFilled<'_, RawSent>[size],
+        sent: OptionalOutStruct<'_, RawSent>[size],
     ) -> i32, c"publish" {
         publish(OPERATION, loan, timeout, sent, Loan::publish_within)
     }
 
     /// Gives the memory back.
-    fn fabricast_loan_discard(loan: Option<Handle<Turn<Loan>>>) -> i32, c"give a loan back" {
+    fn fabricast_loan_discard(loan: Option<Handle<Exclusive<Loan>>>) -> i32, c"give a loan back" {
         if let Some(loan) = loan {
             loan.close(OPERATION)?.end();
         }

@@ -10,11 +10,13 @@ use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use ipc::Incarnation;
+use ipc::ForkGeneration;
 use pubsub::{Loan, Node};
 
+use crate::exclusive::Exclusive;
 use crate::failure::{Failure, Result};
-use crate::handle::{Handle, Kind, forks_told};
+use crate::handle::{Handle, Kind, fork_count_bits};
+use crate::handle_table::HandleTable;
 use crate::log::Sink;
 use crate::node::OpenNode;
 use crate::publisher::OpenPublisher;
@@ -22,14 +24,12 @@ use crate::rgaps::{SimplePublisher, SimpleSubscriber};
 use crate::status::Status;
 use crate::stream::OpenStream;
 use crate::subscriber::{OpenSample, OpenSubscriber};
-use crate::table::Table;
 use crate::topic::OpenTopic;
-use crate::turn::Turn;
 
 /// What the open handles of this process name.
 #[derive(Debug)]
 pub(crate) struct Registry {
-    born: Incarnation,
+    incarnation: ForkGeneration,
     forks: u32,
     tables: Tables,
     texts: Mutex<HashMap<usize, CString>>,
@@ -40,20 +40,20 @@ pub(crate) struct Registry {
 }
 
 /// Which table.
-pub(crate) trait Listed: Kind + Sized + 'static {
-    fn table(registry: &Registry) -> &Table<Self>;
+pub(crate) trait Registered: Kind + Sized + 'static {
+    fn table(registry: &Registry) -> &HandleTable<Self>;
 }
 
-macro_rules! listed {
+macro_rules! registered {
     ($($type:ty, $table:ident, $number:literal, $name:literal;)*) => {
         #[derive(Debug)]
         struct Tables {
-            $($table: Table<$type>,)*
+            $($table: HandleTable<$type>,)*
         }
 
         impl Tables {
             fn new(forks: u8) -> Self {
-                Self { $($table: Table::new(forks),)* }
+                Self { $($table: HandleTable::new(forks),)* }
             }
 
             fn count(&self) -> usize {
@@ -67,8 +67,8 @@ macro_rules! listed {
                 const NAME: &'static str = $name;
             }
 
-            impl Listed for $type {
-                fn table(registry: &Registry) -> &Table<Self> {
+            impl Registered for $type {
+                fn table(registry: &Registry) -> &HandleTable<Self> {
                     &registry.tables.$table
                 }
             }
@@ -76,11 +76,11 @@ macro_rules! listed {
     };
 }
 
-listed! {
+registered! {
     OpenNode, nodes, 0, "node";
     OpenTopic, topics, 1, "topic";
     OpenPublisher, publishers, 2, "publisher";
-    Turn<Loan>, loans, 3, "loan";
+    Exclusive<Loan>, loans, 3, "loan";
     OpenSubscriber, subscribers, 4, "subscriber";
     OpenSample, samples, 5, "sample";
     SimplePublisher, simple_publishers, 6, "publisher of rgaps.h";
@@ -93,9 +93,9 @@ static CURRENT: AtomicPtr<Registry> = AtomicPtr::new(ptr::null_mut());
 impl Registry {
     fn new(forks: u32) -> Self {
         Self {
-            born: Incarnation::current(),
+            incarnation: ForkGeneration::current(),
             forks,
-            tables: Tables::new(forks_told(forks)),
+            tables: Tables::new(fork_count_bits(forks)),
             texts: Mutex::default(),
             simple_node: Mutex::default(),
             log: Mutex::default(),
@@ -109,7 +109,7 @@ impl Registry {
             // SAFETY: it is null or came from a box below, and is never freed.
             let registry = unsafe { found.as_ref() };
             if let Some(registry) = registry
-                && registry.born.is_current()
+                && registry.incarnation.is_current()
             {
                 return registry;
             }
@@ -152,17 +152,20 @@ impl Registry {
 }
 
 /// Gives something a handle.
-pub(crate) fn open<K: Listed>(operation: &'static CStr, what: K) -> Result<*mut K> {
+pub(crate) fn open<K: Registered>(operation: &'static CStr, what: K) -> Result<*mut K> {
     let table = K::table(Registry::current());
     Ok(table.open(operation, Arc::new(what))?.pointer())
 }
 
 /// Takes a handle away, if there is one: what it named ends with its last use.
-pub(crate) fn close<K: Listed>(operation: &'static CStr, handle: Option<Handle<K>>) -> Result<()> {
+pub(crate) fn close<K: Registered>(
+    operation: &'static CStr,
+    handle: Option<Handle<K>>,
+) -> Result<()> {
     handle.map_or(Ok(()), |handle| handle.close(operation).map(drop))
 }
 
-impl<K: Listed> Handle<K> {
+impl<K: Registered> Handle<K> {
     /// What it names.
     pub(crate) fn find(self, operation: &'static CStr) -> Result<Arc<K>> {
         K::table(Registry::current()).find(operation, self)

@@ -4,14 +4,14 @@ use std::ffi::{CStr, c_char};
 
 use pubsub::{NodeOptions, Row};
 
-use crate::boundary::{Address, Out, Text, export};
 use crate::failure::{Failure, Result, c_text};
+use crate::ffi::{Address, Out, Text, export};
 use crate::handle::Handle;
 use crate::node::OpenNode;
 use crate::registry::Registry;
 use crate::status::Status;
 
-fn lend(operation: &'static CStr, rows: &[Row]) -> Result<*mut c_char> {
+fn lend_report(operation: &'static CStr, rows: &[Row]) -> Result<*mut c_char> {
     let text = serde_json::to_string(rows)
         .map_err(|error| Failure::new(Status::Failed, operation, error))?;
     Ok(Registry::current().lend_text(c_text(text)))
@@ -24,7 +24,7 @@ export! {
         json: Out<'_, *mut c_char>,
     ) -> i32, c"report on a node" {
         let rows = node.find(OPERATION)?.node.report()?;
-        json.put(lend(OPERATION, &rows)?)
+        json.put(lend_report(OPERATION, &rows)?)
     }
 
     /// The same, without joining it.
@@ -33,8 +33,8 @@ export! {
         json: Out<'_, *mut c_char>,
     ) -> i32, c"report on a node" {
         let directory = directory.get(OPERATION, "directory")?;
-        let directory = directory.map_or_else(NodeOptions::usual_directory, Into::into);
-        json.put(lend(OPERATION, &pubsub::report(&directory)?)?)
+        let directory = directory.map_or_else(NodeOptions::default_directory, Into::into);
+        json.put(lend_report(OPERATION, &pubsub::report(&directory)?)?)
     }
 
     /// Frees a text that the library gave.

@@ -11,13 +11,13 @@ use std::time::Instant;
 use pubsub::{ErrorKind, Node, NodeOptions, Topic};
 
 use self::environment::{Environment, variable_of};
-use crate::boundary::{Range, Text, export};
 use crate::device;
 use crate::failure::{Failure, Result};
+use crate::ffi::{CallerRange, Text, export};
 use crate::handle::Handle;
 use crate::layout::Timeout;
 use crate::network;
-use crate::publisher::{OpenPublisher, Waited, wait_for_subscribers};
+use crate::publisher::{OpenPublisher, SubscriberWait, wait_for_subscribers};
 use crate::registry::{self, Registry};
 use crate::status::Status;
 use crate::subscriber::{OpenSample, OpenSubscriber};
@@ -71,7 +71,7 @@ fn node(
     }
     network::check(operation, variable_of, &options)?;
     // Another thread may have looked for the others, in vain, and so may this one have waited.
-    options.patience = options.patience.saturating_sub(start.elapsed());
+    options.service_timeout = options.service_timeout.saturating_sub(start.elapsed());
     let node = Arc::new(Node::join(options)?);
     *shared = Arc::downgrade(&node);
     Ok(node)
@@ -80,7 +80,7 @@ fn node(
 /// A topic is as the environment says. Of what that does not say, whoever came first may have
 /// said more.
 fn topic(operation: &'static CStr, name: &str) -> Result<(Arc<Node>, Topic)> {
-    variables::warn_of_misspelt();
+    variables::warn_misspelt();
     let environment = Environment { operation, value_of: |name: &str| std::env::var_os(name) };
     let (settings, options) = (environment.topic_settings()?, environment.node_options()?);
     let node = node(operation, &Registry::current().simple_node, options)?;
@@ -113,14 +113,14 @@ export! {
     ) -> i32, c"publisher_wait" {
         let timeout = Timeout::of_milliseconds(milliseconds);
         wait_for_subscribers(OPERATION, subscribers as u64, timeout, |count, longest| {
-            Ok(Waited::once(&publisher.find(OPERATION)?.publisher.publisher, count, longest))
+            Ok(SubscriberWait::once(&publisher.find(OPERATION)?.publisher.publisher, count, longest))
         })
     }
 
     /// Publishes a copy of what is at an address.
     fn publisher_push(
         publisher: Handle<SimplePublisher>,
-        [message_size] device_pointer: Range<'_>,
+        [message_size] device_pointer: CallerRange<'_>,
     ) -> i32, c"publisher_push" {
         let publisher = publisher.find(OPERATION)?;
         let found = device::find(publisher.publisher.memory, OPERATION, device_pointer)?;
@@ -191,20 +191,23 @@ mod tests {
         let name = format!("fabricast-c-shared-{}", std::process::id());
         let directory = std::env::temp_dir().join(name);
         let serve = || {
-            let options =
-                NodeOptions { directory: directory.clone(), patience: FAR, ..Default::default() };
+            let options = NodeOptions {
+                directory: directory.clone(),
+                service_timeout: FAR,
+                ..Default::default()
+            };
             Node::join(options).unwrap()
         };
-        let outside = |patience| NodeOptions {
+        let external = |service_timeout| NodeOptions {
             directory: directory.clone(),
-            service: ServiceMode::Outside,
-            patience,
+            service: ServiceMode::External,
+            service_timeout,
             ..NodeOptions::default()
         };
         let shared = Mutex::new(Weak::new());
         let service = serve();
-        let first = node(c"test", &shared, outside(Duration::from_millis(500))).unwrap();
-        let same = node(c"test", &shared, outside(FAR)).unwrap();
+        let first = node(c"test", &shared, external(Duration::from_millis(500))).unwrap();
+        let same = node(c"test", &shared, external(FAR)).unwrap();
         assert!(Arc::ptr_eq(&first, &same));
         drop(service);
         let end = Instant::now() + FAR;
@@ -213,7 +216,7 @@ mod tests {
             std::thread::sleep(Duration::from_millis(10));
         }
         let service = serve();
-        let other = node(c"test", &shared, outside(FAR)).unwrap();
+        let other = node(c"test", &shared, external(FAR)).unwrap();
         assert!(!Arc::ptr_eq(&first, &other));
         other.check().unwrap();
         drop((first, same, other, service));

@@ -18,7 +18,7 @@ pub(crate) enum Status {
     /// The topic exists with other settings.
     SettingsDiffer = -3,
     /// There is no such topic, node or publisher.
-    Unknown = -4,
+    NotFound = -4,
     /// The budget does not allow it.
     OverBudget = -5,
     /// The message is longer than the topic's largest.
@@ -33,7 +33,7 @@ pub(crate) enum Status {
     Evicted = -10,
     /// The node service may not be used by this process.
     Denied = -11,
-    /// Bytes from outside that are no good.
+    /// Bytes from external that are no good.
     Malformed = -12,
     /// The other side speaks another version.
     VersionMismatch = -13,
@@ -64,7 +64,7 @@ impl Status {
         (Self::Failed, c"failed"),
         (Self::InvalidArgument, c"invalid argument"),
         (Self::SettingsDiffer, c"settings differ"),
-        (Self::Unknown, c"unknown"),
+        (Self::NotFound, c"not found"),
         (Self::OverBudget, c"over budget"),
         (Self::TooLong, c"too long"),
         (Self::TooMany, c"too many"),
@@ -77,7 +77,7 @@ impl Status {
         (Self::Closed, c"closed"),
         (Self::Forked, c"used after a fork"),
         (Self::BadHandle, c"not an open handle"),
-        (Self::Panicked, c"a fault in the library"),
+        (Self::Panicked, c"internal error"),
         (Self::Poisoned, c"poisoned"),
         (Self::TooManyLoans, c"too many loans"),
         (Self::TooManySamples, c"too many samples"),
@@ -101,7 +101,7 @@ impl From<ErrorKind> for Status {
         match kind {
             ErrorKind::InvalidArgument => Self::InvalidArgument,
             ErrorKind::SettingsDiffer => Self::SettingsDiffer,
-            ErrorKind::Unknown | ErrorKind::NoDevice => Self::Unknown,
+            ErrorKind::NotFound | ErrorKind::NoDevice => Self::NotFound,
             ErrorKind::OverBudget => Self::OverBudget,
             ErrorKind::TooLong => Self::TooLong,
             ErrorKind::TooMany => Self::TooMany,

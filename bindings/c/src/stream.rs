@@ -7,16 +7,16 @@ use gpu::Stream;
 use ipc::Interruption;
 use pubsub::{Attempt, Loan, Readiness};
 
-use crate::boundary::{Address, MaybeFilled, Out, Range, export};
 use crate::device;
+use crate::exclusive::Exclusive;
 use crate::failure::Result;
+use crate::ffi::{Address, CallerRange, OptionalOutStruct, Out, export};
 use crate::handle::Handle;
 use crate::layout::{RawSent, Timeout};
-use crate::publisher::{NO_ROOM, OpenPublisher, publish, unpublished};
+use crate::publisher::{NO_ROOM, OpenPublisher, not_published, publish};
 use crate::registry;
 use crate::subscriber::{OpenSample, OpenSubscriber};
 use crate::topic::OpenTopic;
-use crate::turn::Turn;
 
 /// A stream that something else made.
 #[derive(Debug)]
@@ -34,7 +34,7 @@ impl OpenPublisher {
     }
 
     /// A message of no bytes, which are nowhere.
-    fn push_nothing_on(&self, stream: &Stream, timeout: Timeout) -> Result<()> {
+    fn push_empty_on(&self, stream: &Stream, timeout: Timeout) -> Result<()> {
         let end = timeout.end();
         let loan = match timeout {
             Timeout::Now => self.publisher.try_loan(0)?.ok_or(NO_ROOM)?,
@@ -43,7 +43,7 @@ impl OpenPublisher {
         let interruption = Interruption::watch();
         match loan.publish_on_within(stream, end.saturating_duration_since(Instant::now()))? {
             Attempt::Sent(_) => Ok(()),
-            Attempt::Full(_) => Err(unpublished(timeout, &interruption)),
+            Attempt::Full(_) => Err(not_published(timeout, &interruption)),
         }
     }
 }
@@ -68,13 +68,13 @@ export! {
     /// Publishes memory of a device, when a stream has come so far.
     fn fabricast_publisher_push_on(
         publisher: Handle<OpenPublisher>,
-        pointer: Range<'_>[length],
+        pointer: CallerRange<'_>[length],
         stream: Handle<OpenStream>,
         timeout: Timeout,
     ) -> i32, c"push on a stream" {
         let (publisher, stream) = (publisher.find(OPERATION)?, stream.find(OPERATION)?);
         if pointer.length() == 0 {
-            return publisher.push_nothing_on(&stream.stream, timeout);
+            return publisher.push_empty_on(&stream.stream, timeout);
         }
         let from = device::slice(publisher.memory, OPERATION, pointer)?;
         publisher.push_on(&stream.stream, &from, timeout)
@@ -82,10 +82,10 @@ export! {
 
     /// Publishes a loan that a stream writes. If there is no room, or not in time, it is as it was.
     fn fabricast_loan_publish_on(
-        loan: Handle<Turn<Loan>>,
+        loan: Handle<Exclusive<Loan>>,
         stream: Handle<OpenStream>,
         timeout: Timeout,
-        sent: MaybeFilled<'_, RawSent>[size],
+        sent: OptionalOutStruct<'_, RawSent>[size],
     ) -> i32, c"publish on a stream" {
         let stream = stream.find(OPERATION)?;
         publish(OPERATION, loan, timeout, sent, |lent, left| {

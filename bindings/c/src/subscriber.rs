@@ -7,31 +7,31 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use gpu::Stream;
-use pubsub::NodeIdentity;
+use pubsub::NodeId;
 use pubsub::{ErrorKind, Metadata, Sample, Subscriber, Topic};
 
-use crate::boundary::{Filled, Out, Room, export};
+use crate::exclusive::Exclusive;
 use crate::failure::{Failure, Result, c_text};
+use crate::ffi::{Out, OutBytes, OutStruct, export};
 use crate::handle::Handle;
 use crate::layout::{RawEvent, RawSampleInfo, Timeout};
 use crate::registry;
 use crate::status::Status;
 use crate::topic::OpenTopic;
-use crate::turn::Turn;
 
 /// One who reads.
 #[derive(Debug)]
 pub(crate) struct OpenSubscriber {
-    pub(crate) subscriber: Turn<Subscriber>,
+    pub(crate) subscriber: Exclusive<Subscriber>,
 }
 
 /// How long one waits without looking whether the handle was closed. A signal handler that runs during
 /// such a look is not noticed.
-const GLANCE: Duration = Duration::from_secs(1);
+const CLOSE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 impl OpenSubscriber {
     pub(crate) fn new(topic: &Topic) -> Result<Self> {
-        Ok(Self { subscriber: Turn::new(topic.subscriber()?) })
+        Ok(Self { subscriber: Exclusive::new(topic.subscriber()?) })
     }
 
     /// If there is a stream, it waits for what is not written yet.
@@ -48,14 +48,15 @@ impl OpenSubscriber {
                     Some(stream) => subscriber.try_pull_on(stream),
                     None => subscriber.try_pull(),
                 };
-                return pulled?.ok_or(NOTHING);
+                return pulled?.ok_or(NO_MESSAGE);
             }
             loop {
                 let left = end.saturating_duration_since(Instant::now());
-                let (is_last, patience) = (left <= GLANCE, left.min(GLANCE));
+                let (is_last, slice) =
+                    (left <= CLOSE_CHECK_INTERVAL, left.min(CLOSE_CHECK_INTERVAL));
                 let pulled = match stream {
-                    Some(stream) => subscriber.pull_on(stream, patience),
-                    None => subscriber.pull(patience),
+                    Some(stream) => subscriber.pull_on(stream, slice),
+                    None => subscriber.pull(slice),
                 };
                 match pulled {
                     Ok(sample) => return Ok(sample),
@@ -75,7 +76,7 @@ impl OpenSubscriber {
 }
 
 /// Who asks again and again pays for no words.
-const NOTHING: Failure =
+const NO_MESSAGE: Failure =
     Failure::fixed(Status::WouldBlock, c"pull", c"pull: would block: no message");
 
 /// A message that is held.
@@ -91,7 +92,7 @@ pub(crate) struct OpenSample {
 struct Texts {
     memory: CString,
     origin: CString,
-    way: CString,
+    path: CString,
 }
 
 impl OpenSample {
@@ -111,9 +112,9 @@ impl OpenSample {
     fn texts(&self) -> &Texts {
         self.texts.get_or_init(|| Texts {
             memory: c_text(self.sample.place().to_string()),
-            way: c_text(self.sample.way().to_string()),
+            path: c_text(self.sample.path().to_string()),
             origin: c_text(
-                self.sample.origin().map(|node| NodeIdentity(node).to_string()).unwrap_or_default(),
+                self.sample.origin().map(|node| NodeId(node).to_string()).unwrap_or_default(),
             ),
         })
     }
@@ -127,7 +128,7 @@ impl OpenSample {
             metadata_length: self.metadata().len() as u64,
             memory: texts.memory.as_ptr(),
             origin: texts.origin.as_ptr(),
-            way: texts.way.as_ptr(),
+            path: texts.path.as_ptr(),
             publisher: sample.publisher().as_u64(),
             sequence: sample.sequence(),
             position: sample.position(),
@@ -174,7 +175,7 @@ export! {
     /// The next of what happened to the subscriber, if anything did.
     fn fabricast_subscriber_event(
         subscriber: Handle<OpenSubscriber>,
-        event: Filled<'_, RawEvent>[size],
+        event: OutStruct<'_, RawEvent>[size],
     ) -> i32, c"tell what happened to a subscriber" {
         let subscriber = subscriber.find(OPERATION)?;
         subscriber.subscriber.with(OPERATION, Timeout::Now, |subscriber| {
@@ -208,7 +209,7 @@ export! {
     fn fabricast_sample_read(
         sample: Handle<OpenSample>,
         offset: usize,
-        into: Room<'_>[length],
+        into: OutBytes<'_>[length],
     ) -> i32, c"read a sample" {
         sample.find(OPERATION)?.sample.read(offset as u64, into.0)?;
         Ok(())
@@ -239,7 +240,7 @@ export! {
     /// All that is known of it.
     fn fabricast_sample_info_of(
         sample: Handle<OpenSample>,
-        info: Filled<'_, RawSampleInfo>[size],
+        info: OutStruct<'_, RawSampleInfo>[size],
     ) -> i32, c"tell of a sample" {
         info.put(sample.find(OPERATION)?.info())
     }

@@ -4,10 +4,10 @@ use std::ffi::{CString, c_char};
 
 use pubsub::Topic;
 
-use crate::boundary::{Filled, Options, Out, Text, export};
 use crate::failure::c_text;
+use crate::ffi::{OptionalStruct, Out, OutStruct, Text, export};
 use crate::handle::Handle;
-use crate::layout::{RawTopicSettings, Usual};
+use crate::layout::{RawTopicSettings, WithDefaults};
 use crate::node::OpenNode;
 use crate::registry;
 
@@ -33,24 +33,24 @@ impl OpenTopic {
 export! {
     /// Fills in the usual settings.
     fn fabricast_topic_settings_init(
-        settings: Filled<'_, RawTopicSettings<'_>>[size],
+        settings: OutStruct<'_, RawTopicSettings<'_>>[size],
     ) -> i32, c"fill in a topic's settings" {
         // The caller's, so that what he sets behind what is known here is noticed.
         let size = settings.size();
-        settings.put(RawTopicSettings { size, ..RawTopicSettings::usual() })
+        settings.put(RawTopicSettings { size, ..RawTopicSettings::defaults() })
     }
 
     /// Opens a topic, and makes it if settings are given.
     fn fabricast_topic_open(
         node: Handle<OpenNode>,
         name: Text<'_>,
-        settings: Options<RawTopicSettings<'_>>,
+        settings: OptionalStruct<RawTopicSettings<'_>>,
         topic: Out<'_, *mut OpenTopic>,
     ) -> i32, c"open a topic" {
         let node = node.find(OPERATION)?;
         let name = name.required(OPERATION, "name")?;
         let opened = match settings.0 {
-            Some(settings) => node.node.topic(name, &settings.meaning(OPERATION)?)?,
+            Some(settings) => node.node.topic(name, &settings.to_options(OPERATION)?)?,
             None => node.node.open(name)?,
         };
         topic.put(registry::open(OPERATION, OpenTopic::new(opened)?)?)
@@ -72,7 +72,7 @@ export! {
     /// What it is like.
     fn fabricast_topic_settings_of(
         topic: Handle<OpenTopic>,
-        settings: Filled<'_, RawTopicSettings<'_>>[size],
+        settings: OutStruct<'_, RawTopicSettings<'_>>[size],
     ) -> i32, c"tell a topic's settings" {
         let topic = topic.find(OPERATION)?;
         let size = settings.size();

@@ -7,7 +7,7 @@ use pubsub::KNOWN_VARIABLES;
 const PREFIX: &str = "FABRICAST_";
 
 /// Logs a warning for each variable that is misspelt: once, when a log is there that shows it.
-pub(crate) fn warn_of_misspelt() {
+pub(crate) fn warn_misspelt() {
     static WARNED: Once = Once::new();
     if !tracing::event_enabled!(tracing::Level::WARN) {
         return;
@@ -46,7 +46,7 @@ mod tests {
             "FABRICAST_TOPIC_DEPHT",
             "FABRICAST_DEPTH",
             "FABRICAST_LABLE",
-            "FABRICAST_TOPIC_PATIENCE",
+            "FABRICAST_TOPIC_TIMEOUT",
             "FABRICAST_LABEL",
             "FABRICAST_UNRELATED",
             "HOME",
@@ -62,7 +62,7 @@ mod tests {
             of("FABRICAST_DEPTH", "FABRICAST_TOPIC_DEPTH"),
             of("FABRICAST_LABLE", "FABRICAST_LABEL"),
             of("FABRICAST_TOPIC_DEPHT", "FABRICAST_TOPIC_DEPTH"),
-            of("FABRICAST_TOPIC_PATIENCE", "FABRICAST_PATIENCE"),
+            of("FABRICAST_TOPIC_TIMEOUT", "FABRICAST_SERVICE_TIMEOUT"),
         ];
         assert_eq!(found, expected);
     }

@@ -12,7 +12,7 @@
 use libfabric_sys as sys;
 
 use super::Endpoint;
-use super::post::{Options, Posting, keep_mapping, keep_region};
+use super::post::{PostOptions, PostRequest, keep_mapped_key, keep_region};
 use super::rma::parts;
 use crate::address::Peer;
 use crate::error::{ErrorKind, Result};
@@ -209,7 +209,7 @@ impl Endpoint {
         queue: &mut CompletionQueue,
         to: Peer,
         request: &AtomicRequest<'_>,
-        options: impl Into<Options>,
+        options: impl Into<PostOptions>,
     ) -> Result<OperationId> {
         self.post_atomic(queue, to, request, (None, None), options.into())
     }
@@ -225,7 +225,7 @@ impl Endpoint {
         to: Peer,
         request: &AtomicRequest<'_>,
         result: &RegionSlice,
-        options: impl Into<Options>,
+        options: impl Into<PostOptions>,
     ) -> Result<OperationId> {
         self.post_atomic(queue, to, request, (None, Some(result)), options.into())
     }
@@ -243,7 +243,7 @@ impl Endpoint {
         request: &AtomicRequest<'_>,
         compare: &RegionSlice,
         result: &RegionSlice,
-        options: impl Into<Options>,
+        options: impl Into<PostOptions>,
     ) -> Result<OperationId> {
         self.post_atomic(queue, to, request, (Some(compare), Some(result)), options.into())
     }
@@ -254,7 +254,7 @@ impl Endpoint {
         to: Peer,
         request: &AtomicRequest<'_>,
         (with, result): (Option<&RegionSlice>, Option<&RegionSlice>),
-        options: Options,
+        options: PostOptions,
     ) -> Result<OperationId> {
         let (operation, form) = match (with, result) {
             (None, None) => ("fi_atomic", AtomicForm::Plain),
@@ -275,13 +275,13 @@ impl Endpoint {
         let (brought, _, brought_descriptor) = result.map_or(nothing, parts);
         let (address, key) = (request.remote.address, request.remote.key);
         let (datatype, op) = (request.datatype.number(), request.operation.number());
-        self.submit(
-            Posting::new(operation, CompletionKind::Atomic, to, &options),
+        self.post(
+            PostRequest::new(operation, CompletionKind::Atomic, to, &options),
             queue,
             |slot| {
                 let slices = [Some(request.operand), with, result];
                 slices.into_iter().flatten().for_each(|slice| keep_region(slot, slice));
-                keep_mapping(slot, request.remote);
+                keep_mapped_key(slot, request.remote);
             },
             #[allow(unsafe_code)]
             // SAFETY: the slot keeps all buffers alive until completion.

@@ -21,14 +21,14 @@ use super::{Endpoint, local_address};
 use crate::address::Address;
 use crate::domain::Fabric;
 use crate::error::{Error, ErrorKind, Result};
-use crate::event::{CONNECTION_DATA, ConnectionRequest, Event, EventQueue, EventQueueShared};
+use crate::event::{ConnectionRequest, Event, EventQueue, EventQueueShared, MAX_CONNECTION_DATA};
 use crate::handle::Handle;
 use crate::offer::Offer;
 use crate::waiting::Deadline;
 
 /// Connection data that every provider takes which has connected endpoints: verbs has the least
 /// room, 55 bytes, and less with shared connections. For those that do not say.
-const LEAST_CONNECTION_DATA: usize = 32;
+const MIN_CONNECTION_DATA: usize = 32;
 
 /// How many bytes of connection data an endpoint or listener takes.
 fn connection_data_limit(fid: *mut sys::fid) -> usize {
@@ -44,7 +44,7 @@ fn connection_data_limit(fid: *mut sys::fid) -> usize {
         )
     };
     // More than this would not fit the peer's event queue.
-    if code == 0 { limit.min(CONNECTION_DATA) } else { LEAST_CONNECTION_DATA }
+    if code == 0 { limit.min(MAX_CONNECTION_DATA) } else { MIN_CONNECTION_DATA }
 }
 
 fn check_connection_data(operation: &'static str, fid: *mut sys::fid, data: &[u8]) -> Result<()> {
@@ -134,9 +134,9 @@ impl Listener {
     /// # Errors
     /// What the provider says.
     pub fn open(fabric: &Fabric, offer: &Offer, events: &EventQueue) -> Result<Self> {
-        let blame = |e: Error| e.with_provider(fabric.provider());
+        let add_provider = |e: Error| e.with_provider(fabric.provider());
         if !events.shared.is_on(fabric) || offer.capabilities().provider != fabric.provider() {
-            return Err(blame(Error::new(
+            return Err(add_provider(Error::new(
                 ErrorKind::InvalidArgument,
                 "fi_passive_ep",
                 "offer and event queue must be of the fabric that listens",
@@ -151,15 +151,15 @@ impl Listener {
                 &mut listener,
                 ptr::null_mut(),
             );
-            Error::check("fi_passive_ep", i64::from(code)).map_err(blame)?;
+            Error::check("fi_passive_ep", i64::from(code)).map_err(add_provider)?;
             Handle::adopt("fi_passive_ep", listener)?
         };
         // SAFETY: both objects are alive; the queue is kept.
         let code = unsafe { sys::fi_bind(handle.as_fid(), events.shared.as_fid(), 0) };
-        Error::check("fi_pep_bind", i64::from(code)).map_err(blame)?;
+        Error::check("fi_pep_bind", i64::from(code)).map_err(add_provider)?;
         // SAFETY: the listener is alive and bound.
         let code = unsafe { sys::fi_listen(handle.as_ptr()) };
-        Error::check("fi_listen", i64::from(code)).map_err(blame)?;
+        Error::check("fi_listen", i64::from(code)).map_err(add_provider)?;
         Ok(Self { handle, events: Arc::clone(&events.shared), fabric: fabric.clone() })
     }
 
@@ -187,20 +187,21 @@ impl Listener {
     /// the request can still be rejected, or accepted. `InvalidArgument` for a request that came to
     /// another fabric, or was accepted or rejected already. What the provider says.
     pub fn reject(&self, request: &ConnectionRequest, reason: &[u8]) -> Result<()> {
-        let blame = |e: Error| e.with_provider(self.fabric.provider());
-        let refuse =
-            |why: &'static str| blame(Error::new(ErrorKind::InvalidArgument, "fi_reject", why));
+        let add_provider = |e: Error| e.with_provider(self.fabric.provider());
+        let refuse = |why: &'static str| {
+            add_provider(Error::new(ErrorKind::InvalidArgument, "fi_reject", why))
+        };
         if !request.offer.info.is_request() {
             return Err(refuse("the offer is not that of a connection request"));
         }
-        if !request.offer.info.is_of(&self.fabric) {
+        if !request.offer.info.belongs_to(&self.fabric) {
             return Err(refuse(
                 "the connection request came to a listener on another fabric object. Open the domain \
                  with Domain::open_on and the listener's fabric",
             ));
         }
-        check_connection_data("fi_reject", self.handle.as_fid(), reason).map_err(blame)?;
-        request.offer.info.claim("fi_reject").map_err(blame)?;
+        check_connection_data("fi_reject", self.handle.as_fid(), reason).map_err(add_provider)?;
+        request.offer.info.claim("fi_reject").map_err(add_provider)?;
         // SAFETY: the request's info is alive; its handle names the connection, and
         // is used this once.
         let code = unsafe {
@@ -212,7 +213,7 @@ impl Listener {
                 reason.len(),
             )
         };
-        Error::check("fi_reject", i64::from(code)).map(drop).map_err(blame)
+        Error::check("fi_reject", i64::from(code)).map(drop).map_err(add_provider)
     }
 }
 
@@ -243,7 +244,7 @@ impl Endpoint {
 
     fn check_connection_data(&self, operation: &'static str, data: &[u8]) -> Result<()> {
         check_connection_data(operation, self.handle.as_fid(), data)
-            .map_err(|e| self.domain.blame(e))
+            .map_err(|e| self.domain.add_provider(e))
     }
 
     /// Starts connecting to a listener. The event queue tells the outcome: an
@@ -257,7 +258,8 @@ impl Endpoint {
     /// `Truncated` for longer data, of which the provider sees nothing; what the provider says at
     /// once.
     pub fn start_connecting(&mut self, to: &Address, data: &[u8]) -> Result<()> {
-        self.check_connection_data("fi_connect", data).map_err(|e| e.with_peer(self.print(to)))?;
+        self.check_connection_data("fi_connect", data)
+            .map_err(|e| e.with_peer(self.format_address(to)))?;
         let mut address = to.0.clone();
         // Providers read whole sockaddr unions.
         address.resize(address.len().max(256), 0);
@@ -270,10 +272,10 @@ impl Endpoint {
                 data.len(),
             )
         };
-        self.attached.member.connects_to(self.print(to));
+        self.queue_binding.member.connects_to(self.format_address(to));
         Error::check("fi_connect", i64::from(code))
             .map(drop)
-            .map_err(|e| self.domain.blame(e).with_peer(self.print(to)))
+            .map_err(|e| self.domain.add_provider(e).with_peer(self.format_address(to)))
     }
 
     /// Accepts the request that this endpoint was opened for. The event queue
@@ -288,7 +290,9 @@ impl Endpoint {
         let code = unsafe {
             sys::fi_accept(self.handle.as_ptr(), data.as_ptr().cast::<c_void>(), data.len())
         };
-        Error::check("fi_accept", i64::from(code)).map(drop).map_err(|e| self.domain.blame(e))
+        Error::check("fi_accept", i64::from(code))
+            .map(drop)
+            .map_err(|e| self.domain.add_provider(e))
     }
 
     /// Connects and waits until the connection is up; returns the data that the
@@ -308,7 +312,7 @@ impl Endpoint {
         timeout: Duration,
     ) -> Result<Vec<u8>> {
         self.start_connecting(to, data)?;
-        self.await_connection(events, timeout).map_err(|e| e.with_peer(self.print(to)))
+        self.await_connection(events, timeout).map_err(|e| e.with_peer(self.format_address(to)))
     }
 
     /// Accepts and waits until the connection is up.
@@ -332,7 +336,7 @@ impl Endpoint {
             match events.wait(deadline.left())? {
                 Event::Connected { endpoint, data } if self.is(endpoint) => return Ok(data),
                 Event::Shutdown { endpoint } if self.is(endpoint) => {
-                    return Err(self.domain.blame(Error::new(
+                    return Err(self.domain.add_provider(Error::new(
                         ErrorKind::ConnectionLost,
                         "fi_connect",
                         "the peer closed the connection before it was up",
@@ -353,10 +357,12 @@ impl Endpoint {
     pub fn disconnect(&mut self) -> Result<()> {
         // SAFETY: the endpoint is alive; flags must be 0.
         let code = unsafe { sys::fi_shutdown(self.handle.as_ptr(), 0) };
-        Error::check("fi_shutdown", i64::from(code)).map(drop).map_err(|e| self.domain.blame(e))
+        Error::check("fi_shutdown", i64::from(code))
+            .map(drop)
+            .map_err(|e| self.domain.add_provider(e))
     }
 
-    fn print(&self, address: &Address) -> String {
-        super::print(&self.domain, address)
+    fn format_address(&self, address: &Address) -> String {
+        super::format_address(&self.domain, address)
     }
 }

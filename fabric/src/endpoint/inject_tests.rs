@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use libfabric_sys as sys;
 
-use super::{Injected, Target, inject_write_size};
-use crate::ring::{Port, RingOptions, Turn};
+use super::{InjectOutcome, RemoteTarget, inject_write_size};
+use crate::ring::{Port, PortEvent, RingOptions};
 use crate::{
     Access, AddressVector, CompletionQueue, Domain, Endpoint, EndpointKind, HostMemory, Query,
     RemoteMemory, TransferFlags,
@@ -64,7 +64,7 @@ fn pass_messages(opened: Opened) {
     let mut port = Port::new(endpoint, queue);
     let options = RingOptions::new(port.endpoint(), 64 << 10).unwrap();
     let reading = port.offer(&options).unwrap();
-    let (writing, answer) = port.accept(peer, &port.terms(reading).unwrap(), 1000).unwrap();
+    let (writing, answer) = port.accept(peer, &port.ring_offer(reading).unwrap(), 1000).unwrap();
     port.connect(reading, peer, &answer).unwrap();
     let source = domain.register(HostMemory::from_vec(vec![7; 32]).unwrap(), Access::WRITE);
     let source = source.unwrap();
@@ -85,7 +85,9 @@ fn pass_messages(opened: Opened) {
     let end = Instant::now() + TIMEOUT;
     while port.take(reading).is_ok() {
         assert!(Instant::now() < end, "the end was not told");
-        let (Turn::Idle | Turn::Ring) = port.turn().unwrap() else { panic!("nobody's") };
+        let (PortEvent::Idle | PortEvent::Ring) = port.progress().unwrap() else {
+            panic!("nobody's")
+        };
         std::thread::yield_now();
     }
     port.close().unwrap();
@@ -159,7 +161,7 @@ fn the_size_of_injected_writes_is_asked_for() {
     region.enable_for(&opened.endpoint).unwrap();
     let remote: RemoteMemory = opened.domain.attach(&region.describe().unwrap()).unwrap();
     let peer = opened.addresses.insert(&opened.endpoint.address().unwrap()).unwrap();
-    let options = crate::Options::token(0).flags(TransferFlags::INJECT);
+    let options = crate::PostOptions::token(0).flags(TransferFlags::INJECT);
     let Opened { endpoint, queue, .. } = &mut opened;
     let target = remote.slice(0..33).unwrap();
     let slice = region.slice(0..33).unwrap();
@@ -190,14 +192,14 @@ fn what_is_not_injected_bounds_its_own_call_and_length_only() {
     let memory: RemoteMemory = opened.domain.attach(&region.describe().unwrap()).unwrap();
     let peer = opened.addresses.insert(&opened.endpoint.address().unwrap()).unwrap();
     let Opened { endpoint, queue, .. } = &mut opened;
-    let target = Target { memory: &memory, offset: 0 };
+    let target = RemoteTarget { memory: &memory, offset: 0 };
     let mut inject = |length, data| {
         endpoint.try_inject_write(queue, peer, &[0; 16][..length], target, data).unwrap()
     };
-    assert_eq!(inject(8, Some(1)), Injected::Refused);
+    assert_eq!(inject(8, Some(1)), InjectOutcome::NotSupported);
     // The other call is there, but not for all lengths.
-    assert_eq!([16, 9].map(|length| inject(length, None)), [Injected::Refused; 2]);
-    assert_eq!(inject(8, None), Injected::Taken);
+    assert_eq!([16, 9].map(|length| inject(length, None)), [InjectOutcome::NotSupported; 2]);
+    assert_eq!(inject(8, None), InjectOutcome::Accepted);
     let limits = endpoint.limits;
     assert_eq!((limits.inject_write_size, limits.inject_write_data_size), (8, 0));
 }

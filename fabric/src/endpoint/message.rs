@@ -9,7 +9,7 @@ use std::os::raw::c_void;
 use libfabric_sys as sys;
 
 use super::Endpoint;
-use super::post::{Options, Posting, keep_region};
+use super::post::{PostOptions, PostRequest, keep_region};
 use super::rma::parts;
 use super::vectors::Vectors;
 use crate::address::Peer;
@@ -30,7 +30,7 @@ impl Endpoint {
         queue: &mut CompletionQueue,
         to: Peer,
         local: &RegionSlice,
-        options: impl Into<Options>,
+        options: impl Into<PostOptions>,
     ) -> Result<OperationId> {
         self.send_message(queue, to, local, None, options.into())
     }
@@ -45,7 +45,7 @@ impl Endpoint {
         to: Peer,
         local: &RegionSlice,
         tag: u64,
-        options: impl Into<Options>,
+        options: impl Into<PostOptions>,
     ) -> Result<OperationId> {
         self.send_message(queue, to, local, Some(tag), options.into())
     }
@@ -58,7 +58,7 @@ impl Endpoint {
         to: Peer,
         local: &RegionSlice,
         tag: Option<u64>,
-        options: Options,
+        options: PostOptions,
     ) -> Result<OperationId> {
         let operation = if tag.is_some() { "fi_tsendmsg" } else { "fi_send" };
         self.check_messages(operation, tag.is_some())?;
@@ -70,8 +70,8 @@ impl Endpoint {
         let peer = self.resolve(operation, to)?;
         let (pointer, length, descriptor) = parts(local);
         let flags = options.flags.bits();
-        self.submit(
-            Posting::new(operation, CompletionKind::Send, to, &options),
+        self.post(
+            PostRequest::new(operation, CompletionKind::Send, to, &options),
             queue,
             |slot| keep_region(slot, local),
             #[allow(unsafe_code)]
@@ -102,7 +102,7 @@ impl Endpoint {
         &mut self,
         queue: &mut CompletionQueue,
         into: &RegionSlice,
-        options: impl Into<Options>,
+        options: impl Into<PostOptions>,
     ) -> Result<OperationId> {
         self.receive_message(queue, Some(into), None, options.into())
     }
@@ -113,10 +113,10 @@ impl Endpoint {
     ///
     /// # Errors
     /// What the provider says.
-    pub fn receive_notice(
+    pub fn receive_immediate(
         &mut self,
         queue: &mut CompletionQueue,
-        options: impl Into<Options>,
+        options: impl Into<PostOptions>,
     ) -> Result<OperationId> {
         self.receive_message(queue, None, None, options.into())
     }
@@ -154,7 +154,7 @@ impl Endpoint {
         queue: &mut CompletionQueue,
         into: &RegionSlice,
         tag_and_ignore: (u64, u64),
-        options: impl Into<Options>,
+        options: impl Into<PostOptions>,
     ) -> Result<OperationId> {
         self.receive_message(queue, Some(into), Some(tag_and_ignore), options.into())
     }
@@ -165,12 +165,12 @@ impl Endpoint {
         queue: &mut CompletionQueue,
         into: Option<&RegionSlice>,
         tag_and_ignore: Option<(u64, u64)>,
-        options: Options,
+        options: PostOptions,
     ) -> Result<OperationId> {
-        let (operation, call) = self.receiving(into, tag_and_ignore)?;
+        let (operation, call) = self.receive_call(into, tag_and_ignore)?;
         self.check_no_flags(operation, &options)?;
-        self.submit(
-            Posting::new(operation, CompletionKind::Receive, Peer::ANY, &options),
+        self.post(
+            PostRequest::new(operation, CompletionKind::Receive, Peer::ANY, &options),
             queue,
             |slot| into.into_iter().for_each(|into| keep_region(slot, into)),
             call,
@@ -185,7 +185,7 @@ impl Endpoint {
         tag: Option<u64>,
         token: u64,
     ) -> Result<bool> {
-        let (operation, call) = self.receiving(into, tag.map(|tag| (tag, 0)))?;
+        let (operation, call) = self.receive_call(into, tag.map(|tag| (tag, 0)))?;
         let member = self.check_queue(operation, queue)?;
         let slot = queue.take(member, CompletionKind::Receive, Peer::ANY, token)?;
         let (id, context) = (slot.id(), slot.context());
@@ -195,13 +195,13 @@ impl Endpoint {
             return Ok(true);
         }
         queue.put_back(id.index);
-        self.no_room(operation, Peer::ANY, code)
+        self.false_if_would_block(operation, Peer::ANY, code)
     }
 
     /// The call that posts a receive, checked, with its name. What it names is to be kept alive
     /// until completion.
     #[inline]
-    fn receiving(
+    fn receive_call(
         &self,
         into: Option<&RegionSlice>,
         tag_and_ignore: Option<(u64, u64)>,

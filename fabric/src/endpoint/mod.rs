@@ -18,22 +18,22 @@
 #![allow(unsafe_code)]
 
 mod atomic;
-mod chunk;
 mod connection;
+mod idle_connections;
 #[cfg(test)]
 mod inject_tests;
 mod message;
+mod nonblocking;
 mod post;
 #[cfg(test)]
 mod removal_tests;
 mod rma;
-mod silent;
 mod vectors;
 
 pub use atomic::{AtomicForm, AtomicOperation, AtomicRequest, Datatype};
-pub(crate) use chunk::{Injected, Piece, Target};
 pub use connection::Listener;
-pub use post::Options;
+pub(crate) use nonblocking::{InjectOutcome, LocalSegment, RemoteTarget};
+pub use post::PostOptions;
 
 use std::mem::ManuallyDrop;
 use std::ptr;
@@ -43,14 +43,14 @@ use libfabric_sys as sys;
 
 use crate::address::{Address, AddressVector, Peer};
 use crate::capabilities::EndpointKind;
-use crate::choice::forgets_injected_writes;
+use crate::choice::injects_without_context;
 use crate::counter::Counter;
 use crate::domain::Domain;
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::{EventQueue, EventQueueShared};
 use crate::flags::{Access, Caps};
 use crate::handle::Handle;
-use crate::hazard::Hazard;
+use crate::hazard::HazardPointer;
 use crate::memory::BoundRegistrations;
 use crate::offer::Offer;
 use crate::queue::{Completion, CompletionQueue, QueueShared};
@@ -88,12 +88,12 @@ use crate::version::Version;
 #[derive(Debug)]
 pub struct Endpoint {
     handle: ManuallyDrop<Handle<sys::fid_ep>>,
-    is_shut: bool,
+    is_closed: bool,
     /// Before the queue: rxm keeps megabytes of a vector closed after them.
     addresses: Option<AddressVector>,
     /// The peer that is posted to now, for those that remove peers.
-    hazard: Arc<Hazard>,
-    attached: Attached,
+    hazard: Arc<HazardPointer>,
+    queue_binding: QueueBinding,
     limits: Limits,
     /// Regions that are closed before it is.
     bound: BoundRegistrations,
@@ -106,7 +106,7 @@ pub struct Endpoint {
 
 /// The endpoint's place in its queue.
 #[derive(Debug, Clone)]
-struct Attached {
+struct QueueBinding {
     member: Arc<crate::queue::Member>,
     queue: Arc<QueueShared>,
     number: u32,
@@ -206,7 +206,7 @@ impl<'q> EndpointBuilder<'q> {
     pub fn open(self) -> Result<Endpoint> {
         let domain = self.domain;
         let refuse = |why: &'static str| {
-            domain.blame(Error::new(ErrorKind::InvalidArgument, "fi_endpoint", why))
+            domain.add_provider(Error::new(ErrorKind::InvalidArgument, "fi_endpoint", why))
         };
         let connectionless = domain.capabilities().endpoint != EndpointKind::Msg;
         if connectionless && self.addresses.is_none() {
@@ -231,16 +231,16 @@ impl<'q> EndpointBuilder<'q> {
         if (named && ours.provider != theirs.provider) || ours.endpoint != theirs.endpoint {
             return Err(refuse("the offer is of another provider than the domain"));
         }
-        if !self.offer.info.is_of(domain.fabric()) {
+        if !self.offer.info.belongs_to(domain.fabric()) {
             return Err(refuse(
                 "the connection request came to a listener on another fabric object. Open the domain \
                  with Domain::open_on and the listener's fabric",
             ));
         }
         if self.destination.is_some() && self.offer.info.is_request() {
-            return Err(refuse("a connection request leads to its peer already"));
+            return Err(refuse("a connection request already has a destination"));
         }
-        self.offer.info.claim("fi_endpoint").map_err(|e| domain.blame(e))?;
+        self.offer.info.claim("fi_endpoint").map_err(|e| domain.add_provider(e))?;
         let towards = match &self.destination {
             Some(address) => Some(self.offer.info.towards(&address.0)?),
             None => None,
@@ -251,11 +251,11 @@ impl<'q> EndpointBuilder<'q> {
         let handle = unsafe {
             let code = sys::fi_endpoint(domain.as_ptr(), info, &mut endpoint, ptr::null_mut());
             Error::check("fi_endpoint", i64::from(code)).map_err(|e| {
-                let e = domain.blame(e);
+                let e = domain.add_provider(e);
                 let lost = !connectionless && self.destination.is_none();
                 if lost && e.kind() == ErrorKind::InvalidArgument {
                     return e.with_detail(
-                        "the provider may have to know the listener already: use `towards`",
+                        "the provider may need the address of the listener when the endpoint is opened. Set it in the EndpointBuilder",
                     );
                 }
                 e
@@ -265,7 +265,7 @@ impl<'q> EndpointBuilder<'q> {
         let bind = |operation, fid: *mut sys::fid, flags: u64| {
             // SAFETY: both objects are alive, and are kept by the endpoint below.
             let code = unsafe { sys::fi_bind(handle.as_fid(), fid, flags) };
-            Error::check(operation, i64::from(code)).map(drop).map_err(|e| domain.blame(e))
+            Error::check(operation, i64::from(code)).map(drop).map_err(|e| domain.add_provider(e))
         };
         if let Some(addresses) = &self.addresses
             && connectionless
@@ -276,10 +276,10 @@ impl<'q> EndpointBuilder<'q> {
             bind("fi_ep_bind (event queue)", events.as_fid(), 0)?;
         }
         let flags = sys::FI_TRANSMIT | sys::FI_RECV;
-        bind("fi_ep_bind (completion queue)", queue.share().as_fid(), flags)?;
+        bind("fi_ep_bind (completion queue)", queue.shared_handle().as_fid(), flags)?;
         let mut counters = self.counters;
         let counts_writes = |(_, events): &(_, Access)| events.contains(Access::WRITE);
-        if forgets_injected_writes(&ours.provider)
+        if injects_without_context(&ours.provider)
             && ours.caps.contains(Caps::RMA)
             && !counters.iter().any(counts_writes)
         {
@@ -291,25 +291,26 @@ impl<'q> EndpointBuilder<'q> {
         }
         // SAFETY: the endpoint is alive and all it needs is bound.
         let code = unsafe { sys::fi_enable(handle.as_fid()) };
-        Error::check("fi_enable", i64::from(code)).map_err(|e| explain_enable(domain.blame(e)))?;
+        Error::check("fi_enable", i64::from(code))
+            .map_err(|e| explain_enable(domain.add_provider(e)))?;
         if connectionless && let Ok(address) = local_address(handle.as_fid()) {
-            silent::keep_away(&address);
+            idle_connections::defer_accept(&address);
         }
         let limits = limits(&domain, &handle);
         // Only now: a queue must not count on an endpoint that did not come up.
-        let destination = self.destination.as_ref().map(|address| print(&domain, address));
+        let destination = self.destination.as_ref().map(|address| format_address(&domain, address));
         let destination = destination.or_else(|| self.offer.info.destination());
         let named = if connectionless { self.addresses.clone() } else { None };
         let (number, member) = queue.join(handle.as_fid(), named);
         if let Some(name) = destination {
             member.connects_to(name);
         }
-        let attached = Attached { queue: queue.share(), number, member };
+        let queue_binding = QueueBinding { queue: queue.shared_handle(), number, member };
         let hazard = self.addresses.as_ref().map_or_else(Arc::default, AddressVector::add_hazard);
         Ok(Endpoint {
             handle: ManuallyDrop::new(handle),
-            is_shut: false,
-            attached,
+            is_closed: false,
+            queue_binding,
             limits,
             bound: BoundRegistrations::new(),
             addresses: self.addresses,
@@ -325,7 +326,7 @@ impl<'q> EndpointBuilder<'q> {
 fn explain_enable(error: Error) -> Error {
     if error.kind() == ErrorKind::Busy {
         return error.with_detail(
-            "another endpoint has this name: one of a process that runs, or what a killed process left in \
+            "the source name is in use by a running process, or by a file that a killed process left in \
              /dev/shm. Choose another source, or none",
         );
     }
@@ -340,9 +341,9 @@ fn explain_enable(error: Error) -> Error {
 }
 
 /// An address in readable form, for messages.
-fn print(domain: &Domain, address: &Address) -> String {
+fn format_address(domain: &Domain, address: &Address) -> String {
     let format = domain.capabilities().address_format;
-    crate::offer::print_address(format, address.0.as_ptr(), address.0.len())
+    crate::offer::format_address_bytes(format, address.0.as_ptr(), address.0.len())
 }
 
 fn limits(domain: &Domain, handle: &Handle<sys::fid_ep>) -> Limits {
@@ -350,7 +351,7 @@ fn limits(domain: &Domain, handle: &Handle<sys::fid_ep>) -> Limits {
     // SAFETY: the endpoint is alive, and nothing changes its tables now.
     let endpoint = unsafe { &*handle.as_ptr() };
     let has = |is_absent: bool, caps| !is_absent && capabilities.caps.contains(caps);
-    let inject_write_size = match Version::tells_inject_sizes() {
+    let inject_write_size = match Version::has_inject_size_option() {
         true => inject_write_size(handle, capabilities.inject_size),
         false => capabilities.inject_size,
     };
@@ -380,7 +381,7 @@ impl Endpoint {
     /// A peer's address, for messages.
     #[cold]
     pub(crate) fn name_of(&self, peer: Peer) -> Option<String> {
-        self.attached.member.name_of(peer)
+        self.queue_binding.member.name_of(peer)
     }
 
     /// Starts making an endpoint of a domain.
@@ -401,7 +402,7 @@ impl Endpoint {
     /// # Errors
     /// What the provider says.
     pub fn address(&self) -> Result<Address> {
-        local_address(self.handle.as_fid()).map_err(|e| self.domain.blame(e))
+        local_address(self.handle.as_fid()).map_err(|e| self.domain.add_provider(e))
     }
 
     /// Who sent what a completion tells of, if the query asked for `Caps::SOURCE` and
@@ -445,7 +446,7 @@ impl Endpoint {
         };
         Error::check("fi_setopt (FI_OPT_FI_HMEM_P2P)", i64::from(code))
             .map(drop)
-            .map_err(|e| self.domain.blame(e))
+            .map_err(|e| self.domain.add_provider(e))
     }
 
     /// Closes the endpoint and says if that failed; dropping it only logs that.
@@ -455,21 +456,21 @@ impl Endpoint {
     /// # Errors
     /// What the provider says.
     pub fn close(mut self) -> Result<()> {
-        self.shut().map_err(|e| self.domain.blame(e))
+        self.close_once().map_err(|e| self.domain.add_provider(e))
     }
 
     /// The second time there is nothing left to do.
-    fn shut(&mut self) -> Result<()> {
-        if std::mem::replace(&mut self.is_shut, true) {
+    fn close_once(&mut self) -> Result<()> {
+        if std::mem::replace(&mut self.is_closed, true) {
             return Ok(());
         }
-        if self.handle.is_parents() {
+        if self.handle.is_inherited() {
             // A forked child: the parent goes on with endpoint, queue and memory.
             return Ok(());
         }
-        self.attached.member.leave();
-        if crate::choice::wants_entries_read(&self.domain.capabilities().provider) {
-            self.attached.queue.save_entries();
+        self.queue_binding.member.begin_close();
+        if crate::choice::must_drain_before_close(&self.domain.capabilities().provider) {
+            self.queue_binding.queue.drain_entries();
         }
         self.bound.close();
         // SAFETY: taken once, since this comes here once, and used by nobody afterwards: `close`
@@ -477,11 +478,15 @@ impl Endpoint {
         let handle = unsafe { ManuallyDrop::take(&mut self.handle) };
         let result = handle.close();
         if result.is_ok() {
-            self.attached.member.left(&self.attached.queue);
+            self.queue_binding.member.finish_close(&self.queue_binding.queue);
         } else {
             // The provider may still use all of it: what the endpoint was made from,
             // and the memory in its queues, must never be freed.
-            std::mem::forget((self.attached.clone(), self.addresses.clone(), self.events.clone()));
+            std::mem::forget((
+                self.queue_binding.clone(),
+                self.addresses.clone(),
+                self.events.clone(),
+            ));
             std::mem::forget((self.counters.clone(), self.domain.clone()));
         }
         result
@@ -500,7 +505,7 @@ impl Endpoint {
 
 impl Drop for Endpoint {
     fn drop(&mut self) {
-        if let Err(error) = self.shut() {
+        if let Err(error) = self.close_once() {
             // Its buffers stay in quarantine: the provider may still use them.
             tracing::error!(%error, "an endpoint could not be closed");
         }

@@ -24,9 +24,9 @@ use crate::waiting::{Backoff, Deadline};
 /// How one operation is posted. A bare number is its token.
 ///
 /// ```
-/// use fabric::{Options, TransferFlags};
-/// let plain: Options = 42.into();
-/// let safe = Options::token(42).flags(TransferFlags::DELIVERY_COMPLETE);
+/// use fabric::{PostOptions, TransferFlags};
+/// let plain: PostOptions = 42.into();
+/// let safe = PostOptions::token(42).flags(TransferFlags::DELIVERY_COMPLETE);
 /// # let _ = (plain, safe);
 /// ```
 ///
@@ -43,7 +43,7 @@ use crate::waiting::{Backoff, Deadline};
 /// # let mut endpoint =
 /// #     Endpoint::builder(&domain).addresses(&addresses).queue(&mut queue).open()?;
 /// # let inbox = domain.register(HostMemory::zeroed(64)?, Access::ALL)?;
-/// let at_once = Options::token(9).patience(Duration::ZERO);
+/// let at_once = PostOptions::token(9).timeout(Duration::ZERO);
 /// match endpoint.receive(&mut queue, &inbox.all(), at_once) {
 ///     Ok(_) => {}
 ///     Err(full) => assert_eq!(full.kind(), ErrorKind::WouldBlock),
@@ -51,22 +51,22 @@ use crate::waiting::{Backoff, Deadline};
 /// # Ok::<(), fabric::Error>(())
 /// ```
 #[derive(Debug, Clone, Copy)]
-pub struct Options {
+pub struct PostOptions {
     pub(super) token: u64,
     pub(super) flags: TransferFlags,
-    pub(super) patience: Duration,
+    pub(super) timeout: Duration,
 }
 
-impl Options {
+impl PostOptions {
     /// How long a post makes progress while the provider's queue is full, before
     /// it gives up.
-    pub const PATIENCE: Duration = Duration::from_secs(5);
+    pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(5);
 
     /// With this token, which the completion will carry.
     #[must_use]
     #[inline]
     pub fn token(token: u64) -> Self {
-        Self { token, flags: TransferFlags::empty(), patience: Self::PATIENCE }
+        Self { token, flags: TransferFlags::empty(), timeout: Self::DEFAULT_TIMEOUT }
     }
 
     /// With these flags.
@@ -85,13 +85,13 @@ impl Options {
     /// Waits at most this long for room in the provider's queue; not at all, and
     /// fails with `WouldBlock`, if it is zero.
     #[must_use]
-    pub fn patience(mut self, patience: Duration) -> Self {
-        self.patience = patience;
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
         self
     }
 }
 
-impl From<u64> for Options {
+impl From<u64> for PostOptions {
     #[inline]
     fn from(token: u64) -> Self {
         Self::token(token)
@@ -100,25 +100,25 @@ impl From<u64> for Options {
 
 /// One operation on its way to the provider.
 #[derive(Clone, Copy)]
-pub(super) struct Posting {
+pub(super) struct PostRequest {
     operation: &'static str,
     kind: CompletionKind,
     /// Whom it is directed to.
     peer: Peer,
     token: u64,
-    patience: Duration,
+    timeout: Duration,
 }
 
-impl Posting {
+impl PostRequest {
     #[inline]
     pub(super) fn new(
         operation: &'static str,
         kind: CompletionKind,
         peer: Peer,
-        options: &Options,
+        options: &PostOptions,
     ) -> Self {
-        let Options { token, patience, .. } = *options;
-        Self { operation, kind, peer, token, patience }
+        let PostOptions { token, timeout, .. } = *options;
+        Self { operation, kind, peer, token, timeout }
     }
 }
 
@@ -143,7 +143,7 @@ impl Endpoint {
 
     /// Is a peer that was resolved before still there?
     #[cold]
-    fn check_known(&self, operation: &'static str, peer: Peer) -> Result<()> {
+    fn check_not_removed(&self, operation: &'static str, peer: Peer) -> Result<()> {
         if peer == Peer::ANY { Ok(()) } else { self.resolve(operation, peer).map(drop) }
     }
 
@@ -156,7 +156,7 @@ impl Endpoint {
 
     #[cold]
     pub(super) fn refuse(&self, operation: &'static str, kind: ErrorKind, why: String) -> Error {
-        self.domain.blame(Error::new(kind, operation, why))
+        self.domain.add_provider(Error::new(kind, operation, why))
     }
 
     /// An error with this reason, unless it is so.
@@ -194,7 +194,7 @@ impl Endpoint {
                 names(&needed).join(", ")
             )
         })?;
-        self.ensure(slice.is_for(self), operation, ErrorKind::InvalidArgument, || {
+        self.ensure(slice.is_usable_with(self), operation, ErrorKind::InvalidArgument, || {
             "the local region is registered with another domain, or bound to another endpoint"
                 .to_owned()
         })
@@ -219,10 +219,10 @@ impl Endpoint {
         self.ensure(length as u64 <= remote.length, operation, ErrorKind::OutOfBounds, || {
             format!("{length} bytes do not fit a remote range of {}", remote.length)
         })?;
-        self.ensure(remote.rights.contains(needed), operation, ErrorKind::AccessDenied, || {
+        self.ensure(remote.access.contains(needed), operation, ErrorKind::AccessDenied, || {
             format!(
                 "the remote region grants {}, not {}",
-                names(&remote.rights).join(", "),
+                names(&remote.access).join(", "),
                 names(&needed).join(", ")
             )
         })
@@ -243,10 +243,14 @@ impl Endpoint {
 
     /// For operations that libfabric has no form with flags of.
     #[inline]
-    pub(super) fn check_no_flags(&self, operation: &'static str, options: &Options) -> Result<()> {
+    pub(super) fn check_no_flags(
+        &self,
+        operation: &'static str,
+        options: &PostOptions,
+    ) -> Result<()> {
         let flags = options.flags;
         self.ensure(flags.is_empty(), operation, ErrorKind::InvalidArgument, || {
-            format!("flags {}: it takes none", names(&flags).join(", "))
+            format!("this operation has no form with flags, got {}", names(&flags).join(", "))
         })
     }
 
@@ -257,7 +261,7 @@ impl Endpoint {
         self.ensure(has_them, operation, ErrorKind::NotSupported, || match tagged {
             true => "the endpoint has no tagged messages: ask for Caps::TAGGED".to_owned(),
             false => "the endpoint has no messages: ask for Caps::MESSAGE (a provider that is \
-                      known to lose them has none)"
+                      known to lose messages offers none)"
                 .to_owned(),
         })
     }
@@ -281,11 +285,11 @@ impl Endpoint {
         operation: &'static str,
         queue: &CompletionQueue,
     ) -> Result<u32> {
-        let is_ours = queue.is(&self.attached.queue);
+        let is_ours = queue.is(&self.queue_binding.queue);
         self.ensure(is_ours, operation, ErrorKind::InvalidArgument, || {
             "the endpoint reports to another completion queue".to_owned()
         })?;
-        Ok(self.attached.number)
+        Ok(self.queue_binding.number)
     }
 
     /// Takes a slot, calls the provider until it takes the operation, and lets
@@ -294,9 +298,9 @@ impl Endpoint {
     /// Both closures are copied for the rare case, instead of lent: what they hold
     /// can stay in registers on the way that all but a few operations go.
     #[inline]
-    pub(super) fn submit(
+    pub(super) fn post(
         &mut self,
-        posting: Posting,
+        posting: PostRequest,
         queue: &mut CompletionQueue,
         keep: impl FnOnce(&mut Slot) + Copy,
         call: impl Fn(*mut sys::fid_ep, *mut c_void) -> isize + Copy,
@@ -310,19 +314,19 @@ impl Endpoint {
             keep(slot);
             return Ok(id);
         }
-        let Posting { operation, peer, patience, .. } = posting;
-        self.submit_again(operation, peer, patience, queue, id, keep, (code, context), call)
+        let PostRequest { operation, peer, timeout, .. } = posting;
+        self.retry_post(operation, peer, timeout, queue, id, keep, (code, context), call)
     }
 
-    /// The rest of `submit`, for when the first call did not do it.
+    /// The rest of `post`, for when the first call did not do it.
     #[cold]
     #[inline(never)]
     #[expect(clippy::too_many_arguments, reason = "one struct of them would be filled each time")]
-    fn submit_again(
+    fn retry_post(
         &mut self,
         operation: &'static str,
         peer: Peer,
-        patience: Duration,
+        timeout: Duration,
         queue: &mut CompletionQueue,
         id: OperationId,
         keep: impl FnOnce(&mut Slot),
@@ -332,9 +336,9 @@ impl Endpoint {
         let endpoint = self.handle.as_ptr();
         let mut gone = None;
         if code == AGAIN {
-            code = Self::insist(queue, patience, || {
+            code = Self::retry_until_timeout(queue, timeout, || {
                 // The peer may have been removed meanwhile.
-                gone = self.check_known(operation, peer).err();
+                gone = self.check_not_removed(operation, peer).err();
                 if gone.is_some() { REMOVED } else { call(endpoint, context) }
             });
         }
@@ -344,23 +348,23 @@ impl Endpoint {
             return Ok(id);
         }
         queue.put_back(id.index);
-        Err(gone.unwrap_or_else(|| self.posting_failed(operation, peer, code, patience)))
+        Err(gone.unwrap_or_else(|| self.post_error(operation, peer, code, timeout)))
     }
 
     /// The provider's queue is full, or a connection is still coming up: makes
     /// progress, with growing pauses, and tries again until patience is over.
     #[cold]
-    fn insist(
+    fn retry_until_timeout(
         queue: &mut CompletionQueue,
-        patience: Duration,
+        timeout: Duration,
         mut call: impl FnMut() -> isize,
     ) -> isize {
-        if patience.is_zero() {
+        if timeout.is_zero() {
             // One look at the queue may be all that is needed.
             queue.progress();
             return call();
         }
-        let deadline = Deadline::after(patience);
+        let deadline = Deadline::after(timeout);
         let mut backoff = Backoff::new();
         loop {
             queue.progress();
@@ -372,25 +376,25 @@ impl Endpoint {
     }
 
     #[cold]
-    pub(super) fn posting_failed(
+    pub(super) fn post_error(
         &self,
         operation: &'static str,
         peer: Peer,
         code: isize,
-        patience: Duration,
+        timeout: Duration,
     ) -> Error {
-        let mut error = self.domain.blame(Error::from_code(operation, code as i64));
-        if let Some(name) = self.attached.member.name_of(peer) {
+        let mut error = self.domain.add_provider(Error::from_code(operation, code as i64));
+        if let Some(name) = self.queue_binding.member.name_of(peer) {
             error = error.with_peer(name);
         }
         if code != AGAIN {
             return error;
         }
-        if patience.is_zero() {
+        if timeout.is_zero() {
             error.with_detail("the provider's queue is full")
         } else {
             error.with_kind(ErrorKind::DeadlineExceeded).with_detail(format!(
-                "the provider took nothing for {patience:?}: its queue is full, or the peer does not answer"
+                "the provider accepted no operation for {timeout:?}: its queue is full or the peer does not respond. Poll the completion queue, or raise the timeout"
             ))
         }
     }
@@ -404,8 +408,8 @@ pub(super) fn keep_region(slot: &mut Slot, slice: &RegionSlice) {
 
 /// Puts a mapped key, where there is one, under an operation's protection.
 #[inline]
-pub(super) fn keep_mapping(slot: &mut Slot, remote: &RemoteSlice) {
-    if let Some(mapping) = &remote.mapping {
-        slot.keep_mapping(mapping);
+pub(super) fn keep_mapped_key(slot: &mut Slot, remote: &RemoteSlice) {
+    if let Some(mapped_key) = &remote.mapped_key {
+        slot.keep_mapped_key(mapped_key);
     }
 }

@@ -10,10 +10,10 @@ use libfabric_sys as sys;
 
 use crate::{
     Access, Address, AddressVector, CompletionQueue, Domain, Endpoint, EndpointKind, ErrorKind,
-    HostMemory, Options, Peer, Query, RegionSlice,
+    HostMemory, Peer, PostOptions, Query, RegionSlice,
 };
 
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 struct Opened {
     endpoint: Endpoint,
@@ -41,7 +41,7 @@ fn open() -> Opened {
 }
 
 fn wait_for(what: impl Fn() -> bool) {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TIMEOUT;
     while !what() {
         assert!(Instant::now() < end, "nothing happened");
         thread::sleep(Duration::from_millis(1));
@@ -63,7 +63,7 @@ unsafe extern "C" fn slow_send(
     _: *mut c_void,
 ) -> isize {
     IS_IN_CALL.store(true, Ordering::SeqCst);
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TIMEOUT;
     while !MAY_RETURN.load(Ordering::SeqCst) && Instant::now() < end {
         thread::sleep(Duration::from_millis(1));
     }
@@ -154,7 +154,7 @@ fn a_post_that_waits_for_room_ends_when_its_peer_is_removed() {
     let peer = addresses.insert(&known[0]).unwrap();
     thread::scope(|scope| {
         let poster = scope.spawn(|| {
-            let patient = Options::token(1).patience(3 * PATIENCE);
+            let patient = PostOptions::token(1).timeout(3 * TIMEOUT);
             let refused = endpoint.send(&mut queue, peer, &slice, patient).unwrap_err();
             (refused, Instant::now())
         });
@@ -163,7 +163,7 @@ fn a_post_that_waits_for_room_ends_when_its_peer_is_removed() {
         addresses.remove(peer).unwrap();
         let (refused, end) = poster.join().unwrap();
         assert_eq!(refused.kind(), ErrorKind::Closed, "{refused}");
-        assert!(end.saturating_duration_since(start) < PATIENCE, "it waited on");
+        assert!(end.saturating_duration_since(start) < TIMEOUT, "it waited on");
     });
 }
 
@@ -189,10 +189,10 @@ fn posts_beside_removals_are_made_or_refused() {
             }
         });
         let mut tried = 0;
-        let end = Instant::now() + PATIENCE / 10;
+        let end = Instant::now() + TIMEOUT / 10;
         while inserted.load(Ordering::Relaxed) < 100 && Instant::now() < end {
             let peer = *current.lock().unwrap();
-            let options = Options::token(1).patience(Duration::from_millis(50));
+            let options = PostOptions::token(1).timeout(Duration::from_millis(50));
             tried += 1;
             match endpoint.send(&mut queue, peer, &slice, options) {
                 Ok(_) => {}

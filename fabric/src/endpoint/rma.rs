@@ -15,7 +15,7 @@ use std::os::raw::c_void;
 use libfabric_sys as sys;
 
 use super::Endpoint;
-use super::post::{Options, Posting, keep_mapping, keep_region};
+use super::post::{PostOptions, PostRequest, keep_mapped_key, keep_region};
 use super::vectors::Vectors;
 use crate::address::Peer;
 use crate::error::Result;
@@ -46,7 +46,7 @@ impl Endpoint {
         to: Peer,
         local: &RegionSlice,
         remote: &RemoteSlice,
-        options: impl Into<Options>,
+        options: impl Into<PostOptions>,
     ) -> Result<OperationId> {
         self.transfer(queue, to, local, remote, Transfer::Write, options.into())
     }
@@ -69,7 +69,7 @@ impl Endpoint {
     /// # let target = domain.register(HostMemory::zeroed(16)?, Access::ALL)?;
     /// let remote = domain.attach(&target.describe()?)?;
     /// if domain.capabilities().immediates_consume_receives() {
-    ///     endpoint.receive_notice(&mut queue, 0)?;
+    ///     endpoint.receive_immediate(&mut queue, 0)?;
     /// }
     /// endpoint.write_data(&mut queue, me, &source.all(), &remote.all(), 0xbeef, 1)?;
     /// let end = Instant::now() + Duration::from_secs(5);
@@ -94,7 +94,7 @@ impl Endpoint {
         local: &RegionSlice,
         remote: &RemoteSlice,
         data: u64,
-        options: impl Into<Options>,
+        options: impl Into<PostOptions>,
     ) -> Result<OperationId> {
         self.check_data("fi_writedata", data)?;
         self.transfer(queue, to, local, remote, Transfer::WriteData(data), options.into())
@@ -111,7 +111,7 @@ impl Endpoint {
         from: Peer,
         local: &RegionSlice,
         remote: &RemoteSlice,
-        options: impl Into<Options>,
+        options: impl Into<PostOptions>,
     ) -> Result<OperationId> {
         self.transfer(queue, from, local, remote, Transfer::Read, options.into())
     }
@@ -125,7 +125,7 @@ impl Endpoint {
         local: &RegionSlice,
         remote: &RemoteSlice,
         what: Transfer,
-        options: Options,
+        options: PostOptions,
     ) -> Result<OperationId> {
         let (operation, kind, here, there) = match what {
             Transfer::Write => {
@@ -147,12 +147,12 @@ impl Endpoint {
         let (pointer, length, descriptor) = parts(local);
         let (address, key) = (remote.address, remote.key);
         let flags = options.flags.bits();
-        self.submit(
-            Posting::new(operation, kind, with, &options),
+        self.post(
+            PostRequest::new(operation, kind, with, &options),
             queue,
             |slot| {
                 keep_region(slot, local);
-                keep_mapping(slot, remote);
+                keep_mapped_key(slot, remote);
             },
             #[allow(unsafe_code)]
             // SAFETY: the slot keeps the local range alive until completion, the vectors live for

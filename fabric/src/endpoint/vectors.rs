@@ -5,39 +5,39 @@ use std::os::raw::c_void;
 use libfabric_sys as sys;
 
 use super::Endpoint;
-use super::chunk::Piece;
+use super::nonblocking::LocalSegment;
 use crate::error::{ErrorKind, Result};
 use crate::flags::Access;
 
 /// Slices as libfabric wants them.
 pub(super) struct Vectors {
-    vector: [sys::iovec; Self::MOST],
-    descriptors: [*mut c_void; Self::MOST],
+    vector: [sys::iovec; Self::MAX_SEGMENTS],
+    descriptors: [*mut c_void; Self::MAX_SEGMENTS],
     count: usize,
     pub(super) length: usize,
 }
 
 impl Vectors {
     /// What every provider here can gather, and a slot can hold.
-    pub(super) const MOST: usize = 4;
+    pub(super) const MAX_SEGMENTS: usize = 4;
 
     /// A few pieces of regions that are to be written from.
     #[inline]
-    pub(super) fn of_pieces(
+    pub(super) fn from_segments(
         endpoint: &Endpoint,
         operation: &'static str,
-        pieces: &[Piece<'_>],
+        pieces: &[LocalSegment<'_>],
     ) -> Result<Self> {
-        let limit = endpoint.limits.iov_limit.min(Self::MOST);
+        let limit = endpoint.limits.iov_limit.min(Self::MAX_SEGMENTS);
         let mut vectors = Self::raw(std::ptr::null_mut(), 0, std::ptr::null_mut());
         vectors.count = pieces.len();
         let mut is_good = !pieces.is_empty() && pieces.len() <= limit;
         for (at, piece) in pieces.iter().enumerate().take(limit) {
             let region = &*piece.region.0;
             let end = piece.offset.checked_add(piece.length);
-            is_good &= end.is_some_and(|end| end <= region.contiguous)
+            is_good &= end.is_some_and(|end| end <= region.contiguous_length)
                 && piece.region.access().contains(Access::WRITE)
-                && piece.region.is_for(endpoint);
+                && piece.region.is_usable_with(endpoint);
             let iov_base = piece.region.as_ptr().wrapping_add(piece.offset).cast();
             vectors.vector[at] = sys::iovec { iov_base, iov_len: piece.length };
             vectors.descriptors[at] = region.descriptor;
@@ -45,7 +45,7 @@ impl Vectors {
         }
         endpoint.ensure(is_good, operation, ErrorKind::InvalidArgument, || {
             format!(
-                "what is written from are 1 to {limit} pieces of regions, each inside of one of \
+                "1 to {limit} segments are needed, each inside a region of this domain with Access::WRITE \
                  this domain that may be written from"
             )
         })?;
@@ -55,8 +55,8 @@ impl Vectors {
     /// One buffer; the caller has checked it.
     pub(super) fn raw(pointer: *mut c_void, length: usize, descriptor: *mut c_void) -> Self {
         let empty = sys::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
-        let mut vector = [empty; Self::MOST];
-        let mut descriptors = [std::ptr::null_mut(); Self::MOST];
+        let mut vector = [empty; Self::MAX_SEGMENTS];
+        let mut descriptors = [std::ptr::null_mut(); Self::MAX_SEGMENTS];
         vector[0] = sys::iovec { iov_base: pointer, iov_len: length };
         descriptors[0] = descriptor;
         Self { vector, descriptors, count: 1, length }

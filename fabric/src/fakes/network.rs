@@ -12,7 +12,7 @@ use std::ops::Range;
 
 use libfabric_sys as sys;
 
-use super::profile::Profile;
+use super::profile::ProviderProfile;
 
 /// An open object, by its address.
 #[derive(Debug)]
@@ -65,14 +65,14 @@ pub(super) struct Endpoint {
 
 #[derive(Debug)]
 pub(super) struct Receive {
-    pub(super) piece: Piece,
+    pub(super) piece: LocalSegment,
     pub(super) tag: Option<u64>,
     pub(super) context: usize,
 }
 
 /// Local memory, and the descriptor that came with it.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Piece {
+pub(super) struct LocalSegment {
     pub(super) at: usize,
     pub(super) length: usize,
     pub(super) descriptor: usize,
@@ -94,8 +94,8 @@ pub(super) struct Packet {
     pub(super) to: u64,
     pub(super) kind: Kind,
     /// Where bytes are taken from, and where those that are read go to.
-    pub(super) source: Vec<Piece>,
-    pub(super) result: Option<Piece>,
+    pub(super) source: Vec<LocalSegment>,
+    pub(super) result: Option<LocalSegment>,
     pub(super) length: usize,
     /// The bytes, once they left their source.
     pub(super) bytes: Option<Vec<u8>>,
@@ -104,27 +104,27 @@ pub(super) struct Packet {
     /// 0: it was injected, and nobody is told.
     pub(super) context: usize,
     /// Is it told of when it arrived, and not before? And was it?
-    pub(super) is_delivered: bool,
-    pub(super) is_told: bool,
+    pub(super) delivery_complete: bool,
+    pub(super) is_reported: bool,
     /// Where the parts of a long write begin that have not landed.
     pub(super) parts: Option<Vec<usize>>,
 }
 
 #[derive(Debug)]
 pub(super) struct Network {
-    pub(super) profile: Profile,
+    pub(super) profile: ProviderProfile,
     pub(super) objects: HashMap<usize, Open>,
-    flying: Vec<Packet>,
+    packets: Vec<Packet>,
     random: u64,
     pub(super) next_number: u64,
     pub(super) misuses: Vec<String>,
     /// Packets that landed before an earlier one of the same pair of endpoints.
-    pub(super) overtakings: u64,
+    pub(super) reordered: u64,
     /// Posts that there was no room for.
-    pub(super) refusals: u64,
+    pub(super) rejected_posts: u64,
     pub(super) most_entries: usize,
     /// Nothing can be posted: as if no connection came up.
-    pub(super) is_cut: bool,
+    pub(super) is_disconnected: bool,
 }
 
 thread_local! {
@@ -132,18 +132,18 @@ thread_local! {
 }
 
 /// Begins a thread's network anew.
-pub(super) fn begin(profile: Profile, seed: u64) {
+pub(super) fn begin(profile: ProviderProfile, seed: u64) {
     let network = Network {
         profile,
         objects: HashMap::new(),
-        flying: Vec::new(),
+        packets: Vec::new(),
         random: seed | 1,
         next_number: 1,
         misuses: Vec::new(),
-        overtakings: 0,
-        refusals: 0,
+        reordered: 0,
+        rejected_posts: 0,
         most_entries: 0,
-        is_cut: false,
+        is_disconnected: false,
     };
     NETWORK.set(Some(network));
 }
@@ -212,20 +212,20 @@ impl Network {
         }
         if let Object::Endpoint(_) = open.object {
             // What left goes on, and completes for nobody.
-            self.flying.retain(|packet| packet.from != address || packet.bytes.is_some());
+            self.packets.retain(|packet| packet.from != address || packet.bytes.is_some());
         }
         0
     }
 
     /// Does an operation in flight have this descriptor?
     fn is_used(&self, region: usize) -> bool {
-        let is_it = |piece: &Piece| piece.descriptor == region;
+        let is_it = |piece: &LocalSegment| piece.descriptor == region;
         let receives = self.objects.values().filter_map(|open| match &open.object {
             Object::Endpoint(endpoint) => Some(&endpoint.receives),
             _ => None,
         });
         receives.flatten().any(|receive| is_it(&receive.piece))
-            || self.flying.iter().any(|packet| {
+            || self.packets.iter().any(|packet| {
                 let is_unsent = packet.bytes.is_none();
                 let is_open = self.objects.contains_key(&packet.from);
                 let mut pieces = packet.source.iter().filter(|_| is_unsent).chain(&packet.result);
@@ -262,7 +262,7 @@ impl Network {
     pub(super) fn check_local(
         &mut self,
         address: usize,
-        piece: Piece,
+        piece: LocalSegment,
         right: u64,
     ) -> Result<(), String> {
         if self.profile.mr_mode & sys::FI_MR_LOCAL == 0 {
@@ -310,18 +310,18 @@ impl Network {
                 return self.misuse(what);
             }
         }
-        if self.is_cut || in_flight >= self.profile.depth || self.draw(16) == 0 {
-            self.refusals += 1;
+        if self.is_disconnected || in_flight >= self.profile.depth || self.draw(16) == 0 {
+            self.rejected_posts += 1;
             return AGAIN;
         }
         packet.to = to;
         if is_injected {
             packet.bytes = Some(gather(&packet.source));
         } else {
-            scribble(packet.context);
+            overwrite_context(packet.context);
         }
         self.endpoint(packet.from).unwrap().in_flight += 1;
-        self.flying.push(packet);
+        self.packets.push(packet);
         0
     }
 
@@ -329,12 +329,12 @@ impl Network {
     pub(super) fn progress(&mut self, queue: usize) {
         for _ in 0..self.draw(5) {
             let able: Vec<_> =
-                (0..self.flying.len()).filter(|at| self.can_move(*at, queue)).collect();
+                (0..self.packets.len()).filter(|at| self.can_move(*at, queue)).collect();
             if able.is_empty() {
                 return;
             }
             let at = able[self.draw(able.len())];
-            if self.flying[at].bytes.is_none() { self.leave(at) } else { self.land(at) }
+            if self.packets[at].bytes.is_none() { self.read_source(at) } else { self.deliver(at) }
         }
     }
 
@@ -349,20 +349,20 @@ impl Network {
     }
 
     fn can_move(&mut self, at: usize, queue: usize) -> bool {
-        let (from, to) = (self.flying[at].from, self.flying[at].to);
+        let (from, to) = (self.packets[at].from, self.packets[at].to);
         let sends = self.is_polled(from, queue);
-        if self.flying[at].bytes.is_none() {
+        if self.packets[at].bytes.is_none() {
             return sends;
         }
-        let is_message = matches!(self.flying[at].kind, Kind::Message(_));
+        let is_message = matches!(self.packets[at].kind, Kind::Message(_));
         let is_read = match self.find(to) {
             Some(target) => self.is_polled(target, queue),
             // Nobody is there any more.
             None => true,
         };
-        let is_moved = is_read || sends && self.profile.automatic && !is_message;
-        let packet = &self.flying[at];
-        is_moved && !self.flying[..at].iter().any(|before| self.is_ordered(before, packet))
+        let is_moved = is_read || sends && self.profile.automatic_progress && !is_message;
+        let packet = &self.packets[at];
+        is_moved && !self.packets[..at].iter().any(|before| self.is_ordered(before, packet))
     }
 
     fn is_ordered(&self, before: &Packet, after: &Packet) -> bool {
@@ -380,24 +380,24 @@ impl Network {
     }
 
     /// The bytes leave their source, which the caller may use again if it is told so.
-    fn leave(&mut self, at: usize) {
-        let (from, context) = (self.flying[at].from, self.flying[at].context);
-        let bytes = match self.flying[at].kind {
+    fn read_source(&mut self, at: usize) {
+        let (from, context) = (self.packets[at].from, self.packets[at].context);
+        let bytes = match self.packets[at].kind {
             Kind::Read => Vec::new(),
             _ => {
-                for piece in self.flying[at].source.clone() {
+                for piece in self.packets[at].source.clone() {
                     if let Err(what) = self.check_local(from, piece, 0) {
                         self.misuse(format!("closed under a transfer: {what}"));
                     }
                 }
-                gather(&self.flying[at].source)
+                gather(&self.packets[at].source)
             }
         };
-        let packet = &mut self.flying[at];
+        let packet = &mut self.packets[at];
         packet.bytes = Some(bytes);
-        if matches!(packet.kind, Kind::Write | Kind::Message(_)) && !packet.is_delivered {
+        if matches!(packet.kind, Kind::Write | Kind::Message(_)) && !packet.delivery_complete {
             let kind = packet.kind;
-            packet.is_told = true;
+            packet.is_reported = true;
             self.complete(from, context, kind);
         }
     }
@@ -410,7 +410,7 @@ impl Network {
         if context == 0 {
             return;
         }
-        if !is_scribbled(context) {
+        if !is_context_overwritten(context) {
             self.misuse("the context of an operation in flight was changed".to_owned());
         }
         let flags = match kind {
@@ -430,7 +430,7 @@ impl Network {
     }
 
     fn report(&mut self, queue: usize, entry: sys::fi_cq_tagged_entry) {
-        if self.is_full(queue) && self.profile.overruns {
+        if self.is_full(queue) && self.profile.queues_overrun {
             self.misuse("a completion queue overran".to_owned());
         }
         let Some(queue) = self.queue(queue) else { return };
@@ -440,18 +440,18 @@ impl Network {
     }
 
     /// A packet arrives, unless its target has no room for it.
-    fn land(&mut self, at: usize) {
-        let Some(target) = self.find(self.flying[at].to) else {
-            let packet = self.flying.remove(at);
+    fn deliver(&mut self, at: usize) {
+        let Some(target) = self.find(self.packets[at].to) else {
+            let packet = self.packets.remove(at);
             return self.complete_rest(&packet);
         };
         let queue = self.endpoint(target).unwrap().queue;
         let has_entry =
-            self.flying[at].data.is_some() || matches!(self.flying[at].kind, Kind::Message(_));
-        if has_entry && !self.profile.overruns && self.is_full(queue) {
+            self.packets[at].data.is_some() || matches!(self.packets[at].kind, Kind::Message(_));
+        if has_entry && !self.profile.queues_overrun && self.is_full(queue) {
             return;
         }
-        let receive = match self.flying[at].kind {
+        let receive = match self.packets[at].kind {
             Kind::Message(tag) => {
                 let receives = &mut self.endpoint(target).unwrap().receives;
                 let Some(place) = receives.iter().position(|receive| receive.tag == tag) else {
@@ -461,16 +461,16 @@ impl Network {
             }
             _ => None,
         };
-        let mut packet = self.flying.remove(at);
+        let mut packet = self.packets.remove(at);
         let is_pair = |other: &&Packet| (other.from, other.to) == (packet.from, packet.to);
-        self.overtakings += u64::from(self.flying[..at].iter().any(|other| is_pair(&other)));
+        self.reordered += u64::from(self.packets[..at].iter().any(|other| is_pair(&other)));
         match receive {
             Some(receive) => self.take_message(target, &packet, &receive),
             None => {
                 let part = self.next_part(&mut packet);
                 self.access(target, &packet, part);
                 if packet.parts.as_ref().is_some_and(|rest| !rest.is_empty()) {
-                    return self.flying.insert(at, packet);
+                    return self.packets.insert(at, packet);
                 }
             }
         }
@@ -487,7 +487,7 @@ impl Network {
 
     /// Who began it is told now, unless it was told before.
     fn complete_rest(&mut self, packet: &Packet) {
-        if !packet.is_told {
+        if !packet.is_reported {
             self.complete(packet.from, packet.context, packet.kind);
         }
     }
@@ -507,7 +507,7 @@ impl Network {
         let bytes = packet.bytes.as_ref().unwrap();
         if let Err(what) = self.check_local(target, receive.piece, sys::FI_RECV) {
             self.misuse(format!("closed under a receive: {what}"));
-        } else if bytes.len() > receive.piece.length || !is_scribbled(receive.context) {
+        } else if bytes.len() > receive.piece.length || !is_context_overwritten(receive.context) {
             self.misuse("a message is too long, or a receive's context was changed".to_owned());
         } else {
             scatter(bytes, receive.piece.at);
@@ -526,7 +526,7 @@ impl Network {
     fn access(&mut self, target: usize, packet: &Packet, part: Range<usize>) {
         let Endpoint { domain, vector, .. } = *self.endpoint(target).unwrap();
         let number = self.endpoint(packet.from).map(|endpoint| endpoint.number);
-        if let (true, Some(number)) = (self.profile.knows_initiators, number) {
+        if let (true, Some(number)) = (self.profile.needs_initiator_address, number) {
             let peers = match &self.objects[&vector].object {
                 Object::Vector(peers) => peers,
                 _ => unreachable!(),
@@ -569,11 +569,11 @@ impl Network {
         match packet.kind {
             Kind::Write => scatter(&bytes[part.clone()], at + part.start),
             Kind::Read => {
-                let there = [Piece { at, length: packet.length, descriptor: 0 }];
-                self.bring(packet, &gather(&there));
+                let there = [LocalSegment { at, length: packet.length, descriptor: 0 }];
+                self.return_bytes(packet, &gather(&there));
             }
             Kind::Atomic(operation, compared, _) => {
-                let there = [Piece { at, length: 8, descriptor: 0 }];
+                let there = [LocalSegment { at, length: 8, descriptor: 0 }];
                 let old = u64::from_ne_bytes(gather(&there).try_into().unwrap());
                 let operand = u64::from_ne_bytes(bytes.as_slice().try_into().unwrap());
                 let new = match operation {
@@ -583,14 +583,14 @@ impl Network {
                     _ => return self.note_misuse("an operation that was not offered".to_owned()),
                 };
                 scatter(&new.to_ne_bytes(), at);
-                self.bring(packet, &old.to_ne_bytes());
+                self.return_bytes(packet, &old.to_ne_bytes());
             }
             Kind::Message(_) => unreachable!(),
         }
     }
 
     /// Bytes come back to who asked for them.
-    fn bring(&mut self, packet: &Packet, bytes: &[u8]) {
+    fn return_bytes(&mut self, packet: &Packet, bytes: &[u8]) {
         let Some(result) = packet.result else { return };
         if !self.objects.contains_key(&packet.from) {
             return;
@@ -609,7 +609,7 @@ impl Network {
     }
 }
 
-fn gather(pieces: &[Piece]) -> Vec<u8> {
+fn gather(pieces: &[LocalSegment]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for piece in pieces {
         for at in 0..piece.length {
@@ -629,14 +629,14 @@ fn scatter(bytes: &[u8], to: usize) {
 }
 
 /// Uses the space that a context gives to the provider.
-pub(super) fn scribble(context: usize) {
+pub(super) fn overwrite_context(context: usize) {
     for word in 0..8 {
         // SAFETY: a context is a `fi_context2`, which is the provider's until completion.
         unsafe { ((context + 8 * word) as *mut usize).write(context ^ word) };
     }
 }
 
-fn is_scribbled(context: usize) -> bool {
-    // SAFETY: as in `scribble`.
+fn is_context_overwritten(context: usize) -> bool {
+    // SAFETY: as in `overwrite_context`.
     (0..8).all(|word| unsafe { ((context + 8 * word) as *const usize).read() } == context ^ word)
 }

@@ -6,7 +6,7 @@ use std::os::raw::{c_int, c_void};
 use libfabric_sys as sys;
 
 use super::network::{
-    Endpoint, Kind, Object, Packet, Piece, Queue, Receive, Region, scribble, with,
+    Endpoint, Kind, LocalSegment, Object, Packet, Queue, Receive, Region, overwrite_context, with,
 };
 
 /// An object of this class, with such tables; it is never freed, so that its address is never
@@ -359,14 +359,14 @@ impl Packet {
             remote: (0, 0),
             data: None,
             context: context as usize,
-            is_delivered: false,
-            is_told: false,
+            delivery_complete: false,
+            is_reported: false,
             parts: None,
         }
     }
 
     fn source(mut self, at: *const c_void, length: usize, descriptor: *mut c_void) -> Self {
-        self.source.push(Piece { at: at as usize, length, descriptor: descriptor as usize });
+        self.source.push(LocalSegment { at: at as usize, length, descriptor: descriptor as usize });
         self.length += length;
         self
     }
@@ -412,7 +412,8 @@ unsafe extern "C" fn send_message(
     let packet = Packet::new(endpoint, Kind::Message(None), message.context);
     // SAFETY: as above.
     let packet = packet.source(piece.iov_base, piece.iov_len, unsafe { *message.desc });
-    Packet { is_delivered: flags & sys::FI_DELIVERY_COMPLETE != 0, ..packet }.post(message.addr)
+    Packet { delivery_complete: flags & sys::FI_DELIVERY_COMPLETE != 0, ..packet }
+        .post(message.addr)
 }
 
 unsafe extern "C" fn inject(
@@ -466,7 +467,7 @@ fn post_receive(
     tag: Option<u64>,
     context: *mut c_void,
 ) -> isize {
-    let piece = Piece { at: at as usize, length, descriptor: descriptor as usize };
+    let piece = LocalSegment { at: at as usize, length, descriptor: descriptor as usize };
     with(|network| {
         if let Err(what) = network.check_local(endpoint as usize, piece, sys::FI_RECV) {
             return network.misuse(what);
@@ -478,7 +479,7 @@ fn post_receive(
         if endpoint.receives.len() >= depth {
             return -(sys::FI_EAGAIN as isize);
         }
-        scribble(context as usize);
+        overwrite_context(context as usize);
         endpoint.receives.push_back(Receive { piece, tag, context: context as usize });
         0
     })
@@ -544,7 +545,7 @@ unsafe extern "C" fn write_message(
     }
     packet.data = has_data.then_some(message.data);
     packet.remote = (remote.addr, remote.key);
-    packet.is_delivered = flags & sys::FI_DELIVERY_COMPLETE != 0;
+    packet.delivery_complete = flags & sys::FI_DELIVERY_COMPLETE != 0;
     packet.post(message.addr)
 }
 
@@ -586,7 +587,7 @@ unsafe extern "C" fn read(
     context: *mut c_void,
 ) -> isize {
     let packet = Packet::new(endpoint, Kind::Read, context);
-    let result = Piece { at: at as usize, length, descriptor: descriptor as usize };
+    let result = LocalSegment { at: at as usize, length, descriptor: descriptor as usize };
     Packet { remote: (address, key), result: Some(result), length, ..packet }.post(peer)
 }
 
@@ -600,7 +601,7 @@ fn post_atomic(
     context: *mut c_void,
 ) -> isize {
     let packet = Packet::new(endpoint, kind, context).source(operand, 8, descriptor);
-    let result = result.map(|(at, descriptor)| Piece {
+    let result = result.map(|(at, descriptor)| LocalSegment {
         at: at as usize,
         length: 8,
         descriptor: descriptor as usize,

@@ -6,7 +6,7 @@ use libfabric_sys as sys;
 
 /// A provider, as far as it matters to this crate.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Profile {
+pub(super) struct ProviderProfile {
     pub(super) name: &'static str,
     pub(super) fabric: &'static str,
     /// Beside messages and one-sided operations.
@@ -30,11 +30,11 @@ pub(super) struct Profile {
     pub(super) entries: usize,
     pub(super) resource_management: u32,
     /// May queues overrun, whatever resource management says?
-    pub(super) overruns: bool,
+    pub(super) queues_overrun: bool,
     /// Do writes and reads go on without the target's calls?
-    pub(super) automatic: bool,
+    pub(super) automatic_progress: bool,
     /// Are they refused by a target that has not inserted the initiator's address?
-    pub(super) knows_initiators: bool,
+    pub(super) needs_initiator_address: bool,
 }
 
 const TAGS_AND_ATOMICS: u64 = sys::FI_TAGGED | sys::FI_ATOMIC;
@@ -43,7 +43,7 @@ const TAGS_AND_ATOMICS: u64 = sys::FI_TAGGED | sys::FI_ATOMIC;
 /// limit of a message. prov/efa/src/efa_prov_info.c: keys as in the verbs library (4 bytes),
 /// virtual addresses, 4 bytes of immediate, four pieces, injection emulated up to a packet.
 /// fi_efa.7 says of unsolicited immediates that they can overrun the queue.
-pub(super) const EFA: Profile = Profile {
+pub(super) const EFA: ProviderProfile = ProviderProfile {
     name: "efa",
     fabric: "efa",
     caps: TAGS_AND_ATOMICS,
@@ -61,16 +61,16 @@ pub(super) const EFA: Profile = Profile {
     depth: 256,
     entries: 512,
     resource_management: sys::FI_RM_ENABLED,
-    overruns: true,
-    automatic: false,
-    knows_initiators: false,
+    queues_overrun: true,
+    automatic_progress: false,
+    needs_initiator_address: false,
 };
 
 /// The fabric `efa-direct`. fi_efa.7: FI_MR_LOCAL, no tags and no atomics, no order at all,
 /// automatic progress, entries without tags only, and the target has to insert the initiator's
 /// address. efa_prov_info.c: the device's limits (32 bytes in line, two pieces, 1 GiB).
 /// prov/efa/src/efa_rma.c: injected writes up to FI_OPT_INJECT_RMA_SIZE; 2.1 to 2.4 refuse them.
-pub(super) const EFA_DIRECT: Profile = Profile {
+pub(super) const EFA_DIRECT: ProviderProfile = ProviderProfile {
     fabric: "efa-direct",
     caps: 0,
     mr_mode: EFA.mr_mode | sys::FI_MR_LOCAL,
@@ -79,8 +79,8 @@ pub(super) const EFA_DIRECT: Profile = Profile {
     iov_limit: 2,
     max_message: 1 << 30,
     order: 0,
-    automatic: true,
-    knows_initiators: true,
+    automatic_progress: true,
+    needs_initiator_address: true,
     ..EFA
 };
 
@@ -89,7 +89,7 @@ pub(super) const EFA_DIRECT: Profile = Profile {
 /// FI_CXI_ENABLE_WRITEDATA is set, though the domain has 8 bytes of data for messages.
 /// prov/cxi/src/cxip_ep.c: -FI_EBUSY for an endpoint that regions are bound to.
 /// prov/cxi/include/cxip.h: 192 bytes are injected, one piece, messages below 4 GiB.
-pub(super) const CXI: Profile = Profile {
+pub(super) const CXI: ProviderProfile = ProviderProfile {
     name: "cxi",
     fabric: "cxi",
     caps: TAGS_AND_ATOMICS,
@@ -107,16 +107,16 @@ pub(super) const CXI: Profile = Profile {
     depth: 1024,
     entries: 2048,
     resource_management: sys::FI_RM_ENABLED,
-    overruns: false,
-    automatic: false,
-    knows_initiators: false,
+    queues_overrun: false,
+    automatic_progress: false,
+    needs_initiator_address: false,
 };
 
 /// fi_opx.7: scalable registration (no bits for who asks by modern ones), manual progress, 4 bytes
 /// of immediate. prov/opx/src/fi_opx_rma.c: no fi_inject_writedata in its tables. fi_opx_ep.c and
 /// fi_opx_info.c: 16 bytes are injected, depths and pieces without a limit, no order between
 /// writes or messages. fi_opx_domain.c: no resource management.
-pub(super) const OPX: Profile = Profile {
+pub(super) const OPX: ProviderProfile = ProviderProfile {
     name: "opx",
     fabric: "opx",
     mr_mode: 0,
@@ -131,7 +131,7 @@ pub(super) const OPX: Profile = Profile {
     depth: usize::MAX,
     entries: 4096,
     resource_management: sys::FI_RM_DISABLED,
-    overruns: true,
+    queues_overrun: true,
     ..EFA
 };
 
@@ -139,7 +139,7 @@ pub(super) const OPX: Profile = Profile {
 /// registration, three offers: 4 bytes of immediate with tags of 60 bits (this one), none with
 /// tags of 64 bits, and 8 without messages; writes, reads and messages in order, but data of
 /// writes only up to 4096 bytes; queues are managed.
-pub(super) const PSM3: Profile = Profile {
+pub(super) const PSM3: ProviderProfile = ProviderProfile {
     name: "psm3",
     fabric: "psm3",
     mr_mode: 0,

@@ -7,15 +7,15 @@ use libfabric_sys as sys;
 
 use super::network::{begin, with};
 use super::objects;
-use super::profile::{CXI, EFA, EFA_DIRECT, OPX, PSM3, Profile};
+use super::profile::{CXI, EFA, EFA_DIRECT, OPX, PSM3, ProviderProfile};
 use crate::handle::Handle;
 use crate::offer::Info;
-use crate::ring::{Notify, Port, RingOptions, Turn, View};
+use crate::ring::{ChunkView, NotifyMode, Port, PortEvent, RingOptions};
 use crate::*;
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
-fn offer(profile: &Profile) -> Offer {
+fn offer(profile: &ProviderProfile) -> Offer {
     // SAFETY: libfabric makes an empty element with all attributes; the strings in it are malloc's.
     unsafe {
         let raw = sys::fi_dupinfo(std::ptr::null());
@@ -55,7 +55,7 @@ struct Pair {
 }
 
 impl Pair {
-    fn open(profile: Profile, seed: u64) -> Self {
+    fn open(profile: ProviderProfile, seed: u64) -> Self {
         begin(profile, seed);
         let offer = offer(&profile);
         // SAFETY: just opened, and the handle's own.
@@ -64,7 +64,7 @@ impl Pair {
         let domain = Domain::open_on(&fabric, &offer).unwrap();
         let halves = [0, 1].map(|_| {
             let addresses = AddressVector::open(&domain).unwrap();
-            let options = QueueOptions { size: 256, waiting: Waiting::Busy };
+            let options = QueueOptions { size: 256, waiting: WaitStrategy::Busy };
             let mut queue = CompletionQueue::open_with(&domain, options).unwrap();
             let builder = Endpoint::builder(&domain).addresses(&addresses);
             (builder.queue(&mut queue).open().unwrap(), queue, addresses)
@@ -102,29 +102,29 @@ fn bytes(region: &MemoryRegion, from: usize, length: usize) -> Vec<u8> {
 }
 
 /// Writes and reads of all lengths, in flight together.
-fn puts_and_gets(profile: Profile, seed: u64) {
-    const PLACES: usize = 32;
-    const PLACE: usize = 10_000;
+fn puts_and_gets(profile: ProviderProfile, seed: u64) {
+    const BLOCKS: usize = 32;
+    const BLOCK_LENGTH: usize = 10_000;
     let Pair { sides: [mut here, mut there], domain } = Pair::open(profile, seed);
-    let source = region(&domain, &here.endpoint, PLACES * PLACE, Access::ALL);
-    let result = region(&domain, &here.endpoint, PLACES * PLACE, Access::ALL);
-    let target = region(&domain, &there.endpoint, PLACES * PLACE, Access::ALL);
+    let source = region(&domain, &here.endpoint, BLOCKS * BLOCK_LENGTH, Access::ALL);
+    let result = region(&domain, &here.endpoint, BLOCKS * BLOCK_LENGTH, Access::ALL);
+    let target = region(&domain, &there.endpoint, BLOCKS * BLOCK_LENGTH, Access::ALL);
     let remote = domain.attach(&target.describe().unwrap()).unwrap();
     let has_data = domain.capabilities().immediate_mask() != 0;
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TIMEOUT;
     for _ in 0..20 {
         let mut wanted = Vec::new();
         let (mut pending, mut data) = (0, Vec::new());
-        for place in 0..PLACES {
-            let length = 1 + with(|network| network.draw(PLACE));
-            let at = place * PLACE;
+        for source_range in 0..BLOCKS {
+            let length = 1 + with(|network| network.draw(BLOCK_LENGTH));
+            let at = source_range * BLOCK_LENGTH;
             let local = source.slice(at..at + length).unwrap();
             let range = remote.slice(at as u64..(at + length) as u64).unwrap();
             // Told when they arrived, since nothing else says so of those without an immediate.
-            let options = Options::token(7).flags(TransferFlags::DELIVERY_COMPLETE);
+            let options = PostOptions::token(7).flags(TransferFlags::DELIVERY_COMPLETE);
             let (endpoint, queue) = (&mut here.endpoint, &mut here.queue);
-            if has_data && place % 2 == 0 {
-                let number = 0xff00_0000 | place as u64;
+            if has_data && source_range % 2 == 0 {
+                let number = 0xff00_0000 | source_range as u64;
                 endpoint.write_data(queue, here.peer, &local, &range, number, options).unwrap();
                 data.push((number, length));
             } else {
@@ -172,7 +172,7 @@ fn puts_and_gets(profile: Profile, seed: u64) {
 }
 
 /// Where in the source a message lies, and how long it is: most are short, few longer than a chunk.
-fn place(message: u64) -> (usize, usize) {
+fn source_range(message: u64) -> (usize, usize) {
     let mixed = (message + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 16;
     let most = [64, 300, 3000, 30_000][(mixed >> 32) as usize % 4];
     ((mixed % 1000) as usize, (mixed >> 10) as usize % (most + 1))
@@ -189,14 +189,14 @@ struct Rings {
     end: Instant,
     seed: u64,
     /// Turns that each does not take.
-    sleeps: [usize; 2],
+    skipped_turns: [usize; 2],
     /// Rings that were lost, and that their writer keeps a share of its queue for.
     kept: usize,
     _addresses: [AddressVector; 2],
 }
 
 impl Rings {
-    fn open(profile: Profile, seed: u64) -> Self {
+    fn open(profile: ProviderProfile, seed: u64) -> Self {
         let Pair { sides: [writer, reader], domain } = Pair::open(profile, seed);
         let peers = [writer.peer, reader.peer];
         Self {
@@ -205,84 +205,95 @@ impl Rings {
             reader: Port::new(reader.endpoint, reader.queue),
             peers,
             domain,
-            end: Instant::now() + PATIENCE,
+            end: Instant::now() + TIMEOUT,
             seed,
-            sleeps: [0; 2],
+            skipped_turns: [0; 2],
             kept: 0,
             _addresses: [writer.addresses, reader.addresses],
         }
     }
 
     /// Both sides take a turn; not always, and at times not for long.
-    fn turn(&mut self) {
+    fn progress(&mut self) {
         assert!(Instant::now() < self.end, "seed {}: it takes too long", self.seed);
-        for (port, sleeps) in [&mut self.writer, &mut self.reader].into_iter().zip(&mut self.sleeps)
+        for (port, skipped_turns) in
+            [&mut self.writer, &mut self.reader].into_iter().zip(&mut self.skipped_turns)
         {
-            *sleeps = match (*sleeps, with(|network| network.draw(200))) {
+            *skipped_turns = match (*skipped_turns, with(|network| network.draw(200))) {
                 (0, 0) => 300,
                 (0, drawn) => usize::from(drawn < 50),
-                (sleeps, _) => sleeps - 1,
+                (skipped_turns, _) => skipped_turns - 1,
             };
-            if *sleeps == 0 {
-                let turn = port.turn().unwrap();
-                assert!(matches!(turn, Turn::Idle | Turn::Ring), "{turn:?} is nobody's");
-                port.tell_all(with(|network| network.draw(8) == 0));
+            if *skipped_turns == 0 {
+                let progress = port.progress().unwrap();
+                assert!(
+                    matches!(progress, PortEvent::Idle | PortEvent::Ring),
+                    "{progress:?} is nobody's"
+                );
+                port.return_all_credit(with(|network| network.draw(8) == 0));
             }
         }
     }
 
-    fn options(&self, form: Notify, whole: u64) -> RingOptions {
+    fn options(&self, mode: NotifyMode, completed_messages: u64) -> RingOptions {
         let capacity = 64 << 10;
         // Credit in larger steps, or for all that is released.
         let watermark = if self.seed.is_multiple_of(2) { 0 } else { capacity / 4 };
-        RingOptions { capacity, watermark, notify: form, whole }
+        RingOptions { capacity, watermark, notify: mode, completed_messages }
     }
 
     /// Messages through a new ring, from one on until another one came whole. More may be on their
     /// way then, up to `last`. If that was all the ring is closed, and else it is lost.
-    fn pass(&mut self, form: Notify, (first, until, last): (u64, u64, u64)) {
-        let options = self.options(form, first);
+    fn pass(&mut self, mode: NotifyMode, (first, until, last): (u64, u64, u64)) {
+        let options = self.options(mode, first);
         let reading = self.reader.offer(&options).unwrap();
-        let terms = self.reader.terms(reading).unwrap();
-        let (writing, answer) = self.writer.accept(self.peers[0], &terms, CHUNK).unwrap();
+        let ring_offer = self.reader.ring_offer(reading).unwrap();
+        let (writing, answer) = self.writer.accept(self.peers[0], &ring_offer, CHUNK).unwrap();
         self.reader.connect(reading, self.peers[1], &answer).unwrap();
         let is_read = |port: &Port| {
             let sender = port.sender(writing).unwrap();
             sender.writer().unread() == 0 && sender.unfinished() == 0
         };
-        let (mut next, mut whole, mut came) = (first, first, Vec::new());
+        let (mut next, mut completed_messages, mut came) = (first, first, Vec::new());
         let mut message = None;
-        let mut views: Vec<View> = Vec::new();
-        while whole < until {
+        let mut views: Vec<ChunkView> = Vec::new();
+        while completed_messages < until {
             // Now and then all has to be read before it goes on: the last credit may not be lost.
             let goes_on = !next.is_multiple_of(20) || is_read(&self.writer);
             if message.is_none() && next < last && goes_on {
-                let (_, length) = place(next);
+                let (_, length) = source_range(next);
                 let begun = self.writer.begin(writing, next as u32, length as u64).unwrap();
                 assert_eq!(begun.number(), next);
                 message = Some(begun);
             }
             if let Some(begun) = &mut message {
-                let (from, length) = place(next);
+                let (from, length) = source_range(next);
                 let payload = self.source.slice(from..from + length).unwrap();
                 let _ = self.writer.push(writing, begun, &payload).unwrap();
                 if begun.is_written() {
                     (message, next) = (None, next + 1);
                 }
             }
-            self.turn();
+            self.progress();
             while let Some(view) = self.reader.take(reading).unwrap() {
                 let header = view.header();
-                assert_eq!((header.message, header.topic), (whole, whole as u32));
+                assert_eq!(
+                    (header.message, header.topic),
+                    (completed_messages, completed_messages as u32)
+                );
                 assert_eq!(header.offset, came.len() as u64);
                 let at = came.len();
                 came.resize(at + view.len(), 0);
                 view.read(0, &mut came[at..]).unwrap();
                 if view.is_last() {
-                    let (from, length) = place(whole);
+                    let (from, length) = source_range(completed_messages);
                     let wanted = bytes(&self.source, from, length);
-                    assert!(came == wanted, "seed {}: message {whole} is wrong", self.seed);
-                    (whole, came) = (whole + 1, Vec::new());
+                    assert!(
+                        came == wanted,
+                        "seed {}: message {completed_messages} is wrong",
+                        self.seed
+                    );
+                    (completed_messages, came) = (completed_messages + 1, Vec::new());
                 }
                 views.push(view);
             }
@@ -295,21 +306,21 @@ impl Rings {
         drop(views);
         if until < last {
             // Where queues may overrun, a writer that is told nothing more keeps its share.
-            self.kept = usize::from(!self.domain.capabilities().protects_queues);
+            self.kept = usize::from(!self.domain.capabilities().resource_management);
             self.reader.forget(reading);
             return self.writer.drop_sender(writing);
         }
         while !is_read(&self.writer) {
-            self.turn();
+            self.progress();
         }
         self.writer.drop_sender(writing);
-        while form != Polling && !self.reader.receiver(reading).unwrap().is_over() {
-            self.turn();
+        while mode != Polling && !self.reader.receiver(reading).unwrap().is_end_of_stream() {
+            self.progress();
         }
         let statistics = self.reader.close_receiver(reading).unwrap();
         assert_eq!((statistics.messages, statistics.duplicates), (last - first, 0));
         while self.writer.rings().1 > self.kept || self.reader.rings().0 > 0 {
-            self.turn();
+            self.progress();
         }
     }
 
@@ -324,23 +335,23 @@ impl Rings {
 }
 
 /// What the profile permits, by every form that it permits.
-fn rings(profile: Profile, forms: &[Notify], seed: u64) {
+fn rings(profile: ProviderProfile, forms: &[NotifyMode], seed: u64) {
     const MESSAGES: u64 = 1500;
-    for form in Notify::ALL {
+    for mode in NotifyMode::ALL {
         let mut rings = Rings::open(profile, seed);
-        if forms.contains(&form) {
-            rings.pass(form, (0, MESSAGES / 3, MESSAGES));
-            rings.pass(form, (MESSAGES / 3, MESSAGES, MESSAGES));
+        if forms.contains(&mode) {
+            rings.pass(mode, (0, MESSAGES / 3, MESSAGES));
+            rings.pass(mode, (MESSAGES / 3, MESSAGES, MESSAGES));
             with(|network| {
                 // What the test is about has happened.
-                assert!(network.refusals > 100);
+                assert!(network.rejected_posts > 100);
                 // The polling form has only writes that are ordered.
-                assert!(form == Polling || network.overtakings > 100, "{}", network.overtakings);
-                let fills = profile.automatic && form == Immediate;
+                assert!(mode == Polling || network.reordered > 100, "{}", network.reordered);
+                let fills = profile.automatic_progress && mode == Immediate;
                 assert!(!fills || network.most_entries > 6, "{}", network.most_entries);
             });
         } else {
-            let options = rings.options(form, 0);
+            let options = rings.options(mode, 0);
             let error = rings.reader.offer(&options).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::NotSupported, "{error}");
             assert_eq!(error.operation(), "opening a ring");
@@ -351,19 +362,19 @@ fn rings(profile: Profile, forms: &[Notify], seed: u64) {
 }
 
 /// A ring is in use when its ports are closed.
-fn ends_of_rings(profile: Profile, form: Notify, seed: u64) {
+fn close_rings_in_use(profile: ProviderProfile, mode: NotifyMode, seed: u64) {
     let mut rings = Rings::open(profile, seed);
-    let options = rings.options(form, 0);
+    let options = rings.options(mode, 0);
     let reading = rings.reader.offer(&options).unwrap();
-    let terms = rings.reader.terms(reading).unwrap();
-    let (writing, answer) = rings.writer.accept(rings.peers[0], &terms, CHUNK).unwrap();
+    let ring_offer = rings.reader.ring_offer(reading).unwrap();
+    let (writing, answer) = rings.writer.accept(rings.peers[0], &ring_offer, CHUNK).unwrap();
     rings.reader.connect(reading, rings.peers[1], &answer).unwrap();
     let payload = rings.source.slice(0..20_000).unwrap();
     let mut message = rings.writer.begin(writing, 0, 20_000).unwrap();
     let mut view = None;
     while view.is_none() {
         let _ = rings.writer.push(writing, &mut message, &payload).unwrap();
-        rings.turn();
+        rings.progress();
         view = rings.reader.take(reading).unwrap();
     }
     rings.close();
@@ -372,7 +383,7 @@ fn ends_of_rings(profile: Profile, form: Notify, seed: u64) {
 }
 
 /// Objects are let go of in any order, with operations in flight.
-fn ends_of_objects(profile: Profile, seed: u64) {
+fn close_objects_in_any_order(profile: ProviderProfile, seed: u64) {
     let Pair { sides: [here, there], domain } = Pair::open(profile, seed);
     let Side { mut endpoint, mut queue, addresses, peer } = here;
     let local = region(&domain, &endpoint, 4096, Access::ALL);
@@ -405,7 +416,7 @@ fn ends_of_objects(profile: Profile, seed: u64) {
 }
 
 /// Sums, old values and exchanges of a word; or the refusal of all of them.
-fn atomics(profile: Profile, seed: u64) {
+fn atomics(profile: ProviderProfile, seed: u64) {
     let Pair { sides: [mut here, mut there], domain } = Pair::open(profile, seed);
     let word = |endpoint, value| {
         let word = domain.register(HostMemory::zeroed(8).unwrap(), Access::ALL).unwrap();
@@ -443,7 +454,7 @@ fn atomics(profile: Profile, seed: u64) {
 
 /// Waits for so many operations of one side.
 fn settle(here: &mut Side, there: &mut Side, mut pending: usize) {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TIMEOUT;
     while pending > 0 {
         assert!(Instant::now() < end, "{pending} operations are not done");
         assert!(there.queue.poll().is_none());
@@ -454,7 +465,7 @@ fn settle(here: &mut Side, there: &mut Side, mut pending: usize) {
     }
 }
 
-use Notify::{Immediate, Message, Polling};
+use NotifyMode::{Immediate, Message, Polling};
 
 macro_rules! on_each {
     ($($name:ident = $profile:expr, $forms:expr;)*) => {$(
@@ -478,14 +489,14 @@ macro_rules! on_each {
 
             #[test]
             fn rings_in_use_are_closed_cleanly() {
-                for form in $forms {
-                    (1..=8).for_each(|seed| ends_of_rings($profile, form, seed * 7919));
+                for mode in $forms {
+                    (1..=8).for_each(|seed| close_rings_in_use($profile, mode, seed * 7919));
                 }
             }
 
             #[test]
             fn objects_are_closed_in_any_order() {
-                (1..=40).for_each(|seed| ends_of_objects($profile, seed * 7919));
+                (1..=40).for_each(|seed| close_objects_in_any_order($profile, seed * 7919));
             }
         }
     )*};
@@ -497,16 +508,17 @@ on_each! {
     cxi = CXI, [Message];
     opx = OPX, [Immediate];
     psm3 = PSM3, [Immediate, Message, Polling];
-    psm3_without_data = Profile { data_size: 0, ..PSM3 }, [Message, Polling];
+    psm3_without_data = ProviderProfile { data_size: 0, ..PSM3 }, [Message, Polling];
 }
 
 #[test]
 fn offers_of_psm3_with_and_without_immediates_are_two() {
-    let (with_data, without) = (offer(&PSM3), offer(&Profile { data_size: 0, ..PSM3 }));
-    assert!(with_data.is_same_place(&with_data));
-    assert!(!with_data.is_same_place(&without));
+    let (with_data, without) = (offer(&PSM3), offer(&ProviderProfile { data_size: 0, ..PSM3 }));
+    assert!(with_data.is_duplicate_of(&with_data));
+    assert!(!with_data.is_duplicate_of(&without));
     let facts = [without.capabilities(), with_data.capabilities()];
-    let (choice, order) = rank(&facts, &Need::ring(Reach::SameMachine), &Policy::default());
+    let (choice, order) =
+        rank(&facts, &Requirements::ring(Locality::SameMachine), &Policy::default());
     assert_eq!(choice.candidates[0].verdict, Verdict::Taken, "{choice}");
     assert_eq!(order[0], 1, "the one with immediates");
 }
@@ -517,20 +529,20 @@ fn queues_of_efa_do_not_overrun_while_the_reader_is_away() {
     let mut rings = Rings::open(EFA_DIRECT, 1);
     let options = rings.options(Immediate, 0);
     let reading = rings.reader.offer(&options).unwrap();
-    let terms = rings.reader.terms(reading).unwrap();
-    let (writing, answer) = rings.writer.accept(rings.peers[0], &terms, CHUNK).unwrap();
+    let ring_offer = rings.reader.ring_offer(reading).unwrap();
+    let (writing, answer) = rings.writer.accept(rings.peers[0], &ring_offer, CHUNK).unwrap();
     rings.reader.connect(reading, rings.peers[1], &answer).unwrap();
     let payload = rings.source.slice(0..8).unwrap();
     for _ in 0..10_000 {
         let mut message = rings.writer.begin(writing, 0, 8).unwrap();
         let _ = rings.writer.push(writing, &mut message, &payload).unwrap();
-        let _ = rings.writer.turn().unwrap();
+        let _ = rings.writer.progress().unwrap();
     }
     let sent = rings.writer.sender(writing).unwrap().statistics().messages;
     assert!(sent > 5, "{sent} messages");
     let mut came = 0;
     while came < sent {
-        rings.turn();
+        rings.progress();
         while rings.reader.take(reading).unwrap().is_some() {
             came += 1;
         }
@@ -541,15 +553,15 @@ fn queues_of_efa_do_not_overrun_while_the_reader_is_away() {
 }
 
 /// One side lets go of a ring while the other cannot be reached: for a while, or for good.
-fn ends_unheard(writer_ends: bool) {
+fn close_with_unreachable_peer(writer_ends: bool) {
     let mut rings = Rings::open(PSM3, 1);
     let options = rings.options(Immediate, 0);
     let reading = rings.reader.offer(&options).unwrap();
-    let terms = rings.reader.terms(reading).unwrap();
-    let (writing, answer) = rings.writer.accept(rings.peers[0], &terms, CHUNK).unwrap();
+    let ring_offer = rings.reader.ring_offer(reading).unwrap();
+    let (writing, answer) = rings.writer.accept(rings.peers[0], &ring_offer, CHUNK).unwrap();
     rings.reader.connect(reading, rings.peers[1], &answer).unwrap();
-    rings.turn();
-    with(|network| (network.is_cut, network.refusals) = (true, 0));
+    rings.progress();
+    with(|network| (network.is_disconnected, network.rejected_posts) = (true, 0));
     if writer_ends {
         rings.writer.drop_sender(writing);
     } else {
@@ -559,27 +571,27 @@ fn ends_unheard(writer_ends: bool) {
     let mut turns = 0;
     while Instant::now() < end {
         let port = if writer_ends { &mut rings.writer } else { &mut rings.reader };
-        let _ = port.rest(Duration::from_secs(1)).unwrap();
+        let _ = port.wait(Duration::from_secs(1)).unwrap();
         turns += 1;
     }
-    let refusals = with(|network| {
-        network.is_cut = false;
-        network.refusals
+    let rejected_posts = with(|network| {
+        network.is_disconnected = false;
+        network.rejected_posts
     });
-    assert!((2..=14).contains(&refusals), "{refusals} attempts in 300 ms");
+    assert!((2..=14).contains(&rejected_posts), "{rejected_posts} attempts in 300 ms");
     assert!(turns <= 40, "{turns} turns in 300 ms");
     // And then the other side is told, within the time that a turn may take.
     if writer_ends {
         while rings.reader.take(reading).is_ok() {
-            rings.turn();
+            rings.progress();
         }
     } else {
         while rings.writer.sender(writing).unwrap().broken().is_none() {
-            rings.turn();
+            rings.progress();
         }
         rings.writer.drop_sender(writing);
         while rings.reader.rings() != (0, 0) {
-            rings.turn();
+            rings.progress();
         }
     }
     rings.close();
@@ -588,8 +600,8 @@ fn ends_unheard(writer_ends: bool) {
 
 #[test]
 fn unreachable_peers_are_told_of_ends_with_growing_pauses() {
-    ends_unheard(true);
-    ends_unheard(false);
+    close_with_unreachable_peer(true);
+    close_with_unreachable_peer(false);
 }
 
 /// The fakes see what they are to see.

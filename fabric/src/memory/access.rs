@@ -25,27 +25,27 @@ const WORD: usize = size_of::<u64>();
 impl MemoryRegion {
     #[inline]
     fn host_range(&self, operation: &'static str, offset: usize, length: usize) -> Result<*mut u8> {
-        let fits = offset.checked_add(length).is_some_and(|end| end <= self.0.contiguous);
+        let fits = offset.checked_add(length).is_some_and(|end| end <= self.0.contiguous_length);
         if fits && !self.0.kind.is_device() {
             // SAFETY: inside the region, just checked.
             return Ok(unsafe { self.0.base.add(offset) });
         }
-        Err(self.not_here(operation, offset, length))
+        Err(self.not_accessible(operation, offset, length))
     }
 
     #[cold]
-    fn not_here(&self, operation: &'static str, offset: usize, length: usize) -> Error {
+    fn not_accessible(&self, operation: &'static str, offset: usize, length: usize) -> Error {
         if self.0.kind.is_device() {
             return Error::new(
                 ErrorKind::InvalidArgument,
                 operation,
-                format!("the region is {} memory, which the CPU does not copy", self.0.kind),
+                format!("the region is {} memory, which the CPU cannot access", self.0.kind),
             );
         }
         Error::new(
             ErrorKind::OutOfBounds,
             operation,
-            format!("{length} bytes at {offset} of a region of {} bytes", self.0.contiguous),
+            format!("{length} bytes at {offset} of a region of {} bytes", self.0.contiguous_length),
         )
     }
 
@@ -56,7 +56,7 @@ impl MemoryRegion {
     /// `OutOfBounds`, or `InvalidArgument` for device memory.
     #[inline]
     pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<()> {
-        let from = self.host_range("reading a region", offset, into.len())?;
+        let from = self.host_range("read region", offset, into.len())?;
         // SAFETY: valid for as long as `self`, and reached by atomics only.
         unsafe { load(from, into) };
         Ok(())
@@ -68,7 +68,7 @@ impl MemoryRegion {
     /// `OutOfBounds`, or `InvalidArgument` for device memory.
     #[inline]
     pub fn write(&self, offset: usize, from: &[u8]) -> Result<()> {
-        let into = self.host_range("writing a region", offset, from.len())?;
+        let into = self.host_range("write region", offset, from.len())?;
         // SAFETY: as in `read`.
         unsafe { store(from, into) };
         Ok(())
@@ -79,7 +79,7 @@ impl MemoryRegion {
     /// # Errors
     /// `OutOfBounds`, or `InvalidArgument` for device memory.
     pub fn fill(&self, range: Range<usize>, byte: u8) -> Result<()> {
-        let into = self.host_range("filling a region", range.start, range.len())?;
+        let into = self.host_range("fill region", range.start, range.len())?;
         // SAFETY: as in `read`.
         unsafe { fill(into, range.len(), byte) };
         Ok(())
@@ -107,7 +107,7 @@ impl MemoryRegion {
 
     #[inline]
     fn word(&self, offset: usize) -> Result<&AtomicU64> {
-        let address = self.host_range("reaching a word of a region", offset, WORD)?;
+        let address = self.host_range("access word of region", offset, WORD)?;
         if !(address as usize).is_multiple_of(WORD) {
             return Err(not_aligned(offset));
         }
@@ -121,7 +121,7 @@ impl MemoryRegion {
 fn not_aligned(offset: usize) -> Error {
     Error::new(
         ErrorKind::InvalidArgument,
-        "reaching a word of a region",
+        "access word of region",
         format!("offset {offset} is not aligned to 8 bytes"),
     )
 }

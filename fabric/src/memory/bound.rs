@@ -30,7 +30,7 @@ impl Registration {
     }
 
     /// It is not closed as long as this is held.
-    pub(super) fn hold(&self) -> MutexGuard<'_, Option<Handle<sys::fid_mr>>> {
+    pub(super) fn lock_handle(&self) -> MutexGuard<'_, Option<Handle<sys::fid_mr>>> {
         lock(&self.handle)
     }
 
@@ -40,10 +40,10 @@ impl Registration {
 
     /// Before the endpoint is.
     fn close(&self) {
-        let mut handle = self.hold();
+        let mut handle = self.lock_handle();
         if let Some(Err(error)) = handle.take().map(Handle::close) {
             self.close_failed.store(true, Ordering::Release);
-            tracing::error!(%error, "a registration could not be closed; its memory is kept");
+            tracing::error!(%error, "closing a memory registration failed; its memory is leaked");
         }
     }
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use libfabric_sys as sys;
 
-use crate::ring::{Port, RingOptions, Turn};
+use crate::ring::{Port, PortEvent, RingOptions};
 use crate::{
     Access, AddressVector, Caps, CompletionQueue, Domain, Endpoint, EndpointKind, ErrorKind,
     HostMemory, Memory, MemoryRegion, MrMode, Order, Query,
@@ -234,8 +234,8 @@ fn ports_are_closed_where_regions_belong_to_endpoints() {
     let peers = [0, 1].map(|side: usize| vectors[side].insert(&addresses[1 - side]).unwrap());
     let options = RingOptions::new(ports[1].endpoint(), 64 << 10).unwrap();
     let reading = ports[1].offer(&options).unwrap();
-    let terms = ports[1].terms(reading).unwrap();
-    let (writing, answer) = ports[0].accept(peers[0], &terms, 1000).unwrap();
+    let ring_offer = ports[1].ring_offer(reading).unwrap();
+    let (writing, answer) = ports[0].accept(peers[0], &ring_offer, 1000).unwrap();
     ports[1].connect(reading, peers[1], &answer).unwrap();
     let source = region(&domain, Access::WRITE);
     source.enable_for(ports[0].endpoint()).unwrap();
@@ -244,11 +244,13 @@ fn ports_are_closed_where_regions_belong_to_endpoints() {
     let mut message = ports[0].begin(writing, 0, 4096).unwrap();
     let mut views = Vec::new();
     let end = Instant::now() + TIMEOUT;
-    while !views.last().is_some_and(|view: &crate::ring::View| view.is_last()) {
+    while !views.last().is_some_and(|view: &crate::ring::ChunkView| view.is_last()) {
         assert!(Instant::now() < end, "the message did not come");
         ports[0].push(writing, &mut message, &payload).unwrap();
         for port in &mut ports {
-            let (Turn::Idle | Turn::Ring) = port.turn().unwrap() else { panic!("nobody's") };
+            let (PortEvent::Idle | PortEvent::Ring) = port.progress().unwrap() else {
+                panic!("nobody's")
+            };
         }
         views.extend(ports[1].take(reading).unwrap());
         std::thread::yield_now();

@@ -8,7 +8,7 @@
 //!      8     4  protocol number of the provider
 //!     12     4  memory interface
 //!     16     4  device number (signed)
-//!     20     4  rights: bit 0 remote read, bit 1 remote write
+//!     20     4  access: bit 0 remote read, bit 1 remote write
 //!     24     8  length of the region
 //!     32     8  base: what offset 0 is called at the target
 //!     40     2  length of the key; 0x8000 is added for a raw key
@@ -27,12 +27,12 @@ use crate::kind::MemoryKind;
 
 const MAGIC: [u8; 4] = *b"FcMR";
 const VERSION: u16 = 1;
-const FIXED: usize = 42;
+const FIXED_LENGTH: usize = 42;
 const CHECKSUM: usize = 4;
 const RAW_KEY: u16 = 0x8000;
 /// Far above what any provider uses; a bound for what a peer can claim.
-const LONGEST_KEY: usize = 1024;
-const OPERATION: &str = "decoding a region descriptor";
+const MAX_KEY_LENGTH: usize = 1024;
+const OPERATION: &str = "decode region descriptor";
 
 /// The key of a region at its owner.
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -71,7 +71,7 @@ impl std::fmt::Debug for RemoteKey {
 pub struct RemoteRegion {
     protocol: u32,
     kind: MemoryKind,
-    rights: Access,
+    access: Access,
     length: u64,
     base: u64,
     key: RemoteKey,
@@ -81,12 +81,12 @@ impl RemoteRegion {
     pub(crate) fn new(
         protocol: u32,
         kind: MemoryKind,
-        rights: Access,
+        access: Access,
         length: u64,
         base: u64,
         key: RemoteKey,
     ) -> Self {
-        Self { protocol, kind, rights: rights & Access::REMOTE, length, base, key }
+        Self { protocol, kind, access: access & Access::REMOTE, length, base, key }
     }
 
     /// Length of the region in bytes.
@@ -97,8 +97,8 @@ impl RemoteRegion {
 
     /// What a peer may do.
     #[must_use]
-    pub fn rights(&self) -> Access {
-        self.rights
+    pub fn access(&self) -> Access {
+        self.access
     }
 
     /// What sort of memory it is.
@@ -132,7 +132,7 @@ impl RemoteRegion {
             RemoteKey::Plain(key) => (8, key.to_le_bytes().to_vec()),
             RemoteKey::Raw(bytes) => (RAW_KEY | bytes.len() as u16, bytes.clone()),
         };
-        let total = FIXED + key.len() + CHECKSUM;
+        let total = FIXED_LENGTH + key.len() + CHECKSUM;
         let mut out = Vec::with_capacity(total);
         out.extend_from_slice(&MAGIC);
         out.extend_from_slice(&VERSION.to_le_bytes());
@@ -140,8 +140,8 @@ impl RemoteRegion {
         out.extend_from_slice(&self.protocol.to_le_bytes());
         out.extend_from_slice(&self.kind.interface().to_le_bytes());
         out.extend_from_slice(&self.kind.device().to_le_bytes());
-        let read = u32::from(self.rights.contains(Access::REMOTE_READ));
-        let write = u32::from(self.rights.contains(Access::REMOTE_WRITE)) << 1;
+        let read = u32::from(self.access.contains(Access::REMOTE_READ));
+        let write = u32::from(self.access.contains(Access::REMOTE_WRITE)) << 1;
         out.extend_from_slice(&(read | write).to_le_bytes());
         out.extend_from_slice(&self.length.to_le_bytes());
         out.extend_from_slice(&self.base.to_le_bytes());
@@ -175,7 +175,7 @@ impl RemoteRegion {
         if bytes.len() < total {
             return Err(malformed(format!("it is truncated: {} of {total} bytes", bytes.len())));
         }
-        if bytes.len() > total || total < FIXED + CHECKSUM {
+        if bytes.len() > total || total < FIXED_LENGTH + CHECKSUM {
             return Err(malformed(format!("it has {} bytes and claims {total}", bytes.len())));
         }
         let (body, checksum) = bytes.split_at(total - CHECKSUM);
@@ -196,7 +196,7 @@ impl RemoteRegion {
             malformed(format!("memory interface {interface} with device {device} is not known"))
         })?;
         if rights == 0 || rights > 3 {
-            return Err(malformed(format!("rights {rights:#x} are not a set of rights")));
+            return Err(malformed(format!("rights {rights:#x} are not a set of access flags")));
         }
         let mut access = Access::empty();
         access.set(Access::REMOTE_READ, rights & 1 != 0);
@@ -206,7 +206,7 @@ impl RemoteRegion {
         }
         let is_raw = key_length & RAW_KEY != 0;
         let claimed = usize::from(key_length & !RAW_KEY);
-        if claimed != key_bytes.len() || claimed > LONGEST_KEY {
+        if claimed != key_bytes.len() || claimed > MAX_KEY_LENGTH {
             return Err(malformed(format!(
                 "the key has {} bytes and claims {claimed}",
                 key_bytes.len()
@@ -221,7 +221,7 @@ impl RemoteRegion {
             let key = key_bytes.try_into().map_err(|_| malformed("a plain key has 8 bytes"))?;
             RemoteKey::Plain(u64::from_le_bytes(key))
         };
-        Ok(Self { protocol, kind, rights: access, length, base, key })
+        Ok(Self { protocol, kind, access: access, length, base, key })
     }
 }
 
@@ -272,7 +272,7 @@ impl<'de> Deserialize<'de> for RemoteRegion {
                 self,
                 mut sequence: A,
             ) -> std::result::Result<RemoteRegion, A::Error> {
-                let longest = FIXED + LONGEST_KEY + CHECKSUM;
+                let longest = FIXED_LENGTH + MAX_KEY_LENGTH + CHECKSUM;
                 let mut bytes = Vec::new();
                 while let Some(byte) = sequence.next_element()? {
                     if bytes.len() == longest {

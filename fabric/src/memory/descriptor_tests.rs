@@ -9,7 +9,7 @@ fn sample(key: RemoteKey) -> RemoteRegion {
 fn any_region() -> impl Strategy<Value = RemoteRegion> {
     let key = prop_oneof![
         any::<u64>().prop_map(RemoteKey::Plain),
-        prop::collection::vec(any::<u8>(), 1..=LONGEST_KEY).prop_map(RemoteKey::Raw),
+        prop::collection::vec(any::<u8>(), 1..=MAX_KEY_LENGTH).prop_map(RemoteKey::Raw),
     ];
     let kind = prop_oneof![
         Just(MemoryKind::Host),
@@ -17,12 +17,12 @@ fn any_region() -> impl Strategy<Value = RemoteRegion> {
         Just(MemoryKind::Rocr),
         any::<i32>().prop_map(MemoryKind::SynapseAi),
     ];
-    let rights =
+    let access =
         prop_oneof![Just(Access::REMOTE_READ), Just(Access::REMOTE_WRITE), Just(Access::REMOTE)];
-    (any::<u32>(), kind, rights, 1_u64..u64::MAX, any::<u64>(), key).prop_map(
-        |(protocol, kind, rights, length, base, key)| {
+    (any::<u32>(), kind, access, 1_u64..u64::MAX, any::<u64>(), key).prop_map(
+        |(protocol, kind, access, length, base, key)| {
             let base = base.min(u64::MAX - length);
-            RemoteRegion::new(protocol, kind, rights, length, base, key)
+            RemoteRegion::new(protocol, kind, access, length, base, key)
         },
     )
 }

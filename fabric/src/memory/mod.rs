@@ -18,7 +18,7 @@
 
 mod access;
 mod bound;
-mod closing;
+mod deregistration;
 mod descriptor;
 mod host;
 mod pending;
@@ -35,6 +35,6 @@ pub use registration::{DmaBuf, RegistrationOptions, registrations};
 pub use remote::{RemoteMemory, RemoteSlice};
 
 pub(crate) use bound::BoundRegistrations;
-pub(crate) use closing::Closing;
+pub(crate) use deregistration::DeregistrationLock;
 pub(crate) use region::RegionInner;
-pub(crate) use remote::Mapping;
+pub(crate) use remote::MappedKey;

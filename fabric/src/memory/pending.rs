@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use libfabric_sys as sys;
 
-use super::closing::Late;
+use super::deregistration::DeferredDeregistration;
 use super::host::Memory;
 use super::region::{Extent, Keepalive, MemoryRegion};
 use super::registration::{RegistrationOptions, Source};
@@ -35,7 +35,7 @@ impl Domain {
     ) -> Result<PendingRegion> {
         let options = options.into();
         if !self.is_asynchronous() {
-            return Err(self.blame(Error::new(
+            return Err(self.add_provider(Error::new(
                 ErrorKind::InvalidArgument,
                 "fi_mr_regattr",
                 "the domain was not opened with an event queue for registrations",
@@ -95,15 +95,16 @@ pub struct PendingRegion {
 
 impl Drop for PendingRegion {
     fn drop(&mut self) {
-        if self.domain.is_parents() {
+        if self.domain.is_inherited() {
             return;
         }
         // SAFETY: `finish`, which takes them too, does not let this run.
         let (handle, memory) =
             unsafe { (ManuallyDrop::take(&mut self.handle), ManuallyDrop::take(&mut self.memory)) };
-        let late = Late { handle, memory: Some(memory), bytes: self.extent.length };
-        drop(match self.domain.closing() {
-            Some(closing) => closing.close(late),
+        let late =
+            DeferredDeregistration { handle, memory: Some(memory), bytes: self.extent.length };
+        drop(match self.domain.deregistration_lock() {
+            Some(deregistration_lock) => deregistration_lock.close(late),
             None => late.close(),
         });
     }
@@ -131,7 +132,7 @@ impl PendingRegion {
         if !self.is_done_by(event) {
             let error = Error::new(
                 ErrorKind::InvalidArgument,
-                "finishing a registration",
+                "finish registration",
                 "the event is about something else",
             );
             return Err(Box::new((self, error)));

@@ -7,7 +7,7 @@ use crate::error::{Error, ErrorKind, Result};
 /// End of the address space that ordinary mappings lie in: 47 bits on x86-64, 48 on
 /// aarch64. With larger tables there is more, for those who ask for it: beyond this
 /// line a range counts as user space if it is really mapped.
-const ORDINARY_END: usize = 1 << if cfg!(target_arch = "aarch64") { 48 } else { 47 };
+const USER_SPACE_END: usize = 1 << if cfg!(target_arch = "aarch64") { 48 } else { 47 };
 
 /// Refuses ranges that are empty, wrap around or lie outside user space.
 pub(crate) fn check(operation: &'static str, base: usize, length: usize) -> Result<()> {
@@ -25,7 +25,7 @@ pub(crate) fn check(operation: &'static str, base: usize, length: usize) -> Resu
             format!("range of {length} bytes at {base:#x} overflows the address space"),
         ));
     };
-    if base == 0 || (end > ORDINARY_END && !is_mapped(base, length)) {
+    if base == 0 || (end > USER_SPACE_END && !is_mapped(base, length)) {
         return Err(Error::new(
             ErrorKind::OutOfBounds,
             operation,
@@ -122,7 +122,7 @@ mod tests {
             libc::munmap(base.cast::<u8>().add(page).cast(), page);
             base as usize
         };
-        assert!(base + page <= ORDINARY_END, "{base:#x}");
+        assert!(base + page <= USER_SPACE_END, "{base:#x}");
         check_mapped("t", base, page).unwrap();
         assert_eq!(check_mapped("t", base, page + 1).unwrap_err().kind(), ErrorKind::NotMapped);
         // SAFETY: the page that is left.

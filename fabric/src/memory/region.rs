@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use libfabric_sys as sys;
 
 use super::bound::Registration;
-use super::closing::Late;
+use super::deregistration::DeferredDeregistration;
 use super::descriptor::{RemoteKey, RemoteRegion};
 use super::host::Memory;
 use crate::counter::Counter;
@@ -57,7 +57,7 @@ pub(crate) struct RegionInner {
     length: usize,
     /// The bytes at `base`; less than `length` for a region of several buffers,
     /// of which only the first can be sliced and copied here.
-    pub(crate) contiguous: usize,
+    pub(crate) contiguous_length: usize,
     pub(super) kind: MemoryKind,
     access: Access,
     /// What data transfer calls want as descriptor: null unless the provider asks.
@@ -91,14 +91,14 @@ pub(crate) struct Extent {
     /// What peers see: all buffers together.
     pub(crate) length: usize,
     /// What lies in one piece at `base`: the first buffer.
-    pub(crate) contiguous: usize,
+    pub(crate) contiguous_length: usize,
     pub(crate) kind: MemoryKind,
 }
 
 impl Extent {
     /// One buffer.
     pub(crate) fn of(base: *mut u8, length: usize, kind: MemoryKind) -> Self {
-        Self { base, length, contiguous: length, kind }
+        Self { base, length, contiguous_length: length, kind }
     }
 }
 
@@ -123,7 +123,7 @@ impl MemoryRegion {
             bound_to: AtomicU64::new(0),
             base: extent.base,
             length: extent.length,
-            contiguous: extent.contiguous,
+            contiguous_length: extent.contiguous_length,
             kind: extent.kind,
             access,
             descriptor,
@@ -211,7 +211,7 @@ impl MemoryRegion {
         if self.0.domain.is_same(other) {
             return Ok(());
         }
-        Err(self.0.domain.blame(Error::new(
+        Err(self.0.domain.add_provider(Error::new(
             ErrorKind::InvalidArgument,
             "fi_mr_bind",
             "the two objects belong to different domains",
@@ -220,7 +220,7 @@ impl MemoryRegion {
 
     fn registration(&self, operation: &'static str) -> Result<&Arc<Registration>> {
         self.0.registration.as_ref().ok_or_else(|| {
-            self.0.domain.blame(Error::new(
+            self.0.domain.add_provider(Error::new(
                 ErrorKind::InvalidArgument,
                 operation,
                 "the region is for local use and the provider needs no registration for that",
@@ -234,9 +234,9 @@ impl MemoryRegion {
         operation: &'static str,
         call: impl FnOnce(&Handle<sys::fid_mr>) -> T,
     ) -> Result<T> {
-        match &*self.registration(operation)?.hold() {
+        match &*self.registration(operation)?.lock_handle() {
             Some(handle) => Ok(call(handle)),
-            None => Err(self.0.domain.blame(Error::new(
+            None => Err(self.0.domain.add_provider(Error::new(
                 ErrorKind::Closed,
                 operation,
                 "the endpoint that the region is bound to is closed, and so is its registration",
@@ -257,7 +257,7 @@ impl MemoryRegion {
             } else {
                 "the region is not enabled yet"
             };
-            return Err(self.0.domain.blame(Error::new(
+            return Err(self.0.domain.add_provider(Error::new(
                 ErrorKind::KeyUnavailable,
                 "fi_mr_key",
                 why,
@@ -283,11 +283,12 @@ impl MemoryRegion {
                 key.resize(size, 0);
                 continue;
             }
-            Error::check("fi_mr_raw_attr", i64::from(code)).map_err(|e| self.0.domain.blame(e))?;
+            Error::check("fi_mr_raw_attr", i64::from(code))
+                .map_err(|e| self.0.domain.add_provider(e))?;
             key.truncate(size);
             return Ok((base, key));
         }
-        Err(self.0.domain.blame(Error::new(
+        Err(self.0.domain.add_provider(Error::new(
             ErrorKind::Other,
             "fi_mr_raw_attr",
             "the provider keeps asking for a longer buffer",
@@ -308,7 +309,7 @@ impl MemoryRegion {
             sys::fi_bind(region.as_fid(), counter.as_fid(), sys::FI_REMOTE_WRITE)
         })?;
         Error::check("fi_mr_bind", i64::from(code)).map_err(|e| {
-            let e = self.0.domain.blame(e);
+            let e = self.0.domain.add_provider(e);
             if e.kind() == ErrorKind::InvalidArgument {
                 e.with_detail("the provider does not count remote accesses to regions")
             } else {
@@ -335,7 +336,7 @@ impl MemoryRegion {
         let code = self.with_handle("fi_mr_bind", |region| unsafe {
             sys::fi_bind(region.as_fid(), endpoint.as_fid(), 0)
         })?;
-        Error::check("fi_mr_bind", i64::from(code)).map_err(|e| self.0.domain.blame(e))?;
+        Error::check("fi_mr_bind", i64::from(code)).map_err(|e| self.0.domain.add_provider(e))?;
         endpoint.bound().add(registration);
         self.0.bound_to.store(endpoint.bound().number(), Ordering::Release);
         Ok(())
@@ -344,7 +345,7 @@ impl MemoryRegion {
     /// May it be used by this endpoint? Not if it is bound to another one, or was to one that is
     /// closed.
     #[inline]
-    pub(crate) fn is_for(&self, endpoint: &Endpoint) -> bool {
+    pub(crate) fn is_usable_with(&self, endpoint: &Endpoint) -> bool {
         let bound_to = self.0.bound_to.load(Ordering::Acquire);
         self.0.domain.is_same(endpoint.domain())
             && (bound_to == 0 || bound_to == endpoint.bound().number())
@@ -363,7 +364,7 @@ impl MemoryRegion {
         let code =
             self.with_handle("fi_mr_enable", |region| unsafe { sys::fi_enable(region.as_fid()) });
         let enabled = code.and_then(|code| {
-            Error::check("fi_mr_enable", i64::from(code)).map_err(|e| self.0.domain.blame(e))
+            Error::check("fi_mr_enable", i64::from(code)).map_err(|e| self.0.domain.add_provider(e))
         });
         enabled.map(drop).inspect_err(|_| self.0.enabled.store(false, Ordering::Release))
     }
@@ -406,7 +407,9 @@ impl MemoryRegion {
         let code = self.with_handle("fi_mr_refresh", |region| unsafe {
             sys::fi_mr_refresh(region.as_fid(), &vector, 1, 0)
         })?;
-        Error::check("fi_mr_refresh", i64::from(code)).map(drop).map_err(|e| self.0.domain.blame(e))
+        Error::check("fi_mr_refresh", i64::from(code))
+            .map(drop)
+            .map_err(|e| self.0.domain.add_provider(e))
     }
 
     /// What a peer needs to reach this region.
@@ -414,23 +417,23 @@ impl MemoryRegion {
     /// # Errors
     /// `AccessDenied` if it grants no remote access; `KeyUnavailable` before it is enabled.
     pub fn describe(&self) -> Result<RemoteRegion> {
-        let operation = "describing a region";
+        let operation = "describe region";
         if !self.0.access.intersects(Access::REMOTE) {
-            return Err(self.0.domain.blame(Error::new(
+            return Err(self.0.domain.add_provider(Error::new(
                 ErrorKind::AccessDenied,
                 operation,
                 "the region was registered without remote access",
             )));
         }
         if !self.is_enabled() {
-            return Err(self.0.domain.blame(Error::new(
+            return Err(self.0.domain.add_provider(Error::new(
                 ErrorKind::KeyUnavailable,
                 operation,
                 "the region is not enabled yet: bind it, then call enable",
             )));
         }
         let capabilities = self.0.domain.capabilities();
-        let mode = capabilities.mr_mode.modern();
+        let mode = capabilities.mr_mode.without_deprecated();
         let virtual_base = if mode.contains(MrMode::VIRT_ADDR) { self.0.base as u64 } else { 0 };
         let (base, key) = if mode.contains(MrMode::RAW) {
             let (base, key) = self.raw_key()?;
@@ -444,7 +447,7 @@ impl MemoryRegion {
             self.0.access,
             // Of several buffers, providers have been read to check, and reach, the
             // first one only: the others are not announced.
-            self.0.contiguous as u64,
+            self.0.contiguous_length as u64,
             base,
             key,
         ))
@@ -455,11 +458,11 @@ impl MemoryRegion {
     /// # Errors
     /// `OutOfBounds`.
     pub fn slice(&self, range: Range<usize>) -> Result<RegionSlice> {
-        if range.start > range.end || range.end > self.0.contiguous {
+        if range.start > range.end || range.end > self.0.contiguous_length {
             return Err(Error::new(
                 ErrorKind::OutOfBounds,
-                "slicing a region",
-                format!("{range:?} of a region of {} bytes", self.0.contiguous),
+                "slice region",
+                format!("{range:?} of a region of {} bytes", self.0.contiguous_length),
             ));
         }
         Ok(RegionSlice { region: self.clone(), offset: range.start, length: range.len() })
@@ -468,20 +471,20 @@ impl MemoryRegion {
     /// The whole region (of a region of several buffers, the first one).
     #[must_use]
     pub fn all(&self) -> RegionSlice {
-        RegionSlice { region: self.clone(), offset: 0, length: self.0.contiguous }
+        RegionSlice { region: self.clone(), offset: 0, length: self.0.contiguous_length }
     }
 }
 
 impl Drop for RegionInner {
     fn drop(&mut self) {
-        if self.domain.is_parents() {
+        if self.domain.is_inherited() {
             // A forked child: the parent's peers go on reaching the memory.
             std::mem::forget(self.memory.take());
             return;
         }
         let Some(registration) = &self.registration else { return };
         // Held until it is closed: the endpoint that it is bound to waits for that.
-        let mut held = registration.hold();
+        let mut held = registration.lock_handle();
         let Some(handle) = held.take() else {
             // Closed before its endpoint.
             if registration.close_failed() {
@@ -489,9 +492,10 @@ impl Drop for RegionInner {
             }
             return;
         };
-        let late = Late { handle, memory: self.memory.take(), bytes: self.length };
-        let memory = match self.domain.closing() {
-            Some(closing) => closing.close(late),
+        let late =
+            DeferredDeregistration { handle, memory: self.memory.take(), bytes: self.length };
+        let memory = match self.domain.deregistration_lock() {
+            Some(deregistration_lock) => deregistration_lock.close(late),
             None => late.close(),
         };
         // It is the caller's own, and may close the endpoint when it ends.
@@ -562,7 +566,7 @@ impl RegionSlice {
     }
 
     #[inline]
-    pub(crate) fn is_for(&self, endpoint: &Endpoint) -> bool {
-        self.region.is_for(endpoint)
+    pub(crate) fn is_usable_with(&self, endpoint: &Endpoint) -> bool {
+        self.region.is_usable_with(endpoint)
     }
 }

@@ -38,7 +38,7 @@ pub struct RegistrationOptions {
     offset: u64,
     authorization_key: Vec<u8>,
     /// Register even what the provider needs no registration for.
-    always: bool,
+    force_registration: bool,
 }
 
 impl RegistrationOptions {
@@ -46,7 +46,7 @@ impl RegistrationOptions {
     /// registration, also where the provider would not need one.
     #[must_use]
     pub fn new(access: Access) -> Self {
-        Self { always: true, ..Self::from(access) }
+        Self { force_registration: true, ..Self::from(access) }
     }
 
     /// Flags of the registration.
@@ -87,7 +87,7 @@ impl From<Access> for RegistrationOptions {
             requested_key: None,
             offset: 0,
             authorization_key: Vec::new(),
-            always: false,
+            force_registration: false,
         }
     }
 }
@@ -220,7 +220,7 @@ impl Domain {
         let options = options.into();
         let operation = "fi_mr_regattr";
         if !Version::has_dma_buf() {
-            return Err(self.blame(Error::new(
+            return Err(self.add_provider(Error::new(
                 ErrorKind::NotSupported,
                 operation,
                 format!(
@@ -232,15 +232,16 @@ impl Domain {
         }
         self.refuse_if_asynchronous()?;
         if !self.capabilities().caps.contains(Caps::DEVICE_MEMORY) {
-            return Err(self.blame(Error::new(
+            return Err(self.add_provider(Error::new(
                 ErrorKind::NotSupported,
                 operation,
                 "a dma-buf: the domain was not opened with Caps::DEVICE_MEMORY (FI_HMEM)",
             )));
         }
-        range::check(operation, buffer.base as usize, buffer.length).map_err(|e| self.blame(e))?;
+        range::check(operation, buffer.base as usize, buffer.length)
+            .map_err(|e| self.add_provider(e))?;
         if buffer.offset > buffer.base as u64 {
-            return Err(self.blame(Error::new(
+            return Err(self.add_provider(Error::new(
                 ErrorKind::OutOfBounds,
                 operation,
                 format!("offset {:#x} lies before address 0 of the dma-buf", buffer.offset),
@@ -280,7 +281,7 @@ impl Domain {
         if !self.is_asynchronous() {
             return Ok(());
         }
-        Err(self.blame(Error::new(
+        Err(self.add_provider(Error::new(
             ErrorKind::InvalidArgument,
             "fi_mr_regattr",
             "this domain registers asynchronously: use register_asynchronously",
@@ -292,8 +293,9 @@ impl Domain {
         memory: &[Box<dyn Memory>],
     ) -> Result<(Vec<sys::iovec>, Extent)> {
         let operation = "fi_mr_regattr";
-        let refuse =
-            |detail: String| self.blame(Error::new(ErrorKind::InvalidArgument, operation, detail));
+        let refuse = |detail: String| {
+            self.add_provider(Error::new(ErrorKind::InvalidArgument, operation, detail))
+        };
         let Some(first) = memory.first() else {
             return Err(refuse("no buffer".to_owned()));
         };
@@ -311,8 +313,8 @@ impl Domain {
             vector.push(sys::iovec { iov_base: buffer.as_ptr().cast(), iov_len: buffer.len() });
             length += buffer.len();
         }
-        let (base, contiguous, kind) = (first.as_ptr(), first.len(), first.kind());
-        Ok((vector, Extent { base, length, contiguous, kind }))
+        let (base, contiguous_length, kind) = (first.as_ptr(), first.len(), first.kind());
+        Ok((vector, Extent { base, length, contiguous_length, kind }))
     }
 
     fn check_range(&self, base: *mut u8, length: usize, kind: MemoryKind) -> Result<()> {
@@ -322,7 +324,7 @@ impl Domain {
             // Some providers take a device registration they cannot honour and
             // then treat the address as host memory: ask what was offered.
             if !self.capabilities().caps.contains(Caps::DEVICE_MEMORY) {
-                return Err(self.blame(Error::new(
+                return Err(self.add_provider(Error::new(
                     ErrorKind::NotSupported,
                     operation,
                     format!("{kind} memory: the domain was not opened with Caps::DEVICE_MEMORY (FI_HMEM)"),
@@ -330,13 +332,13 @@ impl Domain {
             }
             // Device addresses mean nothing to the host's memory map.
             if length == 0 || base.checked_add(length).is_none() {
-                range::check(operation, base, length).map_err(|e| self.blame(e))?;
+                range::check(operation, base, length).map_err(|e| self.add_provider(e))?;
             }
             return Ok(());
         }
-        range::check(operation, base, length).map_err(|e| self.blame(e))?;
-        if self.capabilities().mr_mode.modern().contains(MrMode::ALLOCATED) {
-            range::check_mapped(operation, base, length).map_err(|e| self.blame(e))?;
+        range::check(operation, base, length).map_err(|e| self.add_provider(e))?;
+        if self.capabilities().mr_mode.without_deprecated().contains(MrMode::ALLOCATED) {
+            range::check_mapped(operation, base, length).map_err(|e| self.add_provider(e))?;
         }
         Ok(())
     }
@@ -350,7 +352,7 @@ impl Domain {
         memory: Option<Keepalive>,
         options: &RegistrationOptions,
     ) -> Result<MemoryRegion> {
-        let needed = options.always
+        let needed = options.force_registration
             || options.access.intersects(Access::REMOTE)
             || extent.kind.is_device()
             || self.capabilities().needs_local_registration();
@@ -378,21 +380,21 @@ impl Domain {
     ) -> Result<(Handle<sys::fid_mr>, bool)> {
         if options.offset != 0 {
             // Providers that do not look would register something else than was meant.
-            return Err(self.blame(Error::new(
+            return Err(self.add_provider(Error::new(
                 ErrorKind::InvalidArgument,
                 "fi_mr_regattr",
                 "offset is reserved and must be 0",
             )));
         }
         if options.requested_key == Some(sys::FI_KEY_NOTAVAIL) {
-            return Err(self.blame(Error::new(
+            return Err(self.add_provider(Error::new(
                 ErrorKind::KeyUnavailable,
                 "fi_mr_regattr",
                 "this key means \"no key\" (FI_KEY_NOTAVAIL)",
             )));
         }
         let capabilities = self.capabilities();
-        let mode = capabilities.mr_mode.modern();
+        let mode = capabilities.mr_mode.without_deprecated();
         let chooses_key = !mode.contains(MrMode::PROV_KEY);
         let enabled = starts_enabled(mode, options.flags);
         let mut attempts = 0;
@@ -435,7 +437,9 @@ impl Domain {
                 }
             }
             let mut region = std::ptr::null_mut();
-            let nobody_closes = self.closing().map(|closing| closing.registering());
+            let nobody_closes = self
+                .deregistration_lock()
+                .map(|deregistration_lock| deregistration_lock.lock_registration());
             // SAFETY: the request's pointers are valid for the call, the ranges
             // as long as the registration lives; `region` receives the object.
             let code = unsafe { sys::register_memory(self.as_ptr(), &request, &mut region) };
@@ -456,8 +460,8 @@ impl Domain {
     /// libfabric answers much with a bare EINVAL or ENOSYS: say which
     /// precondition is the likely one.
     fn explain(&self, code: i32, extent: &Extent, options: &RegistrationOptions) -> Error {
-        let error = self.blame(Error::from_code("fi_mr_regattr", i64::from(code)));
-        let mode = self.capabilities().mr_mode.modern();
+        let error = self.add_provider(Error::from_code("fi_mr_regattr", i64::from(code)));
+        let mode = self.capabilities().mr_mode.without_deprecated();
         let key_is_chosen = options.requested_key.is_some();
         match -code {
             crate::error::number::NO_KEY => error.with_detail("the requested key is in use in this domain"),
@@ -500,7 +504,7 @@ impl Domain {
                 0,
             )
         };
-        Error::check("fi_mr_map_raw", i64::from(code)).map_err(|e| self.blame(e))?;
+        Error::check("fi_mr_map_raw", i64::from(code)).map_err(|e| self.add_provider(e))?;
         Ok(mapped)
     }
 
@@ -508,7 +512,7 @@ impl Domain {
         // SAFETY: the key came from map_raw_key of this domain and is given back once.
         let code = unsafe { sys::fi_mr_unmap_key(self.as_ptr().cast(), key) };
         if code < 0 {
-            let error = self.blame(Error::from_code("fi_mr_unmap_key", i64::from(code)));
+            let error = self.add_provider(Error::from_code("fi_mr_unmap_key", i64::from(code)));
             tracing::error!(%error, "a mapped key could not be released");
         }
     }

@@ -16,20 +16,20 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::flags::{Access, MrMode};
 
 /// A mapped raw key: given back when the last user is gone.
-pub(crate) struct Mapping {
+pub(crate) struct MappedKey {
     domain: Domain,
     key: u64,
 }
 
-impl fmt::Debug for Mapping {
+impl fmt::Debug for MappedKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Mapping").finish_non_exhaustive()
     }
 }
 
-impl Drop for Mapping {
+impl Drop for MappedKey {
     fn drop(&mut self) {
-        if !self.domain.is_parents() {
+        if !self.domain.is_inherited() {
             self.domain.unmap_key(self.key);
         }
     }
@@ -42,11 +42,11 @@ impl Drop for Mapping {
 /// use fabric::*;
 /// # let offer = Query::new(EndpointKind::Rdm).source("127.0.0.1").first()?;
 /// # let domain = Domain::open(&offer)?;
-/// let rights = Access::LOCAL | Access::REMOTE_READ;
-/// let region = domain.register(HostMemory::zeroed(4096)?, rights)?;
+/// let access = Access::LOCAL | Access::REMOTE_READ;
+/// let region = domain.register(HostMemory::zeroed(4096)?, access)?;
 /// let remote = domain.attach(&region.describe()?)?;
 /// assert_eq!(remote.len(), 4096);
-/// assert_eq!(remote.rights(), Access::REMOTE_READ);
+/// assert_eq!(remote.access(), Access::REMOTE_READ);
 /// assert_eq!(remote.slice(4000..5000).unwrap_err().kind(), ErrorKind::OutOfBounds);
 /// # Ok::<(), fabric::Error>(())
 /// ```
@@ -56,7 +56,7 @@ pub struct RemoteMemory {
     /// The key as operations want it.
     key: u64,
     /// Present where the key had to be mapped; operations in flight hold it too.
-    pub(crate) mapping: Option<Arc<Mapping>>,
+    pub(crate) mapped_key: Option<Arc<MappedKey>>,
 }
 
 /// Without the key, which is a capability.
@@ -76,9 +76,9 @@ impl Domain {
     pub fn attach(&self, region: &RemoteRegion) -> Result<RemoteMemory> {
         let ours = self.capabilities().protocol;
         if region.protocol() != ours {
-            return Err(self.blame(Error::new(
+            return Err(self.add_provider(Error::new(
                 ErrorKind::VersionMismatch,
-                "attaching a remote region",
+                "attach remote region",
                 format!(
                     "the region is reached by wire protocol {}, this domain speaks {ours}",
                     region.protocol()
@@ -89,11 +89,11 @@ impl Domain {
         // taken for an address by some providers.
         let facts = self.capabilities();
         let takes_raw = facts.mr_mode.contains(MrMode::RAW);
-        let (key, mapping) = match region.key() {
+        let (key, mapped_key) = match region.key() {
             RemoteKey::Plain(key) if !takes_raw => (*key, None),
             RemoteKey::Raw(raw) if takes_raw && raw.len() == facts.mr_key_size => {
                 let key = self.map_raw_key(region.base(), raw)?;
-                (key, Some(Arc::new(Mapping { domain: self.clone(), key })))
+                (key, Some(Arc::new(MappedKey { domain: self.clone(), key })))
             }
             other => {
                 let form = match other {
@@ -101,14 +101,14 @@ impl Domain {
                     RemoteKey::Raw(raw) => format!("a raw key of {} bytes", raw.len()),
                 };
                 let ours = if takes_raw { "raw" } else { "plain" };
-                return Err(self.blame(Error::new(
+                return Err(self.add_provider(Error::new(
                     ErrorKind::MalformedDescriptor,
-                    "attaching a remote region",
+                    "attach remote region",
                     format!("{form}, where keys are {ours}, of {} bytes", facts.mr_key_size),
                 )));
             }
         };
-        Ok(RemoteMemory { region: region.clone(), key, mapping })
+        Ok(RemoteMemory { region: region.clone(), key, mapped_key })
     }
 }
 
@@ -125,7 +125,7 @@ impl RemoteMemory {
     /// Was its key mapped (`fi_mr_map_raw`)?
     #[must_use]
     pub fn is_mapped(&self) -> bool {
-        self.mapping.is_some()
+        self.mapped_key.is_some()
     }
 
     /// The address of an offset that is known to lie inside, and the key.
@@ -143,7 +143,7 @@ impl RemoteMemory {
         if range.start > range.end || range.end > self.len() {
             return Err(Error::new(
                 ErrorKind::OutOfBounds,
-                "slicing a remote region",
+                "slice remote region",
                 format!("{range:?} of a remote region of {} bytes", self.len()),
             ));
         }
@@ -163,8 +163,8 @@ impl RemoteMemory {
             address: self.base() + offset,
             length,
             key: self.key,
-            rights: self.rights(),
-            mapping: self.mapping.clone(),
+            access: self.access(),
+            mapped_key: self.mapped_key.clone(),
         }
     }
 }
@@ -175,15 +175,15 @@ pub struct RemoteSlice {
     pub(crate) address: u64,
     pub(crate) length: u64,
     pub(crate) key: u64,
-    pub(crate) rights: Access,
-    pub(crate) mapping: Option<Arc<Mapping>>,
+    pub(crate) access: Access,
+    pub(crate) mapped_key: Option<Arc<MappedKey>>,
 }
 
 impl fmt::Debug for RemoteSlice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut shown = f.debug_struct("RemoteSlice");
         shown.field("address", &self.address).field("length", &self.length);
-        shown.field("rights", &self.rights).finish_non_exhaustive()
+        shown.field("rights", &self.access).finish_non_exhaustive()
     }
 }
 
@@ -229,7 +229,7 @@ mod tests {
         let (length, base) = (good.len(), good.base());
         let key = RemoteKey::Raw(vec![0; 16]);
         let forged =
-            RemoteRegion::new(good.protocol(), good.kind(), good.rights(), length, base, key);
+            RemoteRegion::new(good.protocol(), good.kind(), good.access(), length, base, key);
         let error = domain.attach(&forged).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::MalformedDescriptor, "{error}");
         assert!(error.to_string().contains("a raw key of 16 bytes"), "{error}");

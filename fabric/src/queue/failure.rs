@@ -30,24 +30,24 @@ impl CompletionQueue {
         }
         if got < 0 {
             let error = Error::from_code("fi_cq_readerr", got as i64);
-            let error = self.shared.domain.blame(error);
+            let error = self.shared.domain.add_provider(error);
             return FailureRead::Failure(Box::new(self.unsolicited(error)));
         }
         let entry = &roomy.entry;
         let text = self.failure_text(entry);
         let (code, provider_code, context, olen) =
             (entry.err, entry.prov_errno, entry.op_context, entry.olen);
-        let blame = |domain: &Domain, operation| {
+        let add_provider = |domain: &Domain, operation| {
             let mut error = Error::from_code(operation, i64::from(code))
                 .with_provider_text(provider_code, text.clone());
             if error.kind() == ErrorKind::Truncated {
                 error = error.with_detail(format!("{olen} bytes did not fit the buffer"));
             }
-            domain.blame(error)
+            domain.add_provider(error)
         };
         let domain = self.shared.domain.clone();
         let Some(slot) = self.table().by_context(context) else {
-            let failure = self.unsolicited(blame(&domain, "progress"));
+            let failure = self.unsolicited(add_provider(&domain, "progress"));
             return FailureRead::Failure(Box::new(failure));
         };
         let abandoned = slot.state == State::Abandoned;
@@ -63,9 +63,9 @@ impl CompletionQueue {
         };
         self.table().release(index);
         if abandoned {
-            return FailureRead::Nobodys;
+            return FailureRead::Abandoned;
         }
-        let mut error = blame(&domain, name);
+        let mut error = add_provider(&domain, name);
         if let Some(name) = self.name_of(member, peer) {
             error = error.with_peer(name);
         }
@@ -101,6 +101,6 @@ impl CompletionQueue {
 pub(super) enum FailureRead {
     Failure(Box<Failure>),
     /// That of an operation nobody waits for any more.
-    Nobodys,
+    Abandoned,
     Nothing,
 }

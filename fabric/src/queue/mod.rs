@@ -10,18 +10,18 @@
 #![allow(unsafe_code)]
 
 mod completion;
+mod drained;
 mod failure;
-mod member;
 mod read;
-mod saved;
+mod shared;
 mod table;
 mod wait;
 
 pub use completion::{Completion, CompletionKind, Failure, OperationId, Outcome};
+use drained::widened;
 use failure::FailureRead;
-pub use member::Waker;
-pub(crate) use member::{Member, QueueShared};
-use saved::widened;
+pub use shared::Waker;
+pub(crate) use shared::{Member, QueueShared};
 pub(crate) use table::Slot;
 
 use std::collections::VecDeque;
@@ -37,17 +37,17 @@ use libfabric_sys as sys;
 
 use crate::address::{AddressVector, Peer};
 use crate::capabilities::EndpointKind;
-use crate::choice::looks_hold_peers_up;
+use crate::choice::polling_blocks_peers;
 use crate::domain::Domain;
 use crate::error::{Error, ErrorKind, Result};
 use crate::flags::Caps;
 use crate::handle::Handle;
 use crate::version::Version;
-use crate::waiting::{Backoff, Pace, Waiting};
+use crate::waiting::{Backoff, PollPause, WaitStrategy};
 use table::{State, Table};
 
 /// What a read answers that found nothing.
-const NOTHING: isize = -(sys::FI_EAGAIN as isize);
+const WOULD_BLOCK: isize = -(sys::FI_EAGAIN as isize);
 /// What a read answers that found a failure, which is read by another call.
 const FAILURE: isize = -(crate::error::number::AVAILABLE as isize);
 
@@ -89,16 +89,16 @@ pub struct CompletionQueue {
     sources: Box<[u64; BATCH]>,
     filled: usize,
     next: usize,
-    waiting: Waiting,
-    pace: Pace,
-    longest_pause: Duration,
+    waiting: WaitStrategy,
+    pace: PollPause,
+    max_pause: Duration,
     wait_fd: Option<RawFd>,
-    tells_source: bool,
+    reports_source: bool,
     /// Reading it takes [turns](crate::memory::Closing) with closing registrations.
-    takes_turns: bool,
-    departed_seen: u32,
+    needs_deregistration_lock: bool,
+    closed_endpoints_seen: u32,
     /// Members seen closed, whose last entries may still be in the queue.
-    leaving: Vec<u32>,
+    closed_members: Vec<u32>,
     sweep_due: bool,
     /// Entries that were asked for; 0: as many as the provider likes.
     size: usize,
@@ -115,7 +115,7 @@ pub struct QueueOptions {
     pub size: usize,
     /// How it waits. `Busy` opens the queue with `FI_WAIT_NONE`, which spares some
     /// providers the upkeep of a descriptor; all else asks for `FI_WAIT_FD` first.
-    pub waiting: Waiting,
+    pub waiting: WaitStrategy,
 }
 
 impl CompletionQueue {
@@ -135,7 +135,7 @@ impl CompletionQueue {
         let mut attributes = sys::fi_cq_attr {
             size: options.size,
             format: sys::FI_CQ_FORMAT_TAGGED,
-            wait_obj: if options.waiting == Waiting::Busy {
+            wait_obj: if options.waiting == WaitStrategy::Busy {
                 sys::FI_WAIT_NONE
             } else {
                 sys::FI_WAIT_FD
@@ -145,7 +145,7 @@ impl CompletionQueue {
         let mut queue = ptr::null_mut();
         // Not every provider has tags, and not every one can be slept on.
         let waits: &[u32] = match options.waiting {
-            Waiting::Busy => &[sys::FI_WAIT_NONE],
+            WaitStrategy::Busy => &[sys::FI_WAIT_NONE],
             _ => &[sys::FI_WAIT_FD, sys::FI_WAIT_NONE],
         };
         // Connected endpoints mostly have none: to ask such a provider for them first
@@ -170,7 +170,7 @@ impl CompletionQueue {
                 }
             }
         }
-        Error::check("fi_cq_open", i64::from(code)).map_err(|e| domain.blame(e))?;
+        Error::check("fi_cq_open", i64::from(code)).map_err(|e| domain.add_provider(e))?;
         // SAFETY: just opened, and ours.
         let handle = unsafe { Handle::adopt("fi_cq_open", queue)? };
         let untagged = (attributes.format == sys::FI_CQ_FORMAT_DATA)
@@ -185,13 +185,13 @@ impl CompletionQueue {
         Ok(Self {
             shared: Arc::new(QueueShared {
                 handle,
-                graveyard: Mutex::new(None),
-                departed: AtomicU32::new(0),
+                orphaned_table: Mutex::new(None),
+                closed_endpoints: AtomicU32::new(0),
                 domain: domain.clone(),
                 wake_up: AtomicBool::new(false),
                 can_signal: wait_fd.is_some(),
                 has_tags: untagged.is_none(),
-                saved: Mutex::new(VecDeque::new()),
+                drained: Mutex::new(VecDeque::new()),
             }),
             table: ManuallyDrop::new(Box::new(Table::new())),
             ready: VecDeque::new(),
@@ -201,18 +201,18 @@ impl CompletionQueue {
             filled: 0,
             next: 0,
             waiting: options.waiting,
-            longest_pause: Backoff::LONGEST,
-            pace: if looks_hold_peers_up(&facts.provider, Version::running()) {
-                Pace::considerate()
+            max_pause: Backoff::MAX_PAUSE,
+            pace: if polling_blocks_peers(&facts.provider, Version::running()) {
+                PollPause::spaced()
             } else {
-                Pace::eager()
+                PollPause::minimal()
             },
             wait_fd,
-            tells_source: domain.offer().tells_source,
-            takes_turns: domain.closing().is_some(),
+            reports_source: domain.offer().reports_source,
+            needs_deregistration_lock: domain.deregistration_lock().is_some(),
             members: Vec::new(),
-            departed_seen: 0,
-            leaving: Vec::new(),
+            closed_endpoints_seen: 0,
+            closed_members: Vec::new(),
             sweep_due: false,
             size: options.size,
         })
@@ -240,7 +240,7 @@ impl CompletionQueue {
         if self.next == self.filled {
             let got = self.read();
             if got <= 0 {
-                return self.nothing_read(got);
+                return self.retry_read(got);
             }
             self.fill(got as usize);
         }
@@ -272,7 +272,7 @@ impl CompletionQueue {
             let got = self.read();
             if got > 0 {
                 self.fill(got as usize);
-            } else if let Looked::At(outcome) = self.look_closer(got) {
+            } else if let ReadOutcome::Done(outcome) = self.handle_read_code(got) {
                 return outcome;
             }
         }
@@ -280,52 +280,54 @@ impl CompletionQueue {
 
     /// What a read means that brought no entry.
     #[inline]
-    fn nothing_read(&mut self, code: isize) -> Option<Outcome> {
-        let has_news =
-            self.sweep_due || self.shared.departed.load(Ordering::Relaxed) != self.departed_seen;
-        if (code == NOTHING || code == 0) && !has_news {
+    fn retry_read(&mut self, code: isize) -> Option<Outcome> {
+        let has_news = self.sweep_due
+            || self.shared.closed_endpoints.load(Ordering::Relaxed) != self.closed_endpoints_seen;
+        if (code == WOULD_BLOCK || code == 0) && !has_news {
             return None;
         }
-        match self.look_closer(code) {
-            Looked::At(outcome) => outcome,
-            Looked::Away => self.poll_slowly(),
+        match self.handle_read_code(code) {
+            ReadOutcome::Done(outcome) => outcome,
+            ReadOutcome::Retry => self.poll_slowly(),
         }
     }
 
     /// Nothing, or an endpoint left, or something failed.
     #[cold]
-    fn look_closer(&mut self, code: isize) -> Looked {
-        if code == NOTHING || code == 0 {
-            if self.take_saved() {
-                return Looked::Away;
+    fn handle_read_code(&mut self, code: isize) -> ReadOutcome {
+        if code == WOULD_BLOCK || code == 0 {
+            if self.take_drained() {
+                return ReadOutcome::Retry;
             }
-            if self.shared.departed.load(Ordering::Relaxed) == self.departed_seen {
+            if self.shared.closed_endpoints.load(Ordering::Relaxed) == self.closed_endpoints_seen {
                 if self.sweep_due {
                     self.sweep();
                 }
-                return Looked::At(self.ready.pop_front());
+                return ReadOutcome::Done(self.ready.pop_front());
             }
             // Entries of the endpoints that left may have come in since the read:
             // sweep those that are known to have left by now, and no others, at
             // the next empty read.
-            self.departed_seen = self.shared.departed.load(Ordering::Acquire);
+            self.closed_endpoints_seen = self.shared.closed_endpoints.load(Ordering::Acquire);
             for (number, member) in self.members.iter().enumerate() {
                 if member.closed.load(Ordering::Acquire) {
-                    self.leaving.push(number as u32);
+                    self.closed_members.push(number as u32);
                 }
             }
             self.sweep_due = true;
-            return Looked::Away;
+            return ReadOutcome::Retry;
         }
         if code != FAILURE {
             let error = Error::from_code("fi_cq_read", code as i64);
-            return Looked::At(Some(Err(self.unsolicited(self.shared.domain.blame(error)))));
+            return ReadOutcome::Done(Some(Err(
+                self.unsolicited(self.shared.domain.add_provider(error))
+            )));
         }
         match self.read_failure() {
-            FailureRead::Failure(failure) => Looked::At(Some(Err(*failure))),
-            FailureRead::Nobodys => Looked::Away,
+            FailureRead::Failure(failure) => ReadOutcome::Done(Some(Err(*failure))),
+            FailureRead::Abandoned => ReadOutcome::Retry,
             // It said there was one, and there is none: no loop over that.
-            FailureRead::Nothing => Looked::At(None),
+            FailureRead::Nothing => ReadOutcome::Done(None),
         }
     }
 
@@ -374,9 +376,9 @@ impl CompletionQueue {
         // An immediate that came with a write: the receive bit is clear
         // (providers differ in which other bits they set).
         let is_arrival = has_data && !is_receive;
-        let Some(note) = self.table.take_note(entry.op_context) else {
+        let Some(info) = self.table.take_info(entry.op_context) else {
             if !is_arrival {
-                nobody_knows(flags);
+                log_unknown_completion(flags);
                 return None;
             }
             return Some(Ok(Completion {
@@ -390,21 +392,21 @@ impl CompletionQueue {
             }));
         };
         // Only a receive can be used up by a peer's immediate.
-        let kind = if is_arrival && note.kind == CompletionKind::Receive {
+        let kind = if is_arrival && info.kind == CompletionKind::Receive {
             CompletionKind::RemoteWrite
         } else {
-            note.kind
+            info.kind
         };
         // A peer's data is news even if the receive it used up was given up.
-        if note.is_abandoned && kind != CompletionKind::RemoteWrite {
+        if info.is_abandoned && kind != CompletionKind::RemoteWrite {
             return None;
         }
         // sockets repeats the immediate to the one who sent it.
         let is_ours = matches!(kind, CompletionKind::Receive | CompletionKind::RemoteWrite);
         Some(Ok(Completion {
             kind,
-            operation: Some(note.operation),
-            token: note.token,
+            operation: Some(info.operation),
+            token: info.token,
             length,
             data: if is_ours { data } else { None },
             tag,
@@ -420,7 +422,7 @@ impl CompletionQueue {
     #[cold]
     fn sweep(&mut self) {
         self.sweep_due = false;
-        for number in std::mem::take(&mut self.leaving) {
+        for number in std::mem::take(&mut self.closed_members) {
             for index in self.table().of_member(number) {
                 let Some(slot) = self.table().slot(index) else {
                     continue;
@@ -429,7 +431,7 @@ impl CompletionQueue {
                 let operation = slot.id();
                 self.table().release(index);
                 if state == State::InFlight {
-                    let mut error = self.shared.domain.blame(Error::new(
+                    let mut error = self.shared.domain.add_provider(Error::new(
                         ErrorKind::Closed,
                         "closing an endpoint",
                         "the operation was still in flight",
@@ -502,8 +504,9 @@ impl CompletionQueue {
         // A place whose endpoint is closed and swept can be taken again.
         for number in 0..self.members.len() {
             if self.members[number].closed.load(Ordering::Acquire)
-                && !self.leaving.contains(&(number as u32))
-                && self.departed_seen == self.shared.departed.load(Ordering::Acquire)
+                && !self.closed_members.contains(&(number as u32))
+                && self.closed_endpoints_seen
+                    == self.shared.closed_endpoints.load(Ordering::Acquire)
                 && self.table.of_member(number as u32).is_empty()
             {
                 self.members[number] = Arc::clone(&member);
@@ -519,7 +522,7 @@ impl CompletionQueue {
         Arc::ptr_eq(&self.shared, shared)
     }
 
-    pub(crate) fn share(&self) -> Arc<QueueShared> {
+    pub(crate) fn shared_handle(&self) -> Arc<QueueShared> {
         Arc::clone(&self.shared)
     }
 
@@ -542,7 +545,7 @@ impl CompletionQueue {
             }
             None => Err(Error::new(
                 ErrorKind::ResourceExhausted,
-                "posting",
+                "post operation",
                 "a million operations are in flight on this queue",
             )),
         }
@@ -563,7 +566,7 @@ impl CompletionQueue {
 
 impl Drop for CompletionQueue {
     fn drop(&mut self) {
-        if self.shared.handle.is_parents() {
+        if self.shared.handle.is_inherited() {
             // A forked child: the operations are the parent's.
             return;
         }
@@ -571,19 +574,19 @@ impl Drop for CompletionQueue {
         // operations must live on until they are closed.
         // SAFETY: nothing uses the table after this.
         let table = unsafe { ManuallyDrop::take(&mut self.table) };
-        *self.shared.graveyard.lock().unwrap_or_else(PoisonError::into_inner) = Some(table);
+        *self.shared.orphaned_table.lock().unwrap_or_else(PoisonError::into_inner) = Some(table);
     }
 }
 
 #[cold]
-fn nobody_knows(flags: u64) {
-    tracing::debug!(flags, "a completion of an operation that is not known was dropped");
+fn log_unknown_completion(flags: u64) {
+    tracing::debug!(flags, "dropped the completion of an unknown operation");
 }
 
 /// What came of a closer look at a read that brought no entry.
-enum Looked {
+enum ReadOutcome {
     /// This, or nothing.
-    At(Option<Outcome>),
+    Done(Option<Outcome>),
     /// Nothing that anybody waits for; there may be more.
-    Away,
+    Retry,
 }

@@ -10,27 +10,30 @@ use super::{BATCH, CompletionQueue};
 impl CompletionQueue {
     #[inline]
     pub(super) fn read(&mut self) -> isize {
-        if self.takes_turns {
-            return self.read_in_turn();
+        if self.needs_deregistration_lock {
+            return self.read_with_lock();
         }
-        self.read_now()
+        self.read_entries()
     }
 
     #[cold]
-    fn read_in_turn(&mut self) -> isize {
+    fn read_with_lock(&mut self) -> isize {
         let shared = Arc::clone(&self.shared);
-        let _turn = shared.domain.closing().map(|closing| closing.turn());
-        self.read_now()
+        let _turn = shared
+            .domain
+            .deregistration_lock()
+            .map(|deregistration_lock| deregistration_lock.lock_progress());
+        self.read_entries()
     }
 
     #[inline]
-    fn read_now(&mut self) -> isize {
+    fn read_entries(&mut self) -> isize {
         let queue = self.shared.handle.as_ptr();
         let buffer = self.buffer();
         // SAFETY: the buffers have room for BATCH entries of the format that the
         // queue was opened with.
         unsafe {
-            if self.tells_source {
+            if self.reports_source {
                 sys::fi_cq_readfrom(queue, buffer, BATCH, self.sources.as_mut_ptr())
             } else {
                 sys::fi_cq_read(queue, buffer, BATCH)

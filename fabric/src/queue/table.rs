@@ -17,18 +17,18 @@ use libfabric_sys as sys;
 
 use super::{CompletionKind, OperationId};
 use crate::address::Peer;
-use crate::memory::{Mapping, RegionInner};
+use crate::memory::{MappedKey, RegionInner};
 
 /// Something that must live until an operation is done.
 #[allow(dead_code)] // held, never read
-enum Keep {
+enum Retained {
     Region(Arc<RegionInner>),
-    Mapping(Arc<Mapping>),
+    MappedKey(Arc<MappedKey>),
 }
 
 /// Beyond the first: four local buffers, a result, an operand to compare with, and
 /// a mapped key are the most.
-const MOST_KEPT: usize = 6;
+const MAX_RETAINED: usize = 6;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum State {
@@ -42,7 +42,7 @@ pub(crate) enum State {
 /// two are apart because the provider writes the scratch space whenever it likes,
 /// while a slot is reached through references.
 #[repr(C, align(64))]
-struct Place {
+struct TableEntry {
     scratch: UnsafeCell<sys::fi_context2>,
     slot: Slot,
 }
@@ -63,8 +63,8 @@ pub(crate) struct Slot {
     pub(crate) member: u32,
     pub(crate) state: State,
     pub(crate) kind: CompletionKind,
-    kept: u8,
-    keep: [Option<Keep>; MOST_KEPT],
+    retained_count: u8,
+    keep: [Option<Retained>; MAX_RETAINED],
 }
 
 impl Slot {
@@ -74,18 +74,18 @@ impl Slot {
         if self.region.is_none() {
             self.region = Some(region);
         } else {
-            self.keep_more(Keep::Region(region));
+            self.keep_more(Retained::Region(region));
         }
     }
 
     #[inline]
-    pub(crate) fn keep_mapping(&mut self, mapping: &Arc<Mapping>) {
-        self.keep_more(Keep::Mapping(Arc::clone(mapping)));
+    pub(crate) fn keep_mapped_key(&mut self, mapped_key: &Arc<MappedKey>) {
+        self.keep_more(Retained::MappedKey(Arc::clone(mapped_key)));
     }
 
-    fn keep_more(&mut self, what: Keep) {
-        self.keep[usize::from(self.kept)] = Some(what);
-        self.kept += 1;
+    fn keep_more(&mut self, what: Retained) {
+        self.keep[usize::from(self.retained_count)] = Some(what);
+        self.retained_count += 1;
     }
 
     #[inline]
@@ -99,34 +99,34 @@ impl Slot {
     }
 
     #[inline]
-    fn let_go(&mut self) {
+    fn release_retained(&mut self) {
         self.region = None;
-        if self.kept > 0 {
-            self.let_go_of_more();
+        if self.retained_count > 0 {
+            self.release_further_retained();
         }
     }
 
     /// The operation is over; true if nobody waited for it any more.
     #[inline]
-    fn retire(&mut self) -> bool {
+    fn complete_slot(&mut self) -> bool {
         let was_abandoned = self.state == State::Abandoned;
-        self.let_go();
+        self.release_retained();
         self.state = State::Free;
         self.generation = self.generation.checked_add(1).unwrap_or(NonZeroU32::MIN);
         was_abandoned
     }
 
     #[cold]
-    fn let_go_of_more(&mut self) {
-        for kept in &mut self.keep[..usize::from(self.kept)] {
-            *kept = None;
+    fn release_further_retained(&mut self) {
+        for retained_count in &mut self.keep[..usize::from(self.retained_count)] {
+            *retained_count = None;
         }
-        self.kept = 0;
+        self.retained_count = 0;
     }
 }
 
 /// What a completion wants to know of its operation.
-pub(crate) struct Note {
+pub(crate) struct SlotInfo {
     pub(crate) operation: OperationId,
     pub(crate) token: u64,
     pub(crate) kind: CompletionKind,
@@ -134,7 +134,7 @@ pub(crate) struct Note {
 }
 
 struct Chunk {
-    places: NonNull<Place>,
+    entries: NonNull<TableEntry>,
     length: u32,
     first: u32,
 }
@@ -143,7 +143,7 @@ struct Chunk {
 pub(crate) struct Table {
     chunks: Vec<Chunk>,
     /// Places of this table that no operation has.
-    free: Vec<NonNull<Place>>,
+    free: Vec<NonNull<TableEntry>>,
     total: u32,
     abandoned: usize,
 }
@@ -154,7 +154,7 @@ unsafe impl Send for Table {}
 
 impl Table {
     const FIRST_CHUNK: u32 = 256;
-    const LARGEST: u32 = 1 << 20;
+    const MAX_SLOTS: u32 = 1 << 20;
 
     pub(crate) fn new() -> Self {
         let mut table = Self { chunks: Vec::new(), free: Vec::new(), total: 0, abandoned: 0 };
@@ -165,8 +165,8 @@ impl Table {
     /// Doubles the table; chunks stay where they are.
     fn grow(&mut self) {
         let length = self.total.max(Self::FIRST_CHUNK);
-        let places: Box<[Place]> = (0..length)
-            .map(|i| Place {
+        let entries: Box<[TableEntry]> = (0..length)
+            .map(|i| TableEntry {
                 scratch: UnsafeCell::new(sys::fi_context2::default()),
                 slot: Slot {
                     context: ptr::null_mut(),
@@ -177,23 +177,23 @@ impl Table {
                     member: 0,
                     state: State::Free,
                     kind: CompletionKind::Send,
-                    kept: 0,
+                    retained_count: 0,
                     region: None,
-                    keep: [const { None }; MOST_KEPT],
+                    keep: [const { None }; MAX_RETAINED],
                 },
             })
             .collect();
-        let places: NonNull<Place> = NonNull::from(Box::leak(places)).cast();
+        let entries: NonNull<TableEntry> = NonNull::from(Box::leak(entries)).cast();
         self.free.reserve((self.total + length) as usize);
         for at in (0..length as usize).rev() {
             // SAFETY: inside the chunk that was just made, and nobody else's yet.
             unsafe {
-                let place = places.add(at);
-                (*place.as_ptr()).slot.context = place.as_ptr().cast();
-                self.free.push(place);
+                let entry = entries.add(at);
+                (*entry.as_ptr()).slot.context = entry.as_ptr().cast();
+                self.free.push(entry);
             }
         }
-        self.chunks.push(Chunk { places, length, first: self.total });
+        self.chunks.push(Chunk { entries, length, first: self.total });
         self.total += length;
     }
 
@@ -201,14 +201,14 @@ impl Table {
     #[inline]
     pub(crate) fn take(&mut self) -> Option<&mut Slot> {
         if self.free.is_empty() {
-            if self.total >= Self::LARGEST {
+            if self.total >= Self::MAX_SLOTS {
                 return None;
             }
             self.grow();
         }
-        let place = self.free.pop()?;
+        let entry = self.free.pop()?;
         // SAFETY: of a chunk of this table, as all that are free; the rest as in `at`.
-        let slot = unsafe { &mut (*place.as_ptr()).slot };
+        let slot = unsafe { &mut (*entry.as_ptr()).slot };
         slot.state = State::InFlight;
         Some(slot)
     }
@@ -222,7 +222,7 @@ impl Table {
                 // SAFETY: inside the chunk, which this table owns; `&mut self`
                 // makes the reference unique among ours, and it leaves out the
                 // scratch space, which is the provider's.
-                return Some(unsafe { &mut (*chunk.places.as_ptr().add(offset as usize)).slot });
+                return Some(unsafe { &mut (*chunk.entries.as_ptr().add(offset as usize)).slot });
             }
         }
         None
@@ -234,8 +234,8 @@ impl Table {
     pub(crate) fn by_context(&mut self, context: *mut c_void) -> Option<&mut Slot> {
         let address = context as usize;
         for chunk in &self.chunks {
-            let first = chunk.places.as_ptr() as usize;
-            let size = size_of::<Place>();
+            let first = chunk.entries.as_ptr() as usize;
+            let size = size_of::<TableEntry>();
             if let Some(distance) = address.checked_sub(first)
                 && distance < chunk.length as usize * size
             {
@@ -243,7 +243,7 @@ impl Table {
                     return None;
                 }
                 // SAFETY: as in `at`.
-                let slot = unsafe { &mut (*chunk.places.as_ptr().add(distance / size)).slot };
+                let slot = unsafe { &mut (*chunk.entries.as_ptr().add(distance / size)).slot };
                 return (slot.state != State::Free).then_some(slot);
             }
         }
@@ -262,31 +262,31 @@ impl Table {
         if slot.state == State::Free {
             return;
         }
-        let (context, was_abandoned) = (slot.context, slot.retire());
-        self.retired(context, was_abandoned);
+        let (context, was_abandoned) = (slot.context, slot.complete_slot());
+        self.recycle_slot(context, was_abandoned);
     }
 
     /// What the slot of this context knows. The operation is over, as by
     /// [`release`](Self::release).
     #[inline]
-    pub(crate) fn take_note(&mut self, context: *mut c_void) -> Option<Note> {
+    pub(crate) fn take_info(&mut self, context: *mut c_void) -> Option<SlotInfo> {
         let slot = self.by_context(context)?;
-        let note = Note {
+        let info = SlotInfo {
             operation: slot.id(),
             token: slot.token,
             kind: slot.kind,
             is_abandoned: slot.state == State::Abandoned,
         };
-        slot.retire();
-        self.retired(context, note.is_abandoned);
-        Some(note)
+        slot.complete_slot();
+        self.recycle_slot(context, info.is_abandoned);
+        Some(info)
     }
 
     #[inline]
-    fn retired(&mut self, context: *mut c_void, was_abandoned: bool) {
+    fn recycle_slot(&mut self, context: *mut c_void, was_abandoned: bool) {
         self.abandoned -= usize::from(was_abandoned);
         // `grow` made room for all of them.
-        self.free.extend(NonNull::new(context.cast::<Place>()));
+        self.free.extend(NonNull::new(context.cast::<TableEntry>()));
     }
 
     pub(crate) fn abandon(&mut self, index: u32) {
@@ -324,7 +324,7 @@ impl Drop for Table {
             // SAFETY: exactly the boxed slice that `grow` leaked.
             unsafe {
                 drop(Box::from_raw(ptr::slice_from_raw_parts_mut(
-                    chunk.places.as_ptr(),
+                    chunk.entries.as_ptr(),
                     chunk.length as usize,
                 )));
             }

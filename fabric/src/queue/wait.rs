@@ -17,13 +17,13 @@ use libfabric_sys as sys;
 
 use super::{BATCH, Completion, CompletionKind, CompletionQueue, OperationId, Outcome};
 use crate::error::{Error, ErrorKind, Result};
-use crate::waiting::{Backoff, Deadline, Waiting};
+use crate::waiting::{Backoff, Deadline, WaitStrategy};
 
 /// Longest uninterrupted sleep on a file descriptor: providers with several
 /// layers have been seen to lose a wake-up.
-const LONGEST_SLEEP: Duration = Duration::from_millis(50);
+const MAX_SLEEP: Duration = Duration::from_millis(50);
 /// The shortest sleep inside of a provider, which counts in milliseconds.
-const INSIDE: Duration = Duration::from_millis(1);
+const PROVIDER_SLEEP: Duration = Duration::from_millis(1);
 
 impl CompletionQueue {
     /// Waits for the next outcome, in the way the queue was opened with.
@@ -49,8 +49,8 @@ impl CompletionQueue {
     /// How long a pause may be while it waits where a provider has nothing to sleep on, or does not
     /// let us: 200 µs unless one says otherwise. Longer ones take less of a processor, and come
     /// late by as much.
-    pub fn pause_at_most(&mut self, longest: Duration) {
-        self.longest_pause = longest;
+    pub fn set_max_pause(&mut self, longest: Duration) {
+        self.max_pause = longest;
     }
 
     /// As [`wait`](Self::wait); None if somebody [woke](super::Waker::wake) the sleeper, now or
@@ -58,34 +58,34 @@ impl CompletionQueue {
     pub fn wait_or_wake(&mut self, timeout: Duration) -> Option<Outcome> {
         match self.ready.pop_front() {
             Some(outcome) => Some(outcome),
-            None => self.look_and_sleep(&Deadline::after(timeout), true),
+            None => self.poll_and_sleep(&Deadline::after(timeout), true),
         }
     }
 
     fn wait_fresh(&mut self, deadline: &Deadline, timeout: Duration) -> Outcome {
-        self.look_and_sleep(deadline, false).unwrap_or_else(|| {
+        self.poll_and_sleep(deadline, false).unwrap_or_else(|| {
             let late = Error::new(
                 ErrorKind::DeadlineExceeded,
-                "waiting for completions",
+                "wait for completion",
                 format!(
-                    "nothing within {timeout:?}; {} operations are in flight",
+                    "no completion within {timeout:?}, {} operations in flight",
                     self.in_flight()
                 ),
             );
-            Err(self.unsolicited(self.shared.domain.blame(late)))
+            Err(self.unsolicited(self.shared.domain.add_provider(late)))
         })
     }
 
     /// The next outcome that the provider has. None if the time is over; or, where that is wanted,
     /// if another thread woke us.
-    fn look_and_sleep(&mut self, deadline: &Deadline, may_be_woken: bool) -> Option<Outcome> {
+    fn poll_and_sleep(&mut self, deadline: &Deadline, may_be_woken: bool) -> Option<Outcome> {
         let spin_end = match self.waiting {
-            Waiting::Busy => None,
-            Waiting::Adaptive { spin } => Instant::now().checked_add(spin),
-            Waiting::Block => Some(Instant::now()),
+            WaitStrategy::Busy => None,
+            WaitStrategy::Adaptive { spin } => Instant::now().checked_add(spin),
+            WaitStrategy::Block => Some(Instant::now()),
         };
-        let mut backoff = Backoff::sleeping().at_most(self.longest_pause);
-        let (mut fruitless, mut looks) = (0, 0_u32);
+        let mut backoff = Backoff::sleeping().with_max_pause(self.max_pause);
+        let (mut empty_wakeups, mut looks) = (0, 0_u32);
         loop {
             if let Some(outcome) = self.poll_fresh() {
                 return Some(outcome);
@@ -94,7 +94,7 @@ impl CompletionQueue {
                 return None;
             }
             // The clock costs as much as a look: read it every eighth time, and the first.
-            let is_time_to_look = looks.is_multiple_of(8) || self.waiting == Waiting::Block;
+            let is_time_to_look = looks.is_multiple_of(8) || self.waiting == WaitStrategy::Block;
             looks = looks.wrapping_add(1);
             if !is_time_to_look {
                 self.pause();
@@ -104,40 +104,40 @@ impl CompletionQueue {
                 return None;
             }
             if spin_end.is_some_and(|end| Instant::now() >= end) {
-                self.sleep(deadline, &mut backoff, &mut fruitless, may_be_woken);
+                self.sleep(deadline, &mut backoff, &mut empty_wakeups, may_be_woken);
             }
         }
     }
 
     /// Sleeps until there may be something to read, for a bounded while.
     ///
-    /// `fruitless` counts wake-ups in a row that brought nothing: some providers
+    /// `empty_wakeups` counts wake-ups in a row that brought nothing: some providers
     /// refuse to let us sleep, or keep their descriptor readable, for as long as a
     /// connection is open. Then pauses are better than a loop around `poll`.
     fn sleep(
         &mut self,
         deadline: &Deadline,
         backoff: &mut Backoff,
-        fruitless: &mut u32,
+        empty_wakeups: &mut u32,
         may_be_woken: bool,
     ) {
         let Some(fd) = self.wait_fd else {
             backoff.pause(deadline);
             return;
         };
-        *fruitless += 1;
-        if *fruitless > 8 {
+        *empty_wakeups += 1;
+        if *empty_wakeups > 8 {
             backoff.pause(deadline);
             return;
         }
         // Once for the wish to wake somebody, and once for the signal itself; then it is seen
         // whether that helped.
-        if *fruitless > 1 && *fruitless % 3 != 1 {
+        if *empty_wakeups > 1 && *empty_wakeups % 3 != 1 {
             // Inside of the provider it lasts a millisecond, whatever is left.
-            if deadline.left() < INSIDE {
+            if deadline.left() < PROVIDER_SLEEP {
                 backoff.pause(deadline);
             } else {
-                self.take_back_signal();
+                self.clear_signal();
             }
             return;
         }
@@ -155,7 +155,7 @@ impl CompletionQueue {
         if may_be_woken && self.shared.wake_up.load(Ordering::SeqCst) {
             return;
         }
-        let left = deadline.left().min(LONGEST_SLEEP);
+        let left = deadline.left().min(MAX_SLEEP);
         let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
         // To the nanosecond: who looks after a device's copies meanwhile comes back in far less than
         // a millisecond.
@@ -163,28 +163,31 @@ impl CompletionQueue {
             libc::timespec { tv_sec: left.as_secs() as _, tv_nsec: left.subsec_nanos().into() };
         // SAFETY: one valid entry, and a time; the descriptor belongs to the queue.
         if unsafe { libc::ppoll(&mut poll, 1, &longest, ptr::null()) } == 0 {
-            *fruitless = 0;
+            *empty_wakeups = 0;
         }
     }
 
     /// After a wake-up that brought nothing. Some providers (`net`) take back what was signalled,
     /// by [`Waker::wake`](super::Waker::wake) or a completion that was read long ago, only
     /// from who sleeps inside of them: until then their descriptor stays readable.
-    fn take_back_signal(&mut self) {
-        const MILLISECONDS: i32 = INSIDE.as_millis() as i32;
+    fn clear_signal(&mut self) {
+        const MILLISECONDS: i32 = PROVIDER_SLEEP.as_millis() as i32;
         let (queue, buffer) = (self.shared.handle.as_ptr(), self.buffer());
         let shared = Arc::clone(&self.shared);
-        let turn = shared.domain.closing().map(|closing| closing.turn());
+        let lock_progress = shared
+            .domain
+            .deregistration_lock()
+            .map(|deregistration_lock| deregistration_lock.lock_progress());
         // SAFETY: room for BATCH entries.
         let got = unsafe {
-            if self.tells_source {
+            if self.reports_source {
                 let sources = self.sources.as_mut_ptr();
                 sys::fi_cq_sreadfrom(queue, buffer, BATCH, sources, ptr::null(), MILLISECONDS)
             } else {
                 sys::fi_cq_sread(queue, buffer, BATCH, ptr::null(), MILLISECONDS)
             }
         };
-        drop(turn);
+        drop(lock_progress);
         // A failure is there for the next look, and so is a queue that is broken.
         self.fill(usize::try_from(got).unwrap_or(0));
     }
@@ -230,7 +233,7 @@ impl CompletionQueue {
                     Some(outcome) => outcome.map_err(Error::from),
                     None => Err(Error::new(
                         ErrorKind::InvalidArgument,
-                        "waiting for an operation",
+                        "wait for operation",
                         "it is not in flight: its outcome was already handed out",
                     )),
                 };
@@ -256,17 +259,17 @@ impl CompletionQueue {
             // Others' outcomes must not keep this one waiting for ever.
             if deadline.has_passed() {
                 self.abandon(operation);
-                let error = self.shared.domain.blame(Error::new(
+                let error = self.shared.domain.add_provider(Error::new(
                     ErrorKind::DeadlineExceeded,
-                    "waiting for an operation",
-                    format!("not complete within {timeout:?}, though others were"),
+                    "wait for operation",
+                    format!("no completion within {timeout:?}, other operations completed"),
                 ));
                 return Err(named(self, error));
             }
         }
     }
 
-    /// Stops waiting for an operation. A receive is cancelled. What is on the
+    /// Stops wait for operation. A receive is cancelled. What is on the
     /// wire cannot be called back: its memory is quarantined, that is kept until
     /// the provider completes it or its endpoint is closed. Its outcome will not
     /// be reported.
@@ -311,9 +314,9 @@ impl CompletionQueue {
     /// How waiting is done: `busy`, `fd` (sleeps on the provider's descriptor) or
     /// `pauses` (the provider has none).
     #[must_use]
-    pub fn waiting_form(&self) -> &'static str {
+    pub fn wait_method(&self) -> &'static str {
         match (self.waiting, self.wait_fd) {
-            (Waiting::Busy, _) => "busy",
+            (WaitStrategy::Busy, _) => "busy",
             (_, Some(_)) => "fd",
             (_, None) => "pauses",
         }
@@ -343,7 +346,7 @@ impl CompletionQueue {
         let has_news = !self.ready.is_empty()
             || self.next < self.filled
             || self.sweep_due
-            || self.departed_seen != self.shared.departed.load(Ordering::Acquire);
+            || self.closed_endpoints_seen != self.shared.closed_endpoints.load(Ordering::Acquire);
         let fabric = self.shared.domain.fabric().as_ptr();
         let mut fid = self.shared.handle.as_fid();
         // SAFETY: one live object.

@@ -4,49 +4,50 @@
 //! connection for all rings.
 
 use super::credit::{self, Credit};
-use super::immediate::RINGS;
-use super::memory::{Site, activate};
+use super::immediate::MAX_RINGS;
+use super::memory::{RegistrationScope, bind_or_enable};
 use crate::{Access, Endpoint, HostMemory, MemoryRegion, Result};
 
 /// Bytes at the start that mean nothing: notices that have nothing to say beside them are
 /// written there.
-pub(super) const BLANK: usize = 64;
+pub(super) const SCRATCH_LEN: usize = 64;
 
 /// Memory for notices that bring nothing.
-pub(super) fn blank(endpoint: &Endpoint) -> Result<MemoryRegion> {
-    remote_memory(endpoint, BLANK)
+pub(super) fn without_credits(endpoint: &Endpoint) -> Result<MemoryRegion> {
+    remote_memory(endpoint, SCRATCH_LEN)
 }
 
 /// The same, with a place for the credit of each writer of the port.
 pub(super) fn with_credits(endpoint: &Endpoint) -> Result<MemoryRegion> {
-    remote_memory(endpoint, BLANK + usize::from(RINGS) * credit::LENGTH)
+    remote_memory(endpoint, SCRATCH_LEN + usize::from(MAX_RINGS) * credit::LENGTH)
 }
 
 /// Where the credit goes of the writer with this name.
-pub(super) fn credit_at(name: u16) -> usize {
-    BLANK + usize::from(name) * credit::LENGTH
+pub(super) fn credit_offset(sender_index: u16) -> usize {
+    SCRATCH_LEN + usize::from(sender_index) * credit::LENGTH
 }
 
 /// A little memory that peers write.
 fn remote_memory(endpoint: &Endpoint, length: usize) -> Result<MemoryRegion> {
     let memory = HostMemory::zeroed(length)?;
     let region = endpoint.domain().register(memory, Access::REMOTE_WRITE)?;
-    activate(&region, Site::of(endpoint))?;
+    bind_or_enable(&region, RegistrationScope::of(endpoint))?;
     Ok(region)
 }
 
 /// Where one writer's credit is written.
 #[derive(Debug)]
-pub(super) struct CreditPlace {
+pub(super) struct CreditSlot {
     credit_memory: MemoryRegion,
     at: usize,
     epoch: u32,
 }
 
-impl CreditPlace {
+impl CreditSlot {
     /// The place of the writer with this name, cleaned of what an earlier one left.
-    pub(super) fn new(credit_memory: &MemoryRegion, name: u16, epoch: u32) -> Result<Self> {
-        let place = Self { credit_memory: credit_memory.clone(), at: credit_at(name), epoch };
+    pub(super) fn new(credit_memory: &MemoryRegion, sender_index: u16, epoch: u32) -> Result<Self> {
+        let place =
+            Self { credit_memory: credit_memory.clone(), at: credit_offset(sender_index), epoch };
         place.credit_memory.write(place.at, &[0; credit::LENGTH])?;
         Ok(place)
     }

@@ -22,12 +22,12 @@
 //! take as long as all else that is done for a message.
 
 /// Bytes of a header: a granule.
-pub const HEADER: u64 = 64;
+pub const HEADER_LEN: u64 = 64;
 const MAGIC: [u8; 4] = *b"FcRg";
 
 /// What stands before a chunk's payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Header {
+pub struct ChunkHeader {
     /// The epoch that it was written in.
     pub epoch: u32,
     /// Where it stands.
@@ -46,11 +46,11 @@ pub struct Header {
     pub topic: u32,
 }
 
-impl Header {
+impl ChunkHeader {
     /// The bytes that travel.
     #[must_use]
     #[inline]
-    pub fn encode(&self) -> [u8; HEADER as usize] {
+    pub fn encode(&self) -> [u8; HEADER_LEN as usize] {
         let mut words = [
             u64::from(u32::from_le_bytes(MAGIC)) | u64::from(self.epoch) << 32,
             self.position,
@@ -62,7 +62,7 @@ impl Header {
             0,
         ];
         words[7] = u64::from(checksum(&words)) << 32;
-        let mut bytes = [0; HEADER as usize];
+        let mut bytes = [0; HEADER_LEN as usize];
         for (place, word) in bytes.chunks_exact_mut(8).zip(words) {
             place.copy_from_slice(&word.to_le_bytes());
         }
@@ -72,8 +72,8 @@ impl Header {
     /// What the bytes say; None if they are no header, or contradict themselves.
     #[must_use]
     #[inline]
-    pub fn decode(bytes: &[u8; HEADER as usize]) -> Option<Self> {
-        let mut words = [0; HEADER as usize / 8];
+    pub fn decode(bytes: &[u8; HEADER_LEN as usize]) -> Option<Self> {
+        let mut words = [0; HEADER_LEN as usize / 8];
         for (word, place) in words.iter_mut().zip(bytes.chunks_exact(8)) {
             *word = u64::from_le_bytes(place.try_into().ok()?);
         }
@@ -99,7 +99,7 @@ impl Header {
 /// Of the first seven words. Each is multiplied by an odd number of its own, so that one
 /// that changed always changes the sum, and two that changed places do.
 #[inline]
-fn checksum(words: &[u64; HEADER as usize / 8]) -> u32 {
+fn checksum(words: &[u64; HEADER_LEN as usize / 8]) -> u32 {
     const ODD: [u64; 7] = [
         0x9e37_79b9_7f4a_7c15,
         0xc2b2_ae3d_27d4_eb4f,
@@ -122,7 +122,7 @@ mod tests {
 
     #[test]
     fn what_was_written_is_read_and_changes_are_noticed() {
-        let header = Header {
+        let header = ChunkHeader {
             epoch: 3,
             position: 1 << 40,
             sequence: 77,
@@ -133,16 +133,16 @@ mod tests {
             topic: 9,
         };
         let bytes = header.encode();
-        assert_eq!(Header::decode(&bytes), Some(header));
+        assert_eq!(ChunkHeader::decode(&bytes), Some(header));
         for at in 0..bytes.len() {
             let mut changed = bytes;
             for bit in 0..8 {
                 changed[at] = bytes[at] ^ 1 << bit;
-                assert_eq!(Header::decode(&changed), None, "bit {bit} of byte {at}");
+                assert_eq!(ChunkHeader::decode(&changed), None, "bit {bit} of byte {at}");
             }
         }
-        assert_eq!(Header::decode(&[0; 64]), None);
-        let beyond = Header { payload: 1001, ..header };
-        assert_eq!(Header::decode(&beyond.encode()), None, "beyond its message");
+        assert_eq!(ChunkHeader::decode(&[0; 64]), None);
+        let beyond = ChunkHeader { payload: 1001, ..header };
+        assert_eq!(ChunkHeader::decode(&beyond.encode()), None, "beyond its message");
     }
 }

@@ -19,12 +19,12 @@
 //! few epochs from what is meant; the header has all of it.
 
 /// Rings that one pair of queues can tell apart.
-pub(super) const RINGS: u16 = 1 << 10;
-const EPOCHS: u32 = 1 << 4;
+pub(super) const MAX_RINGS: u16 = 1 << 10;
+const EPOCH_MODULUS: u32 = 1 << 4;
 
 /// What a notice says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Notice {
+pub enum RingNotice {
     /// A chunk with a header is there.
     Chunk {
         /// The lower bits of its sequence number.
@@ -36,12 +36,12 @@ pub enum Notice {
         released: u16,
     },
     /// There will be nothing more.
-    Done {
+    WriterClosed {
         /// The lower bits of the number of chunks that there were.
         sequence: u16,
     },
     /// Nobody reads any more.
-    Gone,
+    ReaderClosed,
 }
 
 /// The 32 bits, and what they mean.
@@ -52,22 +52,22 @@ pub struct Immediate {
     /// Its epoch, of which the lower four bits travel.
     pub epoch: u32,
     /// What happened.
-    pub notice: Notice,
+    pub notice: RingNotice,
 }
 
 impl Immediate {
     /// The bits that travel. Numbers of rings from 1024 on lose their upper bits: no
-    /// [`Shape`](super::Shape) has them.
+    /// [`RingGeometry`](super::Shape) has them.
     pub fn encode(&self) -> u32 {
         let (kind, amount) = match self.notice {
-            Notice::Chunk { sequence } => (0, sequence),
-            Notice::Credit { released } => (2, released),
-            Notice::Done { sequence } => (3, sequence),
-            Notice::Gone => (1, 0),
+            RingNotice::Chunk { sequence } => (0, sequence),
+            RingNotice::Credit { released } => (2, released),
+            RingNotice::WriterClosed { sequence } => (3, sequence),
+            RingNotice::ReaderClosed => (1, 0),
         };
         kind << 30
-            | (self.epoch % EPOCHS) << 26
-            | u32::from(self.ring % RINGS) << 16
+            | (self.epoch % EPOCH_MODULUS) << 26
+            | u32::from(self.ring % MAX_RINGS) << 16
             | u32::from(amount)
     }
 
@@ -75,23 +75,27 @@ impl Immediate {
     pub fn decode(bits: u32) -> Self {
         let amount = bits as u16;
         let notice = match bits >> 30 {
-            0 => Notice::Chunk { sequence: amount },
-            1 => Notice::Gone,
-            2 => Notice::Credit { released: amount },
-            _ => Notice::Done { sequence: amount },
+            0 => RingNotice::Chunk { sequence: amount },
+            1 => RingNotice::ReaderClosed,
+            2 => RingNotice::Credit { released: amount },
+            _ => RingNotice::WriterClosed { sequence: amount },
         };
-        Self { ring: (bits >> 16) as u16 % RINGS, epoch: bits >> 26 & (EPOCHS - 1), notice }
+        Self {
+            ring: (bits >> 16) as u16 % MAX_RINGS,
+            epoch: bits >> 26 & (EPOCH_MODULUS - 1),
+            notice,
+        }
     }
 
     /// Could it be of this epoch?
-    pub fn is_of(&self, epoch: u32) -> bool {
-        self.epoch % EPOCHS == epoch % EPOCHS
+    pub fn matches_epoch(&self, epoch: u32) -> bool {
+        self.epoch % EPOCH_MODULUS == epoch % EPOCH_MODULUS
     }
 }
 
 /// The whole of a number of which the lower 16 bits are told: the one nearest to what is
 /// expected, up to 2¹⁵ before it or behind. None before 0.
-pub(super) fn nearest(expected: u64, lower: u16) -> Option<u64> {
+pub(super) fn expand_truncated(expected: u64, lower: u16) -> Option<u64> {
     let difference = lower.wrapping_sub(expected as u16) as i16;
     expected.checked_add_signed(difference.into())
 }
@@ -104,22 +108,22 @@ mod tests {
 
     #[test]
     fn of_the_epoch_the_lower_bits_travel() {
-        let notice = Notice::Chunk { sequence: 40_000 };
+        let notice = RingNotice::Chunk { sequence: 40_000 };
         let immediate = Immediate { ring: 1023, epoch: 17, notice };
         let decoded = Immediate::decode(immediate.encode());
         assert_eq!(decoded, Immediate { epoch: 1, ..immediate });
-        assert!(immediate.is_of(17) && !immediate.is_of(18));
+        assert!(immediate.matches_epoch(17) && !immediate.matches_epoch(18));
     }
 
     #[test]
     fn the_nearest_is_found() {
-        assert_eq!(nearest(0, 0), Some(0));
-        assert_eq!(nearest(0, 5), Some(5));
-        assert_eq!(nearest(0, 0xffff), None, "before the first");
-        assert_eq!(nearest(0x1_0000, 0xffff), Some(0xffff));
-        assert_eq!(nearest(0xffff, 0), Some(0x1_0000));
-        assert_eq!(nearest(0x1_0000, 0x7fff), Some(0x1_7fff));
-        assert_eq!(nearest(0x1_0000, 0x8000), Some(0x8000), "the past");
+        assert_eq!(expand_truncated(0, 0), Some(0));
+        assert_eq!(expand_truncated(0, 5), Some(5));
+        assert_eq!(expand_truncated(0, 0xffff), None, "before the first");
+        assert_eq!(expand_truncated(0x1_0000, 0xffff), Some(0xffff));
+        assert_eq!(expand_truncated(0xffff, 0), Some(0x1_0000));
+        assert_eq!(expand_truncated(0x1_0000, 0x7fff), Some(0x1_7fff));
+        assert_eq!(expand_truncated(0x1_0000, 0x8000), Some(0x8000), "the past");
     }
 
     proptest! {
@@ -128,7 +132,7 @@ mod tests {
             let immediate = Immediate::decode(bits);
             let again = immediate.encode();
             // But for the amount of those that have none.
-            let has_none = immediate.notice == Notice::Gone;
+            let has_none = immediate.notice == RingNotice::ReaderClosed;
             prop_assert!(again == bits || has_none);
             prop_assert_eq!(Immediate::decode(again), immediate);
         }
@@ -136,7 +140,7 @@ mod tests {
         #[test]
         fn what_is_near_is_found(expected in 0_u64..1 << 48, difference in -32_768_i64..32_768) {
             if let Some(meant) = expected.checked_add_signed(difference) {
-                prop_assert_eq!(nearest(expected, meant as u16), Some(meant));
+                prop_assert_eq!(expand_truncated(expected, meant as u16), Some(meant));
             }
         }
     }

@@ -3,10 +3,10 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use super::capacity::QueueShare;
-use super::header::{HEADER, Header};
-use super::reader::Place;
-use super::shape::{FLAG, Layout, Shape};
+use super::geometry::{ChunkLayout, FLAG_LEN, RingGeometry};
+use super::header::{ChunkHeader, HEADER_LEN};
+use super::queue_budget::QueueQuota;
+use super::reader_state::HeaderLocation;
 use crate::{
     Access, Domain, Endpoint, Error, ErrorKind, HostMemory, Memory, MemoryRegion, RegionSlice,
     Result, Waker,
@@ -14,20 +14,20 @@ use crate::{
 
 /// Where memory is registered.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Site<'a> {
+pub(super) struct RegistrationScope<'a> {
     pub(super) domain: &'a Domain,
     /// What it is bound to, where the provider demands that. None: a thread has it, and the
     /// provider is one that does not.
     endpoint: Option<&'a Endpoint>,
 }
 
-impl<'a> Site<'a> {
+impl<'a> RegistrationScope<'a> {
     pub(super) fn of(endpoint: &'a Endpoint) -> Self {
         Self { domain: endpoint.domain(), endpoint: Some(endpoint) }
     }
 
     /// Of an endpoint that is not at hand.
-    pub(super) fn away(domain: &'a Domain) -> Self {
+    pub(super) fn domain_only(domain: &'a Domain) -> Self {
         Self { domain, endpoint: None }
     }
 }
@@ -35,19 +35,19 @@ impl<'a> Site<'a> {
 /// One epoch's memory. Views hold it: it is let go of when the last one is.
 #[derive(Debug)]
 pub(super) struct RingMemory {
-    pub(super) shape: Shape,
+    pub(super) geometry: RingGeometry,
     pub(super) region: MemoryRegion,
     /// Headers that lie apart.
     pub(super) headers: Option<MemoryRegion>,
     /// The same memory and headers, as the domains of further lanes know them.
-    pub(super) others: Vec<(MemoryRegion, Option<MemoryRegion>)>,
+    pub(super) lane_regions: Vec<(MemoryRegion, Option<MemoryRegion>)>,
     /// Chunks whose views were dropped, a bit each, by number: set by whichever thread drops
     /// one, cleared by the reader.
     released: Box<[AtomicU64]>,
     /// The reader sleeps, and wants to know of views that are dropped.
     is_asleep: AtomicBool,
     /// Its share of the queue is another ring's when nothing more can come.
-    pub(super) share: QueueShare,
+    pub(super) quota: QueueQuota,
     waker: OnceLock<Waker>,
 }
 
@@ -55,31 +55,35 @@ impl RingMemory {
     /// Memory that somebody made: of a device, or shared. To be written through the endpoints at
     /// all of these sites, of which there is at least one.
     pub(super) fn over(
-        sites: &[Site<'_>],
-        shape: Shape,
+        registration_scopes: &[RegistrationScope<'_>],
+        geometry: RingGeometry,
         memory: impl Memory,
-        share: QueueShare,
+        quota: QueueQuota,
     ) -> Result<Self> {
-        if (memory.len() as u64) < shape.capacity() {
-            let detail = format!("{} bytes, for a ring of {}", memory.len(), shape.capacity());
+        if (memory.len() as u64) < geometry.capacity() {
+            let detail = format!(
+                "the memory has {} bytes, the ring needs {}",
+                memory.len(),
+                geometry.capacity()
+            );
             return Err(Error::new(ErrorKind::OutOfBounds, "opening a ring", detail));
         }
         let memory = Arc::new(memory);
-        let headers = match shape.layout() {
-            Layout::Apart => {
-                Some(Arc::new(HostMemory::zeroed((shape.most_chunks() * HEADER) as usize)?))
+        let headers = match geometry.layout() {
+            ChunkLayout::SeparateHeader => {
+                Some(Arc::new(HostMemory::zeroed((geometry.max_chunks() * HEADER_LEN) as usize)?))
             }
-            Layout::Together | Layout::Flagged => None,
+            ChunkLayout::InlineHeader | ChunkLayout::TrailingFlag => None,
         };
-        let mut lanes = Vec::with_capacity(sites.len());
-        for site in sites {
-            let region = site.domain.register(Arc::clone(&memory), Access::REMOTE_WRITE)?;
-            activate(&region, *site)?;
+        let mut lanes = Vec::with_capacity(registration_scopes.len());
+        for scope in registration_scopes {
+            let region = scope.domain.register(Arc::clone(&memory), Access::REMOTE_WRITE)?;
+            bind_or_enable(&region, *scope)?;
             let headers = match &headers {
                 Some(headers) => {
                     let headers = Arc::clone(headers);
-                    let headers = site.domain.register(headers, Access::REMOTE_WRITE)?;
-                    activate(&headers, *site)?;
+                    let headers = scope.domain.register(headers, Access::REMOTE_WRITE)?;
+                    bind_or_enable(&headers, *scope)?;
                     Some(headers)
                 }
                 None => None,
@@ -87,31 +91,42 @@ impl RingMemory {
             lanes.push((region, headers));
         }
         if lanes.is_empty() {
-            let detail = "without an endpoint";
+            let detail = "no endpoint was given";
             return Err(Error::new(ErrorKind::InvalidArgument, "opening a ring", detail));
         }
         let (region, headers) = lanes.remove(0);
-        let words = shape.most_chunks().div_ceil(64);
+        let words = geometry.max_chunks().div_ceil(64);
         let released = (0..words).map(|_| AtomicU64::new(0)).collect();
-        if shape.layout() == Layout::Flagged {
+        if geometry.layout() == ChunkLayout::TrailingFlag {
             // Flags are words, which not all memory has at its start.
             region.load_u64(0)?;
             // Whoever looks for flags wants clean memory.
-            region.fill(0..shape.capacity() as usize, 0)?;
+            region.fill(0..geometry.capacity() as usize, 0)?;
         }
         let (is_asleep, waker) = (AtomicBool::new(false), OnceLock::new());
-        Ok(Self { shape, region, headers, others: lanes, released, is_asleep, share, waker })
+        Ok(Self {
+            geometry,
+            region,
+            headers,
+            lane_regions: lanes,
+            released,
+            is_asleep,
+            quota,
+            waker,
+        })
     }
 
     /// A header.
     #[inline]
-    pub(super) fn look(&self, place: Place) -> [u8; HEADER as usize] {
-        let mut bytes = [0; HEADER as usize];
+    pub(super) fn look(&self, place: HeaderLocation) -> [u8; HEADER_LEN as usize] {
+        let mut bytes = [0; HEADER_LEN as usize];
         // Offsets are inside of the ring; beyond it there is no header.
         let _ = match (place, &self.headers) {
-            (Place::Ring(offset), _) => self.region.read(offset as usize, &mut bytes),
-            (Place::Headers(offset), Some(headers)) => headers.read(offset as usize, &mut bytes),
-            (Place::Headers(_), None) => Ok(()),
+            (HeaderLocation::Ring(offset), _) => self.region.read(offset as usize, &mut bytes),
+            (HeaderLocation::Headers(offset), Some(headers)) => {
+                headers.read(offset as usize, &mut bytes)
+            }
+            (HeaderLocation::Headers(_), None) => Ok(()),
         };
         bytes
     }
@@ -123,12 +138,12 @@ impl RingMemory {
     }
 
     /// Who sleeps is woken by this.
-    pub(super) fn wakes(&self, waker: Waker) {
+    pub(super) fn set_waker(&self, waker: Waker) {
         let _ = self.waker.set(waker);
     }
 
     /// The reader is about to sleep, and looks once more after this; or does not any more.
-    pub(super) fn sleeps(&self, is_asleep: bool) {
+    pub(super) fn set_sleeping(&self, is_asleep: bool) {
         self.is_asleep.store(is_asleep, Ordering::SeqCst);
     }
 
@@ -146,7 +161,7 @@ impl RingMemory {
 
     #[inline]
     fn place(&self, sequence: u64) -> (&AtomicU64, u64) {
-        let number = sequence % self.shape.most_chunks();
+        let number = sequence % self.geometry.max_chunks();
         (&self.released[(number / 64) as usize], 1 << (number % 64))
     }
 }
@@ -155,23 +170,28 @@ impl RingMemory {
 /// gives its place back; the writer is told when the receiver next looks.
 #[derive(Debug)]
 #[must_use = "what is dropped may be written again"]
-pub struct View {
-    header: Header,
+pub struct ChunkView {
+    header: ChunkHeader,
     is_last: bool,
     offset: u64,
     memory: Arc<RingMemory>,
 }
 
-impl View {
+impl ChunkView {
     #[inline]
-    pub(super) fn new(header: Header, is_last: bool, offset: u64, memory: Arc<RingMemory>) -> Self {
+    pub(super) fn new(
+        header: ChunkHeader,
+        is_last: bool,
+        offset: u64,
+        memory: Arc<RingMemory>,
+    ) -> Self {
         Self { header, is_last, offset, memory }
     }
 
     /// What message it belongs to, and where in it.
     #[must_use]
     #[inline]
-    pub fn header(&self) -> &Header {
+    pub fn header(&self) -> &ChunkHeader {
         &self.header
     }
 
@@ -219,13 +239,15 @@ impl View {
     }
 }
 
-impl Drop for View {
+impl Drop for ChunkView {
     #[inline]
     fn drop(&mut self) {
-        let shape = &self.memory.shape;
+        let geometry = &self.memory.geometry;
         // A forked child may share the memory with its parent, who still reads it.
-        if shape.layout() == Layout::Flagged && !self.memory.region.domain().is_parents() {
-            clean(&self.memory.region, shape, &self.header);
+        if geometry.layout() == ChunkLayout::TrailingFlag
+            && !self.memory.region.domain().is_inherited()
+        {
+            zero_chunk(&self.memory.region, geometry, &self.header);
         }
         let (word, bit) = self.memory.place(self.header.sequence);
         // After all that was done with the bytes. Either the reader sees this before it sleeps, or
@@ -234,22 +256,22 @@ impl Drop for View {
         if self.memory.is_asleep.load(Ordering::SeqCst)
             && let Some(waker) = self.memory.waker.get()
         {
-            waker.nudge();
+            waker.wake_best_effort();
         }
     }
 }
 
 /// Whoever looks for flags must not find what an earlier chunk left.
-fn clean(region: &MemoryRegion, shape: &Shape, header: &Header) {
-    let start = shape.offset(header.position) as usize;
-    let end = start + (shape.flag(header.payload.into()) + FLAG) as usize;
+fn zero_chunk(region: &MemoryRegion, geometry: &RingGeometry, header: &ChunkHeader) {
+    let start = geometry.offset(header.position) as usize;
+    let end = start + (geometry.flag(header.payload.into()) + FLAG_LEN) as usize;
     // The chunk lay inside of the ring.
     let _ = region.fill(start..end, 0);
 }
 
 /// Binds and enables a region where the provider demands it.
-pub(super) fn activate(region: &MemoryRegion, site: Site<'_>) -> Result<()> {
-    match site.endpoint {
+pub(super) fn bind_or_enable(region: &MemoryRegion, scope: RegistrationScope<'_>) -> Result<()> {
+    match scope.endpoint {
         Some(endpoint) => region.enable_for(endpoint),
         None if region.is_registered() => region.enable(),
         None => Ok(()),

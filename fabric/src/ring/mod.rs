@@ -1,8 +1,8 @@
 //! A ring in the reader's memory, written by one peer: its protocol, without a wire.
 //!
-//! Nothing here knows of endpoints, threads or time. A [`Writer`] says where the next
+//! Nothing here knows of endpoints, threads or time. A [`WriterState`] says where the next
 //! chunk of a message goes and what notice to give, or that there is no room; a
-//! [`Reader`] takes notices in whatever order they come, says which chunk is next, and
+//! [`ReaderState`] takes notices in whatever order they come, says which chunk is next, and
 //! when to give credit back. Whoever drives them moves the bytes.
 //!
 //! Positions are counted from the beginning of an epoch and never wrap; where a position
@@ -10,54 +10,56 @@
 //! comparisons: the tail never passes the credit by more than the capacity, the head
 //! never passes the tail, the credit never leads the head.
 
-mod board;
-mod capacity;
+mod chunk_poster;
 mod connection;
 mod credit;
 mod credit_memory;
+mod geometry;
 mod header;
 mod immediate;
+mod lanes;
 mod memory;
+mod notice_sender;
 mod notify;
-mod outlet;
 mod port;
-mod reader;
+mod posted_receives;
+mod queue_budget;
+mod reader_state;
 mod receiver;
 mod retries;
+mod ring_offer;
 mod sender;
-mod shape;
-mod speaker;
-mod stripes;
-mod terms;
-mod writer;
+mod writer_state;
 
 #[cfg(test)]
 mod model_tests;
 #[cfg(test)]
 mod unordered_tests;
 
-pub use capacity::queue_entries;
 pub use connection::{RingListener, RingReader, RingSetup, RingWriter, connect, listen};
-pub use header::{HEADER, Header};
-pub use memory::View;
-pub use notify::Notify;
-pub use port::{News, Port, ReceiverId, SenderId, Turn};
-pub use reader::ProtocolError;
+pub use geometry::ChunkLayout;
+pub use header::{ChunkHeader, HEADER_LEN};
+pub use lanes::{LaneSet, default_lane_count};
+pub use memory::ChunkView;
+pub use notify::NotifyMode;
+pub use port::{Port, PortEvent, ReceiverId, RingEvent, SenderId};
+pub use queue_budget::queue_entries;
+pub use reader_state::ProtocolError;
 pub use receiver::{ReceiverStatistics, RingOptions, RingReceiver};
+pub use ring_offer::{LaneOffer, RingAnswer, RingOffer};
 pub use sender::{Pushed, RingSender, SenderStatistics};
-pub use shape::Layout;
-pub use stripes::{Stripes, default_stripes};
-pub use terms::{LaneOffer, RingAnswer, RingOffer};
-pub use writer::{Blocked, Message};
+pub use writer_state::{Blocked, Message};
 
 // The protocol itself, for simulations and fuzzing: what a port does with it is the interface.
 #[doc(hidden)]
 pub use credit::Credit;
 #[doc(hidden)]
-pub use immediate::{Immediate, Notice};
+pub use geometry::{
+    MAX_CAPACITY, MAX_CHUNKS, MAX_CHUNKS_SEPARATE_HEADER, MIN_GRANULE, RingGeometry,
+};
 #[doc(hidden)]
-pub use reader::{Arrived, Place, Reader, Span};
+pub use immediate::{Immediate, RingNotice};
 #[doc(hidden)]
-pub use shape::{GRANULE, LARGEST, MOST_CHUNKS, MOST_CHUNKS_APART, Shape};
+pub use reader_state::{ArrivedChunk, HeaderLocation, ReaderState, ReleaseToken};
 #[doc(hidden)]
-pub use writer::{Chunk, Refused, Writer};
+pub use writer_state::{Chunk, Refused, WriterState};

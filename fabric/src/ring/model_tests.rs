@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use proptest::prelude::*;
 
-use super::writer::exceeds;
+use super::writer_state::exceeds;
 use super::*;
 
 /// Bytes that a message of this number has.
@@ -14,8 +14,8 @@ fn byte(message: u64, at: u64) -> u8 {
 }
 
 /// What is on its way to the reader: data, and the notice that comes after it, if one does.
-struct Flying {
-    place: Place,
+struct InFlightWrite {
+    place: HeaderLocation,
     bytes: Vec<u8>,
     /// A flag, and where.
     flag: Option<(u64, u64)>,
@@ -36,38 +36,38 @@ enum CreditPath {
 
 /// A credit on its way.
 #[derive(Debug, Clone, Copy)]
-struct Told {
+struct InFlightCredit {
     notice: u32,
     bytes: [u8; 16],
     epoch: u32,
 }
 
-struct World {
-    shape: Shape,
-    writer: Writer,
-    reader: Reader,
+struct RingModel {
+    geometry: RingGeometry,
+    writer: WriterState,
+    reader: ReaderState,
     memory: Vec<u8>,
     /// Where headers lie, if apart.
     headers: Vec<u8>,
-    flying: Vec<Flying>,
+    in_flight: Vec<InFlightWrite>,
     credit_path: CreditPath,
-    credits: Vec<Told>,
+    credits: Vec<InFlightCredit>,
     /// The one place that credit is written to.
-    credit_place: [u8; 16],
+    credit_slot: [u8; 16],
     /// Credits that arrived, and that the writer has not looked at.
-    unheard: VecDeque<Told>,
+    unread_credits: VecDeque<InFlightCredit>,
     epoch: u32,
     /// Lengths of all messages, and the one that is being written.
     lengths: Vec<u64>,
     current: Option<Message>,
     /// What the reader has of the message that is next.
     partial: Vec<u8>,
-    whole: u64,
+    completed_messages: u64,
     /// With what is to be cleaned for each, where the reader looks for flags.
-    held: Vec<(Span, std::ops::Range<usize>)>,
+    held: Vec<(ReleaseToken, std::ops::Range<usize>)>,
     watermark: u64,
     /// Notices of credit that may wait at the writer.
-    most_notices: u64,
+    max_notices: u64,
 }
 
 #[derive(Debug, Clone)]
@@ -75,66 +75,66 @@ enum Step {
     Begin(u64),
     Write,
     /// Deliver one of those on their way: in order, or any.
-    Land(usize),
+    Deliver(usize),
     Repeat(usize),
     Take,
     Release(usize),
     Credit {
-        is_quiet: bool,
+        is_idle: bool,
     },
     /// One of those on their way: in order, or any.
-    CreditLands(usize),
+    CreditDelivered(usize),
     CreditRepeats(usize),
-    CreditIsHeard,
-    Break,
+    CreditRead,
+    Reconnect,
 }
 
 fn steps(most_length: u64) -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
         3 => (0..most_length).prop_map(Step::Begin),
         8 => Just(Step::Write),
-        8 => any::<usize>().prop_map(Step::Land),
+        8 => any::<usize>().prop_map(Step::Deliver),
         1 => any::<usize>().prop_map(Step::Repeat),
         8 => Just(Step::Take),
         6 => any::<usize>().prop_map(Step::Release),
-        4 => any::<bool>().prop_map(|is_quiet| Step::Credit { is_quiet }),
-        4 => any::<usize>().prop_map(Step::CreditLands),
+        4 => any::<bool>().prop_map(|is_idle| Step::Credit { is_idle }),
+        4 => any::<usize>().prop_map(Step::CreditDelivered),
         1 => any::<usize>().prop_map(Step::CreditRepeats),
-        4 => Just(Step::CreditIsHeard),
-        1 => Just(Step::Break),
+        4 => Just(Step::CreditRead),
+        1 => Just(Step::Reconnect),
     ];
     proptest::collection::vec(step, 1..400)
 }
 
-impl World {
-    fn new(capacity: u64, layout: Layout, longest_payload: u64, watermark: u64) -> Self {
-        let shape = Shape::new(capacity, 5).unwrap().laid_out(layout);
+impl RingModel {
+    fn new(capacity: u64, layout: ChunkLayout, max_payload: u64, watermark: u64) -> Self {
+        let geometry = RingGeometry::new(capacity, 5).unwrap().with_layout(layout);
         Self {
-            shape,
-            writer: Writer::new(shape, 1, longest_payload).known_as(9),
-            reader: Self::reader(shape, 1, watermark, CreditPath::Messages),
+            geometry,
+            writer: WriterState::new(geometry, 1, max_payload).with_sender_index(9),
+            reader: Self::reader(geometry, 1, watermark, CreditPath::Messages),
             memory: vec![Self::fresh(layout, 0xee); capacity as usize],
-            headers: vec![0xee; (MOST_CHUNKS_APART * HEADER) as usize],
-            flying: Vec::new(),
+            headers: vec![0xee; (MAX_CHUNKS_SEPARATE_HEADER * HEADER_LEN) as usize],
+            in_flight: Vec::new(),
             credit_path: CreditPath::Messages,
             credits: Vec::new(),
-            credit_place: [0; 16],
-            unheard: VecDeque::new(),
+            credit_slot: [0; 16],
+            unread_credits: VecDeque::new(),
             epoch: 1,
             lengths: Vec::new(),
             current: None,
             partial: Vec::new(),
-            whole: 0,
+            completed_messages: 0,
             held: Vec::new(),
             watermark,
-            most_notices: u64::MAX,
+            max_notices: u64::MAX,
         }
     }
 
-    fn reader(shape: Shape, epoch: u32, watermark: u64, path: CreditPath) -> Reader {
-        let mut reader = Reader::new(shape, epoch, watermark);
+    fn reader(geometry: RingGeometry, epoch: u32, watermark: u64, path: CreditPath) -> ReaderState {
+        let mut reader = ReaderState::new(geometry, epoch, watermark);
         // Credit comes back under another number than the ring's.
-        reader.set_writer_name(9);
+        reader.set_sender_index(9);
         if path == CreditPath::Unordered {
             reader.serialize_credits();
         }
@@ -143,29 +143,29 @@ impl World {
 
     fn with_credit_by(mut self, path: CreditPath) -> Self {
         self.credit_path = path;
-        self.reader = Self::reader(self.shape, self.epoch, self.watermark, path);
+        self.reader = Self::reader(self.geometry, self.epoch, self.watermark, path);
         self
     }
 
-    fn with_notices(self, most_notices: u64) -> Self {
-        Self { most_notices, writer: self.writer.limit_notices(most_notices), ..self }
+    fn with_notices(self, max_notices: u64) -> Self {
+        Self { max_notices, writer: self.writer.limit_notices(max_notices), ..self }
     }
 
     /// Memory that is looked at for flags has to be clean.
-    fn fresh(layout: Layout, other: u8) -> u8 {
-        if layout == Layout::Flagged { 0 } else { other }
+    fn fresh(layout: ChunkLayout, other: u8) -> u8 {
+        if layout == ChunkLayout::TrailingFlag { 0 } else { other }
     }
 
     fn check(&self) {
         let (tail, credit) = (self.writer.tail(), self.writer.known_head());
-        assert!(tail - credit <= self.shape.capacity(), "production");
+        assert!(tail - credit <= self.geometry.capacity(), "production");
         assert!(self.reader.head() <= tail, "consumption");
         assert!(credit <= self.reader.head(), "lag");
         // Those of an earlier epoch are counted by its own share, and a message may come twice.
         if self.credit_path != CreditPath::Messages {
-            let told = self.credits.iter().chain(&self.unheard);
+            let told = self.credits.iter().chain(&self.unread_credits);
             let waiting = told.filter(|told| told.epoch == self.epoch).count() as u64;
-            assert!(waiting <= self.most_notices, "{waiting} notices of credit");
+            assert!(waiting <= self.max_notices, "{waiting} notices of credit");
         }
     }
 
@@ -174,10 +174,10 @@ impl World {
         let Some(message) = &mut self.current else { return false };
         let Ok(chunk) = self.writer.plan(message) else { return false };
         let payload = u64::from(chunk.header.payload);
-        let taken = self.shape.taken(payload);
-        assert!(taken <= self.shape.longest_chunk());
-        let offset = self.shape.offset(chunk.header.position);
-        assert!(offset + taken <= self.shape.capacity(), "around the end");
+        let taken = self.geometry.taken(payload);
+        assert!(taken <= self.geometry.max_chunk_len());
+        let offset = self.geometry.offset(chunk.header.position);
+        assert!(offset + taken <= self.geometry.capacity(), "around the end");
         let (number, from) = (message.number(), message.written());
         let header = chunk.header.encode().to_vec();
         let body: Vec<u8> = (from..from + payload).map(|at| byte(number, at)).collect();
@@ -186,39 +186,40 @@ impl World {
             self.current = None;
         }
         let epoch = self.epoch;
-        let fly = |place, bytes, immediate| Flying { place, bytes, flag: None, immediate, epoch };
+        let fly =
+            |place, bytes, immediate| InFlightWrite { place, bytes, flag: None, immediate, epoch };
         let notice = Some(chunk.immediate);
-        match self.shape.layout() {
-            Layout::Together => {
-                let place = Place::Ring(chunk.header_at);
-                self.flying.push(fly(place, [header, body].concat(), notice));
+        match self.geometry.layout() {
+            ChunkLayout::InlineHeader => {
+                let place = HeaderLocation::Ring(chunk.header_at);
+                self.in_flight.push(fly(place, [header, body].concat(), notice));
             }
             // Two writes, that need not land in order.
-            Layout::Apart => {
-                self.flying.push(fly(Place::Headers(chunk.header_at), header, None));
-                self.flying.push(fly(Place::Ring(chunk.payload_at), body, notice));
+            ChunkLayout::SeparateHeader => {
+                self.in_flight.push(fly(HeaderLocation::Headers(chunk.header_at), header, None));
+                self.in_flight.push(fly(HeaderLocation::Ring(chunk.payload_at), body, notice));
             }
-            Layout::Flagged => {
-                let place = Place::Ring(chunk.header_at);
+            ChunkLayout::TrailingFlag => {
+                let place = HeaderLocation::Ring(chunk.header_at);
                 let flag = (chunk.flag_at.unwrap(), Chunk::flag(chunk.header.sequence));
-                let flying = fly(place, [header, body].concat(), None);
-                self.flying.push(Flying { flag: Some(flag), ..flying });
+                let in_flight = fly(place, [header, body].concat(), None);
+                self.in_flight.push(InFlightWrite { flag: Some(flag), ..in_flight });
             }
         }
         true
     }
 
-    fn land(&mut self, which: usize) {
-        if self.flying.is_empty() {
+    fn deliver(&mut self, which: usize) {
+        if self.in_flight.is_empty() {
             return;
         }
-        let which = which % self.flying.len();
-        let Flying { place, bytes, flag, immediate, epoch } = self.flying.remove(which);
+        let which = which % self.in_flight.len();
+        let InFlightWrite { place, bytes, flag, immediate, epoch } = self.in_flight.remove(which);
         // Late writes of an old epoch land in memory that nobody looks at any more.
         if epoch == self.epoch {
             let (memory, offset) = match place {
-                Place::Ring(offset) => (&mut self.memory, offset as usize),
-                Place::Headers(offset) => (&mut self.headers, offset as usize),
+                HeaderLocation::Ring(offset) => (&mut self.memory, offset as usize),
+                HeaderLocation::Headers(offset) => (&mut self.headers, offset as usize),
             };
             memory[offset..offset + bytes.len()].copy_from_slice(&bytes);
             if let Some((at, flag)) = flag {
@@ -234,73 +235,77 @@ impl World {
 
     fn take(&mut self) -> bool {
         let (memory, headers) = (&self.memory, &self.headers);
-        let look = |place: Place| match place {
-            Place::Ring(offset) => *memory[offset as usize..].first_chunk().unwrap(),
-            Place::Headers(offset) => *headers[offset as usize..].first_chunk().unwrap(),
+        let look = |place: HeaderLocation| match place {
+            HeaderLocation::Ring(offset) => *memory[offset as usize..].first_chunk().unwrap(),
+            HeaderLocation::Headers(offset) => *headers[offset as usize..].first_chunk().unwrap(),
         };
-        if self.shape.layout() == Layout::Flagged {
+        if self.geometry.layout() == ChunkLayout::TrailingFlag {
             let flag = |at: u64| u64::from_le_bytes(*memory[at as usize..].first_chunk().unwrap());
             self.reader.look(look, flag);
         }
         let Some(arrived) = self.reader.take(look).unwrap() else { return false };
         let header = arrived.header;
-        assert_eq!(header.message, self.whole, "once, and in order");
-        assert_eq!(header.length, self.lengths[self.whole as usize]);
+        assert_eq!(header.message, self.completed_messages, "once, and in order");
+        assert_eq!(header.length, self.lengths[self.completed_messages as usize]);
         assert_eq!(header.offset, self.partial.len() as u64);
         let place = arrived.offset as usize..arrived.offset as usize + header.payload as usize;
         self.partial.extend(&self.memory[place]);
-        let start = self.shape.offset(header.position) as usize;
-        let end = start + self.shape.taken(header.payload.into()) as usize;
-        self.held.push((arrived.span, start..end));
+        let start = self.geometry.offset(header.position) as usize;
+        let end = start + self.geometry.taken(header.payload.into()) as usize;
+        self.held.push((arrived.release_token, start..end));
         if arrived.is_last {
-            let expected = (0..header.length).map(|at| byte(self.whole, at));
-            assert!(self.partial.iter().copied().eq(expected), "message {}", self.whole);
+            let expected = (0..header.length).map(|at| byte(self.completed_messages, at));
+            assert!(
+                self.partial.iter().copied().eq(expected),
+                "message {}",
+                self.completed_messages
+            );
             self.partial.clear();
-            self.whole += 1;
-            assert_eq!(self.reader.whole(), self.whole);
+            self.completed_messages += 1;
+            assert_eq!(self.reader.completed_messages(), self.completed_messages);
         }
         true
     }
 
     fn release(&mut self, which: usize) {
-        let (span, place) = self.held.swap_remove(which);
-        if self.shape.layout() == Layout::Flagged {
+        let (release_token, place) = self.held.swap_remove(which);
+        if self.geometry.layout() == ChunkLayout::TrailingFlag {
             self.memory[place].fill(0);
         }
-        self.reader.release(span);
+        self.reader.release(release_token);
     }
 
-    fn credit(&mut self, is_quiet: bool) {
-        if let Some(credit) = self.reader.credit(is_quiet) {
+    fn credit(&mut self, is_idle: bool) {
+        if let Some(credit) = self.reader.credit(is_idle) {
             let (notice, bytes) = (self.reader.credit_notice(), credit.encode());
-            self.credits.push(Told { notice, bytes, epoch: self.epoch });
+            self.credits.push(InFlightCredit { notice, bytes, epoch: self.epoch });
         }
     }
 
     /// A credit arrives: the writer may hear of it later, when others have arrived as well.
-    fn credit_lands(&mut self, which: usize) {
+    fn deliver_credit(&mut self, which: usize) {
         if self.credits.is_empty() {
             return;
         }
         let in_order = self.credit_path == CreditPath::Ordered;
         let which = if in_order { 0 } else { which % self.credits.len() };
         let told = self.credits.remove(which);
-        self.unheard.push_back(told);
+        self.unread_credits.push_back(told);
         // That of an earlier epoch has another place, since names take turns.
         if told.epoch == self.epoch {
-            self.credit_place = told.bytes;
+            self.credit_slot = told.bytes;
             self.reader.credit_completed();
         }
     }
 
-    fn credit_is_heard(&mut self) -> bool {
-        let Some(told) = self.unheard.pop_front() else { return false };
+    fn read_credit(&mut self) -> bool {
+        let Some(told) = self.unread_credits.pop_front() else { return false };
         if !self.writer.take_credit_notice(&Immediate::decode(told.notice)) {
             return true;
         }
         let bytes = match self.credit_path {
             CreditPath::Messages => told.bytes,
-            CreditPath::Ordered | CreditPath::Unordered => self.credit_place,
+            CreditPath::Ordered | CreditPath::Unordered => self.credit_slot,
         };
         if let Some(credit) = Credit::decode(bytes, self.writer.epoch()) {
             self.writer.credit(&credit);
@@ -311,26 +316,26 @@ impl World {
     }
 
     /// The connection is lost, with what was on its way in part.
-    fn break_down(&mut self) {
+    fn reconnect(&mut self) {
         self.epoch += 1;
-        assert_eq!(self.reader.whole(), self.whole);
-        let reader = Self::reader(self.shape, self.epoch, self.watermark, self.credit_path);
-        self.reader = reader.after(self.whole);
-        let writer = Writer::new(self.shape, self.epoch, self.writer.longest_payload());
-        let writer = writer.known_as(9).after(self.whole);
-        self.writer = writer.limit_notices(self.most_notices);
+        assert_eq!(self.reader.completed_messages(), self.completed_messages);
+        let reader = Self::reader(self.geometry, self.epoch, self.watermark, self.credit_path);
+        self.reader = reader.resume_after(self.completed_messages);
+        let writer = WriterState::new(self.geometry, self.epoch, self.writer.max_payload());
+        let writer = writer.with_sender_index(9).resume_after(self.completed_messages);
+        self.writer = writer.limit_notices(self.max_notices);
         self.partial.clear();
         self.held.clear();
-        self.memory.fill(Self::fresh(self.shape.layout(), 0xdd));
+        self.memory.fill(Self::fresh(self.geometry.layout(), 0xdd));
         // All that is not whole is written again.
         self.current = None;
         // A connection that is closed does not deliver for ever: longer ago than the bits of
         // a notice can tell there is nothing.
         let epoch = self.epoch;
-        self.flying.retain(|flying| epoch - flying.epoch < 8);
+        self.in_flight.retain(|in_flight| epoch - in_flight.epoch < 8);
         self.credits.retain(|told| epoch - told.epoch < 8);
-        self.unheard.retain(|told| epoch - told.epoch < 8);
-        self.credit_place = [0; 16];
+        self.unread_credits.retain(|told| epoch - told.epoch < 8);
+        self.credit_slot = [0; 16];
     }
 
     fn next_message(&mut self, length: u64) {
@@ -349,12 +354,12 @@ impl World {
         match *step {
             Step::Begin(length) => self.next_message(length),
             Step::Write => drop(self.write()),
-            Step::Land(which) => self.land(if in_order { 0 } else { which }),
-            Step::Repeat(which) if !self.flying.is_empty() => {
+            Step::Deliver(which) => self.deliver(if in_order { 0 } else { which }),
+            Step::Repeat(which) if !self.in_flight.is_empty() => {
                 // A notice without its data would be a lie: only one of what has landed.
-                let which = which % self.flying.len();
-                let bits = self.flying[which].immediate;
-                self.land(which);
+                let which = which % self.in_flight.len();
+                let bits = self.in_flight[which].immediate;
+                self.deliver(which);
                 if let Some(bits) = bits {
                     self.reader.notice(&Immediate::decode(bits), 0).unwrap();
                 }
@@ -365,16 +370,16 @@ impl World {
                 self.release(which % self.held.len());
             }
             Step::Release(_) => {}
-            Step::Credit { is_quiet } => self.credit(is_quiet),
-            Step::CreditLands(which) => self.credit_lands(which),
+            Step::Credit { is_idle } => self.credit(is_idle),
+            Step::CreditDelivered(which) => self.deliver_credit(which),
             Step::CreditRepeats(which) if self.credit_path == CreditPath::Messages => {
                 if let Some(told) = self.credits.get(which % self.credits.len().max(1)) {
-                    self.unheard.push_back(*told);
+                    self.unread_credits.push_back(*told);
                 }
             }
             Step::CreditRepeats(_) => {}
-            Step::CreditIsHeard => drop(self.credit_is_heard()),
-            Step::Break => self.break_down(),
+            Step::CreditRead => drop(self.read_credit()),
+            Step::Reconnect => self.reconnect(),
         }
         self.check();
     }
@@ -385,8 +390,8 @@ impl World {
             self.next_message(0);
         }
         let mut has_moved = self.write();
-        while !self.flying.is_empty() {
-            self.land(0);
+        while !self.in_flight.is_empty() {
+            self.deliver(0);
         }
         while self.take() {
             has_moved = true;
@@ -399,9 +404,9 @@ impl World {
         while !self.credits.is_empty() {
             has_moved = true;
             // The last one first, where there is no order: an old one is there at the end.
-            self.credit_lands(self.credits.len() - 1);
+            self.deliver_credit(self.credits.len() - 1);
         }
-        while self.credit_is_heard() {
+        while self.read_credit() {
             has_moved = true;
         }
         self.check();
@@ -412,13 +417,18 @@ impl World {
         let mut idle = 0;
         while !is_enough(self) {
             idle = if self.pump() { 0 } else { idle + 1 };
-            assert!(idle < 3, "stuck at message {} with watermark {}", self.whole, self.watermark);
+            assert!(
+                idle < 3,
+                "stuck at message {} with watermark {}",
+                self.completed_messages,
+                self.watermark
+            );
         }
     }
 
     /// Whatever happened before: from here on all goes through.
     fn finish(&mut self) {
-        self.pump_until(|world| world.whole == world.lengths.len() as u64);
+        self.pump_until(|model| model.completed_messages == model.lengths.len() as u64);
     }
 }
 
@@ -429,23 +439,23 @@ proptest! {
     fn every_message_comes_once_whole_and_in_order(
         steps in steps(5000),
         granules in 8_u64..64,
-        longest_payload in 1_u64..3000,
+        max_payload in 1_u64..3000,
         watermark in prop_oneof![Just(0_u64), Just(256), Just(1024), Just(u64::MAX)],
         layout in prop_oneof![
-            2 => Just(Layout::Together), 1 => Just(Layout::Apart), 1 => Just(Layout::Flagged)
+            2 => Just(ChunkLayout::InlineHeader), 1 => Just(ChunkLayout::SeparateHeader), 1 => Just(ChunkLayout::TrailingFlag)
         ],
         credit_path in prop_oneof![
             Just(CreditPath::Messages), Just(CreditPath::Ordered), Just(CreditPath::Unordered)
         ],
-        most_notices in prop_oneof![1_u64..16, Just(u64::MAX)],
+        max_notices in prop_oneof![1_u64..16, Just(u64::MAX)],
         in_order: bool,
     ) {
-        let world = World::new(granules * 128, layout, longest_payload, watermark);
-        let mut world = world.with_credit_by(credit_path).with_notices(most_notices);
+        let model = RingModel::new(granules * 128, layout, max_payload, watermark);
+        let mut model = model.with_credit_by(credit_path).with_notices(max_notices);
         for step in &steps {
-            world.step(step, in_order);
+            model.step(step, in_order);
         }
-        world.finish();
+        model.finish();
     }
 
     #[test]
@@ -473,26 +483,27 @@ proptest! {
 #[test]
 fn messages_may_be_many_times_the_ring() {
     let sizes = [(1024, 64), (4096, 3000), (1 << 20, u64::MAX)];
-    let layouts = [Layout::Together, Layout::Apart, Layout::Flagged];
-    for ((capacity, longest_payload), layout) in
+    let layouts =
+        [ChunkLayout::InlineHeader, ChunkLayout::SeparateHeader, ChunkLayout::TrailingFlag];
+    for ((capacity, max_payload), layout) in
         sizes.into_iter().flat_map(|size| layouts.map(|layout| (size, layout)))
     {
-        let mut world = World::new(capacity, layout, longest_payload, capacity / 4);
+        let mut model = RingModel::new(capacity, layout, max_payload, capacity / 4);
         for length in [0, 1, 20 * capacity + 13, 7, capacity, capacity - 64] {
-            world.pump_until(|world| world.current.is_none());
-            world.next_message(length);
+            model.pump_until(|model| model.current.is_none());
+            model.next_message(length);
         }
-        world.finish();
-        assert_eq!(world.whole, 6);
+        model.finish();
+        assert_eq!(model.completed_messages, 6);
     }
 }
 
 #[test]
 fn a_full_ring_is_given_back_in_one_credit() {
-    for capacity in [1024, 1152, 2 << 20, (2 << 20) + 512, 4 << 20, 1 << 30, LARGEST] {
-        let shape = Shape::new(capacity, 0).unwrap();
-        let mut writer = Writer::new(shape, 0, u64::MAX);
-        let mut reader = Reader::new(shape, 0, u64::MAX);
+    for capacity in [1024, 1152, 2 << 20, (2 << 20) + 512, 4 << 20, 1 << 30, MAX_CAPACITY] {
+        let geometry = RingGeometry::new(capacity, 0).unwrap();
+        let mut writer = WriterState::new(geometry, 0, u64::MAX);
+        let mut reader = ReaderState::new(geometry, 0, u64::MAX);
         // Several rounds, so that positions lie anywhere.
         for epoch in 1..6 {
             let mut headers = Vec::new();
@@ -506,28 +517,30 @@ fn a_full_ring_is_given_back_in_one_credit() {
             let free_before = writer.free();
             for header in headers {
                 let look = |place| {
-                    let is_here = place == Place::Ring(shape.offset(header.position));
+                    let is_here = place == HeaderLocation::Ring(geometry.offset(header.position));
                     if is_here { header.encode() } else { [0; 64] }
                 };
                 let arrived = reader.take(look).unwrap().unwrap();
-                reader.release(arrived.span);
+                reader.release(arrived.release_token);
             }
             let credit = reader.credit(true).unwrap();
             assert!(writer.credit(&credit));
             assert!(writer.free() > free_before);
             assert_eq!(writer.free(), capacity);
             // The message is far from written; the next round goes on with another epoch.
-            (writer, reader) =
-                (Writer::new(shape, epoch, u64::MAX), Reader::new(shape, epoch, u64::MAX));
+            (writer, reader) = (
+                WriterState::new(geometry, epoch, u64::MAX),
+                ReaderState::new(geometry, epoch, u64::MAX),
+            );
         }
     }
 }
 
 #[test]
 fn as_many_chunks_as_there_may_be_fit_and_no_more() {
-    let shape = Shape::new(4 << 20, 0).unwrap();
-    let mut writer = Writer::new(shape, 0, 1);
-    let mut reader = Reader::new(shape, 0, 0);
+    let geometry = RingGeometry::new(4 << 20, 0).unwrap();
+    let mut writer = WriterState::new(geometry, 0, 1);
+    let mut reader = ReaderState::new(geometry, 0, 0);
     let mut sent = 0;
     loop {
         let mut message = writer.begin(0, 0);
@@ -536,10 +549,10 @@ fn as_many_chunks_as_there_may_be_fit_and_no_more() {
         reader.notice(&Immediate::decode(chunk.immediate), chunk.length()).unwrap();
         sent += 1;
     }
-    assert!(sent <= MOST_CHUNKS && sent * shape.granule() <= shape.capacity());
-    assert_eq!(sent, MOST_CHUNKS);
+    assert!(sent <= MAX_CHUNKS && sent * geometry.granule() <= geometry.capacity());
+    assert_eq!(sent, MAX_CHUNKS);
     // A peer that goes on all the same is found out.
-    let notice = Notice::Chunk { sequence: sent as u16 };
+    let notice = RingNotice::Chunk { sequence: sent as u16 };
     let beyond = Immediate { ring: 0, epoch: 0, notice };
     let error = reader.notice(&beyond, 0).unwrap_err();
     assert_eq!(error, ProtocolError::TooFarAhead { sequence: sent, next: 0 });
@@ -547,9 +560,9 @@ fn as_many_chunks_as_there_may_be_fit_and_no_more() {
 
 #[test]
 fn many_small_chunks_need_no_quiet() {
-    let shape = Shape::new(64 << 20, 0).unwrap();
-    let mut writer = Writer::new(shape, 0, 64);
-    let mut reader = Reader::new(shape, 0, u64::MAX);
+    let geometry = RingGeometry::new(64 << 20, 0).unwrap();
+    let mut writer = WriterState::new(geometry, 0, 64);
+    let mut reader = ReaderState::new(geometry, 0, u64::MAX);
     for number in 0..100_000 {
         let mut message = writer.begin(0, 64);
         let chunk = writer.plan(&message).expect("always room: all is released at once");
@@ -557,7 +570,7 @@ fn many_small_chunks_need_no_quiet() {
         reader.notice(&Immediate::decode(chunk.immediate), chunk.length()).unwrap();
         let arrived = reader.take(|_| chunk.header.encode()).unwrap().unwrap();
         assert_eq!(arrived.header.message, number);
-        reader.release(arrived.span);
+        reader.release(arrived.release_token);
         if let Some(credit) = reader.credit(false) {
             assert!(writer.credit(&credit));
         }
@@ -567,30 +580,30 @@ fn many_small_chunks_need_no_quiet() {
 /// A chunk that was not looked for yet is a backlog: the port has nothing to look after.
 #[test]
 fn only_headers_that_were_looked_for_are_missed() {
-    let shape = Shape::new(4096, 0).unwrap().laid_out(Layout::Apart);
-    let mut writer = Writer::new(shape, 0, u64::MAX);
-    let mut reader = Reader::new(shape, 0, 0);
+    let geometry = RingGeometry::new(4096, 0).unwrap().with_layout(ChunkLayout::SeparateHeader);
+    let mut writer = WriterState::new(geometry, 0, u64::MAX);
+    let mut reader = ReaderState::new(geometry, 0, 0);
     let mut message = writer.begin(0, 100);
     let chunk = writer.plan(&message).unwrap();
     writer.commit(&mut message, &chunk);
-    assert_eq!(reader.take(|_| [0; HEADER as usize]), Ok(None));
-    assert!(!reader.misses_header(), "no notice came");
+    assert_eq!(reader.take(|_| [0; HEADER_LEN as usize]), Ok(None));
+    assert!(!reader.awaits_header(), "no notice came");
     reader.notice(&Immediate::decode(chunk.immediate), 100).unwrap();
-    assert!(!reader.misses_header(), "it was not looked for");
-    assert_eq!(reader.take(|_| [0; HEADER as usize]), Ok(None));
-    assert!(reader.misses_header());
+    assert!(!reader.awaits_header(), "it was not looked for");
+    assert_eq!(reader.take(|_| [0; HEADER_LEN as usize]), Ok(None));
+    assert!(reader.awaits_header());
     assert!(reader.take(|_| chunk.header.encode()).unwrap().is_some());
-    assert!(!reader.misses_header());
+    assert!(!reader.awaits_header());
 }
 
 #[test]
 fn a_peer_that_lies_is_found_out() {
-    let shape = Shape::new(4096, 1).unwrap();
-    let told = |reader: &mut Reader, sequence| {
-        let notice = Notice::Chunk { sequence };
+    let geometry = RingGeometry::new(4096, 1).unwrap();
+    let told = |reader: &mut ReaderState, sequence| {
+        let notice = RingNotice::Chunk { sequence };
         reader.notice(&Immediate { ring: 1, epoch: 0, notice }, 0)
     };
-    let honest = Header {
+    let honest = ChunkHeader {
         epoch: 0,
         position: 0,
         sequence: 0,
@@ -600,41 +613,41 @@ fn a_peer_that_lies_is_found_out() {
         payload: 100,
         topic: 0,
     };
-    let refused = |header: Header| {
-        let mut reader = Reader::new(shape, 0, 0);
+    let refused = |header: ChunkHeader| {
+        let mut reader = ReaderState::new(geometry, 0, 0);
         told(&mut reader, 0).unwrap();
         reader.take(|_| header.encode()).unwrap_err()
     };
-    let nothing = ProtocolError::NoChunk { position: 0 };
-    assert_eq!(refused(Header { position: 64, ..honest }), nothing);
-    assert_eq!(refused(Header { sequence: 1, ..honest }), nothing);
-    assert_eq!(refused(Header { epoch: 16, ..honest }), nothing);
-    let mut reader = Reader::new(shape, 0, 0);
+    let nothing = ProtocolError::MissingChunk { position: 0 };
+    assert_eq!(refused(ChunkHeader { position: 64, ..honest }), nothing);
+    assert_eq!(refused(ChunkHeader { sequence: 1, ..honest }), nothing);
+    assert_eq!(refused(ChunkHeader { epoch: 16, ..honest }), nothing);
+    let mut reader = ReaderState::new(geometry, 0, 0);
     reader
-        .notice(&Immediate { ring: 1, epoch: 0, notice: Notice::Chunk { sequence: 0 } }, 163)
+        .notice(&Immediate { ring: 1, epoch: 0, notice: RingNotice::Chunk { sequence: 0 } }, 163)
         .unwrap();
     let wrong = ProtocolError::WrongLength { sequence: 0, came: 163, announced: 164 };
     assert_eq!(reader.take(|_| honest.encode()), Err(wrong));
     let misplaced = ProtocolError::Misplaced { sequence: 0 };
-    assert_eq!(refused(Header { message: 1, ..honest }), misplaced);
-    assert_eq!(refused(Header { offset: 50, length: 150, ..honest }), misplaced);
-    assert_eq!(refused(Header { payload: 0, ..honest }), misplaced);
-    assert_eq!(refused(Header { payload: 5000, length: 5000, ..honest }), misplaced);
+    assert_eq!(refused(ChunkHeader { message: 1, ..honest }), misplaced);
+    assert_eq!(refused(ChunkHeader { offset: 50, length: 150, ..honest }), misplaced);
+    assert_eq!(refused(ChunkHeader { payload: 0, ..honest }), misplaced);
+    assert_eq!(refused(ChunkHeader { payload: 5000, length: 5000, ..honest }), misplaced);
     // A message does not grow, nor change what it is about.
-    for second in [Header { length: 1 << 60, ..honest }, Header { topic: 9, ..honest }] {
-        let mut reader = Reader::new(shape, 0, 0);
+    for second in [ChunkHeader { length: 1 << 60, ..honest }, ChunkHeader { topic: 9, ..honest }] {
+        let mut reader = ReaderState::new(geometry, 0, 0);
         told(&mut reader, 0).unwrap();
         told(&mut reader, 1).unwrap();
-        let first = Header { payload: 10, ..honest };
+        let first = ChunkHeader { payload: 10, ..honest };
         assert!(reader.take(|_| first.encode()).unwrap().is_some());
-        let (position, sequence) = (shape.taken(10), 1);
-        let second = Header { position, sequence, offset: 10, payload: 10, ..second };
+        let (position, sequence) = (geometry.taken(10), 1);
+        let second = ChunkHeader { position, sequence, offset: 10, payload: 10, ..second };
         let misplaced = ProtocolError::Misplaced { sequence: 1 };
         assert_eq!(reader.take(|_| second.encode()), Err(misplaced));
     }
     // Notices of other rings, and of this one's past, are nobody's business.
-    let mut reader = Reader::new(shape, 0, 0);
-    let notice = Notice::Chunk { sequence: 0 };
+    let mut reader = ReaderState::new(geometry, 0, 0);
+    let notice = RingNotice::Chunk { sequence: 0 };
     reader.notice(&Immediate { ring: 2, epoch: 0, notice }, 0).unwrap();
     reader.notice(&Immediate { ring: 1, epoch: 3, notice }, 0).unwrap();
     assert_eq!((reader.take(|_| honest.encode()), reader.ignored()), (Ok(None), (0, 2)));
@@ -642,8 +655,8 @@ fn a_peer_that_lies_is_found_out() {
 
 #[test]
 fn chunks_of_two_messages_do_not_mix() {
-    let shape = Shape::new(4096, 1).unwrap();
-    let mut writer = Writer::new(shape, 0, 64);
+    let geometry = RingGeometry::new(4096, 1).unwrap();
+    let mut writer = WriterState::new(geometry, 0, 64);
     let (mut first, other) = (writer.begin(0, 100), writer.begin(0, 5));
     // Nothing is written of either: whichever comes first has the number.
     assert!(writer.plan(&other).is_ok());
@@ -658,19 +671,19 @@ fn chunks_of_two_messages_do_not_mix() {
     let next = writer.begin(0, 5);
     assert_eq!(next.number(), 1);
     assert!(writer.plan(&next).is_ok());
-    let writer = Writer::new(shape, 1, 64);
+    let writer = WriterState::new(geometry, 1, 64);
     assert_eq!(writer.plan(&next), Err(Refused::Stale), "of another epoch");
     assert_eq!(writer.begin(0, 100).number(), 0);
 }
 
 #[test]
 fn credit_that_cannot_be_is_not_believed() {
-    let shape = Shape::new(4096, 1).unwrap();
-    let mut writer = Writer::new(shape, 2, 64);
+    let geometry = RingGeometry::new(4096, 1).unwrap();
+    let mut writer = WriterState::new(geometry, 2, 64);
     let mut message = writer.begin(0, 64);
     let chunk = writer.plan(&message).unwrap();
     writer.commit(&mut message, &chunk);
-    let credit = |granules, epoch| Credit { epoch, head: granules * shape.granule() };
+    let credit = |granules, epoch| Credit { epoch, head: granules * geometry.granule() };
     assert!(!writer.credit(&credit(3, 2)), "more than was written");
     assert!(!writer.credit(&credit(2, 1)), "another epoch");
     assert!(!writer.credit(&credit(2 + (1 << 16), 2)), "far ahead");
@@ -681,10 +694,10 @@ fn credit_that_cannot_be_is_not_believed() {
     assert_eq!(writer.free(), 4096);
     let mut told =
         |ring, epoch, notice| writer.take_credit_notice(&Immediate { ring, epoch, notice });
-    let credit = |released| Notice::Credit { released };
+    let credit = |released| RingNotice::Credit { released };
     assert!(!told(0, 2, credit(1)), "another ring");
     assert!(!told(1, 1, credit(1)), "another epoch");
-    assert!(!told(1, 2, Notice::Gone), "another notice");
+    assert!(!told(1, 2, RingNotice::ReaderClosed), "another notice");
     // More chunks than were written are not believed.
     assert!(told(1, 2, credit(2)));
     assert_eq!(writer.unnoticed(), 1);
@@ -699,25 +712,30 @@ fn credit_that_cannot_be_is_not_believed() {
 fn waiting_credit_notices_never_exceed_the_writers_share() {
     const SHARE: u64 = 7;
     for path in [CreditPath::Ordered, CreditPath::Unordered, CreditPath::Messages] {
-        let world = World::new(1 << 16, Layout::Together, 1000, 0).with_credit_by(path);
-        let mut world = world.with_notices(SHARE);
+        let model =
+            RingModel::new(1 << 16, ChunkLayout::InlineHeader, 1000, 0).with_credit_by(path);
+        let mut model = model.with_notices(SHARE);
         let mut most = 0;
-        while world.whole < 5000 {
-            world.next_message(64);
-            if !world.write() {
-                assert!(world.credit_is_heard(), "{path:?}: stuck at message {}", world.whole);
+        while model.completed_messages < 5000 {
+            model.next_message(64);
+            if !model.write() {
+                assert!(
+                    model.read_credit(),
+                    "{path:?}: stuck at message {}",
+                    model.completed_messages
+                );
             }
-            world.land(0);
-            while world.take() {
-                world.release(0);
+            model.deliver(0);
+            while model.take() {
+                model.release(0);
             }
             // It is quiet after each chunk, so each has a credit.
-            world.credit(true);
-            while !world.credits.is_empty() {
-                world.credit_lands(world.credits.len() - 1);
+            model.credit(true);
+            while !model.credits.is_empty() {
+                model.deliver_credit(model.credits.len() - 1);
             }
-            world.check();
-            most = most.max(world.unheard.len() as u64);
+            model.check();
+            most = most.max(model.unread_credits.len() as u64);
         }
         assert!(most <= SHARE, "{path:?}: {most} notices wait in the queue");
     }
@@ -727,9 +745,9 @@ fn waiting_credit_notices_never_exceed_the_writers_share() {
 /// one that lies ahead.
 #[test]
 fn a_credit_overtaken_by_later_ones_frees_nothing() {
-    let shape = Shape::new(4096, 1).unwrap();
-    let mut writer = Writer::new(shape, 0, 1000);
-    let mut reader = Reader::new(shape, 0, 0);
+    let geometry = RingGeometry::new(4096, 1).unwrap();
+    let mut writer = WriterState::new(geometry, 0, 1000);
+    let mut reader = ReaderState::new(geometry, 0, 0);
     let mut overtaken = Vec::new();
     for number in 0..12_000 {
         // Four of them fill the ring.
@@ -743,7 +761,7 @@ fn a_credit_overtaken_by_later_ones_frees_nothing() {
             writer.credit(late);
             assert!(writer.known_head() <= reader.head(), "chunk {number} is freed unread");
         }
-        reader.release(arrived.span);
+        reader.release(arrived.release_token);
         let credit = reader.credit(true).unwrap();
         if number % 17 == 1 {
             overtaken.push(credit);
@@ -759,17 +777,17 @@ fn a_credit_overtaken_by_later_ones_frees_nothing() {
 
 #[test]
 fn without_order_the_next_credit_waits_for_the_last() {
-    let shape = Shape::new(4096, 1).unwrap();
-    let mut writer = Writer::new(shape, 0, 100);
-    let mut reader = Reader::new(shape, 0, 0);
+    let geometry = RingGeometry::new(4096, 1).unwrap();
+    let mut writer = WriterState::new(geometry, 0, 100);
+    let mut reader = ReaderState::new(geometry, 0, 0);
     reader.serialize_credits();
-    let mut read_one = |reader: &mut Reader| {
+    let mut read_one = |reader: &mut ReaderState| {
         let mut message = writer.begin(0, 100);
         let chunk = writer.plan(&message).unwrap();
         writer.commit(&mut message, &chunk);
         reader.notice(&Immediate::decode(chunk.immediate), chunk.length()).unwrap();
         let arrived = reader.take(|_| chunk.header.encode()).unwrap().unwrap();
-        reader.release(arrived.span);
+        reader.release(arrived.release_token);
     };
     read_one(&mut reader);
     let first = reader.credit(true).unwrap();
@@ -777,11 +795,11 @@ fn without_order_the_next_credit_waits_for_the_last() {
     assert_eq!(reader.credit(true), None);
     // Lost, it is told again, and still waited for.
     reader.credit_completed();
-    reader.tell_again();
-    assert_eq!((reader.told_credit(), reader.credit(true)), (first, None));
+    reader.resend_credit();
+    assert_eq!((reader.last_credit(), reader.credit(true)), (first, None));
     reader.credit_completed();
     let second = reader.credit(true).unwrap();
-    assert_eq!((first.head, second.head), (shape.taken(100), 2 * shape.taken(100)));
+    assert_eq!((first.head, second.head), (geometry.taken(100), 2 * geometry.taken(100)));
 }
 
 #[test]

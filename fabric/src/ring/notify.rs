@@ -3,24 +3,24 @@
 use serde::{Deserialize, Serialize};
 
 use super::credit;
-use super::header::HEADER;
-use super::shape::Layout;
+use super::geometry::ChunkLayout;
+use super::header::HEADER_LEN;
 use crate::{Capabilities, Caps, Error, ErrorKind, MemoryKind, Order, Result};
 
 /// How a reader learns of what was written, and a writer of credit.
 ///
 /// ```
-/// use fabric::ring::Notify;
+/// use fabric::ring::NotifyMode;
 /// use fabric::*;
 /// let offer = Query::new(EndpointKind::Rdm).source("127.0.0.1").first()?;
 /// let facts = offer.capabilities();
-/// let form = Notify::best(facts)?;
-/// assert_eq!(form == Notify::Immediate, facts.immediate_mask() > 0);
+/// let mode = NotifyMode::best(facts)?;
+/// assert_eq!(mode == NotifyMode::Immediate, facts.immediate_mask() > 0);
 /// # Ok::<(), fabric::Error>(())
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Notify {
+pub enum NotifyMode {
     /// By 32 bits that come with the write, once it is there.
     Immediate,
     /// By a small message, sent once the write is known to be there: where writes carry
@@ -35,11 +35,11 @@ pub enum Notify {
 }
 
 /// Bytes of a notice that is a message.
-pub(super) const NOTICE: usize = 4;
+pub(super) const NOTICE_LEN: usize = 4;
 /// The same with the credit that comes with it.
-pub(super) const CREDIT_NOTICE: usize = NOTICE + credit::LENGTH;
+pub(super) const CREDIT_NOTICE_LEN: usize = NOTICE_LEN + credit::LENGTH;
 /// The tag of those that have one: so they are not taken for the application's own.
-pub(super) const TAG: u64 = 0x5263_6e67;
+pub(super) const NOTICE_TAG: u64 = 0x5263_6e67;
 
 /// Do notices that are messages come here with a tag?
 pub(super) fn has_tags(capabilities: &Capabilities) -> bool {
@@ -47,7 +47,7 @@ pub(super) fn has_tags(capabilities: &Capabilities) -> bool {
 }
 
 /// The longest write that a later one does not overtake; 0 where no order is promised.
-pub(super) fn longest_ordered_write(capabilities: &Capabilities) -> u64 {
+pub(super) fn ordered_write_limit(capabilities: &Capabilities) -> u64 {
     let order = capabilities.send_order & capabilities.receive_order;
     match order.contains(Order::WRITE_AFTER_WRITE) {
         true => capabilities.max_ordered_write.min(capabilities.max_message_size) as u64,
@@ -55,7 +55,7 @@ pub(super) fn longest_ordered_write(capabilities: &Capabilities) -> u64 {
     }
 }
 
-impl Notify {
+impl NotifyMode {
     /// All of them.
     pub const ALL: [Self; 3] = [Self::Immediate, Self::Message, Self::Polling];
 
@@ -85,14 +85,14 @@ impl Notify {
             Self::Message if !capabilities.caps.intersects(Caps::MESSAGE | Caps::TAGGED) => {
                 Some("no messages")
             }
-            Self::Message if capabilities.inject_size < CREDIT_NOTICE => {
-                Some("no messages that are sent without memory of their own")
+            Self::Message if capabilities.inject_size < CREDIT_NOTICE_LEN => {
+                Some("no injected messages of 20 bytes")
             }
-            Self::Polling if longest_ordered_write(capabilities) <= HEADER => {
-                Some("no order between writes")
+            Self::Polling if ordered_write_limit(capabilities) <= HEADER_LEN => {
+                Some("no write-after-write order (FI_ORDER_RMA_WAW)")
             }
             Self::Polling if capabilities.iov_limit < 2 => {
-                Some("no writes of two pieces, which header and payload are")
+                Some("no writes gathered from two pieces (iov_limit below 2)")
             }
             _ => None,
         };
@@ -109,16 +109,18 @@ impl Notify {
     ///
     /// # Errors
     /// `NotSupported` for device memory that is to be looked at.
-    pub fn layout(self, capabilities: &Capabilities, memory: MemoryKind) -> Result<Layout> {
+    pub fn layout(self, capabilities: &Capabilities, memory: MemoryKind) -> Result<ChunkLayout> {
         match self {
             Self::Polling if memory.is_device() => {
-                let detail = "a processor does not look at device memory cheaply";
+                let detail = "a processor cannot poll device memory. Use immediates or messages";
                 Err(Error::new(ErrorKind::NotSupported, "opening a ring", detail))
             }
-            Self::Polling => Ok(Layout::Flagged),
+            Self::Polling => Ok(ChunkLayout::TrailingFlag),
             // Header and payload leave together only where two pieces are gathered.
-            _ if memory.is_device() || capabilities.iov_limit < 2 => Ok(Layout::Apart),
-            _ => Ok(Layout::Together),
+            _ if memory.is_device() || capabilities.iov_limit < 2 => {
+                Ok(ChunkLayout::SeparateHeader)
+            }
+            _ => Ok(ChunkLayout::InlineHeader),
         }
     }
 

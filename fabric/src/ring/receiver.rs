@@ -3,16 +3,16 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::capacity::QueueCapacity;
-use super::credit_memory::credit_at;
-use super::immediate::{Immediate, Notice};
-use super::memory::{RingMemory, Site, View};
-use super::notify::{Notify, has_tags};
-use super::reader::Reader;
-use super::retries::Ending;
-use super::shape::Shape;
-use super::speaker::Speaker;
-use super::terms::{LaneOffer, RingAnswer, RingOffer};
+use super::credit_memory::credit_offset;
+use super::geometry::RingGeometry;
+use super::immediate::{Immediate, RingNotice};
+use super::memory::{ChunkView, RegistrationScope, RingMemory};
+use super::notice_sender::NoticeSender;
+use super::notify::{NotifyMode, has_tags};
+use super::queue_budget::QueueBudget;
+use super::reader_state::ReaderState;
+use super::retries::CloseProgress;
+use super::ring_offer::{LaneOffer, RingAnswer, RingOffer};
 use crate::{
     CompletionQueue, Endpoint, Error, ErrorKind, Memory, MemoryKind, MemoryRegion, Peer, Result,
     Waker,
@@ -26,9 +26,9 @@ pub struct RingOptions {
     /// Bytes that are released before the writer is told; 0: after each chunk.
     pub watermark: u64,
     /// How the reader learns of what was written.
-    pub notify: Notify,
+    pub notify: NotifyMode,
     /// Messages that came whole to a reader that is no more: this one goes on from there.
-    pub whole: u64,
+    pub completed_messages: u64,
 }
 
 impl RingOptions {
@@ -38,8 +38,8 @@ impl RingOptions {
     /// # Errors
     /// `NotSupported` where rings are impossible.
     pub fn new(endpoint: &Endpoint, capacity: u64) -> Result<Self> {
-        let notify = Notify::best(endpoint.domain().capabilities())?;
-        Ok(Self { capacity, watermark: capacity / 4, notify, whole: 0 })
+        let notify = NotifyMode::best(endpoint.domain().capabilities())?;
+        Ok(Self { capacity, watermark: capacity / 4, notify, completed_messages: 0 })
     }
 }
 
@@ -57,7 +57,7 @@ pub struct ReceiverStatistics {
     /// Notices that came more than once.
     pub duplicates: u64,
     /// Notices of other epochs.
-    pub strangers: u64,
+    pub unmatched_notices: u64,
 }
 
 /// A ring in this process's memory, which one peer writes.
@@ -66,29 +66,29 @@ pub struct ReceiverStatistics {
 /// what the queue gives.
 #[derive(Debug)]
 pub struct RingReceiver {
-    reader: Reader,
+    reader: ReaderState,
     /// The epoch that it was made in: no other ring of its port was.
-    born: u32,
-    form: Notify,
+    creation_epoch: u32,
+    mode: NotifyMode,
     memory: Arc<RingMemory>,
     /// Tells what was released, once the writer said where to.
-    writer: Option<Speaker>,
+    writer: Option<NoticeSender>,
     /// Credit that the provider had no room for.
     is_credit_unsent: bool,
     /// Since when there was none.
     unsent_since: Option<Instant>,
     /// How often credit was told again since the writer was heard, since it may be lost.
-    told_again: u32,
+    credit_resends: u32,
     statistics: ReceiverStatistics,
     /// Why nothing more can be read.
     broken: Option<Error>,
     /// Why the writer cannot be told: what came is still to be had.
-    mute: Option<Error>,
+    credit_error: Option<Error>,
     /// Nobody reads any more. It stays until the writer has nothing on its way.
     is_closing: bool,
-    owes_gone: bool,
+    is_close_notice_due: bool,
     /// It is in the port's list of news.
-    pub(super) is_listed: bool,
+    pub(super) is_event_queued: bool,
 }
 
 impl RingReceiver {
@@ -101,44 +101,47 @@ impl RingReceiver {
     /// registered.
     pub(super) fn open(
         endpoint: &Endpoint,
-        further: &[Site<'_>],
+        further: &[RegistrationScope<'_>],
         (ring, epoch): (u16, u32),
-        (options, capacity): (&RingOptions, &QueueCapacity),
+        (options, capacity): (&RingOptions, &QueueBudget),
         memory: impl Memory,
     ) -> Result<Self> {
-        let shape = shape_of(endpoint, ring, options, memory.kind())?;
-        let sites: Vec<_> =
-            std::iter::once(Site::of(endpoint)).chain(further.iter().copied()).collect();
-        let share = capacity.take(options.notify, shape.most_chunks())?;
-        let most_chunks = share.most_chunks();
-        let memory = RingMemory::over(&sites, shape, memory, share)?;
-        let mut reader = Reader::new(memory.shape, epoch, options.watermark).after(options.whole);
-        reader.limit_chunks(most_chunks);
+        let geometry = geometry_of(endpoint, ring, options, memory.kind())?;
+        let registration_scopes: Vec<_> = std::iter::once(RegistrationScope::of(endpoint))
+            .chain(further.iter().copied())
+            .collect();
+        let quota = capacity.take(options.notify, geometry.max_chunks())?;
+        let max_chunks = quota.max_chunks();
+        let memory = RingMemory::over(&registration_scopes, geometry, memory, quota)?;
+        let mut reader = ReaderState::new(memory.geometry, epoch, options.watermark)
+            .resume_after(options.completed_messages);
+        reader.limit_chunks(max_chunks);
         Ok(Self {
             reader,
-            born: epoch,
-            form: options.notify,
+            creation_epoch: epoch,
+            mode: options.notify,
             memory: Arc::new(memory),
             writer: None,
             is_credit_unsent: false,
             unsent_since: None,
-            told_again: 0,
+            credit_resends: 0,
             statistics: ReceiverStatistics::default(),
             broken: None,
-            mute: None,
+            credit_error: None,
             is_closing: false,
-            owes_gone: false,
-            is_listed: false,
+            is_close_notice_due: false,
+            is_event_queued: false,
         })
     }
 
     /// What the writer has to know; with where notices without a chunk go, for each lane.
     pub(super) fn offer(&self, credit_memories: &[MemoryRegion]) -> Result<RingOffer> {
-        let shape = self.reader.shape();
+        let geometry = self.reader.geometry();
         let memory = &self.memory;
         let first = (&memory.region, memory.headers.as_ref());
-        let others = memory.others.iter().map(|(region, headers)| (region, headers.as_ref()));
-        let lanes = std::iter::once(first).chain(others).zip(credit_memories);
+        let lane_regions =
+            memory.lane_regions.iter().map(|(region, headers)| (region, headers.as_ref()));
+        let lanes = std::iter::once(first).chain(lane_regions).zip(credit_memories);
         let lanes = lanes.map(|((ring, headers), credit_memory)| {
             Ok(LaneOffer {
                 ring: ring.describe()?,
@@ -147,27 +150,27 @@ impl RingReceiver {
             })
         });
         Ok(RingOffer {
-            ring: shape.ring(),
+            ring: geometry.ring(),
             epoch: self.reader.epoch(),
-            capacity: shape.capacity(),
-            notify: self.form,
+            capacity: geometry.capacity(),
+            notify: self.mode,
             tagged: has_tags(memory.region.domain().capabilities()),
-            layout: shape.layout(),
-            most_chunks: memory.share.most_chunks(),
-            whole: self.reader.whole(),
+            layout: geometry.layout(),
+            max_chunks: memory.quota.max_chunks(),
+            completed_messages: self.reader.completed_messages(),
             lanes: lanes.collect::<Result<_>>()?,
         })
     }
 
     /// Tells it from others that had its number before.
     #[inline]
-    pub(super) fn born(&self) -> u32 {
-        self.born
+    pub(super) fn creation_epoch(&self) -> u32 {
+        self.creation_epoch
     }
 
     /// Who writes, once that is known.
     pub(super) fn peer(&self) -> Option<Peer> {
-        self.writer.as_ref().map(Speaker::peer)
+        self.writer.as_ref().map(NoticeSender::peer)
     }
 
     /// Takes the writer's answer: from now on it is told of credit.
@@ -179,35 +182,39 @@ impl RingReceiver {
     ) -> Result<()> {
         let operation = "connecting a ring";
         if answer.epoch != self.reader.epoch() {
-            let detail = format!("of epoch {}, not {}", answer.epoch, self.reader.epoch());
+            let detail = format!(
+                "the answer is of epoch {}, the ring of epoch {}",
+                answer.epoch,
+                self.reader.epoch()
+            );
             return Err(Error::new(ErrorKind::VersionMismatch, operation, detail));
         }
-        if answer.name >= super::immediate::RINGS {
-            let detail = format!("a ring by the name of {}", answer.name);
+        if answer.sender_index >= super::immediate::MAX_RINGS {
+            let detail = format!("sender index {} is not below 1024", answer.sender_index);
             return Err(Error::new(ErrorKind::MalformedDescriptor, operation, detail));
         }
-        let (site, form) = (Site::of(endpoint), (self.form, answer.tagged));
-        let credit_memory = (&answer.credit_memory, credit_at(answer.name));
-        let speaker = Speaker::new(site, form, peer, credit_memory)?;
-        self.reader.set_writer_name(answer.name);
-        self.reader.limit_chunks(answer.most_chunks);
-        if speaker.may_overtake(endpoint.domain()) {
+        let (scope, mode) = (RegistrationScope::of(endpoint), (self.mode, answer.tagged));
+        let credit_memory = (&answer.credit_memory, credit_offset(answer.sender_index));
+        let notice_sender = NoticeSender::new(scope, mode, peer, credit_memory)?;
+        self.reader.set_sender_index(answer.sender_index);
+        self.reader.limit_chunks(answer.max_chunks);
+        if notice_sender.credits_may_reorder(endpoint.domain()) {
             self.reader.serialize_credits();
         }
-        self.writer = Some(speaker);
+        self.writer = Some(notice_sender);
         Ok(())
     }
 
     /// Its memory, unless the writer has said that nothing more comes: something may still be on
     /// its way there.
-    pub(super) fn into_grave(self) -> Option<Arc<RingMemory>> {
+    pub(super) fn into_quarantined(self) -> Option<Arc<RingMemory>> {
         (!self.is_drained()).then_some(self.memory)
     }
 
     /// Did the writer say that nothing more comes, and is all of it here? A reader that looks
     /// hears nothing, and a ring that is broken cannot be believed.
     fn is_drained(&self) -> bool {
-        self.form != Notify::Polling && self.broken().is_none() && self.is_over()
+        self.mode != NotifyMode::Polling && self.broken().is_none() && self.is_end_of_stream()
     }
 
     /// A notice came that may be meant for this ring.
@@ -215,9 +222,12 @@ impl RingReceiver {
     /// # Errors
     /// A peer that breaks the protocol.
     #[inline]
-    pub(super) fn hear(&mut self, immediate: &Immediate, length: u64) -> Result<()> {
-        debug_assert!(matches!(immediate.notice, Notice::Chunk { .. } | Notice::Done { .. }));
-        self.told_again = 0;
+    pub(super) fn handle_notice(&mut self, immediate: &Immediate, length: u64) -> Result<()> {
+        debug_assert!(matches!(
+            immediate.notice,
+            RingNotice::Chunk { .. } | RingNotice::WriterClosed { .. }
+        ));
+        self.credit_resends = 0;
         self.reader.notice(immediate, length).map_err(broken)
     }
 
@@ -226,13 +236,13 @@ impl RingReceiver {
     /// # Errors
     /// A peer that breaks the protocol.
     #[inline]
-    pub(super) fn take(&mut self) -> Result<Option<View>> {
+    pub(super) fn take(&mut self) -> Result<Option<ChunkView>> {
         if let Some(broken) = &self.broken {
             return Err(broken.clone());
         }
         let memory = &*self.memory;
         let look = |place| memory.look(place);
-        if self.form == Notify::Polling {
+        if self.mode == NotifyMode::Polling {
             self.reader.look(look, |offset| memory.flag(offset));
         }
         let arrived = match self.reader.take(look) {
@@ -248,7 +258,7 @@ impl RingReceiver {
         self.statistics.chunks += 1;
         self.statistics.bytes += u64::from(header.payload);
         self.statistics.messages += u64::from(is_last);
-        Ok(Some(View::new(header, is_last, arrived.offset, Arc::clone(&self.memory))))
+        Ok(Some(ChunkView::new(header, is_last, arrived.offset, Arc::clone(&self.memory))))
     }
 
     /// Tells the writer what was released, if it is time: a watermark was passed, or
@@ -257,18 +267,18 @@ impl RingReceiver {
     /// # Errors
     /// What the fabric says.
     #[inline]
-    pub(super) fn tell(
+    pub(super) fn return_credit(
         &mut self,
         endpoint: &mut Endpoint,
         queue: &mut CompletionQueue,
-        is_quiet: bool,
+        is_idle: bool,
     ) -> Result<bool> {
-        if self.is_closing || self.mute.is_some() {
+        if self.is_closing || self.credit_error.is_some() {
             return Ok(false);
         }
         self.collect();
         // A later one tells all that an earlier one would have.
-        let due = self.reader.credit(is_quiet);
+        let due = self.reader.credit(is_idle);
         if due.is_none() && !self.is_credit_unsent {
             return Ok(false);
         }
@@ -293,10 +303,10 @@ impl RingReceiver {
         queue: &mut CompletionQueue,
     ) -> Result<bool> {
         self.is_credit_unsent = true;
-        let Some(speaker) = &self.writer else { return Ok(false) };
-        let number = self.reader.is_credit_on_its_way().then(|| self.credit_number());
-        let credit = (self.reader.credit_notice(), self.reader.told_credit());
-        let is_sent = speaker.send_credit(endpoint, queue, credit, number)?;
+        let Some(notice_sender) = &self.writer else { return Ok(false) };
+        let number = self.reader.is_credit_in_flight().then(|| self.credit_number());
+        let credit = (self.reader.credit_notice(), self.reader.last_credit());
+        let is_sent = notice_sender.send_credit(endpoint, queue, credit, number)?;
         self.is_credit_unsent = !is_sent;
         if is_sent {
             self.unsent_since = None;
@@ -310,7 +320,7 @@ impl RingReceiver {
     /// What a completion of its credit is known by: the ring's number, and above it what fits of
     /// the epoch that it was made in.
     fn credit_number(&self) -> u32 {
-        self.born << 16 | u32::from(self.reader.shape().ring())
+        self.creation_epoch << 16 | u32::from(self.reader.geometry().ring())
     }
 
     /// A credit with this number arrived; or was lost, if there is an error. False for that of
@@ -319,32 +329,32 @@ impl RingReceiver {
         let is_ours = number == self.credit_number();
         if is_ours {
             self.reader.credit_completed();
-            lost.into_iter().for_each(|error| self.has_lost_credit(error));
+            lost.into_iter().for_each(|error| self.resend_lost_credit(error));
         }
         is_ours
     }
 
     /// Something that was injected by somebody is lost: it may have been this ring's credit. Where
     /// credits complete, none is injected.
-    pub(super) fn has_lost(&mut self, error: &Error) {
+    pub(super) fn handle_lost_inject(&mut self, error: &Error) {
         if !self.reader.serializes_credits() {
-            self.has_lost_credit(error);
+            self.resend_lost_credit(error);
         }
     }
 
     /// Credit that may be lost is told again: twice does no harm. But not for ever to one that is
     /// gone.
-    fn has_lost_credit(&mut self, error: &Error) {
-        const MOST: u32 = 8;
-        let has_told = self.statistics.credits > 0 && self.writer.is_some();
-        if !has_told || self.is_closing || self.broken().is_some() {
+    fn resend_lost_credit(&mut self, error: &Error) {
+        const MAX_RESENDS: u32 = 8;
+        let has_returned = self.statistics.credits > 0 && self.writer.is_some();
+        if !has_returned || self.is_closing || self.broken().is_some() {
             return;
         }
-        self.told_again += 1;
-        if self.told_again > MOST {
-            self.cannot_tell(error.clone());
+        self.credit_resends += 1;
+        if self.credit_resends > MAX_RESENDS {
+            self.set_credit_error(error.clone());
         } else {
-            self.reader.tell_again();
+            self.reader.resend_credit();
             self.is_credit_unsent = true;
         }
     }
@@ -353,7 +363,7 @@ impl RingReceiver {
     /// its way, and that came.
     pub(super) fn close(&mut self) {
         self.is_closing = true;
-        self.owes_gone = true;
+        self.is_close_notice_due = true;
     }
 
     /// Is nobody going to read any more?
@@ -363,49 +373,51 @@ impl RingReceiver {
     }
 
     /// Is the writer to be told that nothing is read any more, or of what was read last?
-    pub(super) fn tells_end(&self) -> bool {
-        let tells_last = self.memory.share.is_limited() && self.has_untold();
-        self.is_closing && if self.is_over() { tells_last } else { self.owes_gone }
+    pub(super) fn is_end_notice_ready(&self) -> bool {
+        let tells_last = self.memory.quota.is_limited() && self.has_unsent_credit();
+        self.is_closing
+            && if self.is_end_of_stream() { tells_last } else { self.is_close_notice_due }
     }
 
     /// The writer cannot be told that nothing is read any more, and is not to be. True if that
     /// ends the ring: the writer is done.
-    pub(super) fn give_up_telling(&mut self) -> bool {
-        self.owes_gone = false;
-        self.is_over()
+    pub(super) fn abandon_end_notice(&mut self) -> bool {
+        self.is_close_notice_due = false;
+        self.is_end_of_stream()
     }
 
     /// Goes on with closing. It is over once nothing of it is needed.
-    pub(super) fn go_on_closing(
+    pub(super) fn progress_close(
         &mut self,
         endpoint: &mut Endpoint,
         queue: &mut CompletionQueue,
-    ) -> Result<Ending> {
+    ) -> Result<CloseProgress> {
         // Whoever looks, and who never had a writer, hears nothing.
-        if self.form == Notify::Polling || self.writer.is_none() || self.broken().is_some() {
-            return Ok(Ending::Over);
+        if self.mode == NotifyMode::Polling || self.writer.is_none() || self.broken().is_some() {
+            return Ok(CloseProgress::Complete);
         }
         while self.take()?.is_some() {}
-        if self.is_over() {
-            return self.tell_last(endpoint, queue);
+        if self.is_end_of_stream() {
+            return self.send_last_credit(endpoint, queue);
         }
-        if self.owes_gone
-            && let Some(speaker) = &self.writer
+        if self.is_close_notice_due
+            && let Some(notice_sender) = &self.writer
         {
-            self.owes_gone = !speaker.send_notice(endpoint, queue, self.reader.gone())?;
+            self.is_close_notice_due =
+                !notice_sender.send_notice(endpoint, queue, self.reader.close_notice())?;
         }
-        Ok(if self.owes_gone { Ending::Refused } else { Ending::Waits })
+        Ok(if self.is_close_notice_due { CloseProgress::Refused } else { CloseProgress::Pending })
     }
 
     /// The writer is done, and all of it was taken. Where its queue may overrun, it keeps its share
     /// until it is told of the last chunk.
-    fn tell_last(
+    fn send_last_credit(
         &mut self,
         endpoint: &mut Endpoint,
         queue: &mut CompletionQueue,
-    ) -> Result<Ending> {
-        if !self.memory.share.is_limited() || self.mute.is_some() || self.writer.is_none() {
-            return Ok(Ending::Over);
+    ) -> Result<CloseProgress> {
+        if !self.memory.quota.is_limited() || self.credit_error.is_some() || self.writer.is_none() {
+            return Ok(CloseProgress::Complete);
         }
         // Nothing is written any more, so views that somebody has do not matter.
         while !self.reader.unreleased().is_empty() {
@@ -414,10 +426,10 @@ impl RingReceiver {
         if self.reader.credit(true).is_some() || self.is_credit_unsent {
             self.send_credit(endpoint, queue)?;
         }
-        Ok(match (self.is_credit_unsent, self.has_untold()) {
-            (true, _) => Ending::Refused,
-            (false, true) => Ending::Waits,
-            (false, false) => Ending::Over,
+        Ok(match (self.is_credit_unsent, self.has_unsent_credit()) {
+            (true, _) => CloseProgress::Refused,
+            (false, true) => CloseProgress::Pending,
+            (false, false) => CloseProgress::Complete,
         })
     }
 
@@ -429,83 +441,83 @@ impl RingReceiver {
 
     /// The writer cannot be told any more, and why. What came can still be taken.
     #[cold]
-    pub(super) fn cannot_tell(&mut self, error: Error) {
+    pub(super) fn set_credit_error(&mut self, error: Error) {
         self.is_credit_unsent = false;
-        self.mute.get_or_insert(error);
+        self.credit_error.get_or_insert(error);
     }
 
     /// Why the writer cannot be told.
     #[inline]
-    pub(super) fn mute(&self) -> Option<&Error> {
-        self.mute.as_ref()
+    pub(super) fn credit_error(&self) -> Option<&Error> {
+        self.credit_error.as_ref()
     }
 
     /// Why nothing more can be read.
     #[must_use]
     pub fn broken(&self) -> Option<&Error> {
-        self.broken.as_ref().or(self.mute.as_ref())
+        self.broken.as_ref().or(self.credit_error.as_ref())
     }
 
     /// Does it want to be looked after, though the queue has nothing for it, beside when the
     /// writer can be told of the end?
     #[inline]
-    pub(super) fn is_restless(&self) -> bool {
-        self.form != Notify::Immediate || self.misses_header()
+    pub(super) fn needs_polling(&self) -> bool {
+        self.mode != NotifyMode::Immediate || self.awaits_header()
     }
 
     /// Was its next chunk told of, and not its header there when it was looked for? Where headers
     /// lie apart they are writes of their own, which a notice may overtake.
     #[inline]
-    pub(super) fn misses_header(&self) -> bool {
-        self.broken.is_none() && self.reader.misses_header()
+    pub(super) fn awaits_header(&self) -> bool {
+        self.broken.is_none() && self.reader.awaits_header()
     }
 
     /// While it is said to sleep, whoever drops a view wakes the sleeper in the queue: said only
     /// if there are views that could be.
-    pub(super) fn sleeps(&self) {
-        self.memory.sleeps(!self.reader.unreleased().is_empty());
+    pub(super) fn set_sleeping(&self) {
+        self.memory.set_sleeping(!self.reader.unreleased().is_empty());
     }
 
     /// It does not sleep any more, whatever became of the views meanwhile.
-    pub(super) fn is_awake(&self) {
-        self.memory.sleeps(false);
+    pub(super) fn clear_sleeping(&self) {
+        self.memory.set_sleeping(false);
     }
 
     /// Whom to wake when a view is dropped.
-    pub(super) fn wakes(&self, waker: Waker) {
-        self.memory.wakes(waker);
+    pub(super) fn set_waker(&self, waker: Waker) {
+        self.memory.set_waker(waker);
     }
 
     /// Is the writer done, and everything taken?
     #[must_use]
-    pub fn is_over(&self) -> bool {
-        self.reader.is_over()
+    pub fn is_end_of_stream(&self) -> bool {
+        self.reader.is_end_of_stream()
     }
 
     /// How long there was no room for credit that is to be told, if there is such.
-    pub(super) fn unsent_for(&self) -> Option<Duration> {
+    pub(super) fn credit_unsent_for(&self) -> Option<Duration> {
         let is_unsent = self.is_credit_unsent
             && !self.is_closing
-            && self.mute.is_none()
+            && self.credit_error.is_none()
             && self.writer.is_some();
         is_unsent.then(|| self.unsent_since.map_or(Duration::ZERO, |since| since.elapsed()))
     }
 
     /// Is there credit that is not told, for lack of room or because it is not due?
     #[must_use]
-    pub fn has_untold(&self) -> bool {
-        self.is_credit_unsent || self.reader.head() != self.reader.told()
+    pub fn has_unsent_credit(&self) -> bool {
+        self.is_credit_unsent || self.reader.head() != self.reader.credited_head()
     }
 
     /// Endpoints that it may be written through.
     #[must_use]
     pub fn lanes(&self) -> usize {
-        1 + self.memory.others.len()
+        1 + self.memory.lane_regions.len()
     }
 
     /// The positions behind it.
     #[must_use]
-    pub fn reader(&self) -> &Reader {
+    pub fn reader(&self) -> &ReaderState {
         &self.reader
     }
 
@@ -516,36 +528,36 @@ impl RingReceiver {
 
     /// How the reader is told.
     #[must_use]
-    pub fn notify(&self) -> Notify {
-        self.form
+    pub fn notify(&self) -> NotifyMode {
+        self.mode
     }
 
     /// What it did so far.
     #[must_use]
     pub fn statistics(&self) -> ReceiverStatistics {
-        let (duplicates, strangers) = self.reader.ignored();
-        ReceiverStatistics { duplicates, strangers, ..self.statistics }
+        let (duplicates, unmatched_notices) = self.reader.ignored();
+        ReceiverStatistics { duplicates, unmatched_notices, ..self.statistics }
     }
 }
 
 /// The shape of a ring with these options.
-pub(super) fn shape_of(
+pub(super) fn geometry_of(
     endpoint: &Endpoint,
     ring: u16,
     options: &RingOptions,
     memory: MemoryKind,
-) -> Result<Shape> {
+) -> Result<RingGeometry> {
     let capabilities = endpoint.domain().capabilities();
     options.notify.check(capabilities)?;
     let layout = options.notify.layout(capabilities, memory)?;
-    let Some(shape) = Shape::new(options.capacity, ring) else {
+    let Some(geometry) = RingGeometry::new(options.capacity, ring) else {
         let detail = format!(
             "there is no ring of {} bytes with number {ring}: from 1 KiB to 1 TiB, and two halves of whole granules",
             options.capacity
         );
         return Err(Error::new(ErrorKind::InvalidArgument, "opening a ring", detail));
     };
-    Ok(shape.laid_out(layout))
+    Ok(geometry.with_layout(layout))
 }
 
 #[cold]

@@ -15,13 +15,13 @@ const GIVEN_UP_AFTER: Duration = Duration::from_secs(5);
 
 /// How far it is with the end of a ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Ending {
+pub(super) enum CloseProgress {
     /// Nothing is to be told, or not yet.
-    Waits,
+    Pending,
     /// It would have been told, and there was no room.
     Refused,
     /// Nothing more is to be told.
-    Over,
+    Complete,
 }
 
 #[derive(Debug)]

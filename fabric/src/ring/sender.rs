@@ -1,24 +1,24 @@
 //! The side that writes, on an endpoint.
 
-mod lanes;
+mod striping;
 
 use std::time::{Duration, Instant};
 
-use super::capacity::{QueueCapacity, QueueShare};
+use super::chunk_poster::{ChunkPoster, Posted, SenderInstance};
 use super::credit::{self, Credit};
-use super::credit_memory::CreditPlace;
+use super::credit_memory::CreditSlot;
+use super::geometry::RingGeometry;
 use super::immediate::Immediate;
-use super::memory::Site;
-use super::notify::{Notify, has_tags, longest_ordered_write};
-use super::outlet::{Outlet, Posted, Title};
-use super::retries::Ending;
-use super::shape::Shape;
-use super::stripes::Shares;
-use super::terms::{RingAnswer, RingOffer};
-use super::writer::{Blocked, Chunk, Message, Refused, Writer};
+use super::lanes::StripeTracker;
+use super::memory::RegistrationScope;
+use super::notify::{NotifyMode, has_tags, ordered_write_limit};
+use super::queue_budget::{QueueBudget, QueueQuota};
+use super::retries::CloseProgress;
+use super::ring_offer::{RingAnswer, RingOffer};
+use super::writer_state::{Blocked, Chunk, Message, Refused, WriterState};
 use crate::{CompletionQueue, Endpoint, Error, ErrorKind, MemoryRegion, Peer, RegionSlice, Result};
 
-use lanes::Planned;
+use striping::Planned;
 
 /// What came of an attempt to write a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,17 +62,17 @@ pub struct SenderStatistics {
 /// [`next_read`](super::Port::next_read) names its message.
 #[derive(Debug)]
 pub struct RingSender {
-    writer: Writer,
-    form: Notify,
+    writer: WriterState,
+    mode: NotifyMode,
     /// Its share of the queue.
-    share: QueueShare,
-    outlet: Outlet,
+    quota: QueueQuota,
+    chunk_poster: ChunkPoster,
     /// What goes by which lane, if there are several.
-    shares: Option<Box<Shares>>,
+    stripe_tracker: Option<Box<StripeTracker>>,
     is_stopped: bool,
     start: Instant,
     /// Where credit is written, unless it comes by messages.
-    credit: Option<CreditPlace>,
+    credit: Option<CreditSlot>,
     statistics: SenderStatistics,
     blocked_since: Option<Instant>,
     /// Up to here are chunks that were injected: nobody tells whether they left.
@@ -80,26 +80,26 @@ pub struct RingSender {
     /// Why nothing more can be written.
     broken: Option<Error>,
     /// The reader said that nobody reads any more: it tells no more credit.
-    is_reader_gone: bool,
-    end: End,
+    is_reader_closed: bool,
+    end: EndNotice,
     /// Its user let go of it: it is there until the end is said.
-    is_retired: bool,
-    says_surely: bool,
+    is_closing: bool,
+    confirms_end_notice: bool,
     /// It is in the port's list of news.
-    pub(super) is_listed: bool,
+    pub(super) is_event_queued: bool,
 }
 
 /// Was the reader told that nothing more comes?
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum End {
+enum EndNotice {
     /// Something may come.
-    Open,
+    NotDue,
     /// It is to be told.
-    Owed,
+    Due,
     /// It is being told.
-    Saying,
+    InFlight,
     /// It was told, or there is nobody to be.
-    Said,
+    Sent,
 }
 
 impl RingSender {
@@ -111,27 +111,28 @@ impl RingSender {
         credit_memory: &MemoryRegion,
         peer: Peer,
         offer: &RingOffer,
-        title: Title,
-        (longest_payload, capacity): (u64, &QueueCapacity),
+        instance: SenderInstance,
+        (max_payload, queue_budget): (u64, &QueueBudget),
     ) -> Result<(Self, RingAnswer)> {
-        let shape = offer.shape()?;
+        let geometry = offer.geometry()?;
         // Credit takes place in the queue here, too.
-        let share = capacity.take(offer.notify, shape.most_chunks())?;
-        let most_chunks = share.most_chunks().min(offer.most_chunks);
-        let Connected { outlet, credit, answer } =
-            connect(endpoint, credit_memory, peer, offer, shape, (title, most_chunks))?;
-        let longest = longest_payload.min(longest_write(endpoint, offer.notify)).max(1);
-        let writer = Writer::new(shape, offer.epoch, longest).known_as(title.name);
-        let mut writer = writer.limit_chunks(most_chunks);
-        if share.is_limited() {
-            writer = writer.limit_notices(most_chunks);
+        let quota = queue_budget.take(offer.notify, geometry.max_chunks())?;
+        let max_chunks = quota.max_chunks().min(offer.max_chunks);
+        let Connected { chunk_poster, credit, answer } =
+            connect(endpoint, credit_memory, peer, offer, geometry, (instance, max_chunks))?;
+        let longest = max_payload.min(max_chunk_payload(endpoint, offer.notify)).max(1);
+        let writer = WriterState::new(geometry, offer.epoch, longest)
+            .with_sender_index(instance.sender_index);
+        let mut writer = writer.limit_chunks(max_chunks);
+        if quota.is_limited() {
+            writer = writer.limit_notices(max_chunks);
         }
         let sender = Self {
-            writer: writer.after(offer.whole),
-            form: offer.notify,
-            share,
-            outlet,
-            shares: None,
+            writer: writer.resume_after(offer.completed_messages),
+            mode: offer.notify,
+            quota,
+            chunk_poster,
+            stripe_tracker: None,
             is_stopped: false,
             start: Instant::now(),
             credit,
@@ -139,11 +140,11 @@ impl RingSender {
             blocked_since: None,
             injected_to: 0,
             broken: None,
-            is_reader_gone: false,
-            end: End::Open,
-            is_retired: false,
-            says_surely: false,
-            is_listed: false,
+            is_reader_closed: false,
+            end: EndNotice::NotDue,
+            is_closing: false,
+            confirms_end_notice: false,
+            is_event_queued: false,
         };
         Ok((sender, answer))
     }
@@ -192,7 +193,7 @@ impl RingSender {
             Planned::Chunk(chunk, body) => (chunk, body),
             Planned::No(pushed) => return Ok(pushed),
         };
-        let posted = self.outlet.post(endpoint, queue, &chunk, body)?;
+        let posted = self.chunk_poster.post(endpoint, queue, &chunk, body)?;
         if posted == Posted::No {
             self.statistics.busy += 1;
             return Ok(Pushed::Busy);
@@ -201,10 +202,14 @@ impl RingSender {
         if posted == Posted::Copied {
             self.injected_to = self.writer.tail();
         }
-        if self.shares.is_some() {
-            self.gave(0, &chunk);
+        if self.stripe_tracker.is_some() {
+            self.record_posted(0, &chunk);
             if posted == Posted::Copied {
-                self.is_done(0, self.outlet.left_to(), chunk.header.payload.into());
+                self.lane_completed(
+                    0,
+                    self.chunk_poster.completed_to(),
+                    chunk.header.payload.into(),
+                );
             }
         }
         Ok(Pushed::Posted(chunk.header.payload.into()))
@@ -256,10 +261,10 @@ impl RingSender {
     /// ([`known_head`](Writer::known_head)) has passed it.
     #[must_use]
     #[inline]
-    pub fn left_to(&self) -> u64 {
-        match &self.shares {
-            None => self.outlet.left_to(),
-            Some(shares) => shares.left_to(self.writer.tail()),
+    pub fn completed_to(&self) -> u64 {
+        match &self.stripe_tracker {
+            None => self.chunk_poster.completed_to(),
+            Some(stripe_tracker) => stripe_tracker.completed_to(self.writer.tail()),
         }
     }
 
@@ -280,7 +285,7 @@ impl RingSender {
 
     /// A notice came that is meant for this ring.
     #[inline]
-    pub(super) fn hear(
+    pub(super) fn handle_notice(
         &mut self,
         immediate: &Immediate,
         credit: Option<[u8; credit::LENGTH]>,
@@ -292,12 +297,12 @@ impl RingSender {
             };
             return self.take_credit(credit);
         }
-        if self.writer.is_told_gone(immediate) {
-            self.is_reader_gone = true;
-            let detail = "the reader let go of it";
+        if self.writer.is_reader_closed(immediate) {
+            self.is_reader_closed = true;
+            let detail = "the reader closed the ring";
             self.fail(Error::new(ErrorKind::Closed, "writing to a ring", detail));
-            if self.end == End::Open {
-                self.end = End::Owed;
+            if self.end == EndNotice::NotDue {
+                self.end = EndNotice::Due;
             }
             return true;
         }
@@ -306,31 +311,31 @@ impl RingSender {
 
     #[inline]
     fn take_credit(&mut self, credit: Option<Credit>) -> bool {
-        let is_news = credit.is_some_and(|credit| self.writer.credit(&credit));
-        self.statistics.credits += u64::from(is_news);
-        is_news
+        let is_new = credit.is_some_and(|credit| self.writer.credit(&credit));
+        self.statistics.credits += u64::from(is_new);
+        is_new
     }
 
     /// One of the writes of a slot completed: false if it was of an outlet that is no more.
     #[inline]
-    pub(super) fn completed(&mut self, title: Title, slot: u16) -> bool {
-        let is_ours = self.outlet.title() == title;
+    pub(super) fn completed(&mut self, instance: SenderInstance, slot: u16) -> bool {
+        let is_ours = self.chunk_poster.instance() == instance;
         if is_ours
-            && let Some(bytes) = self.outlet.completed(slot)
-            && self.shares.is_some()
+            && let Some(bytes) = self.chunk_poster.completed(slot)
+            && self.stripe_tracker.is_some()
         {
-            self.is_done(0, self.outlet.left_to(), bytes.into());
+            self.lane_completed(0, self.chunk_poster.completed_to(), bytes.into());
         }
         is_ours
     }
 
     /// One of the writes of a slot failed: false if it was of an outlet that is no more.
-    pub(super) fn failed(&mut self, title: Title, slot: u16, error: Error) -> bool {
-        let is_ours = self.outlet.title() == title;
+    pub(super) fn failed(&mut self, instance: SenderInstance, slot: u16, error: Error) -> bool {
+        let is_ours = self.chunk_poster.instance() == instance;
         if is_ours {
-            self.outlet.failed(slot);
-            self.is_done(0, self.outlet.left_to(), 0);
-            self.end = End::Said;
+            self.chunk_poster.failed(slot);
+            self.lane_completed(0, self.chunk_poster.completed_to(), 0);
+            self.end = EndNotice::Sent;
             self.fail(error);
         }
         is_ours
@@ -338,8 +343,9 @@ impl RingSender {
 
     /// Something that was injected by somebody is lost. True if it may have been a chunk of
     /// this ring: then there may be a hole in it.
-    pub(super) fn has_lost(&mut self, error: &Error) -> bool {
-        let may_be_ours = self.injected_to > self.writer.known_head() && self.end == End::Open;
+    pub(super) fn handle_lost_inject(&mut self, error: &Error) -> bool {
+        let may_be_ours =
+            self.injected_to > self.writer.known_head() && self.end == EndNotice::NotDue;
         if may_be_ours {
             self.fail(error.clone());
         }
@@ -349,115 +355,116 @@ impl RingSender {
     /// Its user lets go of it: the reader is to be told that nothing more comes, if it can hear
     /// that. Surely, if it is known to be there: shm does not go on with anything for a peer
     /// that a write was to be delivered to, and whose memory is gone.
-    pub(super) fn retire(&mut self, surely: bool) {
-        (self.is_retired, self.says_surely) = (true, surely);
-        if self.end == End::Open {
-            let can_hear = self.form != Notify::Polling && self.broken.is_none();
-            self.end = if can_hear { End::Owed } else { End::Said };
+    pub(super) fn begin_close(&mut self, confirm_delivery: bool) {
+        (self.is_closing, self.confirms_end_notice) = (true, confirm_delivery);
+        if self.end == EndNotice::NotDue {
+            let can_hear = self.mode != NotifyMode::Polling && self.broken.is_none();
+            self.end = if can_hear { EndNotice::Due } else { EndNotice::Sent };
         }
     }
 
     /// Is there no user any more?
     #[inline]
-    pub(super) fn is_retired(&self) -> bool {
-        self.is_retired
+    pub(super) fn is_closing(&self) -> bool {
+        self.is_closing
     }
 
     /// Is the reader to be told of the end?
     #[inline]
-    pub(super) fn owes_end(&self) -> bool {
-        self.end == End::Owed
+    pub(super) fn is_end_notice_due(&self) -> bool {
+        self.end == EndNotice::Due
     }
 
     /// Is the reader to be told of the end now? What has to be told of each chunk is told first.
-    pub(super) fn tells_end(&self) -> bool {
-        let is_told = match self.form {
-            Notify::Message => self.outlet.unfinished() == 0,
-            Notify::Immediate | Notify::Polling => !self.outlet.has_half(),
+    pub(super) fn is_end_notice_ready(&self) -> bool {
+        let is_told = match self.mode {
+            NotifyMode::Message => self.chunk_poster.unfinished() == 0,
+            NotifyMode::Immediate | NotifyMode::Polling => !self.chunk_poster.has_partial_chunk(),
         };
-        self.end == End::Owed && is_told
+        self.end == EndNotice::Due && is_told
     }
 
     /// The reader cannot be told of the end, and is not to be any more.
-    pub(super) fn give_up_telling(&mut self) {
-        if self.end == End::Owed {
-            self.end = End::Said;
+    pub(super) fn abandon_end_notice(&mut self) {
+        if self.end == EndNotice::Due {
+            self.end = EndNotice::Sent;
         }
     }
 
     /// Goes on with the end.
-    pub(super) fn go_on_ending(
+    pub(super) fn progress_close(
         &mut self,
         endpoint: &mut Endpoint,
         queue: &mut CompletionQueue,
-    ) -> Ending {
-        if self.tells_end() {
-            let bits = self.writer.done();
-            let (speaker, number) = (&self.outlet.speaker, self.outlet.title().number());
-            let said = match self.says_surely {
-                true => speaker.send_last_notice(endpoint, queue, bits, number),
-                false => {
-                    speaker.send_notice(endpoint, queue, bits).map(|said| (!said).then_some(false))
-                }
+    ) -> CloseProgress {
+        if self.is_end_notice_ready() {
+            let bits = self.writer.end_notice();
+            let (notice_sender, number) =
+                (&self.chunk_poster.notice_sender, self.chunk_poster.instance().number());
+            let said = match self.confirms_end_notice {
+                true => notice_sender.send_last_notice(endpoint, queue, bits, number),
+                false => notice_sender
+                    .send_notice(endpoint, queue, bits)
+                    .map(|said| (!said).then_some(false)),
             };
             self.end = match said {
-                Ok(Some(true)) => End::Saying,
-                Ok(Some(false)) => return Ending::Refused,
+                Ok(Some(true)) => EndNotice::InFlight,
+                Ok(Some(false)) => return CloseProgress::Refused,
                 // Said; or the connection is broken, and there is nobody to be told.
-                Ok(None) | Err(_) => End::Said,
+                Ok(None) | Err(_) => EndNotice::Sent,
             };
         }
         match self.end {
-            End::Open | End::Said => Ending::Over,
-            End::Owed | End::Saying => Ending::Waits,
+            EndNotice::NotDue | EndNotice::Sent => CloseProgress::Complete,
+            EndNotice::Due | EndNotice::InFlight => CloseProgress::Pending,
         }
     }
 
     /// May the reader still tell credit, for which the ring keeps its share of the queue?
     pub(super) fn expects_credit(&self) -> bool {
-        self.share.is_limited() && !self.is_reader_gone && self.writer.unnoticed() > 0
+        self.quota.is_limited() && !self.is_reader_closed && self.writer.unnoticed() > 0
     }
 
     /// Was the reader told of the end, if it is to be?
-    pub(super) fn has_ended(&self) -> bool {
-        self.end == End::Said
+    pub(super) fn is_end_notice_sent(&self) -> bool {
+        self.end == EndNotice::Sent
     }
 
     /// What was said last came, or never will.
-    pub(super) fn was_said(&mut self, title: Title) {
-        if self.outlet.title() == title {
-            self.end = End::Said;
+    pub(super) fn end_notice_completed(&mut self, instance: SenderInstance) {
+        if self.chunk_poster.instance() == instance {
+            self.end = EndNotice::Sent;
         }
     }
 
     /// Does it want to be looked after, though the queue has nothing for it, beside when the
     /// reader can be told of the end?
     #[inline]
-    pub(super) fn is_restless(&self) -> bool {
-        self.form != Notify::Immediate
+    pub(super) fn needs_polling(&self) -> bool {
+        self.mode != NotifyMode::Immediate
     }
 
     /// Does what is to be done besides pushing: sends notices that are messages, and looks
     /// for credit where nobody is told of it. True if something happened.
     #[inline]
-    pub(super) fn settle(
+    pub(super) fn send_pending(
         &mut self,
         endpoint: &mut Endpoint,
         queue: &mut CompletionQueue,
     ) -> Result<bool> {
-        match self.form {
-            Notify::Immediate => Ok(false),
-            Notify::Message => {
-                if self.broken.is_none() || self.end == End::Owed {
-                    self.outlet.settle(endpoint, queue)?;
+        match self.mode {
+            NotifyMode::Immediate => Ok(false),
+            NotifyMode::Message => {
+                if self.broken.is_none() || self.end == EndNotice::Due {
+                    self.chunk_poster.send_pending(endpoint, queue)?;
                 }
                 Ok(false)
             }
-            Notify::Polling => {
+            NotifyMode::Polling => {
                 if self.broken.is_none() {
-                    self.outlet.settle(endpoint, queue)?;
+                    self.chunk_poster.send_pending(endpoint, queue)?;
                 }
-                let credit = self.credit.as_ref().and_then(CreditPlace::read);
+                let credit = self.credit.as_ref().and_then(CreditSlot::read);
                 Ok(self.take_credit(credit))
             }
         }
@@ -483,7 +490,7 @@ impl RingSender {
 
     /// The positions behind it.
     #[must_use]
-    pub fn writer(&self) -> &Writer {
+    pub fn writer(&self) -> &WriterState {
         &self.writer
     }
 
@@ -495,39 +502,40 @@ impl RingSender {
 
     /// How the reader is told.
     #[must_use]
-    pub fn notify(&self) -> Notify {
-        self.form
+    pub fn notify(&self) -> NotifyMode {
+        self.mode
     }
 
     /// Writes and notices that are on their way.
     #[must_use]
     pub fn unfinished(&self) -> usize {
         // Those that went by the endpoint are counted twice, which does no harm.
-        let given = self.shares.as_ref().map_or(0, |shares| shares.unfinished());
-        self.outlet.unfinished() + given
+        let given =
+            self.stripe_tracker.as_ref().map_or(0, |stripe_tracker| stripe_tracker.unfinished());
+        self.chunk_poster.unfinished() + given
     }
 
     /// Whom it writes to.
     #[must_use]
     pub fn peer(&self) -> Peer {
-        self.outlet.peer()
+        self.chunk_poster.peer()
     }
 }
 
 /// The most payload of one write. A flag is written behind it where the reader looks for one, which
 /// providers may let overtake a long write.
-fn longest_write(endpoint: &Endpoint, form: Notify) -> u64 {
+fn max_chunk_payload(endpoint: &Endpoint, mode: NotifyMode) -> u64 {
     let facts = endpoint.domain().capabilities();
-    let most = match form {
-        Notify::Polling => longest_ordered_write(facts),
-        Notify::Immediate | Notify::Message => facts.max_message_size as u64,
+    let most = match mode {
+        NotifyMode::Polling => ordered_write_limit(facts),
+        NotifyMode::Immediate | NotifyMode::Message => facts.max_message_size as u64,
     };
-    most.saturating_sub(super::header::HEADER)
+    most.saturating_sub(super::header::HEADER_LEN)
 }
 
 struct Connected {
-    outlet: Outlet,
-    credit: Option<CreditPlace>,
+    chunk_poster: ChunkPoster,
+    credit: Option<CreditSlot>,
     answer: RingAnswer,
 }
 
@@ -537,37 +545,44 @@ fn connect(
     credit_memory: &MemoryRegion,
     peer: Peer,
     offer: &RingOffer,
-    shape: Shape,
-    (title, most_chunks): (Title, u64),
+    geometry: RingGeometry,
+    (instance, max_chunks): (SenderInstance, u64),
 ) -> Result<Connected> {
     let Some(lane) = offer.lanes.first() else {
-        let detail = "without lanes";
+        let detail = "the offer has no lanes";
         return Err(Error::new(ErrorKind::MalformedDescriptor, "opening a ring", detail));
     };
-    let form = (offer.notify, offer.tagged);
-    let outlet = Outlet::new(Site::of(endpoint), peer, lane, form, shape, title)?;
+    let mode = (offer.notify, offer.tagged);
+    let chunk_poster =
+        ChunkPoster::new(RegistrationScope::of(endpoint), peer, lane, mode, geometry, instance)?;
     let credit = match offer.notify {
-        Notify::Immediate | Notify::Polling => {
-            Some(CreditPlace::new(credit_memory, title.name, offer.epoch)?)
+        NotifyMode::Immediate | NotifyMode::Polling => {
+            Some(CreditSlot::new(credit_memory, instance.sender_index, offer.epoch)?)
         }
-        Notify::Message => None,
+        NotifyMode::Message => None,
     };
     let tagged = has_tags(endpoint.domain().capabilities());
-    let (name, epoch) = (title.name, offer.epoch);
-    let answer =
-        RingAnswer { name, epoch, most_chunks, tagged, credit_memory: credit_memory.describe()? };
-    Ok(Connected { outlet, credit, answer })
+    let (sender_index, epoch) = (instance.sender_index, offer.epoch);
+    let answer = RingAnswer {
+        sender_index,
+        epoch,
+        max_chunks,
+        tagged,
+        credit_memory: credit_memory.describe()?,
+    };
+    Ok(Connected { chunk_poster, credit, answer })
 }
 
 #[cold]
-fn too_short(payload: &RegionSlice, header: &super::Header) -> Error {
-    let detail = format!("{} bytes, of a message of {}", payload.len(), header.length);
+fn too_short(payload: &RegionSlice, header: &super::ChunkHeader) -> Error {
+    let detail = format!("the payload has {} bytes, the message {}", payload.len(), header.length);
     Error::new(ErrorKind::OutOfBounds, "writing to a ring", detail)
 }
 
 #[cold]
 fn not_in_part(message: &Message, at: u64, end: u64) -> Error {
-    let detail = format!("byte {} is next, and the part has {at} to {end}", message.written());
+    let detail =
+        format!("byte {} of the message is next, the part covers {at} to {end}", message.written());
     Error::new(ErrorKind::OutOfBounds, "writing to a ring", detail)
 }
 

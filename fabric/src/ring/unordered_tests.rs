@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::header::HEADER;
-use super::shape::{Layout, Shape};
-use super::writer::Writer;
-use super::{News, Notify, Port, ReceiverId, RingOptions, SenderId, Turn};
+use super::geometry::{ChunkLayout, RingGeometry};
+use super::header::HEADER_LEN;
+use super::writer_state::WriterState;
+use super::{NotifyMode, Port, PortEvent, ReceiverId, RingEvent, RingOptions, SenderId};
 use crate::{
     Access, AddressVector, Capabilities, CompletionQueue, Domain, Endpoint, EndpointKind, Error,
-    ErrorKind, HostMemory, MemoryRegion, Options, Order, Query,
+    ErrorKind, HostMemory, MemoryRegion, Order, PostOptions, Query,
 };
 
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -42,7 +42,7 @@ fn pair(change: impl FnOnce(Capabilities) -> Capabilities) -> Pair {
     let options = RingOptions { watermark: 0, ..options };
     let reading = reader.offer(&options).unwrap();
     let (writing, answer) =
-        writer.accept(to_reader, &reader.terms(reading).unwrap(), 1000).unwrap();
+        writer.accept(to_reader, &reader.ring_offer(reading).unwrap(), 1000).unwrap();
     reader.connect(reading, to_writer, &answer).unwrap();
     let source = domain.register(HostMemory::zeroed(1000).unwrap(), Access::WRITE).unwrap();
     source.enable_for(writer.endpoint()).unwrap();
@@ -63,14 +63,16 @@ impl Pair {
             while self.reader.take(self.reading).unwrap().is_none() {
                 assert!(Instant::now() < end, "a message did not come");
                 self.writer.push(self.writing, &mut message, &self.source.all()).unwrap();
-                self.turn();
+                self.progress();
             }
         }
     }
 
-    fn turn(&mut self) {
+    fn progress(&mut self) {
         for port in [&mut self.writer, &mut self.reader] {
-            let (Turn::Idle | Turn::Ring) = port.turn().unwrap() else { panic!("nobody's") };
+            let (PortEvent::Idle | PortEvent::Ring) = port.progress().unwrap() else {
+                panic!("nobody's")
+            };
         }
     }
 
@@ -83,41 +85,41 @@ impl Pair {
 #[test]
 fn a_credit_that_waits_for_the_one_before_it_is_news_when_that_arrives() {
     let mut pair = pair(unordered);
-    pair.reader.keep_news();
+    pair.reader.enable_events();
     pair.pass(1);
-    assert!(pair.reader.tell(pair.reading, true).unwrap());
+    assert!(pair.reader.return_credit(pair.reading, true).unwrap());
     pair.pass(1);
     // Some turns may have brought the first one there already.
     while !pair.is_on_its_way() {
-        pair.reader.tell(pair.reading, true).unwrap();
+        pair.reader.return_credit(pair.reading, true).unwrap();
         pair.pass(1);
     }
-    while pair.reader.next_news().is_some() {}
-    assert!(!pair.reader.tell(pair.reading, true).unwrap());
-    assert!(pair.reader.receiver(pair.reading).unwrap().has_untold());
+    while pair.reader.next_event().is_some() {}
+    assert!(!pair.reader.return_credit(pair.reading, true).unwrap());
+    assert!(pair.reader.receiver(pair.reading).unwrap().has_unsent_credit());
     let end = Instant::now() + TIMEOUT;
     while pair.is_on_its_way() {
         assert!(Instant::now() < end, "the credit did not arrive");
-        pair.turn();
+        pair.progress();
     }
-    assert_eq!(pair.reader.next_news(), Some(News::Read(pair.reading)));
-    assert!(pair.reader.tell(pair.reading, true).unwrap());
+    assert_eq!(pair.reader.next_event(), Some(RingEvent::Receiver(pair.reading)));
+    assert!(pair.reader.return_credit(pair.reading, true).unwrap());
 }
 
 #[test]
 fn credit_that_completes_is_not_taken_for_what_others_lost() {
     let mut pair = pair(unordered);
     pair.pass(1);
-    assert!(pair.reader.tell(pair.reading, true).unwrap());
+    assert!(pair.reader.return_credit(pair.reading, true).unwrap());
     let end = Instant::now() + TIMEOUT;
     while pair.is_on_its_way() {
         assert!(Instant::now() < end, "the credit did not arrive");
-        pair.turn();
+        pair.progress();
     }
     let error = Error::new(ErrorKind::ConnectionLost, "test", "a peer is gone");
     for _ in 0..20 {
-        let _ = pair.reader.lost_somewhere(&error);
-        pair.reader.tell(pair.reading, true).unwrap();
+        let _ = pair.reader.handle_lost_injects(&error);
+        pair.reader.return_credit(pair.reading, true).unwrap();
     }
     let receiver = pair.reader.receiver(pair.reading).unwrap();
     assert!(receiver.broken().is_none(), "{:?}", receiver.broken());
@@ -135,7 +137,7 @@ fn order_that_does_not_cover_a_credit_is_none() {
             ..facts
         });
         pair.pass(1);
-        assert!(pair.reader.tell(pair.reading, true).unwrap());
+        assert!(pair.reader.return_credit(pair.reading, true).unwrap());
         assert_eq!(pair.is_on_its_way(), at_a_time, "{most} bytes");
     }
 }
@@ -148,7 +150,7 @@ fn rings_are_polled_only_where_order_covers_a_chunk() {
     for (most, order, is_possible) in [
         (usize::MAX, order, true),
         (4096, order, true),
-        (HEADER as usize, order, false),
+        (HEADER_LEN as usize, order, false),
         (0, order, false),
         (usize::MAX, Order::empty(), false),
     ] {
@@ -158,7 +160,11 @@ fn rings_are_polled_only_where_order_covers_a_chunk() {
             max_ordered_write: most,
             ..facts.clone()
         };
-        assert_eq!(Notify::Polling.check(&facts).is_ok(), is_possible, "{most} bytes, {order:?}");
+        assert_eq!(
+            NotifyMode::Polling.check(&facts).is_ok(),
+            is_possible,
+            "{most} bytes, {order:?}"
+        );
     }
 }
 
@@ -181,9 +187,11 @@ fn one_credit_at_a_time_is_told_without_order() {
             received += u64::from(view.is_last());
         }
         for port in [&mut *writer, &mut *reader] {
-            let (Turn::Idle | Turn::Ring) = port.turn().unwrap() else { panic!("nobody's") };
+            let (PortEvent::Idle | PortEvent::Ring) = port.progress().unwrap() else {
+                panic!("nobody's")
+            };
         }
-        reader.tell_all(true);
+        reader.return_all_credit(true);
         // The reader posts nothing else that completes.
         most = reader.parts().1.in_flight().max(most);
         assert!(most <= 1, "{most} credits are on their way");
@@ -211,16 +219,18 @@ fn a_header_that_its_notice_overtook_is_found_later() {
     let ((endpoint, queue, _reachable), (mut writing, mut posted, addresses)) = (open(), open());
     let peer = addresses.insert(&endpoint.address().unwrap()).unwrap();
     let mut port = Port::new(endpoint, queue);
-    port.keep_news();
+    port.enable_events();
     let ring = port.offer(&RingOptions::new(port.endpoint(), 8 << 10).unwrap()).unwrap();
-    let terms = port.terms(ring).unwrap();
-    assert_eq!(terms.layout, Layout::Apart);
-    let shape = Shape::new(terms.capacity, terms.ring).unwrap().laid_out(terms.layout);
-    let mut writer = Writer::new(shape, terms.epoch, u64::MAX);
-    let lane = &terms.lanes[0];
+    let ring_offer = port.ring_offer(ring).unwrap();
+    assert_eq!(ring_offer.layout, ChunkLayout::SeparateHeader);
+    let geometry = RingGeometry::new(ring_offer.capacity, ring_offer.ring)
+        .unwrap()
+        .with_layout(ring_offer.layout);
+    let mut writer = WriterState::new(geometry, ring_offer.epoch, u64::MAX);
+    let lane = &ring_offer.lanes[0];
     let far = domain.attach(&lane.ring).unwrap();
-    let far_headers = domain.attach(lane.headers.as_ref().unwrap()).unwrap();
-    let source = HostMemory::from_vec(vec![5; 1000 + HEADER as usize]).unwrap();
+    let remote_headers = domain.attach(lane.headers.as_ref().unwrap()).unwrap();
+    let source = HostMemory::from_vec(vec![5; 1000 + HEADER_LEN as usize]).unwrap();
     let source = domain.register(source, Access::WRITE).unwrap();
 
     for number in 0..3 {
@@ -231,26 +241,30 @@ fn a_header_that_its_notice_overtook_is_found_later() {
         let (payload, header) = (source.slice(0..1000), source.slice(1000..1064));
         let there = far.slice(chunk.payload_at..chunk.payload_at + 1000).unwrap();
         let data = chunk.immediate.into();
-        let (payload, at_once) = (payload.unwrap(), Options::token(1).patience(Duration::ZERO));
+        let (payload, at_once) = (payload.unwrap(), PostOptions::token(1).timeout(Duration::ZERO));
         let end = Instant::now() + TIMEOUT;
         while writing.write_data(&mut posted, peer, &payload, &there, data, at_once).is_err() {
             // Both sides have a part in the connection that comes up.
-            let (Turn::Idle | Turn::Ring) = port.turn().unwrap() else { panic!("nobody's") };
+            let (PortEvent::Idle | PortEvent::Ring) = port.progress().unwrap() else {
+                panic!("nobody's")
+            };
             assert!(Instant::now() < end, "chunk {number} was not written");
         }
         let look = |port: &mut Port, posted: &mut CompletionQueue, longest| {
             assert!(Instant::now() < end, "chunk {number} was not found");
             let _ = posted.poll();
             let start = Instant::now();
-            let (Turn::Idle | Turn::Ring) = port.rest(longest).unwrap() else { panic!("nobody's") };
-            let is_told = port.next_news() == Some(News::Read(ring));
+            let (PortEvent::Idle | PortEvent::Ring) = port.wait(longest).unwrap() else {
+                panic!("nobody's")
+            };
+            let is_told = port.next_event() == Some(RingEvent::Receiver(ring));
             (is_told, start.elapsed())
         };
         while !look(&mut port, &mut posted, Duration::from_millis(1)).0 {}
         // Told of, and not there.
         assert!(port.take(ring).unwrap().is_none());
         assert!(port.take(ring).unwrap().is_none());
-        let there = far_headers.slice(chunk.header_at..chunk.header_at + HEADER).unwrap();
+        let there = remote_headers.slice(chunk.header_at..chunk.header_at + HEADER_LEN).unwrap();
         writing.write(&mut posted, peer, &header.unwrap(), &there, 2).unwrap();
         let mut longest = Duration::ZERO;
         let view = loop {

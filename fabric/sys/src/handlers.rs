@@ -16,8 +16,8 @@ const FAULTS: [c_int; 7] = [SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGSYS, SI
 /// unless one of them has a signal ignored, or handled as usual, meanwhile. Other signals than faults
 /// are held back from this thread meanwhile, and from the threads that it starts: a handler that is
 /// there temporarily may end the process.
-pub(crate) fn keep<T>(task: impl FnOnce() -> T) -> T {
-    let loaded_before = Code::loaded();
+pub(crate) fn preserve_signal_handlers<T>(task: impl FnOnce() -> T) -> T {
+    let loaded_before = LoadedCode::loaded();
     let before: Vec<_> = (1..=libc::SIGRTMAX())
         .filter_map(|signal| Some((signal, handler(signal, None)?)))
         .collect();
@@ -33,7 +33,7 @@ pub(crate) fn keep<T>(task: impl FnOnce() -> T) -> T {
         }
     };
     let result = task();
-    let loaded = Code::loaded();
+    let loaded = LoadedCode::loaded();
     for (signal, usual) in before {
         let Some(now) = handler(signal, None).map(|now| now.sa_sigaction) else { continue };
         let is_theirs = matches!(now, libc::SIG_DFL | libc::SIG_IGN)
@@ -47,9 +47,9 @@ pub(crate) fn keep<T>(task: impl FnOnce() -> T) -> T {
 }
 
 /// Where the program and its libraries lie.
-struct Code(Vec<Range<usize>>);
+struct LoadedCode(Vec<Range<usize>>);
 
-impl Code {
+impl LoadedCode {
     /// Of what is loaded now.
     fn loaded() -> Self {
         let mut found = Self(Vec::new());
@@ -66,7 +66,7 @@ impl Code {
 /// Adds the segments of one object.
 ///
 /// # Safety
-/// As `dl_iterate_phdr` calls it, with a [`Code`].
+/// As `dl_iterate_phdr` calls it, with a [`LoadedCode`].
 unsafe extern "C" fn add_object(
     object: *mut libc::dl_phdr_info,
     _: usize,
@@ -74,7 +74,7 @@ unsafe extern "C" fn add_object(
 ) -> c_int {
     // SAFETY: the linker has so many headers there; nothing else uses what was given.
     unsafe {
-        let (object, found) = (&*object, &mut *found.cast::<Code>());
+        let (object, found) = (&*object, &mut *found.cast::<LoadedCode>());
         let headers = std::slice::from_raw_parts(object.dlpi_phdr, object.dlpi_phnum.into());
         for header in headers.iter().filter(|header| header.p_type == libc::PT_LOAD) {
             let start = (object.dlpi_addr as usize).wrapping_add(header.p_vaddr as usize);
@@ -117,7 +117,7 @@ mod tests {
         unsafe {
             let mut host: sigaction = mem::zeroed();
             host.sa_sigaction = ignore as *const () as usize;
-            keep(|| handler(libc::SIGUSR1, Some(&host)).unwrap());
+            preserve_signal_handlers(|| handler(libc::SIGUSR1, Some(&host)).unwrap());
             let found = handler(libc::SIGUSR1, None).unwrap().sa_sigaction;
             assert_eq!(found, ignore as *const () as usize);
         }
@@ -130,7 +130,7 @@ mod tests {
             let mut host: sigaction = mem::zeroed();
             host.sa_sigaction = ignore as *const () as usize;
             handler(libc::SIGUSR2, Some(&host)).unwrap();
-            keep(|| {
+            preserve_signal_handlers(|| {
                 let mut other: sigaction = mem::zeroed();
                 other.sa_sigaction = libc::SIG_DFL;
                 for signal in [libc::SIGUSR2, SIGSEGV] {

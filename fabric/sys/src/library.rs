@@ -15,11 +15,11 @@ use std::sync::OnceLock;
 use crate::handlers;
 use crate::*;
 
-const NAME: &CStr = c"libfabric.so.1";
+const LIBRARY_NAME: &CStr = c"libfabric.so.1";
 
 /// The symbol version of functions that take or give a `fi_info`, for the structures that the
 /// bindings have. libfabric has a new one when these change, and keeps the functions for earlier ones.
-const INFO: &CStr = match (FI_MAJOR_VERSION, FI_MINOR_VERSION) {
+const INFO_SYMBOL_VERSION: &CStr = match (FI_MAJOR_VERSION, FI_MINOR_VERSION) {
     (1, ..20) => c"FABRIC_1.3",
     (1, _) => c"FABRIC_1.7",
     (2, ..5) => c"FABRIC_1.8",
@@ -70,11 +70,11 @@ macro_rules! functions {
 }
 
 functions! {
-    fi_getinfo @ INFO, (
+    fi_getinfo @ INFO_SYMBOL_VERSION, (
         version: u32, node: *const c_char, service: *const c_char, flags: u64,
         hints: *const fi_info, list: *mut *mut fi_info) -> c_int, or -FI_ENOSYS;
-    fi_freeinfo @ INFO, (list: *mut fi_info) -> (), or ();
-    fi_dupinfo @ INFO, (info: *const fi_info) -> *mut fi_info, or ptr::null_mut();
+    fi_freeinfo @ INFO_SYMBOL_VERSION, (list: *mut fi_info) -> (), or ();
+    fi_dupinfo @ INFO_SYMBOL_VERSION, (info: *const fi_info) -> *mut fi_info, or ptr::null_mut();
     fi_fabric @ c"FABRIC_1.1", (
         attributes: *mut fi_fabric_attr, fabric: *mut *mut fid_fabric,
         context: *mut c_void) -> c_int, or -FI_ENOSYS;
@@ -102,7 +102,10 @@ pub fn load() -> Result<(), &'static str> {
 
 fn library() -> Result<&'static Library, &'static str> {
     static LIBRARY: OnceLock<Result<Library, String>> = OnceLock::new();
-    LIBRARY.get_or_init(|| handlers::keep(|| open(NAME))).as_ref().map_err(String::as_str)
+    LIBRARY
+        .get_or_init(|| handlers::preserve_signal_handlers(|| open(LIBRARY_NAME)))
+        .as_ref()
+        .map_err(String::as_str)
 }
 
 fn open(name: &CStr) -> Result<Library, String> {
@@ -110,7 +113,7 @@ fn open(name: &CStr) -> Result<Library, String> {
     // stays loaded.
     let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
     if handle.is_null() {
-        return Err(not_opened(&name.to_string_lossy(), &failure()));
+        return Err(explain_dlopen_failure(&name.to_string_lossy(), &dlerror_text()));
     }
     // SAFETY: the handle was just opened. Asked for nothing but its providers' names and versions,
     // the library loads them: some have constructors of their own. The list is freed.
@@ -127,19 +130,19 @@ fn open(name: &CStr) -> Result<Library, String> {
 }
 
 /// Why a library is not there, from what the run-time linker says.
-fn not_opened(name: &str, said: &str) -> String {
+fn explain_dlopen_failure(name: &str, linker_message: &str) -> String {
     // In the language of the process, as the linker says it.
     let absent = io::Error::from_raw_os_error(libc::ENOENT).to_string();
     let absent = absent.split(" (os error").next().unwrap_or_default();
     // Of a library that it needs the linker says the same, with that one's name.
-    if said.starts_with(&format!("{name}: ")) && said.ends_with(absent) {
+    if linker_message.starts_with(&format!("{name}: ")) && linker_message.ends_with(absent) {
         return format!(
-            "libfabric is not installed ({said}). Install it with apt install libfabric1, or name its \
+            "libfabric is not installed ({linker_message}). Install it with apt install libfabric1, or name its \
              directory in LD_LIBRARY_PATH"
         );
     }
     format!(
-        "libfabric cannot be loaded ({said}). Install it anew with apt install --reinstall libfabric1, \
+        "libfabric cannot be loaded ({linker_message}). Install it anew with apt install --reinstall libfabric1, \
          or name the directory of another one in LD_LIBRARY_PATH"
     )
 }
@@ -154,14 +157,14 @@ unsafe fn symbol(handle: *mut c_void, name: &CStr, version: &CStr) -> Result<*mu
              that version or a newer one",
             FI_MAJOR_VERSION,
             FI_MINOR_VERSION,
-            failure()
+            dlerror_text()
         ));
     }
     Ok(found)
 }
 
 /// What the run-time linker says of its last failure.
-fn failure() -> String {
+fn dlerror_text() -> String {
     // SAFETY: the text is terminated, and stays until this thread's next call of the linker.
     unsafe {
         let text = libc::dlerror();
@@ -196,13 +199,16 @@ mod tests {
         let start = format!("libfabric cannot be loaded ({}: ", path.display());
         assert!(error.starts_with(&start), "{error}");
         // The words of glibc.
-        for said in [
+        for linker_message in [
             "libfabric.so.1: wrong ELF class: ELFCLASS32",
             "libpsm2.so.2: cannot open shared object file: No such file or directory",
             "/usr/lib/libfabric.so.1: undefined symbol: ibv_open_device",
         ] {
-            let error = not_opened("libfabric.so.1", said);
-            assert!(error.starts_with(&format!("libfabric cannot be loaded ({said})")), "{error}");
+            let error = explain_dlopen_failure("libfabric.so.1", linker_message);
+            assert!(
+                error.starts_with(&format!("libfabric cannot be loaded ({linker_message})")),
+                "{error}"
+            );
         }
     }
 
@@ -211,10 +217,10 @@ mod tests {
         // SAFETY: the C library is loaded anyway, and no function of it is called.
         let error = unsafe {
             let handle = libc::dlopen(c"libc.so.6".as_ptr(), libc::RTLD_NOW);
-            symbol(handle, c"fi_getinfo", INFO).unwrap_err()
+            symbol(handle, c"fi_getinfo", INFO_SYMBOL_VERSION).unwrap_err()
         };
         assert!(error.starts_with("libfabric is too old for this program"), "{error}");
-        assert!(error.contains(INFO.to_str().unwrap()), "{error}");
+        assert!(error.contains(INFO_SYMBOL_VERSION.to_str().unwrap()), "{error}");
     }
 
     /// As the linker takes them where the bindings and the library are of the same version.
@@ -225,10 +231,10 @@ mod tests {
             if fi_version() != (FI_MAJOR_VERSION << 16 | FI_MINOR_VERSION) {
                 return;
             }
-            let handle = libc::dlopen(NAME.as_ptr(), libc::RTLD_NOW);
+            let handle = libc::dlopen(LIBRARY_NAME.as_ptr(), libc::RTLD_NOW);
             for name in [c"fi_getinfo", c"fi_freeinfo", c"fi_dupinfo"] {
                 let usual = libc::dlsym(handle, name.as_ptr());
-                assert_eq!(symbol(handle, name, INFO).unwrap(), usual, "{name:?}");
+                assert_eq!(symbol(handle, name, INFO_SYMBOL_VERSION).unwrap(), usual, "{name:?}");
             }
         }
     }

@@ -133,7 +133,7 @@ pub fn kind_name(kind: EndpointKind) -> &'static str {
 
 impl Cell {
     /// Same provider, endpoint type and memory.
-    pub fn is_beside(&self, other: &Self) -> bool {
+    pub fn is_same_group(&self, other: &Self) -> bool {
         (&self.provider, self.kind, self.memory) == (&other.provider, other.kind, other.memory)
     }
 

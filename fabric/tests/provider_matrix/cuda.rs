@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 
 use fabric::{Memory, MemoryKind};
 
-use crate::pair::Checked;
+use crate::pair::CaseResult;
 
 type DevicePointer = u64;
 
@@ -86,7 +86,7 @@ pub struct DeviceMemory {
 }
 
 impl DeviceMemory {
-    pub fn new(length: usize) -> Checked<Self> {
+    pub fn new(length: usize) -> CaseResult<Self> {
         let driver = driver().ok_or("no CUDA device")?;
         let mut base = 0;
         let on: c_int = 1;
@@ -126,7 +126,7 @@ unsafe impl Memory for DeviceMemory {
     }
 }
 
-pub fn copy_in(base: *mut u8, offset: usize, bytes: &[u8]) -> Checked {
+pub fn copy_in(base: *mut u8, offset: usize, bytes: &[u8]) -> CaseResult {
     let driver = driver().ok_or("no CUDA device")?;
     let to = base as u64 + offset as u64;
     // SAFETY: callers pass ranges inside an allocation.
@@ -136,7 +136,7 @@ pub fn copy_in(base: *mut u8, offset: usize, bytes: &[u8]) -> Checked {
     }
 }
 
-pub fn copy_out(base: *mut u8, offset: usize, bytes: &mut [u8]) -> Checked {
+pub fn copy_out(base: *mut u8, offset: usize, bytes: &mut [u8]) -> CaseResult {
     let driver = driver().ok_or("no CUDA device")?;
     let from = base as u64 + offset as u64;
     // SAFETY: callers pass ranges inside an allocation.

@@ -8,7 +8,7 @@
 //! is not listed there is a failure, and so is a run of no cell at all.
 //!
 //! ```text
-//! provider_matrix [--only PATTERN]… [--but PATTERN]… [--json FILE] [--label TEXT]    run cells
+//! provider_matrix [--only PATTERN]… [--exclude PATTERN]… [--json FILE] [--label TEXT]    run cells
 //! provider_matrix --report FILE… [--skip-group NAME --reason TEXT]  print the table of several runs
 //! provider_matrix --list                                            list cells
 //! ```
@@ -34,7 +34,7 @@ fn main() -> ExitCode {
         let mut value = || rest.next().cloned().unwrap_or_default();
         match argument.as_str() {
             "--only" => options.only.push(value()),
-            "--but" => options.but.push(value()),
+            "--exclude" => options.exclude.push(value()),
             "--json" => options.json = Some(value().into()),
             "--label" => options.label = value(),
             "--cell" => cells.push(value()),

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use fabric::{
     Access, Address, AddressVector, Caps, Completion, CompletionKind, CompletionQueue,
     ConnectionRequest, Counter, Domain, Endpoint, EndpointKind, Error, ErrorKind, Event,
-    EventQueue, HostMemory, Listener, MemoryRegion, Offer, OperationId, Options, Outcome, Peer,
+    EventQueue, HostMemory, Listener, MemoryRegion, Offer, OperationId, Outcome, Peer, PostOptions,
     QueueOptions, RegistrationOptions, RemoteMemory, RemoteRegion, TransferFlags,
 };
 
@@ -14,7 +14,7 @@ use crate::cells::{Cell, Memory};
 use crate::cuda;
 
 pub type Failure = Box<dyn std::error::Error>;
-pub type Checked<T = ()> = Result<T, Failure>;
+pub type CaseResult<T = ()> = Result<T, Failure>;
 
 /// The initiator and the target, by convention.
 pub const A: usize = 0;
@@ -22,13 +22,13 @@ pub const B: usize = 1;
 
 /// How long a step may take before a case fails. Far above what any step needs,
 /// below the limit of a cell.
-pub fn patience() -> Duration {
+pub fn timeout() -> Duration {
     crate::runner::cell_limit() / 3
 }
 
 /// A post that does not wait by itself: the pair makes both sides progress.
-pub fn at_once(token: u64) -> Options {
-    Options::token(token).patience(Duration::ZERO)
+pub fn nonblocking(token: u64) -> PostOptions {
+    PostOptions::token(token).timeout(Duration::ZERO)
 }
 
 pub struct Side {
@@ -55,7 +55,7 @@ impl Side {
     }
 
     /// Registers memory of the cell's kind.
-    pub fn region(&self, length: usize) -> Checked<MemoryRegion> {
+    pub fn region(&self, length: usize) -> CaseResult<MemoryRegion> {
         self.region_for(length, Access::ALL)
     }
 
@@ -63,7 +63,7 @@ impl Side {
         &self,
         length: usize,
         options: impl Into<RegistrationOptions>,
-    ) -> Checked<MemoryRegion> {
+    ) -> CaseResult<MemoryRegion> {
         let region = match self.memory {
             Memory::Host => self.domain.register(HostMemory::zeroed(length)?, options)?,
             Memory::Cuda => self.domain.register(cuda::DeviceMemory::new(length)?, options)?,
@@ -73,25 +73,25 @@ impl Side {
     }
 
     /// Binds and enables where the provider demands it.
-    pub fn activate(&self, region: &MemoryRegion) -> Checked {
+    pub fn activate(&self, region: &MemoryRegion) -> CaseResult {
         Ok(region.enable_for(&self.endpoint)?)
     }
 
     /// The peer's region, through the bytes that would travel.
-    pub fn attach(&self, region: &MemoryRegion) -> Checked<RemoteMemory> {
+    pub fn attach(&self, region: &MemoryRegion) -> CaseResult<RemoteMemory> {
         let bytes = region.describe()?.encode();
         Ok(self.domain.attach(&RemoteRegion::decode(&bytes)?)?)
     }
 }
 
-pub fn put(region: &MemoryRegion, offset: usize, bytes: &[u8]) -> Checked {
+pub fn put(region: &MemoryRegion, offset: usize, bytes: &[u8]) -> CaseResult {
     if region.kind().is_device() {
         return cuda::copy_in(region.as_ptr(), offset, bytes);
     }
     Ok(region.write(offset, bytes)?)
 }
 
-pub fn get(region: &MemoryRegion, offset: usize, length: usize) -> Checked<Vec<u8>> {
+pub fn get(region: &MemoryRegion, offset: usize, length: usize) -> CaseResult<Vec<u8>> {
     let mut bytes = vec![0; length];
     if region.kind().is_device() {
         cuda::copy_out(region.as_ptr(), offset, &mut bytes)?;
@@ -115,7 +115,7 @@ pub fn pattern(seed: u64, length: usize) -> Vec<u8> {
     bytes
 }
 
-pub fn check_bytes(what: &str, got: &[u8], expected: &[u8]) -> Checked {
+pub fn check_bytes(what: &str, got: &[u8], expected: &[u8]) -> CaseResult {
     if got == expected {
         return Ok(());
     }
@@ -169,15 +169,15 @@ impl Pair {
         (sides, Parts { peers, rest: [a, b], listener: self.listener })
     }
 
-    pub fn new(cell: &Cell) -> Checked<Self> {
+    pub fn new(cell: &Cell) -> CaseResult<Self> {
         Self::with(cell, Setup::default())
     }
 
-    pub fn caps(cell: &Cell, caps: Caps) -> Checked<Self> {
+    pub fn caps(cell: &Cell, caps: Caps) -> CaseResult<Self> {
         Self::with(cell, Setup { caps, ..Setup::default() })
     }
 
-    pub fn with(cell: &Cell, setup: Setup) -> Checked<Self> {
+    pub fn with(cell: &Cell, setup: Setup) -> CaseResult<Self> {
         let offer = match &setup.offer {
             Some(offer) => offer.clone(),
             None => cell.offer(setup.caps)?,
@@ -186,19 +186,19 @@ impl Pair {
             EndpointKind::Msg => connected(cell, &setup, &offer)?,
             _ => connectionless(cell, &setup, &offer)?,
         };
-        pair.greet(cell)?;
+        pair.handshake(cell)?;
         Ok(pair)
     }
 
     /// Connections under connectionless endpoints come up: a write each way, then
     /// a message each way. The write comes first since `ofi_mrail` loses count of
     /// its messages if one is refused for lack of a connection.
-    fn greet(&mut self, cell: &Cell) -> Checked {
+    fn handshake(&mut self, cell: &Cell) -> CaseResult {
         for from in [A, B] {
             let to = 1 - from;
             let (source, target) = (self.sides[from].region(8)?, self.sides[to].region(8)?);
             let remote = self.sides[from].attach(&target)?;
-            let options = at_once(0).flags(TransferFlags::DELIVERY_COMPLETE);
+            let options = nonblocking(0).flags(TransferFlags::DELIVERY_COMPLETE);
             let wrote = self.post(from, |s| {
                 s.endpoint.write(&mut s.queue, s.peer, &source.all(), &remote.all(), options)
             })?;
@@ -212,9 +212,10 @@ impl Pair {
             let hello = self.sides[from].domain.register(HostMemory::zeroed(8)?, Access::LOCAL)?;
             let into = self.sides[to].domain.register(HostMemory::zeroed(8)?, Access::LOCAL)?;
             let got =
-                self.post(to, |s| s.endpoint.receive(&mut s.queue, &into.all(), at_once(0)))?;
-            let sent = self
-                .post(from, |s| s.endpoint.send(&mut s.queue, s.peer, &hello.all(), at_once(0)))?;
+                self.post(to, |s| s.endpoint.receive(&mut s.queue, &into.all(), nonblocking(0)))?;
+            let sent = self.post(from, |s| {
+                s.endpoint.send(&mut s.queue, s.peer, &hello.all(), nonblocking(0))
+            })?;
             self.complete(from, sent).map_err(|e| format!("greeting, sent: {e}"))?;
             self.complete(to, got).map_err(|e| format!("greeting, received: {e}"))?;
         }
@@ -238,8 +239,8 @@ impl Pair {
         &mut self,
         side: usize,
         mut action: impl FnMut(&mut Side) -> Result<T, Error>,
-    ) -> Checked<T> {
-        let deadline = Instant::now() + patience();
+    ) -> CaseResult<T> {
+        let deadline = Instant::now() + timeout();
         loop {
             match action(&mut self.sides[side]) {
                 Err(error)
@@ -258,7 +259,7 @@ impl Pair {
         &mut self,
         side: usize,
         action: impl FnMut(&mut Side) -> Result<OperationId, Error>,
-    ) -> Checked<OperationId> {
+    ) -> CaseResult<OperationId> {
         self.act(side, action)
     }
 
@@ -295,15 +296,15 @@ impl Pair {
     }
 
     /// The outcome of an operation, whichever it is.
-    pub fn outcome(&mut self, side: usize, id: OperationId) -> Checked<Outcome> {
+    pub fn outcome(&mut self, side: usize, id: OperationId) -> CaseResult<Outcome> {
         let is_it = |outcome: &Outcome| match outcome {
             Ok(completion) => completion.operation == Some(id),
             Err(failure) => failure.operation == Some(id),
         };
-        self.find(side, patience(), is_it).ok_or_else(|| {
+        self.find(side, timeout(), is_it).ok_or_else(|| {
             format!(
                 "no completion within {:?}; {} others waiting: {:?}",
-                patience(),
+                timeout(),
                 self.sides[side].outcomes.len(),
                 self.sides[side].outcomes.front()
             )
@@ -312,19 +313,19 @@ impl Pair {
     }
 
     /// The completion of an operation that has to succeed.
-    pub fn complete(&mut self, side: usize, id: OperationId) -> Checked<Completion> {
+    pub fn complete(&mut self, side: usize, id: OperationId) -> CaseResult<Completion> {
         Ok(self.outcome(side, id)??)
     }
 
     /// The next immediate that arrives.
-    pub fn arrival(&mut self, side: usize) -> Checked<Completion> {
+    pub fn arrival(&mut self, side: usize) -> CaseResult<Completion> {
         let arrived =
             |outcome: &Outcome| matches!(outcome, Ok(c) if c.kind == CompletionKind::RemoteWrite);
-        match self.find(side, patience(), arrived) {
+        match self.find(side, timeout(), arrived) {
             Some(outcome) => Ok(outcome?),
             None => Err(format!(
                 "no immediate within {:?}; others: {:?}",
-                patience(),
+                timeout(),
                 self.sides[side].outcomes
             )
             .into()),
@@ -332,10 +333,10 @@ impl Pair {
     }
 
     /// Posts the receives that so many immediates will use up, where they do.
-    pub fn expect_immediates(&mut self, side: usize, count: usize) -> Checked {
+    pub fn expect_immediates(&mut self, side: usize, count: usize) -> CaseResult {
         if self.sides[side].domain.capabilities().immediates_consume_receives() {
             for _ in 0..count {
-                self.post(side, |s| s.endpoint.receive_notice(&mut s.queue, at_once(0)))?;
+                self.post(side, |s| s.endpoint.receive_immediate(&mut s.queue, nonblocking(0)))?;
             }
         }
         Ok(())
@@ -343,7 +344,7 @@ impl Pair {
 
     /// Moves both sides until something holds, or it took too long.
     pub fn pump_until(&mut self, holds: impl Fn() -> bool) {
-        let end = Instant::now() + patience();
+        let end = Instant::now() + timeout();
         while !holds() && Instant::now() < end {
             self.pump();
             std::thread::yield_now();
@@ -382,7 +383,11 @@ fn side(
 }
 
 /// One connectionless side, not acquainted with anyone.
-pub fn lone_side(cell: &Cell, setup: &Setup, offer: &Offer) -> Checked<(Side, Option<Counter>)> {
+pub fn unconnected_side(
+    cell: &Cell,
+    setup: &Setup,
+    offer: &Offer,
+) -> CaseResult<(Side, Option<Counter>)> {
     let domain = Domain::open(offer)?;
     let addresses = AddressVector::open(&domain)?;
     let mut queue = CompletionQueue::open_with(&domain, setup.queue)?;
@@ -397,19 +402,19 @@ pub fn lone_side(cell: &Cell, setup: &Setup, offer: &Offer) -> Checked<(Side, Op
     Ok((side(cell, domain, queue, endpoint, Some(addresses), None), counter))
 }
 
-fn connectionless(cell: &Cell, setup: &Setup, offer: &Offer) -> Checked<Pair> {
+fn connectionless(cell: &Cell, setup: &Setup, offer: &Offer) -> CaseResult<Pair> {
     let plain = Setup { queue: setup.queue, ..Setup::default() };
-    let (mut a, counter) = lone_side(cell, setup, offer)?;
-    let (mut b, _) = lone_side(cell, &plain, offer)?;
-    let meet = |side: &mut Side, other: &Address| -> Checked {
+    let (mut a, counter) = unconnected_side(cell, setup, offer)?;
+    let (mut b, _) = unconnected_side(cell, &plain, offer)?;
+    let connect_to_peer_process = |side: &mut Side, other: &Address| -> CaseResult {
         if let Some(addresses) = &side.addresses {
             side.peer = addresses.insert(other)?;
         }
         Ok(())
     };
     let (address_a, address_b) = (a.endpoint.address()?, b.endpoint.address()?);
-    meet(&mut a, &address_b)?;
-    meet(&mut b, &address_a)?;
+    connect_to_peer_process(&mut a, &address_b)?;
+    connect_to_peer_process(&mut b, &address_a)?;
     Ok(Pair { sides: [a, b], counter, listener: None, kind: cell.kind })
 }
 
@@ -423,8 +428,8 @@ pub fn connection_request(
     listening: &mut EventQueue,
     connecting: &mut EventQueue,
     hello: &[u8],
-) -> Checked<ConnectionRequest> {
-    let deadline = Instant::now() + patience();
+) -> CaseResult<ConnectionRequest> {
+    let deadline = Instant::now() + timeout();
     while Instant::now() < deadline {
         match listening.poll()? {
             // Some providers pad the data with zeros.
@@ -444,10 +449,10 @@ pub fn connection_request(
         }
         std::thread::sleep(Duration::from_micros(100));
     }
-    Err(format!("no connection request within {:?}", patience()).into())
+    Err(format!("no connection request within {:?}", timeout()).into())
 }
 
-fn connected(cell: &Cell, setup: &Setup, offer: &Offer) -> Checked<Pair> {
+fn connected(cell: &Cell, setup: &Setup, offer: &Offer) -> CaseResult<Pair> {
     let domain_b = Domain::open(offer)?;
     let mut listen_events = EventQueue::open(domain_b.fabric())?;
     let listener = Listener::open(domain_b.fabric(), offer, &listen_events)?;
@@ -481,7 +486,7 @@ fn connected(cell: &Cell, setup: &Setup, offer: &Offer) -> Checked<Pair> {
     let mut events_b = events_b;
     let (mut up_a, mut up_b) = (false, false);
     let mut others = Vec::new();
-    let deadline = Instant::now() + patience();
+    let deadline = Instant::now() + timeout();
     while !(up_a && up_b) {
         for (events, endpoint, up) in
             [(&mut events_a, &endpoint_a, &mut up_a), (&mut events_b, &endpoint_b, &mut up_b)]
@@ -497,7 +502,7 @@ fn connected(cell: &Cell, setup: &Setup, offer: &Offer) -> Checked<Pair> {
         ensure!(
             Instant::now() < deadline,
             "not connected within {:?}: {up_a} {up_b}, other events: {others:?}, queues: {:?} {:?}",
-            patience(),
+            timeout(),
             queue_a.poll(),
             queue_b.poll()
         );

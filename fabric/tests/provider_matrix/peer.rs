@@ -10,7 +10,7 @@ use fabric::{
 };
 
 use crate::cells::Cell;
-use crate::pair::{Checked, Setup, Side, lone_side, patience};
+use crate::pair::{CaseResult, Setup, Side, timeout, unconnected_side};
 
 /// Size of the region that a peer offers.
 pub const REGION: usize = 8 << 20;
@@ -27,14 +27,14 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
-fn unhex(text: &str) -> Checked<Vec<u8>> {
+fn unhex(text: &str) -> CaseResult<Vec<u8>> {
     let digits: Vec<u8> = text.trim().bytes().collect();
     digits.chunks(2).map(|pair| Ok(u8::from_str_radix(std::str::from_utf8(pair)?, 16)?)).collect()
 }
 
 impl PeerProcess {
     /// Starts a peer for this cell; it says its address at once.
-    pub fn start(cell: &Cell) -> Checked<Self> {
+    pub fn start(cell: &Cell) -> CaseResult<Self> {
         let mut child = testkit::children::this_program()
             .arg("--peer")
             .arg(cell.to_string())
@@ -44,11 +44,11 @@ impl PeerProcess {
         let input = child.stdin.take().ok_or("no stdin")?;
         let output = BufReader::new(child.stdout.take().ok_or("no stdout")?);
         let mut peer = Self { child, input, output, address: Address(Vec::new()) };
-        peer.address = Address(peer.hear()?);
+        peer.address = Address(peer.receive_bytes()?);
         Ok(peer)
     }
 
-    fn hear(&mut self) -> Checked<Vec<u8>> {
+    fn receive_bytes(&mut self) -> CaseResult<Vec<u8>> {
         let mut line = String::new();
         self.output.read_line(&mut line)?;
         if line.is_empty() {
@@ -58,28 +58,28 @@ impl PeerProcess {
     }
 
     /// Tells the peer our address and hears about its region.
-    pub fn introduce(&mut self, address: &Address) -> Checked {
+    pub fn exchange_addresses(&mut self, address: &Address) -> CaseResult {
         writeln!(self.input, "{}", hex(&address.0))?;
         self.input.flush()?;
         Ok(())
     }
 
-    pub fn region(&mut self) -> Checked<RemoteRegion> {
-        let bytes = self.hear()?;
+    pub fn region(&mut self) -> CaseResult<RemoteRegion> {
+        let bytes = self.receive_bytes()?;
         Ok(RemoteRegion::decode(&bytes)?)
     }
 
     /// Kills it, at whatever instruction it is.
-    pub fn kill(&mut self) -> Checked {
+    pub fn kill(&mut self) -> CaseResult {
         self.child.kill()?;
         self.child.wait()?;
-        self.tidy();
+        self.remove_shm_files();
         Ok(())
     }
 
     /// Removes the shared-memory files that shm leaves behind when it is killed:
     /// a later process with the same number could not open its endpoint.
-    fn tidy(&self) {
+    fn remove_shm_files(&self) {
         let number = self.child.id().to_string();
         let is_its = |name: &str| {
             name.strip_prefix(&number).is_some_and(|rest| rest.starts_with([':', '-']))
@@ -95,7 +95,7 @@ impl Drop for PeerProcess {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
-        self.tidy();
+        self.remove_shm_files();
     }
 }
 
@@ -110,42 +110,42 @@ pub fn serve(text: &str) -> ExitCode {
     }
 }
 
-fn say(bytes: &[u8]) -> Checked {
+fn send_bytes(bytes: &[u8]) -> CaseResult {
     let mut output = std::io::stdout().lock();
     writeln!(output, "{}", hex(bytes))?;
     output.flush()?;
     Ok(())
 }
 
-fn hear() -> Checked<Vec<u8>> {
+fn receive_bytes() -> CaseResult<Vec<u8>> {
     let mut line = String::new();
     std::io::stdin().read_line(&mut line)?;
     unhex(&line)
 }
 
-fn serve_cell(cell: &Cell) -> Checked {
+fn serve_cell(cell: &Cell) -> CaseResult {
     let offer = cell.offer(Caps::empty())?;
     if cell.kind == EndpointKind::Msg {
         return serve_connected(cell, &offer);
     }
-    let (mut side, _) = lone_side(cell, &Setup::default(), &offer)?;
-    say(&side.endpoint.address()?.0)?;
-    let other = Address(hear()?);
+    let (mut side, _) = unconnected_side(cell, &Setup::default(), &offer)?;
+    send_bytes(&side.endpoint.address()?.0)?;
+    let other = Address(receive_bytes()?);
     if let Some(addresses) = &side.addresses {
         side.peer = addresses.insert(&other)?;
     }
     let region = side.region(REGION)?;
-    say(&region.describe()?.encode())?;
+    send_bytes(&region.describe()?.encode())?;
     receive_for_ever(&mut side.endpoint, &mut side.queue)
 }
 
-fn serve_connected(cell: &Cell, offer: &fabric::Offer) -> Checked {
+fn serve_connected(cell: &Cell, offer: &fabric::Offer) -> CaseResult {
     let domain = Domain::open(offer)?;
     let mut events = EventQueue::open(domain.fabric())?;
     let listener = Listener::open(domain.fabric(), offer, &events)?;
-    say(&listener.address()?.0)?;
-    let _ = hear()?;
-    let request = match events.wait(patience())? {
+    send_bytes(&listener.address()?.0)?;
+    let _ = receive_bytes()?;
+    let request = match events.wait(timeout())? {
         Event::ConnectionRequest(request) => request,
         other => return Err(format!("{other:?}").into()),
     };
@@ -156,20 +156,20 @@ fn serve_connected(cell: &Cell, offer: &fabric::Offer) -> Checked {
         .queue(&mut queue)
         .events(&connection_events)
         .open()?;
-    endpoint.accept(&mut connection_events, b"", patience())?;
+    endpoint.accept(&mut connection_events, b"", timeout())?;
     let memory = fabric::HostMemory::zeroed(REGION)?;
     let region = domain.register(memory, fabric::Access::ALL)?;
-    say(&region.describe()?.encode())?;
+    send_bytes(&region.describe()?.encode())?;
     let _ = cell;
     receive_for_ever(&mut endpoint, &mut queue)
 }
 
 /// Takes whatever comes, until killed; ends by itself if nobody kills it.
-fn receive_for_ever(endpoint: &mut Endpoint, queue: &mut CompletionQueue) -> Checked {
+fn receive_for_ever(endpoint: &mut Endpoint, queue: &mut CompletionQueue) -> CaseResult {
     let consume = endpoint.domain().capabilities().immediates_consume_receives();
     if consume {
         for _ in 0..64 {
-            endpoint.receive_notice(queue, 0)?;
+            endpoint.receive_immediate(queue, 0)?;
         }
     }
     let end = Instant::now() + crate::runner::cell_limit();
@@ -178,22 +178,22 @@ fn receive_for_ever(endpoint: &mut Endpoint, queue: &mut CompletionQueue) -> Che
             && consume
             && completion.operation.is_some()
         {
-            endpoint.receive_notice(queue, 0)?;
+            endpoint.receive_immediate(queue, 0)?;
         }
     }
     Ok(())
 }
 
 /// A side that talks to a peer process, and the process.
-pub fn meet(cell: &Cell) -> Checked<(Side, PeerProcess, RemoteRegion)> {
+pub fn connect_to_peer_process(cell: &Cell) -> CaseResult<(Side, PeerProcess, RemoteRegion)> {
     let offer = cell.offer(Caps::empty())?;
     let mut process = PeerProcess::start(cell)?;
     let mut side = if cell.kind == EndpointKind::Msg {
-        process.introduce(&Address(vec![0]))?;
+        process.exchange_addresses(&Address(vec![0]))?;
         connect(cell, &offer, &process.address)?
     } else {
-        let (side, _) = lone_side(cell, &Setup::default(), &offer)?;
-        process.introduce(&side.endpoint.address()?)?;
+        let (side, _) = unconnected_side(cell, &Setup::default(), &offer)?;
+        process.exchange_addresses(&side.endpoint.address()?)?;
         side
     };
     if let Some(addresses) = &side.addresses {
@@ -203,12 +203,12 @@ pub fn meet(cell: &Cell) -> Checked<(Side, PeerProcess, RemoteRegion)> {
     Ok((side, process, region))
 }
 
-fn connect(cell: &Cell, offer: &fabric::Offer, to: &Address) -> Checked<Side> {
+fn connect(cell: &Cell, offer: &fabric::Offer, to: &Address) -> CaseResult<Side> {
     let domain = Domain::open(offer)?;
     let mut events = EventQueue::open(domain.fabric())?;
     let mut queue = CompletionQueue::open(&domain)?;
     let mut endpoint =
         Endpoint::builder(&domain).queue(&mut queue).events(&events).towards(to).open()?;
-    endpoint.connect(&mut events, to, b"", patience())?;
+    endpoint.connect(&mut events, to, b"", timeout())?;
     Ok(Side::from_parts(cell, domain, queue, endpoint, Some(events)))
 }

@@ -10,14 +10,14 @@ use fabric::{Version, failed_closes};
 
 use crate::cells::{Cell, GROUPS, Group, MEMORIES, Memory, kind_name};
 use crate::exclusions::{self, Conditions};
-use crate::pair::Checked;
+use crate::pair::CaseResult;
 use crate::report::{self, Outcome, Report, Row};
 use crate::{cases, cuda};
 
 #[derive(Default)]
 pub struct Options {
     pub only: Vec<String>,
-    pub but: Vec<String>,
+    pub exclude: Vec<String>,
     pub json: Option<PathBuf>,
     pub label: String,
     pub list: bool,
@@ -111,7 +111,7 @@ fn cells_of(group: &Group, memory: Memory, options: &Options) -> Vec<Cell> {
     cells.retain(|cell| {
         let name = cell.to_string();
         let is_any = |patterns: &[String]| patterns.iter().any(|p| name.contains(p.as_str()));
-        (options.only.is_empty() || is_any(&options.only)) && !is_any(&options.but)
+        (options.only.is_empty() || is_any(&options.only)) && !is_any(&options.exclude)
     });
     cells
 }
@@ -132,7 +132,7 @@ fn run_planned(planned: Vec<(Cell, Option<Row>)>) -> Vec<Row> {
     // Only cells of one group share a process.
     let size = number("FABRICAST_MATRIX_BATCH", 1);
     let batches: Vec<&[usize]> = undecided
-        .chunk_by(|a, b| planned[*a].0.is_beside(&planned[*b].0))
+        .chunk_by(|a, b| planned[*a].0.is_same_group(&planned[*b].0))
         .flat_map(|group| group.chunks(size))
         .collect();
     let next = AtomicUsize::new(0);
@@ -345,7 +345,7 @@ pub fn run_cells(names: &[String]) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-fn run_cell(name: &str, failed_before: u64) -> Checked {
+fn run_cell(name: &str, failed_before: u64) -> CaseResult {
     let cell: Cell = name.parse()?;
     if cell.case == "probe" {
         cell.offer(fabric::Caps::empty())?;
@@ -357,7 +357,7 @@ fn run_cell(name: &str, failed_before: u64) -> Checked {
         .ok_or_else(|| format!("no case {}", cell.case))?;
     (case.run)(&cell)?;
     let failed = failed_closes() - failed_before;
-    if failed > 0 && !case.leaves_objects {
+    if failed > 0 && !case.may_leak_objects {
         return Err(format!("{failed} libfabric objects could not be closed").into());
     }
     Ok(())

@@ -7,23 +7,23 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
+use crate::control_channel::{ControlChannel, Instruction, Received, Report};
 use crate::failure::Failure;
-use crate::line::{Line, Look, Order, Report};
 
 /// How long a process that was told to end may take.
-const FAREWELL: Duration = Duration::from_secs(20);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(20);
 /// From one look at its memory to the next.
 const BETWEEN_SAMPLES: Duration = Duration::from_millis(100);
 /// So much may a process's memory differ between two parts of its life: rings of several sizes,
 /// of which some of earlier epochs are kept until the endpoint is closed.
-const SLACK: u64 = 48 << 10;
+const MEMORY_SLACK_KIB: u64 = 48 << 10;
 
 /// A child. Dropping it kills it.
 #[derive(Debug)]
 pub struct Child {
     role: &'static str,
     process: Process,
-    line: Line<Report>,
+    control_channel: ControlChannel<Report>,
     born: Instant,
     /// When, and kibibytes that were resident.
     samples: Vec<(Instant, u64)>,
@@ -42,29 +42,29 @@ impl Child {
             .stdin(Stdio::from(OwnedFd::from(there)))
             .spawn()
             .map_err(system)?;
-        let (line, born) = (Line::new(here)?, Instant::now());
-        Ok(Self { role, process, line, born, samples: Vec::new(), epochs: 0 })
+        let (control_channel, born) = (ControlChannel::new(here)?, Instant::now());
+        Ok(Self { role, process, control_channel, born, samples: Vec::new(), epochs: 0 })
     }
 
-    pub fn line(&self) -> &Line<Report> {
-        &self.line
+    pub fn control_channel(&self) -> &ControlChannel<Report> {
+        &self.control_channel
     }
 
-    pub fn tell(&mut self, order: &Order) -> Result<(), Failure> {
+    pub fn send_instruction(&mut self, instruction: &Instruction) -> Result<(), Failure> {
         // Whether anybody is there to hear it, the next look tells.
-        self.line.send(order).map(drop)
+        self.control_channel.send(instruction).map(drop)
     }
 
     /// The next report. A process that is gone is an error here: those that are killed are not
     /// asked any more.
     pub fn report(&mut self) -> Result<Option<Report>, Failure> {
-        match self.line.look(Duration::ZERO)? {
-            Look::Frame(report) => Ok(Some(report)),
-            Look::Nothing => Ok(None),
-            Look::Closed => {
+        match self.control_channel.receive(Duration::ZERO)? {
+            Received::Frame(report) => Ok(Some(report)),
+            Received::Nothing => Ok(None),
+            Received::Closed => {
                 let role = self.role;
                 let status = self.exit_status()?;
-                Err(Failure::Found(format!("the {role} ended by itself: {status:?}")))
+                Err(Failure::Defect(format!("the {role} exited unexpectedly: {status:?}")))
             }
         }
     }
@@ -75,31 +75,31 @@ impl Child {
     }
 
     /// What it said before it was killed. All of it: the process is gone by then.
-    pub fn last_words(&mut self) -> Result<Vec<Report>, Failure> {
+    pub fn drain_reports(&mut self) -> Result<Vec<Report>, Failure> {
         self.process.wait().map_err(|error| Failure::System("waiting for a process", error))?;
-        tidy(self.process.id());
+        remove_shm_files(self.process.id());
         let mut reports = Vec::new();
         loop {
-            match self.line.look(Duration::ZERO)? {
-                Look::Frame(report) => reports.push(report),
-                Look::Nothing => {}
-                Look::Closed => return Ok(reports),
+            match self.control_channel.receive(Duration::ZERO)? {
+                Received::Frame(report) => reports.push(report),
+                Received::Nothing => {}
+                Received::Closed => return Ok(reports),
             }
         }
     }
 
     /// Tells it to end, and waits for that.
     pub fn end(&mut self) -> Result<(), Failure> {
-        self.tell(&Order::End)?;
+        self.send_instruction(&Instruction::End)?;
         match self.exit_status()? {
             Some(status) if status.success() => Ok(()),
-            Some(status) => Err(Failure::Found(format!("the {}'s end: {status}", self.role))),
-            None => Err(Failure::Stuck(format!("the {} did not end", self.role))),
+            Some(status) => Err(Failure::Defect(format!("the {}'s end: {status}", self.role))),
+            None => Err(Failure::Stalled(format!("the {} did not end", self.role))),
         }
     }
 
     fn exit_status(&mut self) -> Result<Option<ExitStatus>, Failure> {
-        let end = Instant::now() + FAREWELL;
+        let end = Instant::now() + CLOSE_TIMEOUT;
         loop {
             let status = self.process.try_wait();
             let status = status.map_err(|e| Failure::System("waiting for a process", e))?;
@@ -139,7 +139,7 @@ impl Child {
     }
 
     /// What the system says that it does: for one that is stuck.
-    pub fn whereabouts(&self) -> String {
+    pub fn process_state(&self) -> String {
         let number = self.process.id();
         let read = |name: &str| {
             let text = std::fs::read_to_string(format!("/proc/{number}/{name}"));
@@ -154,12 +154,12 @@ impl Drop for Child {
     fn drop(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();
-        tidy(self.process.id());
+        remove_shm_files(self.process.id());
     }
 }
 
 /// Removes what shm leaves in /dev/shm of a process that is killed.
-fn tidy(number: u32) {
+fn remove_shm_files(number: u32) {
     let prefixes = [format!("{number}-"), format!("{number}:")];
     for entry in std::fs::read_dir("/dev/shm").into_iter().flatten().flatten() {
         let name = entry.file_name();
@@ -173,8 +173,8 @@ fn tidy(number: u32) {
 /// A number of kibibytes from a process's status.
 fn of_status(process: u32, name: &str) -> Option<u64> {
     let text = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
-    let line = text.lines().find(|line| line.starts_with(name))?;
-    line.split_whitespace().nth(1)?.parse().ok()
+    let control_channel = text.lines().find(|control_channel| control_channel.starts_with(name))?;
+    control_channel.split_whitespace().nth(1)?.parse().ok()
 }
 
 /// What of a process was resident, in kibibytes. Peaks are compared, since the rings come in
@@ -192,6 +192,7 @@ pub struct Memory {
 impl Memory {
     /// Did it not grow, once everything had been used for a while?
     pub fn is_flat(&self) -> bool {
-        self.last_quarter_peak_kib <= self.second_quarter_peak_kib.max(self.first_kib) + SLACK
+        self.last_quarter_peak_kib
+            <= self.second_quarter_peak_kib.max(self.first_kib) + MEMORY_SLACK_KIB
     }
 }

@@ -11,11 +11,11 @@ pub enum Failure {
     /// What the system said, about what.
     System(&'static str, io::Error),
     /// What came from another process was not what was agreed.
-    Line(String),
+    ControlChannel(String),
     /// Messages were lost, doubled or changed, or the ring broke though nobody had touched it.
-    Found(String),
+    Defect(String),
     /// Nothing happened for too long.
-    Stuck(String),
+    Stalled(String),
     /// The arguments.
     Usage(String),
 }
@@ -25,9 +25,10 @@ impl fmt::Display for Failure {
         match self {
             Self::Fabric(error) => error.fmt(f),
             Self::System(what, error) => write!(f, "{what}: {error}"),
-            Self::Line(text) | Self::Found(text) | Self::Stuck(text) | Self::Usage(text) => {
-                f.write_str(text)
-            }
+            Self::ControlChannel(text)
+            | Self::Defect(text)
+            | Self::Stalled(text)
+            | Self::Usage(text) => f.write_str(text),
         }
     }
 }

@@ -22,15 +22,15 @@
 //! closed, and one line of JSON says what was done.
 #![allow(missing_docs, unreachable_pub)]
 
-mod check;
 mod child;
-mod events;
+mod child_context;
+mod control_channel;
 mod failure;
-mod judge;
-mod line;
+mod fault_injection;
 mod message;
+mod message_check;
 mod reader;
-mod station;
+mod soak_result;
 mod supervisor;
 mod writer;
 
@@ -51,7 +51,7 @@ fn main() -> ExitCode {
     let result = match words[..] {
         ["writer", provider, seed] => number(seed).and_then(|seed| writer::run(provider, seed)),
         ["reader", provider, seed] => number(seed).and_then(|seed| reader::run(provider, seed)),
-        _ => understand(&words).and_then(|arguments| soak(&arguments)),
+        _ => parse(&words).and_then(|arguments| soak(&arguments)),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -62,7 +62,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn understand(words: &[&str]) -> Result<Arguments, Failure> {
+fn parse(words: &[&str]) -> Result<Arguments, Failure> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let seed = now.as_nanos() as u64 % 1_000_000_000;
     let mut arguments = Arguments { seconds: 60, seed, providers: Vec::new() };
@@ -85,7 +85,7 @@ fn number(text: &str) -> Result<u64, Failure> {
 
 /// All providers, one after the other. One that fails does not keep the others from running.
 fn soak(arguments: &Arguments) -> Result<(), Failure> {
-    let providers = station::providers(&arguments.providers);
+    let providers = child_context::providers(&arguments.providers);
     if providers.is_empty() {
         return Err(Failure::Usage("no provider that rings run on".to_owned()));
     }
@@ -104,5 +104,5 @@ fn soak(arguments: &Arguments) -> Result<(), Failure> {
         return Ok(());
     }
     let (failed, seed) = (failed.join(", "), arguments.seed);
-    Err(Failure::Found(format!("failed on {failed}; --seed {seed} begins the same")))
+    Err(Failure::Defect(format!("failed on {failed}; --seed {seed} begins the same")))
 }

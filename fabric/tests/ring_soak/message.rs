@@ -3,7 +3,7 @@
 use fabric::{MemoryRegion, Result};
 
 /// Bytes of the longest message.
-pub const LONGEST: u64 = 256 << 20;
+pub const MAX_MESSAGE_LENGTH: u64 = 256 << 20;
 /// Bytes that are made or compared at a time: they stay in the first-level cache.
 pub const PIECE: usize = 16 << 10;
 /// Bytes of the words that payload is made of.
@@ -13,13 +13,13 @@ const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// Numbers that look random and follow from a seed.
 #[derive(Debug, Clone)]
-pub struct Dice(u64);
+pub struct Rng(u64);
 
-impl Dice {
+impl Rng {
     pub fn new(seed: u64, number: u64) -> Self {
-        let mut dice = Self(seed ^ number.wrapping_mul(0xd134_2543_de82_ef95));
-        dice.next();
-        dice
+        let mut rng = Self(seed ^ number.wrapping_mul(0xd134_2543_de82_ef95));
+        rng.next();
+        rng
     }
 
     pub fn next(&mut self) -> u64 {
@@ -63,15 +63,15 @@ pub struct Message {
 impl Message {
     /// Mostly a few bytes to some kilobytes, now and then nothing, megabytes, or very much.
     pub fn new(seed: u64, number: u64) -> Self {
-        let mut dice = Dice::new(seed, number);
-        let key = dice.next();
-        let length = match dice.below(10_000) {
+        let mut rng = Rng::new(seed, number);
+        let key = rng.next();
+        let length = match rng.below(10_000) {
             0..200 => 0,
-            200..9700 => dice.between_powers(0, 16),
-            9700..9995 => dice.between_powers(16, 24),
-            _ => dice.between_powers(24, 28),
+            200..9700 => rng.between_powers(0, 16),
+            9700..9995 => rng.between_powers(16, 24),
+            _ => rng.between_powers(24, 28),
         };
-        Self { number, length, topic: dice.next() as u32, key }
+        Self { number, length, topic: rng.next() as u32, key }
     }
 
     /// The word at an offset, counted in words.

@@ -4,101 +4,105 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use fabric::MemoryRegion;
-use fabric::ring::{Message as Written, RingOffer, SenderId, Turn};
+use fabric::ring::{Message as Written, PortEvent, RingOffer, SenderId};
 
+use crate::child_context::{ChildContext, LocalPort, WAIT_SLICE, is_late, supervisor_gone};
+use crate::control_channel::{Instruction, Received, Report, WriterMode};
 use crate::failure::Failure;
-use crate::line::{Look, Order, Report, Writing};
-use crate::message::{LONGEST, Message};
-use crate::station::{Berth, SLICE, Station, gone, is_late};
+use crate::message::{MAX_MESSAGE_LENGTH, Message};
 
 /// Bytes of the memory that messages are written from.
-const SOURCE: usize = LONGEST as usize + (4 << 20);
+const SOURCE: usize = MAX_MESSAGE_LENGTH as usize + (4 << 20);
 /// Messages begin at multiples of this, and one without bytes takes as much.
-const LINE: usize = 64;
+const SOURCE_ALIGN: usize = 64;
 /// How long what is on its way may take before an endpoint is closed all the same.
-const DRAIN: Duration = Duration::from_secs(2);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long closing the ring may take.
-const FAREWELL: Duration = Duration::from_secs(20);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A writer.
 struct Writer {
-    station: Station,
+    child_context: ChildContext,
     seed: u64,
-    berth: Option<Berth>,
+    local_port: Option<LocalPort>,
     ring: Option<SenderId>,
     attempt: u64,
-    is_flowing: bool,
+    is_streaming: bool,
     source: Option<MemoryRegion>,
-    places: Places,
+    source_slots: SourceSlots,
     /// What is being written, and the place that it lies in.
     current: Option<(Written, usize)>,
 }
 
 pub fn run(provider: &str, seed: u64) -> Result<(), Failure> {
     let mut writer = Writer {
-        station: Station::new(provider)?,
+        child_context: ChildContext::new(provider)?,
         seed,
-        berth: None,
+        local_port: None,
         ring: None,
         attempt: 0,
-        is_flowing: false,
+        is_streaming: false,
         source: None,
-        places: Places::default(),
+        source_slots: SourceSlots::default(),
         current: None,
     };
-    let result = writer.live();
+    let result = writer.run_until_end();
     if let Err(failure) = &result {
-        let text = format!("{failure}; {}", writer.stands());
-        let _ = writer.station.report(&Report::Failed { is_wrong_data: false, text });
+        let text = format!("{failure}; {}", writer.state_text());
+        let _ = writer.child_context.report(&Report::Failed { is_wrong_data: false, text });
     }
     result
 }
 
 impl Writer {
     /// Writes and does as it is told, until it is told to end.
-    fn live(&mut self) -> Result<(), Failure> {
+    fn run_until_end(&mut self) -> Result<(), Failure> {
         loop {
-            match self.station.order(self.berth.as_mut(), self.is_flowing)? {
-                Look::Frame(Order::End) => break,
-                Look::Frame(order) => self.obey(order)?,
-                Look::Closed => return Err(gone()),
-                Look::Nothing => {}
+            match self.child_context.instruction(self.local_port.as_mut(), self.is_streaming)? {
+                Received::Frame(Instruction::End) => break,
+                Received::Frame(instruction) => self.execute(instruction)?,
+                Received::Closed => return Err(supervisor_gone()),
+                Received::Nothing => {}
             }
-            if self.is_flowing {
+            if self.is_streaming {
                 let written = self.write();
-                self.heal(written)?;
+                self.report_broken(written)?;
             }
         }
-        self.berth.take().map_or(Ok(()), Berth::close)
+        self.local_port.take().map_or(Ok(()), LocalPort::close)
     }
 
-    fn obey(&mut self, order: Order) -> Result<(), Failure> {
-        match order {
-            Order::Rest { attempt } => {
-                (self.attempt, self.is_flowing) = (attempt, false);
+    fn execute(&mut self, instruction: Instruction) -> Result<(), Failure> {
+        match instruction {
+            Instruction::Drain { attempt } => {
+                (self.attempt, self.is_streaming) = (attempt, false);
                 let unfinished = self.drain();
-                self.station.report(&Report::Rested { attempt, unfinished })
+                self.child_context.report(&Report::Drained { attempt, unfinished })
             }
-            Order::Write { attempt, peer, offer, chunk, manner } => {
-                (self.attempt, self.is_flowing) = (attempt, false);
-                if manner == Writing::Anew {
+            Instruction::Write { attempt, peer, offer, chunk, mode } => {
+                (self.attempt, self.is_streaming) = (attempt, false);
+                if mode == WriterMode::NewEndpoint {
                     self.renew()?;
                 }
-                let Some(berth) = &self.berth else {
-                    return Err(Failure::Line("there is no endpoint to write from".to_owned()));
+                let Some(local_port) = &self.local_port else {
+                    return Err(Failure::ControlChannel(
+                        "there is no endpoint to write from".to_owned(),
+                    ));
                 };
-                let (peer, address) = (berth.meet(&peer)?, berth.address()?);
+                let (peer, address) = (local_port.insert_peer(&peer)?, local_port.address()?);
                 let answer = self.accept(peer, &offer, chunk);
-                let Some(answer) = self.heal(answer)? else { return Ok(()) };
-                self.is_flowing = true;
-                self.station.report(&Report::Answered { attempt, address, answer })
+                let Some(answer) = self.report_broken(answer)? else { return Ok(()) };
+                self.is_streaming = true;
+                self.child_context.report(&Report::Answered { attempt, address, answer })
             }
-            Order::Finish => self.finish(),
-            Order::Stand => {
-                let text = self.stands();
-                self.station.report(&Report::Stands { text })
+            Instruction::Finish => self.finish(),
+            Instruction::ReportState => {
+                let text = self.state_text();
+                self.child_context.report(&Report::State { text })
             }
-            order => Err(Failure::Line(format!("a writer was told {order:?}"))),
+            instruction => Err(Failure::ControlChannel(format!(
+                "the writer got an instruction for the reader: {instruction:?}"
+            ))),
         }
     }
 
@@ -107,14 +111,14 @@ impl Writer {
     fn renew(&mut self) -> Result<(), Failure> {
         self.drain();
         self.ring = None;
-        if let Some(old) = self.berth.take() {
+        if let Some(old) = self.local_port.take() {
             old.close()?;
         }
-        let berth = self.station.open_port()?;
+        let local_port = self.child_context.open_port()?;
         if self.source.is_none() {
-            self.source = Some(self.station.source(&berth, SOURCE)?);
+            self.source = Some(self.child_context.source(&local_port, SOURCE)?);
         }
-        self.berth = Some(berth);
+        self.local_port = Some(local_port);
         Ok(())
     }
 
@@ -124,8 +128,10 @@ impl Writer {
         offer: &RingOffer,
         chunk: u64,
     ) -> fabric::Result<fabric::ring::RingAnswer> {
-        (self.places, self.current) = (Places::default(), None);
-        let Some(Berth { port, .. }) = &mut self.berth else { unreachable!("there is a berth") };
+        (self.source_slots, self.current) = (SourceSlots::default(), None);
+        let Some(LocalPort { port, .. }) = &mut self.local_port else {
+            unreachable!("there is a berth")
+        };
         if let Some(ring) = self.ring.take() {
             port.drop_sender(ring);
         }
@@ -136,20 +142,22 @@ impl Writer {
 
     /// Goes on with a message, or begins the next one. Returns after a while in any case.
     fn write(&mut self) -> fabric::Result<()> {
-        let (Some(berth), Some(ring), Some(source)) = (&mut self.berth, self.ring, &self.source)
+        let (Some(local_port), Some(ring), Some(source)) =
+            (&mut self.local_port, self.ring, &self.source)
         else {
             return Ok(());
         };
-        let port = &mut berth.port;
+        let port = &mut local_port.port;
         while let Some(number) = port.next_read(ring)? {
-            self.places.free(number);
+            self.source_slots.free(number);
         }
         if self.current.is_none() {
             let message = Message::new(self.seed, port.sender(ring)?.writer().messages());
-            let Some(place) = self.places.take(message.number, message.length as usize) else {
+            let Some(place) = self.source_slots.take(message.number, message.length as usize)
+            else {
                 // The reader has to let go of an earlier one.
-                return match port.rest(SLICE)? {
-                    Turn::Other(Err(failure)) => Err(failure.error),
+                return match port.wait(WAIT_SLICE)? {
+                    PortEvent::Other(Err(failure)) => Err(failure.error),
                     _ => Ok(()),
                 };
             };
@@ -159,7 +167,7 @@ impl Writer {
         }
         let Some((written, place)) = &mut self.current else { return Ok(()) };
         let payload = source.slice(*place..*place + written.length() as usize)?;
-        match port.finish(ring, written, &payload, SLICE) {
+        match port.finish(ring, written, &payload, WAIT_SLICE) {
             Ok(()) => self.current = None,
             Err(error) if is_late(&error) => {}
             Err(error) => return Err(error),
@@ -169,78 +177,78 @@ impl Writer {
 
     /// The message at hand, and one more; then the ring is closed.
     fn finish(&mut self) -> Result<(), Failure> {
-        let (Some(ring), true) = (self.ring, self.is_flowing) else { return Ok(()) };
-        let end = Instant::now() + FAREWELL;
+        let (Some(ring), true) = (self.ring, self.is_streaming) else { return Ok(()) };
+        let end = Instant::now() + CLOSE_TIMEOUT;
         let mut messages = 0;
         for _ in 0..2 {
             let next = self.messages();
             while Instant::now() < end && (self.messages() == next || self.current.is_some()) {
                 let written = self.write();
-                if self.heal(written)?.is_none() {
+                if self.report_broken(written)?.is_none() {
                     return Ok(());
                 }
             }
             messages = self.messages();
         }
         if self.current.is_some() {
-            return Err(Failure::Stuck(format!("the last messages took {FAREWELL:?}")));
+            return Err(Failure::Stalled(format!("the last messages took {FAREWELL:?}")));
         }
-        self.is_flowing = false;
-        let Some(berth) = &mut self.berth else { return Ok(()) };
+        self.is_streaming = false;
+        let Some(local_port) = &mut self.local_port else { return Ok(()) };
         self.ring = None;
-        let closed = berth.port.close_sender(ring, FAREWELL);
-        if self.heal(closed)?.is_some() {
-            self.station.report(&Report::Finished { messages })?;
+        let closed = local_port.port.close_sender(ring, CLOSE_TIMEOUT);
+        if self.report_broken(closed)?.is_some() {
+            self.child_context.report(&Report::Finished { messages })?;
         }
         Ok(())
     }
 
     fn messages(&self) -> u64 {
-        let ring = self.berth.as_ref().zip(self.ring);
-        let sender = ring.and_then(|(berth, ring)| berth.port.sender(ring).ok());
+        let ring = self.local_port.as_ref().zip(self.ring);
+        let sender = ring.and_then(|(local_port, ring)| local_port.port.sender(ring).ok());
         sender.map_or(0, |sender| sender.writer().messages())
     }
 
     /// Waits until nothing of the ring is on its way. Gives what is, all the same.
     fn drain(&mut self) -> usize {
-        let (Some(berth), Some(ring)) = (&mut self.berth, self.ring) else { return 0 };
-        let end = Instant::now() + DRAIN;
+        let (Some(local_port), Some(ring)) = (&mut self.local_port, self.ring) else { return 0 };
+        let end = Instant::now() + DRAIN_TIMEOUT;
         loop {
-            let unfinished = berth.port.sender(ring).map_or(0, |sender| sender.unfinished());
+            let unfinished = local_port.port.sender(ring).map_or(0, |sender| sender.unfinished());
             if unfinished == 0 || Instant::now() >= end {
                 return unfinished;
             }
-            if berth.port.rest(SLICE).is_err() {
+            if local_port.port.wait(WAIT_SLICE).is_err() {
                 std::thread::sleep(Duration::from_millis(1));
             }
         }
     }
 
     /// What the ring cannot go on with is the supervisor's to judge: it knows who died.
-    fn heal<T>(&mut self, result: fabric::Result<T>) -> Result<Option<T>, Failure> {
+    fn report_broken<T>(&mut self, result: fabric::Result<T>) -> Result<Option<T>, Failure> {
         match result {
             Ok(value) => Ok(Some(value)),
             Err(error) => {
-                self.is_flowing = false;
-                let (attempt, text) = (self.attempt, format!("{error}; {}", self.stands()));
-                self.station.report(&Report::Broken { attempt, text })?;
+                self.is_streaming = false;
+                let (attempt, text) = (self.attempt, format!("{error}; {}", self.state_text()));
+                self.child_context.report(&Report::Broken { attempt, text })?;
                 Ok(None)
             }
         }
     }
 
-    fn stands(&self) -> String {
-        let (Some(berth), Some(ring)) = (&self.berth, self.ring) else {
+    fn state_text(&self) -> String {
+        let (Some(local_port), Some(ring)) = (&self.local_port, self.ring) else {
             return "the writer has no ring".to_owned();
         };
-        match berth.port.sender(ring) {
+        match local_port.port.sender(ring) {
             Err(error) => format!("the writer's ring: {error}"),
             Ok(sender) => {
                 let writer = sender.writer();
                 format!(
                     "the writer: flowing: {}, epoch {}, {} messages begun, at {:?}, tail {}, \
                      known head {}, {} chunks unread, {} unfinished, broken: {:?}, strangers {}, {:?}",
-                    self.is_flowing,
+                    self.is_streaming,
                     writer.epoch(),
                     writer.messages(),
                     self.current,
@@ -249,7 +257,7 @@ impl Writer {
                     writer.unread(),
                     sender.unfinished(),
                     sender.broken().map(ToString::to_string),
-                    berth.port.strangers(),
+                    local_port.port.unmatched_notices(),
                     sender.statistics(),
                 )
             }
@@ -259,14 +267,14 @@ impl Writer {
 
 /// Where messages lie that are not known to be read: one after the other, around the end.
 #[derive(Debug, Default)]
-struct Places {
+struct SourceSlots {
     /// Number, beginning and end.
     taken: VecDeque<(u64, usize, usize)>,
 }
 
-impl Places {
+impl SourceSlots {
     fn take(&mut self, number: u64, length: usize) -> Option<usize> {
-        let room = length.max(1).next_multiple_of(LINE);
+        let room = length.max(1).next_multiple_of(SOURCE_ALIGN);
         let from = match (self.taken.front(), self.taken.back()) {
             (Some((_, oldest, _)), Some((_, _, end))) if end > oldest => {
                 if SOURCE - end >= room {

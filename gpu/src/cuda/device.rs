@@ -11,17 +11,17 @@ use sys::CUdevice_attribute_enum as Attribute;
 
 use super::kernels::Kernels;
 use super::library::{
-    self, Address, CONTEXT_IS_DESTROYED, Code, DEINITIALIZED, Functions, INVALID_CONTEXT,
-    NOT_READY, PEER_ACCESS_ALREADY_ENABLED,
+    self, Address, CONTEXT_DESTROYED, Code, DEINITIALIZED, Functions, INVALID_CONTEXT, NOT_READY,
+    PEER_ACCESS_ALREADY_ENABLED,
 };
-use super::memory::{self, Block, Physical, Space, SpareBlocks, SpareSums};
+use super::memory::{self, AccumulatorPool, AddressRange, Physical, PinnedBlock, PinnedBufferPool};
 use super::stream::{Event, Stream};
-use crate::driver::{self, DeviceDriver, HostBlock, SpaceDriver, StreamDriver};
+use crate::deferred_free::any_stream_waits;
+use crate::device_name::{DeviceName, Implementation};
+use crate::driver::{self, AddressRangeDriver, DeviceDriver, PinnedBuffer, StreamDriver};
 use crate::error::{Error, ErrorKind, Result};
-use crate::name::{DeviceName, Implementation};
-use crate::pointer::Attributes;
+use crate::pointer_attributes::PointerAttributes;
 use crate::properties::{HandleTypes, PciAddress, PeerAccess, Properties, Uuid};
-use crate::resting::somebody_waits;
 
 /// How many devices the driver shows this process.
 pub(crate) fn count() -> Result<u32> {
@@ -54,10 +54,10 @@ pub(super) struct Context {
     device: c_int,
     raw: sys::CUcontext,
     pub(super) kernels: Kernels,
-    pub(super) spare_blocks: SpareBlocks,
-    pub(super) spare_sums: SpareSums,
+    pub(super) pinned_buffers: PinnedBufferPool,
+    pub(super) accumulators: AccumulatorPool,
     /// It was destroyed by others, or the driver shut down: nothing of it is used or freed any more.
-    has_ended: AtomicBool,
+    is_destroyed: AtomicBool,
 }
 
 // SAFETY: the driver's objects may be used from any thread; a context is made current in
@@ -85,25 +85,26 @@ impl Context {
             library::check(functions, operation, code)?;
         }
         let kernels = Kernels::default();
-        let (spare_blocks, spare_sums) = (SpareBlocks::default(), SpareSums::default());
-        let has_ended = AtomicBool::new(false);
+        let (pinned_buffers, accumulators) =
+            (PinnedBufferPool::default(), AccumulatorPool::default());
+        let is_destroyed = AtomicBool::new(false);
         Ok(Arc::new(Self {
             functions,
             number,
             device,
             raw,
             kernels,
-            spare_blocks,
-            spare_sums,
-            has_ended,
+            pinned_buffers,
+            accumulators,
+            is_destroyed,
         }))
     }
 
     /// An error unless the code is 0.
     pub(super) fn check(&self, operation: &'static str, code: Code) -> Result<()> {
-        if matches!(code, DEINITIALIZED | CONTEXT_IS_DESTROYED) {
+        if matches!(code, DEINITIALIZED | CONTEXT_DESTROYED) {
             // Handles of it mean nothing to the driver any more.
-            self.has_ended.store(true, Ordering::Relaxed);
+            self.is_destroyed.store(true, Ordering::Relaxed);
         }
         library::check(self.functions, operation, code)
             .map_err(|error| error.on(DeviceName::cuda(self.number)))
@@ -116,9 +117,9 @@ impl Context {
     /// captures in global mode, which is what frameworks do, a thread in another mode than "relaxed"
     /// may neither ask after an event nor allocate: the call fails, and invalidates the capture. Nothing
     /// that is begun here is on a stream that is captured.
-    pub(super) fn enter(&self, operation: &'static str) -> Result<Entered<'_>> {
+    pub(super) fn make_current(&self, operation: &'static str) -> Result<CurrentContext<'_>> {
         const RELAXED: u32 = 2;
-        if self.has_ended.load(Ordering::Relaxed) {
+        if self.is_destroyed.load(Ordering::Relaxed) {
             let detail = "its context was destroyed, or the driver shut down";
             let error = Error::new(operation, ErrorKind::DeviceFailed, detail);
             return Err(error.on(DeviceName::cuda(self.number)));
@@ -127,7 +128,7 @@ impl Context {
         let code = unsafe { (self.functions.context_push)(self.raw) };
         self.check(operation, code).map_err(|error| match code {
             INVALID_CONTEXT => {
-                self.has_ended.store(true, Ordering::Relaxed);
+                self.is_destroyed.store(true, Ordering::Relaxed);
                 error.with_kind(ErrorKind::DeviceFailed)
             }
             _ => error,
@@ -135,7 +136,7 @@ impl Context {
         let mut mode = RELAXED;
         // SAFETY: a valid mode, which becomes the one before.
         let code = unsafe { (self.functions.exchange_capture_mode)(&raw mut mode) };
-        let entered = Entered { context: self, mode: (code == 0).then_some(mode) };
+        let entered = CurrentContext { context: self, mode: (code == 0).then_some(mode) };
         self.check(operation, code)?;
         Ok(entered)
     }
@@ -168,13 +169,13 @@ impl Context {
 }
 
 /// The driver's functions, while a context is this thread's.
-pub(super) struct Entered<'a> {
+pub(super) struct CurrentContext<'a> {
     context: &'a Context,
     /// How this thread took part in captures before.
     mode: Option<u32>,
 }
 
-impl std::ops::Deref for Entered<'_> {
+impl std::ops::Deref for CurrentContext<'_> {
     type Target = Functions;
 
     fn deref(&self) -> &Functions {
@@ -182,7 +183,7 @@ impl std::ops::Deref for Entered<'_> {
     }
 }
 
-impl Drop for Entered<'_> {
+impl Drop for CurrentContext<'_> {
     fn drop(&mut self) {
         if let Some(mut mode) = self.mode {
             // SAFETY: the mode that the driver gave.
@@ -198,13 +199,13 @@ impl Drop for Context {
     fn drop(&mut self) {
         // What follows would wait for a stream of another device that waits. It ends with the
         // process, then.
-        if self.has_ended.load(Ordering::Relaxed) || somebody_waits(Implementation::Cuda) {
+        if self.is_destroyed.load(Ordering::Relaxed) || any_stream_waits(Implementation::Cuda) {
             return;
         }
         std::mem::take(&mut self.kernels).unload(self);
-        std::mem::take(&mut self.spare_blocks).free(self);
-        std::mem::take(&mut self.spare_sums).free(self);
-        if self.has_ended.load(Ordering::Relaxed) {
+        std::mem::take(&mut self.pinned_buffers).free(self);
+        std::mem::take(&mut self.accumulators).free(self);
+        if self.is_destroyed.load(Ordering::Relaxed) {
             return;
         }
         // SAFETY: retained once, by `retain`. Nobody is left to tell if it fails.
@@ -242,7 +243,7 @@ impl Device {
 
 fn properties_of(context: &Context) -> Result<Properties> {
     let operation = "read properties";
-    let functions = context.enter(operation)?;
+    let functions = context.make_current(operation)?;
     let mut name = [0; 256];
     let mut uuid = [0; 16];
     let mut total = 0;
@@ -316,7 +317,7 @@ impl DeviceDriver for Device {
 
     fn free_memory(&self) -> Result<u64> {
         let operation = "free memory";
-        let functions = self.context.enter(operation)?;
+        let functions = self.context.make_current(operation)?;
         let (mut free, mut total) = (0, 0);
         // SAFETY: two valid numbers.
         let code = unsafe { (functions.memory_info)(&raw mut free, &raw mut total) };
@@ -351,7 +352,7 @@ impl DeviceDriver for Device {
     fn enable_peer(&self, peer: u32) -> Result<()> {
         let operation = "enable peer access";
         let peer = self.peer(peer)?;
-        let functions = self.context.enter(operation)?;
+        let functions = self.context.make_current(operation)?;
         // SAFETY: the peer's context is retained during the call; the grant ends with
         // either context.
         match unsafe { (functions.context_enable_peer)(peer.raw, 0) } {
@@ -369,7 +370,7 @@ impl DeviceDriver for Device {
 
     unsafe fn free(&self, address: u64) -> Result<()> {
         let operation = "free";
-        let functions = self.context.enter(operation)?;
+        let functions = self.context.make_current(operation)?;
         // SAFETY: the caller's promise.
         self.context.check(operation, unsafe { (functions.memory_free)(address) })
     }
@@ -381,7 +382,7 @@ impl DeviceDriver for Device {
     fn export(&self, physical: &driver::Physical) -> Result<OwnedFd> {
         match physical {
             driver::Physical::Cuda(physical) => physical.export(),
-            driver::Physical::StandIn(_) => Err(driver::mixed("export")),
+            driver::Physical::Emulated(_) => Err(driver::implementation_mismatch("export")),
         }
     }
 
@@ -390,8 +391,8 @@ impl DeviceDriver for Device {
         Ok((driver::Physical::Cuda(physical), resident))
     }
 
-    fn reserve(&self, length: u64) -> Result<Box<dyn SpaceDriver>> {
-        Ok(Box::new(Space::reserve(&self.context, length)?))
+    fn reserve(&self, length: u64) -> Result<Box<dyn AddressRangeDriver>> {
+        Ok(Box::new(AddressRange::reserve(&self.context, length)?))
     }
 
     fn legacy_export(&self, address: u64) -> Result<[u8; 64]> {
@@ -404,12 +405,12 @@ impl DeviceDriver for Device {
 
     unsafe fn legacy_close(&self, address: Address) -> Result<()> {
         let operation = "close a legacy handle";
-        let functions = self.context.enter(operation)?;
+        let functions = self.context.make_current(operation)?;
         // SAFETY: the caller's promise.
         self.context.check(operation, unsafe { (functions.ipc_memory_close)(address) })
     }
 
-    fn attributes(&self, address: u64) -> Result<Attributes> {
+    fn attributes(&self, address: u64) -> Result<PointerAttributes> {
         memory::attributes(&self.context, address)
     }
 
@@ -428,17 +429,17 @@ impl DeviceDriver for Device {
 
     unsafe fn unregister(&self, address: u64) -> Result<()> {
         let operation = "unregister host memory";
-        let functions = self.context.enter(operation)?;
+        let functions = self.context.make_current(operation)?;
         // SAFETY: the caller's promise.
         self.context.check(operation, unsafe { (functions.host_unregister)(address as *mut _) })
     }
 
     fn check_context(&self, operation: &'static str) -> Result<()> {
-        self.context.enter(operation).map(drop)
+        self.context.make_current(operation).map(drop)
     }
 
-    fn host_block(&self, length: usize) -> Result<Box<dyn HostBlock>> {
-        Ok(Box::new(Block::new(&self.context, length)?))
+    fn pinned_buffer(&self, length: usize) -> Result<Box<dyn PinnedBuffer>> {
+        Ok(Box::new(PinnedBlock::new(&self.context, length)?))
     }
 
     fn stream(&self) -> Result<Box<dyn StreamDriver>> {
@@ -457,7 +458,7 @@ impl DeviceDriver for Device {
     fn is_event_done(&self, event: &driver::Event) -> Result<bool> {
         match event {
             driver::Event::Cuda(event) => event.is_done(),
-            driver::Event::StandIn(_) => Err(driver::mixed("look at an event")),
+            driver::Event::Emulated(_) => Err(driver::implementation_mismatch("query event")),
         }
     }
 }

@@ -7,7 +7,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use cudarc::driver::sys;
 
-use super::device::{Context, Entered};
+use super::device::{Context, CurrentContext};
 use crate::error::Result;
 
 /// Threads of a block that copies a list: as many as the largest team has.
@@ -39,23 +39,23 @@ impl Kernel {
 
 /// How many blocks of how many threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Shape {
+pub(super) struct LaunchConfig {
     pub(super) blocks: u32,
     pub(super) threads: u32,
 }
 
 /// For a checksum of so many bytes.
-pub(super) fn checksum_shape(length: u64) -> Shape {
+pub(super) fn checksum_launch(length: u64) -> LaunchConfig {
     let threads = CHECKSUM_THREADS;
     let blocks = length.div_ceil(8 * u64::from(threads)).clamp(1, CHECKSUM_BLOCKS) as u32;
-    Shape { blocks, threads }
+    LaunchConfig { blocks, threads }
 }
 
 /// For a list of so many entries with so many bytes in all; and how many threads are a team.
 ///
 /// A lane moves 64 bytes at a time: a team is as large as an average entry keeps busy, so that
 /// as many entries as possible are on their way at once.
-pub(super) fn copy_shape(entries: u32, bytes: u64) -> (Shape, u32) {
+pub(super) fn copy_launch(entries: u32, bytes: u64) -> (LaunchConfig, u32) {
     let average = bytes / u64::from(entries.max(1));
     let lanes = match average {
         0..2048 => 32,
@@ -64,31 +64,31 @@ pub(super) fn copy_shape(entries: u32, bytes: u64) -> (Shape, u32) {
     };
     let teams_per_block = u64::from(COPY_THREADS / lanes);
     let blocks = u64::from(entries).div_ceil(teams_per_block).clamp(1, COPY_BLOCKS) as u32;
-    (Shape { blocks, threads: COPY_THREADS }, lanes)
+    (LaunchConfig { blocks, threads: COPY_THREADS }, lanes)
 }
 
 /// A context's kernels, as far as they were needed.
 #[derive(Default)]
 pub(super) struct Kernels {
-    checksum: OnceLock<Loaded>,
-    copy_list: OnceLock<Loaded>,
+    checksum: OnceLock<LoadedKernel>,
+    copy_list: OnceLock<LoadedKernel>,
     /// One thread loads at a time: to unload what another one loaded as well may take long.
     loading: Mutex<()>,
 }
 
 /// A kernel's code on a device.
-struct Loaded {
+struct LoadedKernel {
     module: sys::CUmodule,
     function: sys::CUfunction,
 }
 
 // SAFETY: the driver's modules may be used from any thread.
-unsafe impl Send for Loaded {}
+unsafe impl Send for LoadedKernel {}
 // SAFETY: the same.
-unsafe impl Sync for Loaded {}
+unsafe impl Sync for LoadedKernel {}
 
 impl Kernels {
-    fn place(&self, kernel: Kernel) -> &OnceLock<Loaded> {
+    fn slot_of(&self, kernel: Kernel) -> &OnceLock<LoadedKernel> {
         match kernel {
             Kernel::Checksum => &self.checksum,
             Kernel::CopyList => &self.copy_list,
@@ -97,17 +97,17 @@ impl Kernels {
 
     /// Has the driver compile it, the first time.
     fn function(&self, context: &Context, kernel: Kernel) -> Result<sys::CUfunction> {
-        let place = self.place(kernel);
-        if let Some(loaded) = place.get() {
+        let slot_of = self.slot_of(kernel);
+        if let Some(loaded) = slot_of.get() {
             return Ok(loaded.function);
         }
         let _loading = self.loading.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(loaded) = place.get() {
+        if let Some(loaded) = slot_of.get() {
             return Ok(loaded.function);
         }
         let operation = "load a kernel";
         let (text, name) = kernel.source();
-        let functions = context.enter(operation)?;
+        let functions = context.make_current(operation)?;
         let (mut module, mut function) = (ptr::null_mut(), ptr::null_mut());
         // SAFETY: room for handles; texts that end in zero.
         unsafe {
@@ -118,7 +118,7 @@ impl Kernels {
                 let _ = (functions.module_unload)(module);
             })?;
         }
-        Ok(place.get_or_init(|| Loaded { module, function }).function)
+        Ok(slot_of.get_or_init(|| LoadedKernel { module, function }).function)
     }
 
     /// Has all of them compiled: the driver loads nothing while a stream waits, and who needs one
@@ -137,8 +137,8 @@ impl Kernels {
     pub(super) unsafe fn launch(
         &self,
         context: &Context,
-        functions: &Entered<'_>,
-        (kernel, shape): (Kernel, Shape),
+        functions: &CurrentContext<'_>,
+        (kernel, config): (Kernel, LaunchConfig),
         stream: sys::CUstream,
         arguments: &mut [*mut c_void],
     ) -> Result<()> {
@@ -147,10 +147,10 @@ impl Kernels {
         let code = unsafe {
             (functions.launch)(
                 function,
-                shape.blocks,
+                config.blocks,
                 1,
                 1,
-                shape.threads,
+                config.threads,
                 1,
                 1,
                 0,
@@ -172,9 +172,9 @@ impl Kernels {
     }
 }
 
-impl Loaded {
+impl LoadedKernel {
     fn unload(self, context: &Context) {
-        if let Ok(functions) = context.enter("unload a kernel") {
+        if let Ok(functions) = context.make_current("unload a kernel") {
             // SAFETY: loaded by us; nothing of it runs any more.
             let _ = unsafe { (functions.module_unload)(self.module) };
         }
@@ -188,9 +188,9 @@ mod tests {
     #[test]
     fn teams_fit_entries_and_blocks_fit_teams() {
         let of = |entries, average: u64| {
-            let (shape, lanes) = copy_shape(entries, average * u64::from(entries));
-            assert_eq!(shape.threads % lanes, 0);
-            (shape.blocks, lanes)
+            let (config, lanes) = copy_launch(entries, average * u64::from(entries));
+            assert_eq!(config.threads % lanes, 0);
+            (config.blocks, lanes)
         };
         assert_eq!(of(1, 1), (1, 32));
         assert_eq!(of(16, 2047), (1, 32));
@@ -201,9 +201,9 @@ mod tests {
         assert_eq!(of(5, 8192), (3, 256));
         assert_eq!(of(128, 65_536), (64, 256));
         assert_eq!(of(129, 65_536), (64, 256));
-        assert_eq!(copy_shape(0, 0).0.blocks, 1);
-        assert_eq!(checksum_shape(0).blocks, 1);
-        assert_eq!(checksum_shape(u64::MAX).blocks, 1024);
+        assert_eq!(copy_launch(0, 0).0.blocks, 1);
+        assert_eq!(checksum_launch(0).blocks, 1);
+        assert_eq!(checksum_launch(u64::MAX).blocks, 1024);
     }
 
     /// A text that the driver would refuse for what it calls the kernel is found here.

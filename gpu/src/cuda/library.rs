@@ -12,7 +12,7 @@ use std::sync::OnceLock;
 use cudarc::driver::sys;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::fork::Birth;
+use crate::fork::ForkGeneration;
 
 /// What every function returns.
 pub(super) type Code = u32;
@@ -20,7 +20,7 @@ pub(super) type Code = u32;
 pub(super) type Address = u64;
 
 /// The oldest driver interface that has all of the functions.
-const OLDEST: i32 = 12_000;
+const MIN_DRIVER_VERSION: i32 = 12_000;
 
 macro_rules! functions {
     ($($field:ident = $symbol:literal: fn($($argument:ty),* $(,)?);)*) => {
@@ -134,10 +134,10 @@ functions! {
 
 /// The driver, if there is one. What was found out is remembered.
 pub(super) fn driver() -> Result<&'static Functions> {
-    static FOUND: OnceLock<(Birth, Result<Functions>)> = OnceLock::new();
-    let (birth, found) = FOUND.get_or_init(|| (Birth::now(), find()));
+    static FOUND: OnceLock<(ForkGeneration, Result<Functions>)> = OnceLock::new();
+    let (fork_generation, found) = FOUND.get_or_init(|| (ForkGeneration::now(), find()));
     // A driver that the parent started answers in a child with errors that do not say why.
-    birth.check("use CUDA")?;
+    fork_generation.check("use CUDA")?;
     found.as_ref().map_err(Clone::clone)
 }
 
@@ -145,7 +145,7 @@ fn find() -> Result<Functions> {
     let missing = |detail: String| Error::new("load CUDA", ErrorKind::Unavailable, detail);
     // SAFETY: loads and closes the library; its initialisers are NVIDIA's.
     if !unsafe { sys::is_culib_present() } {
-        let detail = "libcuda.so.1 is not here: no NVIDIA driver, or not in this container";
+        let detail = "libcuda.so.1 was not found: no NVIDIA driver is installed, or the container has no access to it";
         return Err(missing(detail.to_owned()));
     }
     // SAFETY: it is the CUDA driver: found by its name.
@@ -155,11 +155,11 @@ fn find() -> Result<Functions> {
     let mut version = 0;
     // SAFETY: one valid number.
     check(&functions, "load CUDA", unsafe { (functions.driver_version)(&raw mut version) })?;
-    if version < OLDEST {
+    if version < MIN_DRIVER_VERSION {
         let detail = format!(
-            "the driver speaks CUDA {}, {} is the oldest that will do",
+            "the driver speaks CUDA {}, {} is the oldest supported version",
             version_text(version),
-            version_text(OLDEST)
+            version_text(MIN_DRIVER_VERSION)
         );
         return Err(missing(detail));
     }
@@ -182,7 +182,7 @@ pub(super) const DEINITIALIZED: Code = 4;
 /// That of a context which was destroyed, or of something else: only where it is made current
 /// is it certain which.
 pub(super) const INVALID_CONTEXT: Code = 201;
-pub(super) const CONTEXT_IS_DESTROYED: Code = 709;
+pub(super) const CONTEXT_DESTROYED: Code = 709;
 
 fn kind_of(code: Code) -> ErrorKind {
     match code {
@@ -232,7 +232,7 @@ mod tests {
     /// No copy outlives the driver or its context, and nothing waits for one then.
     #[test]
     fn driver_or_context_that_ended_has_nothing_under_way() {
-        let is_over = |code| is_over(&Error::new("look at a stream", kind_of(code), ""));
+        let is_over = |code| is_over(&Error::new("query stream", kind_of(code), ""));
         for ended in [4, 700, 709] {
             assert!(is_over(ended), "{ended}");
         }

@@ -12,7 +12,7 @@ use super::library::{self, Address, Functions};
 
 /// Where an address lies, as far as CUDA knows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Located {
+pub(crate) enum PointerLocation {
     /// In memory of the host's that was allocated by or registered with the driver.
     Host { base: u64, length: u64 },
     /// On the device of this number.
@@ -20,7 +20,7 @@ pub(crate) enum Located {
 }
 
 /// None if CUDA is not in this process, cannot be used, or does not know the address.
-pub(crate) fn locate(address: u64) -> Option<Located> {
+pub(crate) fn locate(address: u64) -> Option<PointerLocation> {
     if !is_loaded() {
         return None;
     }
@@ -55,7 +55,7 @@ pub(crate) fn locate(address: u64) -> Option<Located> {
 }
 
 /// Asks with whatever context is current. It disturbs no capture of graphs: nothing is begun.
-fn ask(functions: &Functions, address: Address) -> Option<Located> {
+fn ask(functions: &Functions, address: Address) -> Option<PointerLocation> {
     const HOST: u32 = 1;
     let (mut kind, mut managed, mut ordinal) = (0_u64, 0_u64, 0_u64);
     let (mut base, mut length) = (0_u64, 0_u64);
@@ -76,8 +76,8 @@ fn ask(functions: &Functions, address: Address) -> Option<Located> {
     match kind as u32 {
         _ if code != 0 => None,
         0 => None,
-        HOST if managed & 0xff == 0 => Some(Located::Host { base, length }),
-        _ => Some(Located::Device(ordinal as u32)),
+        HOST if managed & 0xff == 0 => Some(PointerLocation::Host { base, length }),
+        _ => Some(PointerLocation::Device(ordinal as u32)),
     }
 }
 

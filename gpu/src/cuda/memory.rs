@@ -11,10 +11,10 @@ use cudarc::driver::sys;
 
 use super::device::Context;
 use super::library::Address;
-use crate::driver::{self, HostBlock, SpaceDriver};
+use crate::device_name::DeviceName;
+use crate::driver::{self, AddressRangeDriver, PinnedBuffer};
 use crate::error::{Error, ErrorKind, Result};
-use crate::name::DeviceName;
-use crate::pointer::{Allocator, Attributes};
+use crate::pointer_attributes::{Allocator, PointerAttributes};
 
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
 const FILE_DESCRIPTOR: u32 = 1;
@@ -57,7 +57,7 @@ fn location(number: u32) -> sys::CUmemLocation {
 pub(super) fn granularity(context: &Context) -> Result<u64> {
     const RECOMMENDED: u32 = 1;
     let operation = "read properties";
-    let functions = context.enter(operation)?;
+    let functions = context.make_current(operation)?;
     let wanted = shareable(context);
     let mut bytes = 0;
     // SAFETY: a valid number, a valid description.
@@ -67,7 +67,7 @@ pub(super) fn granularity(context: &Context) -> Result<u64> {
 
 pub(super) fn allocate(context: &Context, length: u64) -> Result<Address> {
     let operation = "allocate";
-    let functions = context.enter(operation)?;
+    let functions = context.make_current(operation)?;
     let mut address = 0;
     // SAFETY: one valid number.
     let code = unsafe { (functions.memory_allocate)(&raw mut address, length as usize) };
@@ -84,7 +84,7 @@ pub(crate) struct Physical {
 
 impl Drop for Physical {
     fn drop(&mut self) {
-        if let Ok(functions) = self.context.enter("release memory") {
+        if let Ok(functions) = self.context.make_current("release memory") {
             // SAFETY: ours, released once; what is mapped stays until it is unmapped.
             let _ = unsafe { (functions.physical_release)(self.handle) };
         }
@@ -94,7 +94,7 @@ impl Drop for Physical {
 impl Physical {
     pub(super) fn create(context: &Arc<Context>, length: u64) -> Result<Self> {
         let operation = "allocate";
-        let functions = context.enter(operation)?;
+        let functions = context.make_current(operation)?;
         let wanted = shareable(context);
         let mut handle = 0;
         // SAFETY: a valid number, a valid description.
@@ -107,7 +107,7 @@ impl Physical {
 
     pub(super) fn export(&self) -> Result<OwnedFd> {
         let operation = "export";
-        let functions = self.context.enter(operation)?;
+        let functions = self.context.make_current(operation)?;
         let mut number: c_int = -1;
         // SAFETY: room for a descriptor's number.
         let code = unsafe {
@@ -129,7 +129,7 @@ impl Physical {
         length: u64,
     ) -> Result<(Self, u32)> {
         let operation = "import";
-        let functions = context.enter(operation)?;
+        let functions = context.make_current(operation)?;
         let mut handle = 0;
         // SAFETY: the driver takes the number of a descriptor for a pointer, looks at
         // what it is, and keeps nothing of it.
@@ -175,16 +175,16 @@ fn owned(operation: &'static str, number: c_int) -> Result<OwnedFd> {
 
 /// A reserved range of addresses.
 #[derive(Debug)]
-pub(super) struct Space {
+pub(super) struct AddressRange {
     context: Arc<Context>,
     address: Address,
     length: u64,
 }
 
-impl Space {
+impl AddressRange {
     pub(super) fn reserve(context: &Arc<Context>, length: u64) -> Result<Self> {
         let operation = "reserve addresses";
-        let functions = context.enter(operation)?;
+        let functions = context.make_current(operation)?;
         let mut address = 0;
         // SAFETY: one valid number.
         let code =
@@ -194,7 +194,7 @@ impl Space {
     }
 }
 
-impl SpaceDriver for Space {
+impl AddressRangeDriver for AddressRange {
     fn address(&self) -> u64 {
         self.address
     }
@@ -202,11 +202,11 @@ impl SpaceDriver for Space {
     fn map(&self, offset: u64, physical: &driver::Physical, devices: &[u32]) -> Result<()> {
         let operation = "map";
         let driver::Physical::Cuda(physical) = physical else {
-            return Err(driver::mixed(operation));
+            return Err(driver::implementation_mismatch(operation));
         };
-        let functions = self.context.enter(operation)?;
+        let functions = self.context.make_current(operation)?;
         let (at, length) = (self.address + offset, physical.length as usize);
-        // SAFETY: inside of the reserved range: `space.rs` keeps count of it.
+        // SAFETY: inside of the reserved range: `address_range.rs` keeps count of it.
         let code = unsafe { (functions.map)(at, length, 0, physical.handle, 0) };
         self.context.check(operation, code)?;
         let access: Vec<_> = devices
@@ -226,16 +226,16 @@ impl SpaceDriver for Space {
 
     unsafe fn unmap(&self, offset: u64, length: u64) -> Result<()> {
         let operation = "unmap";
-        let functions = self.context.enter(operation)?;
+        let functions = self.context.make_current(operation)?;
         // SAFETY: the caller's promise.
         let code = unsafe { (functions.unmap)(self.address + offset, length as usize) };
         self.context.check(operation, code)
     }
 }
 
-impl Drop for Space {
+impl Drop for AddressRange {
     fn drop(&mut self) {
-        if let Ok(functions) = self.context.enter("free addresses") {
+        if let Ok(functions) = self.context.make_current("free addresses") {
             // SAFETY: reserved by us; the pieces are unmapped, or this is refused.
             let _ = unsafe { (functions.address_free)(self.address, self.length as usize) };
         }
@@ -244,7 +244,7 @@ impl Drop for Space {
 
 pub(super) fn legacy_export(context: &Context, address: Address) -> Result<[u8; 64]> {
     let operation = "export by legacy handle";
-    let functions = context.enter(operation)?;
+    let functions = context.make_current(operation)?;
     let mut handle = sys::CUipcMemHandle { reserved: [0; 64] };
     // SAFETY: room for a handle.
     let code = unsafe { (functions.ipc_memory_handle)(&raw mut handle, address) };
@@ -260,7 +260,7 @@ pub(super) fn legacy_export(context: &Context, address: Address) -> Result<[u8; 
 pub(super) fn legacy_open(context: &Context, handle: [u8; 64]) -> Result<(Address, u64)> {
     const LAZY_ENABLE_PEER_ACCESS: u32 = 1;
     let operation = "open a legacy handle";
-    let functions = context.enter(operation)?;
+    let functions = context.make_current(operation)?;
     let handle = sys::CUipcMemHandle { reserved: handle.map(|byte| byte as _) };
     let (mut address, mut base, mut length) = (0, 0, 0);
     // SAFETY: valid numbers; the driver checks the handle.
@@ -278,11 +278,11 @@ pub(super) fn legacy_open(context: &Context, handle: [u8; 64]) -> Result<(Addres
     Ok((address, (length as u64).saturating_sub(address - base)))
 }
 
-pub(super) fn attributes(context: &Context, address: Address) -> Result<Attributes> {
+pub(super) fn attributes(context: &Context, address: Address) -> Result<PointerAttributes> {
     use sys::CUpointer_attribute_enum as Attribute;
     const HOST: u64 = 1;
-    let operation = "look at an address";
-    let functions = context.enter(operation)?;
+    let operation = "query pointer attributes";
+    let functions = context.make_current(operation)?;
     let mut memory_type = 0_u64;
     let mut ordinal = 0_u64;
     let mut buffer_id = 0_u64;
@@ -310,7 +310,7 @@ pub(super) fn attributes(context: &Context, address: Address) -> Result<Attribut
     };
     context.check(operation, code)?;
     if memory_type == 0 {
-        let detail = format!("the driver knows nothing of {address:#x}");
+        let detail = format!("the driver has no allocation at {address:#x}");
         return Err(Error::new(operation, ErrorKind::InvalidArgument, detail));
     }
     let allocator = if is_managed & 0xff != 0 {
@@ -325,7 +325,7 @@ pub(super) fn attributes(context: &Context, address: Address) -> Result<Attribut
         Allocator::Plain
     };
     let device = (allocator != Allocator::Host).then(|| DeviceName::cuda(ordinal as u32));
-    Ok(Attributes { device, allocator, base, length, buffer_id })
+    Ok(PointerAttributes { device, allocator, base, length, buffer_id })
 }
 
 /// Was physical memory mapped here, by whoever?
@@ -346,8 +346,8 @@ fn is_mapped(context: &Context, address: Address) -> bool {
 /// The piece that is mapped at an address, retained. Of memory that was mapped in pieces the
 /// driver tells the bounds of the one that the address lies in, not those of all.
 pub(super) fn retain(context: &Arc<Context>, address: Address) -> Result<driver::Mapping> {
-    let operation = "look at mapped memory";
-    let functions = context.enter(operation)?;
+    let operation = "query mapped memory";
+    let functions = context.make_current(operation)?;
     let (mut handle, mut base, mut length) = (0, 0, 0);
     // SAFETY: valid numbers; the driver looks the address up.
     unsafe {
@@ -364,7 +364,7 @@ pub(super) fn retain(context: &Arc<Context>, address: Address) -> Result<driver:
 pub(super) fn dma_buf(context: &Context, address: Address, length: u64) -> Result<OwnedFd> {
     const DMA_BUF: u32 = 1;
     let operation = "export as dma-buf";
-    let functions = context.enter(operation)?;
+    let functions = context.make_current(operation)?;
     let mut number: c_int = -1;
     // SAFETY: room for a descriptor's number.
     let code = unsafe {
@@ -386,7 +386,7 @@ pub(super) unsafe fn register(
     const PORTABLE_AND_MAPPED: u32 = 1 | 2;
     const READ_ONLY: u32 = 8;
     let operation = "register host memory";
-    let functions = context.enter(operation)?;
+    let functions = context.make_current(operation)?;
     if is_read_only && !context.can_register_read_only() {
         let detail = "the device cannot register memory that can only be read";
         return Err(Error::new(operation, ErrorKind::NotSupported, detail));
@@ -402,7 +402,7 @@ pub(super) unsafe fn register(
 
 /// Memory of the host, allocated with the driver.
 #[derive(Debug)]
-pub(super) struct Block {
+pub(super) struct PinnedBlock {
     context: Arc<Context>,
     address: u64,
     length: usize,
@@ -412,9 +412,9 @@ pub(super) struct Block {
 /// only when the whole device has come to rest: with a stream that waits for another process, that
 /// can be long, and if that one waits for this one, for ever.
 #[derive(Debug, Default)]
-pub(super) struct SpareBlocks(Mutex<Vec<(usize, u64)>>);
+pub(super) struct PinnedBufferPool(Mutex<Vec<(usize, u64)>>);
 
-impl SpareBlocks {
+impl PinnedBufferPool {
     fn all(&self) -> MutexGuard<'_, Vec<(usize, u64)>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -431,7 +431,7 @@ impl SpareBlocks {
         if all.is_empty() {
             return;
         }
-        if let Ok(functions) = context.enter("free host memory") {
+        if let Ok(functions) = context.make_current("free host memory") {
             for (_, address) in all {
                 // SAFETY: ours, and no operation on it is left.
                 let _ = unsafe { (functions.host_free)(address as *mut c_void) };
@@ -442,9 +442,9 @@ impl SpareBlocks {
 
 /// Where kernels of streams added up that went while another one waited, for the next ones.
 #[derive(Debug, Default)]
-pub(super) struct SpareSums(Mutex<Vec<Address>>);
+pub(super) struct AccumulatorPool(Mutex<Vec<Address>>);
 
-impl SpareSums {
+impl AccumulatorPool {
     fn all(&self) -> MutexGuard<'_, Vec<Address>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -461,24 +461,24 @@ impl SpareSums {
     /// At the end of a context.
     pub(super) fn free(self, context: &Context) {
         for address in std::mem::take(&mut *self.all()) {
-            free_sum(context, address);
+            free_accumulator(context, address);
         }
     }
 }
 
-pub(super) fn free_sum(context: &Context, address: Address) {
-    if let Ok(functions) = context.enter("free") {
+pub(super) fn free_accumulator(context: &Context, address: Address) {
+    if let Ok(functions) = context.make_current("free") {
         // SAFETY: ours, and no operation on it is left.
         let _ = unsafe { (functions.memory_free)(address) };
     }
 }
 
-impl Block {
+impl PinnedBlock {
     pub(super) fn new(context: &Arc<Context>, length: usize) -> Result<Self> {
         const PORTABLE: u32 = 1;
         let operation = "allocate host memory";
-        let functions = context.enter(operation)?;
-        if let Some(address) = context.spare_blocks.take(length) {
+        let functions = context.make_current(operation)?;
+        if let Some(address) = context.pinned_buffers.take(length) {
             return Ok(Self { context: Arc::clone(context), address, length });
         }
         let mut place = ptr::null_mut();
@@ -490,14 +490,14 @@ impl Block {
     }
 }
 
-impl HostBlock for Block {
+impl PinnedBuffer for PinnedBlock {
     fn address(&self) -> u64 {
         self.address
     }
 }
 
-impl Drop for Block {
+impl Drop for PinnedBlock {
     fn drop(&mut self) {
-        self.context.spare_blocks.all().push((self.length, self.address));
+        self.context.pinned_buffers.all().push((self.length, self.address));
     }
 }

@@ -8,6 +8,6 @@ mod memory;
 mod stream;
 
 pub(crate) use device::{Device, count, uuid};
-pub(crate) use locate::{Located, locate};
+pub(crate) use locate::{PointerLocation, locate};
 pub(crate) use memory::Physical;
 pub(crate) use stream::Event;

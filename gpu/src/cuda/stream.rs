@@ -8,12 +8,12 @@ use std::sync::{Arc, OnceLock};
 use cudarc::driver::sys;
 
 use super::device::Context;
-use super::kernels::{Kernel, checksum_shape, copy_shape};
+use super::kernels::{Kernel, checksum_launch, copy_launch};
 use super::library::Address;
+use crate::deferred_free::if_no_stream_waits;
+use crate::device_name::Implementation;
 use crate::driver::{self, StreamDriver};
 use crate::error::{Error, ErrorKind, Result};
-use crate::name::Implementation;
-use crate::resting::if_nobody_waits;
 
 /// A stream of the driver's.
 #[derive(Debug)]
@@ -22,7 +22,7 @@ pub(super) struct Stream {
     raw: sys::CUstream,
     is_adopted: bool,
     /// Where the kernel adds up.
-    sum: OnceLock<Address>,
+    accumulator: OnceLock<Address>,
 }
 
 // SAFETY: the driver's streams may be used from any thread.
@@ -34,13 +34,18 @@ impl Stream {
     pub(super) fn new(context: &Arc<Context>) -> Result<Self> {
         /// Does not wait for the default stream, which others may use.
         const NON_BLOCKING: u32 = 1;
-        let operation = "make a stream";
-        let functions = context.enter(operation)?;
+        let operation = "create stream";
+        let functions = context.make_current(operation)?;
         let mut raw = ptr::null_mut();
         // SAFETY: room for a handle.
         let code = unsafe { (functions.stream_create)(&raw mut raw, NON_BLOCKING) };
         context.check(operation, code)?;
-        Ok(Self { context: Arc::clone(context), raw, is_adopted: false, sum: OnceLock::new() })
+        Ok(Self {
+            context: Arc::clone(context),
+            raw,
+            is_adopted: false,
+            accumulator: OnceLock::new(),
+        })
     }
 
     /// # Safety
@@ -54,41 +59,46 @@ impl Stream {
             let detail = "the default stream of each thread is another one in each";
             return Err(Error::new(operation, ErrorKind::NotSupported, detail));
         }
-        let functions = context.enter(operation)?;
+        let functions = context.make_current(operation)?;
         let raw: sys::CUstream = ptr::with_exposed_provenance_mut(handle as usize);
         let mut capturing = 0;
         // SAFETY: alive, by the caller's promise; room for a number.
         let code = unsafe { (functions.stream_is_capturing)(raw, &raw mut capturing) };
         context.check(operation, code)?;
         if capturing != 0 {
-            let detail = "it is being captured: what is begun on it is not done now";
+            let detail = "the stream is being captured into a graph";
             return Err(Error::new(operation, ErrorKind::NotSupported, detail));
         }
-        Ok(Self { context: Arc::clone(context), raw, is_adopted: true, sum: OnceLock::new() })
+        Ok(Self {
+            context: Arc::clone(context),
+            raw,
+            is_adopted: true,
+            accumulator: OnceLock::new(),
+        })
     }
 
-    fn sum(&self) -> Result<Address> {
-        if let Some(address) = self.sum.get() {
+    fn accumulator(&self) -> Result<Address> {
+        if let Some(address) = self.accumulator.get() {
             return Ok(*address);
         }
-        let made = self.context.spare_sums.take(&self.context)?;
+        let made = self.context.accumulators.take(&self.context)?;
         // Under the lock of the stream that this belongs to: nobody was faster.
-        Ok(*self.sum.get_or_init(|| made))
+        Ok(*self.accumulator.get_or_init(|| made))
     }
 }
 
 impl Drop for Stream {
     fn drop(&mut self) {
         if !self.is_adopted
-            && let Ok(functions) = self.context.enter("close a stream")
+            && let Ok(functions) = self.context.make_current("close a stream")
         {
             // SAFETY: ours, and all operations are done.
             let _ = unsafe { (functions.stream_destroy)(self.raw) };
         }
-        if let Some(sum) = self.sum.take() {
-            let free = || super::memory::free_sum(&self.context, sum);
-            if !if_nobody_waits(Implementation::Cuda, free) {
-                self.context.spare_sums.put_back(sum);
+        if let Some(accumulator) = self.accumulator.take() {
+            let free = || super::memory::free_accumulator(&self.context, accumulator);
+            if !if_no_stream_waits(Implementation::Cuda, free) {
+                self.context.accumulators.put_back(accumulator);
             }
         }
     }
@@ -100,7 +110,7 @@ impl StreamDriver for Stream {
             return Ok(());
         }
         let operation = "copy";
-        let functions = self.context.enter(operation)?;
+        let functions = self.context.make_current(operation)?;
         // SAFETY: the caller's promise.
         let code = unsafe { (functions.copy)(to, from, length as usize, self.raw) };
         self.context.check(operation, code)
@@ -111,7 +121,7 @@ impl StreamDriver for Stream {
             return Ok(());
         }
         let operation = "fill";
-        let functions = self.context.enter(operation)?;
+        let functions = self.context.make_current(operation)?;
         // SAFETY: the caller's promise.
         let code = unsafe { (functions.fill_bytes)(to, byte, length as usize, self.raw) };
         self.context.check(operation, code)
@@ -119,19 +129,22 @@ impl StreamDriver for Stream {
 
     unsafe fn checksum(&self, from: u64, length: u64, result: u64) -> Result<()> {
         let operation = "checksum";
-        let functions = self.context.enter(operation)?;
-        let mut sum = self.sum()?;
+        let functions = self.context.make_current(operation)?;
+        let mut accumulator = self.accumulator()?;
         let (mut from, mut length) = (from, length);
-        let what = (Kernel::Checksum, checksum_shape(length));
-        let mut arguments =
-            [(&raw mut from).cast::<c_void>(), (&raw mut length).cast(), (&raw mut sum).cast()];
+        let what = (Kernel::Checksum, checksum_launch(length));
+        let mut arguments = [
+            (&raw mut from).cast::<c_void>(),
+            (&raw mut length).cast(),
+            (&raw mut accumulator).cast(),
+        ];
         // SAFETY: the caller's promise for the range; three arguments, as the kernel has;
         // the sum belongs to this stream.
         unsafe {
-            self.context.check(operation, (functions.fill_bytes)(sum, 0, 8, self.raw))?;
+            self.context.check(operation, (functions.fill_bytes)(accumulator, 0, 8, self.raw))?;
             let kernels = &self.context.kernels;
             kernels.launch(&self.context, &functions, what, self.raw, &mut arguments)?;
-            self.context.check(operation, (functions.copy)(result, sum, 8, self.raw))
+            self.context.check(operation, (functions.copy)(result, accumulator, 8, self.raw))
         }
     }
 
@@ -139,12 +152,12 @@ impl StreamDriver for Stream {
         if count == 0 {
             return Ok(());
         }
-        let functions = self.context.enter("copy a list")?;
-        let (shape, mut lanes) = copy_shape(count, bytes);
+        let functions = self.context.make_current("copy a list")?;
+        let (config, mut lanes) = copy_launch(count, bytes);
         let (mut list, mut count) = (list, count);
         let mut arguments =
             [(&raw mut list).cast::<c_void>(), (&raw mut count).cast(), (&raw mut lanes).cast()];
-        let what = (Kernel::CopyList, shape);
+        let what = (Kernel::CopyList, config);
         // SAFETY: the caller's promise for the list, which the driver allocated, so that
         // devices reach it at the host's address; three arguments, as the kernel has.
         unsafe {
@@ -157,41 +170,45 @@ impl StreamDriver for Stream {
         /// With a barrier before it, for the whole system.
         const DEFAULT: u32 = 0;
         let operation = "write a word";
-        let functions = self.context.enter(operation)?;
+        let functions = self.context.make_current(operation)?;
         // SAFETY: the caller's promise.
         let code = unsafe { (functions.stream_write_word)(self.raw, to, value, DEFAULT) };
         self.context.check(operation, code)
     }
 
-    unsafe fn wait_for_word(&self, at: u64, least: u32) -> Result<()> {
+    unsafe fn wait_for_word(&self, at: u64, min_value: u32) -> Result<()> {
         const AT_LEAST: u32 = 0;
         let operation = "wait for a word";
-        let functions = self.context.enter(operation)?;
+        let functions = self.context.make_current(operation)?;
         // SAFETY: the caller's promise.
-        let code = unsafe { (functions.stream_wait_for_word)(self.raw, at, least, AT_LEAST) };
+        let code = unsafe { (functions.stream_wait_for_word)(self.raw, at, min_value, AT_LEAST) };
         self.context.check(operation, code)
     }
 
     fn record(&self, event: &driver::Event) -> Result<()> {
         let operation = "record an event";
-        let driver::Event::Cuda(event) = event else { return Err(driver::mixed(operation)) };
-        let functions = self.context.enter(operation)?;
+        let driver::Event::Cuda(event) = event else {
+            return Err(driver::implementation_mismatch(operation));
+        };
+        let functions = self.context.make_current(operation)?;
         // SAFETY: both are alive.
         self.context.check(operation, unsafe { (functions.event_record)(event.raw, self.raw) })
     }
 
     fn wait(&self, event: &Arc<driver::Event>) -> Result<()> {
         let operation = "wait for an event";
-        let driver::Event::Cuda(event) = &**event else { return Err(driver::mixed(operation)) };
-        let functions = self.context.enter(operation)?;
+        let driver::Event::Cuda(event) = &**event else {
+            return Err(driver::implementation_mismatch(operation));
+        };
+        let functions = self.context.make_current(operation)?;
         // SAFETY: both are alive; the driver remembers the point, not the event.
         let code = unsafe { (functions.stream_wait_event)(self.raw, event.raw, 0) };
         self.context.check(operation, code)
     }
 
     fn is_done(&self) -> Result<bool> {
-        let operation = "look at a stream";
-        let functions = self.context.enter(operation)?;
+        let operation = "query stream";
+        let functions = self.context.make_current(operation)?;
         // SAFETY: alive.
         self.context.is_ready(operation, unsafe { (functions.stream_query)(self.raw) })
     }
@@ -212,8 +229,8 @@ unsafe impl Sync for Event {}
 impl Event {
     pub(super) fn new(context: &Arc<Context>) -> Result<Self> {
         const WITHOUT_TIME: u32 = 2;
-        let operation = "make an event";
-        let functions = context.enter(operation)?;
+        let operation = "create event";
+        let functions = context.make_current(operation)?;
         let mut raw = ptr::null_mut();
         // SAFETY: room for a handle.
         let code = unsafe { (functions.event_create)(&raw mut raw, WITHOUT_TIME) };
@@ -222,8 +239,8 @@ impl Event {
     }
 
     pub(crate) fn is_done(&self) -> Result<bool> {
-        let operation = "look at an event";
-        let functions = self.context.enter(operation)?;
+        let operation = "query event";
+        let functions = self.context.make_current(operation)?;
         // SAFETY: alive.
         self.context.is_ready(operation, unsafe { (functions.event_query)(self.raw) })
     }
@@ -231,7 +248,7 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        if let Ok(functions) = self.context.enter("close an event") {
+        if let Ok(functions) = self.context.make_current("close an event") {
             // SAFETY: ours. The driver lets go of it when it was reached.
             let _ = unsafe { (functions.event_destroy)(self.raw) };
         }

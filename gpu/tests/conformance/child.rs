@@ -13,12 +13,12 @@ use std::time::{Duration, Instant};
 use gpu::{Device, LegacyHandle, Memory, Stream};
 use testkit::children::{self, say, wait_for_end_of_input};
 
-use crate::house::House;
+use crate::fixture::Fixture;
 
 /// The first descriptor that a child finds.
 const FIRST: i32 = 100;
 /// For what a child does until it says something, or ends.
-const LONGEST: Duration = Duration::from_secs(100);
+const TIMEOUT: Duration = Duration::from_secs(100);
 
 /// Ends a process and all that it started.
 pub fn end_group(process: &Process) {
@@ -33,7 +33,7 @@ impl Child {
     pub fn start(role: &str, descriptors: &[&OwnedFd], arguments: &[String]) -> Self {
         let numbers: Vec<_> = descriptors.iter().map(|fd| fd.as_fd().as_raw_fd()).collect();
         let words = std::iter::once(role).chain(arguments.iter().map(String::as_str));
-        let mut command = children::again(words);
+        let mut command = children::respawn(words);
         command.stdout(Stdio::piped());
         // SAFETY: only dup2, which is safe between fork and exec; copies are not
         // close-on-exec.
@@ -53,13 +53,13 @@ impl Child {
     /// The next line that it says; empty if it has ended.
     #[track_caller]
     pub fn line(&mut self) -> String {
-        self.0.line(LONGEST).unwrap_or_default()
+        self.0.line(TIMEOUT).unwrap_or_default()
     }
 
     /// Lets it end by itself.
     #[track_caller]
     pub fn finish(mut self) {
-        self.0.end(LONGEST);
+        self.0.end(TIMEOUT);
     }
 
     /// Ends it at once, whatever it does.
@@ -96,7 +96,7 @@ pub fn handle_from_text(text: &[&str]) -> LegacyHandle {
     }
 }
 
-testkit::entry_of_children!(enter);
+testkit::child_entry!(enter);
 
 /// What a child does.
 fn enter(words: &[&str]) {
@@ -104,14 +104,14 @@ fn enter(words: &[&str]) {
     if *role == "drop-at-exit" {
         return drop_at_exit();
     }
-    let house = House::open().unwrap();
+    let fixture = Fixture::open().unwrap();
     match *role {
-        "import" => import(&house, arguments),
-        "import-pieces" => import_pieces(&house, arguments),
-        "export-and-die" => export_and_die(&house, arguments),
-        "open-legacy" => open_legacy(&house, arguments),
-        "hold-legacy" => hold_legacy(&house, arguments),
-        "take-memory" => take_memory(&house, arguments),
+        "import" => import(&fixture, arguments),
+        "import-pieces" => import_pieces(&fixture, arguments),
+        "export-and-die" => export_and_die(&fixture, arguments),
+        "open-legacy" => open_legacy(&fixture, arguments),
+        "hold-legacy" => hold_legacy(&fixture, arguments),
+        "take-memory" => take_memory(&fixture, arguments),
         other => panic!("no role {other}"),
     }
 }
@@ -122,52 +122,52 @@ pub fn imported(device: &Device, piece: &OwnedFd, length: u64) -> gpu::Result<Me
 }
 
 /// Finds seed 1 in the memory, and puts seed 2 there.
-fn import(house: &House, arguments: &[&str]) {
+fn import(fixture: &Fixture, arguments: &[&str]) {
     let length = arguments[0].parse().unwrap();
-    let memory = imported(&house.first, &inherited(0), length).unwrap();
-    house.check(&memory.whole(), 1);
-    house.fill(&memory.whole(), 2);
+    let memory = imported(&fixture.first, &inherited(0), length).unwrap();
+    fixture.check(&memory.whole(), 1);
+    fixture.fill(&memory.whole(), 2);
     say("ready");
     wait_for_end_of_input();
 }
 
 /// The same with memory in pieces, each of which is let go of as soon as it is mapped.
-fn import_pieces(house: &House, arguments: &[&str]) {
+fn import_pieces(fixture: &Fixture, arguments: &[&str]) {
     let numbers: Vec<u64> = arguments.iter().map(|number| number.parse().unwrap()).collect();
     let [offset, length, lengths @ ..] = &numbers[..] else { panic!("offset, length, lengths") };
-    let importer = house.first.importer(lengths.iter().sum()).unwrap();
+    let importer = fixture.first.importer(lengths.iter().sum()).unwrap();
     for (number, length) in lengths.iter().enumerate() {
         importer.add(inherited(number as i32).as_fd(), *length).unwrap();
     }
     let memory = importer.finish(*offset, *length).unwrap();
-    house.check(&memory.whole(), 1);
-    house.fill(&memory.whole(), 2);
+    fixture.check(&memory.whole(), 1);
+    fixture.fill(&memory.whole(), 2);
     say("ready");
     wait_for_end_of_input();
 }
 
 /// Makes memory with seed 3, gives it to the parent by the socket it inherited, and waits
 /// to be killed.
-fn export_and_die(house: &House, arguments: &[&str]) {
+fn export_and_die(fixture: &Fixture, arguments: &[&str]) {
     let length = arguments[0].parse().unwrap();
-    let memory = house.first.allocate_shared(length, &[]).unwrap();
-    house.fill(&memory.whole(), 3);
+    let memory = fixture.first.allocate_shared(length, &[]).unwrap();
+    fixture.fill(&memory.whole(), 3);
     let (exported, _) = memory.export_piece(0).unwrap();
     send(&inherited(0), &exported);
     say("ready");
     wait_for_end_of_input();
 }
 
-fn open_legacy(house: &House, arguments: &[&str]) {
-    let memory = house.first.open_legacy_of_another(&handle_from_text(arguments)).unwrap();
+fn open_legacy(fixture: &Fixture, arguments: &[&str]) {
+    let memory = fixture.first.open_legacy_handle(&handle_from_text(arguments)).unwrap();
     // Open once, however often it is asked for.
-    let again = house.first.open_legacy_of_another(&handle_from_text(arguments)).unwrap();
+    let again = fixture.first.open_legacy_handle(&handle_from_text(arguments)).unwrap();
     assert_eq!(memory.address(), again.address());
     assert_eq!(gpu::open_legacy_handles(), 1);
     drop(again);
     assert_eq!(gpu::open_legacy_handles(), 1);
-    house.check(&memory.whole(), 1);
-    house.fill(&memory.whole(), 2);
+    fixture.check(&memory.whole(), 1);
+    fixture.fill(&memory.whole(), 2);
     drop(memory);
     assert_eq!(gpu::open_legacy_handles(), 0);
     say("ready");
@@ -175,18 +175,18 @@ fn open_legacy(house: &House, arguments: &[&str]) {
 }
 
 /// Makes plain memory with seed 4, tells its handle, and waits to be killed.
-fn hold_legacy(house: &House, arguments: &[&str]) {
-    let memory = house.first.allocate(arguments[0].parse().unwrap()).unwrap();
-    house.fill(&memory.whole(), 4);
+fn hold_legacy(fixture: &Fixture, arguments: &[&str]) {
+    let memory = fixture.first.allocate(arguments[0].parse().unwrap()).unwrap();
+    fixture.fill(&memory.whole(), 4);
     say(&handle_to_text(&memory.export_legacy().unwrap()).join(" "));
     wait_for_end_of_input();
 }
 
 /// Takes and fills so much memory: what was free before is somebody's now.
-fn take_memory(house: &House, arguments: &[&str]) {
-    let memory = house.first.allocate(arguments[0].parse().unwrap()).unwrap();
-    house.stream.fill(&memory.whole(), 0xee).unwrap();
-    house.stream.synchronize(gpu::PATIENCE).unwrap();
+fn take_memory(fixture: &Fixture, arguments: &[&str]) {
+    let memory = fixture.first.allocate(arguments[0].parse().unwrap()).unwrap();
+    fixture.stream.fill(&memory.whole(), 0xee).unwrap();
+    fixture.stream.synchronize(gpu::DEFAULT_TIMEOUT).unwrap();
     say("ready");
     wait_for_end_of_input();
 }
@@ -203,8 +203,8 @@ fn drop_at_exit() {
     // SAFETY: a function without arguments. It is the last to run, since it is registered before the
     // driver is loaded.
     assert_eq!(unsafe { libc::atexit(drop_last) }, 0);
-    let house = House::open().unwrap();
-    let (stream, memory) = (house.first.stream().unwrap(), house.first.allocate(4096).unwrap());
+    let fixture = Fixture::open().unwrap();
+    let (stream, memory) = (fixture.first.stream().unwrap(), fixture.first.allocate(4096).unwrap());
     stream.fill(&memory.whole(), 1).unwrap();
     *LAST.lock().unwrap() = Some((stream, memory));
 }

@@ -1,11 +1,11 @@
-//! What a device must do, whoever implements it: one suite for CUDA and for the stand-in.
+//! What a device must do, whoever implements it: one suite for CUDA and for the emulated.
 //!
 //! Every case runs in a process of its own, and twice: the second time has to leave file
 //! descriptors, device memory and /dev/shm as it found them. A case that a device cannot
 //! do is skipped with its reason, counted and printed; a run of nothing fails.
 //!
 //! ```text
-//! conformance [--implementation cuda|stand-in] [--json FILE] [NAME…]   run cases
+//! conformance [--implementation cuda|emulated] [--json FILE] [NAME…]   run cases
 //! conformance --list --format terse                                    list them, for nextest
 //! conformance NAME --exact                                             run one, here
 //! ```
@@ -13,7 +13,7 @@
 
 mod cases;
 mod child;
-mod house;
+mod fixture;
 
 use std::io::Read;
 use std::os::unix::process::CommandExt;
@@ -21,11 +21,11 @@ use std::process::{ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use cases::{CASES, Case, Skip};
-use house::{Ground, House};
+use fixture::{Fixture, ResourceSnapshot};
 
 /// What a process of one case tells by its exit.
 const SKIPPED: u8 = 77;
-const LONGEST: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 #[derive(Default)]
 struct Options {
@@ -67,7 +67,7 @@ fn main() -> ExitCode {
         // SAFETY: no other thread is running yet.
         #[allow(unsafe_code)]
         unsafe {
-            std::env::set_var(house::VARIABLE, implementation);
+            std::env::set_var(fixture::VARIABLE, implementation);
         }
     }
     match (options.exact, options.names.as_slice()) {
@@ -81,16 +81,16 @@ fn run_here(name: &str) -> ExitCode {
         eprintln!("conformance: there is no case \"{name}\"");
         return ExitCode::from(2);
     };
-    let house = match House::open() {
-        Ok(house) => house,
+    let fixture = match Fixture::open() {
+        Ok(fixture) => fixture,
         Err(error) => {
             eprintln!("{error}");
             return ExitCode::FAILURE;
         }
     };
-    match run_case(case, &house) {
+    match run_case(case, &fixture) {
         Ok(()) => {
-            println!("passed: {name} on {}", house.first.name());
+            println!("passed: {name} on {}", fixture.first.name());
             ExitCode::SUCCESS
         }
         Err(Skip(reason)) => {
@@ -106,14 +106,14 @@ fn run_here(name: &str) -> ExitCode {
 }
 
 /// Twice, unless it leaves nothing to go on with.
-fn run_case(case: &Case, house: &House) -> Result<(), Skip> {
-    (case.run)(house)?;
-    if case.ruins {
+fn run_case(case: &Case, fixture: &Fixture) -> Result<(), Skip> {
+    (case.run)(fixture)?;
+    if case.breaks_device {
         return Ok(());
     }
-    let before = Ground::now(house);
-    (case.run)(house)?;
-    before.compare(house);
+    let before = ResourceSnapshot::now(fixture);
+    (case.run)(fixture)?;
+    before.compare(fixture);
     Ok(())
 }
 
@@ -195,7 +195,7 @@ fn run_apart(case: &Case) -> Outcome {
     let status = loop {
         match child.try_wait() {
             Ok(Some(status)) => break Some(status),
-            Ok(None) if start.elapsed() < LONGEST => {
+            Ok(None) if start.elapsed() < TIMEOUT => {
                 std::thread::sleep(Duration::from_millis(5));
             }
             _ => {

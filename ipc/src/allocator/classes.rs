@@ -35,7 +35,7 @@ impl Class {
     /// The first class in which every block is at least this large; None if there is
     /// no such class.
     #[inline]
-    pub(super) fn that_fits(size: u32) -> Option<Self> {
+    pub(super) fn fitting(size: u32) -> Option<Self> {
         if size < PARTS as u32 {
             return Some(Self::of(size));
         }
@@ -67,7 +67,7 @@ mod tests {
 
         #[test]
         fn what_fits_fits(size in 1..u32::MAX, other in 1..u32::MAX) {
-            if let Some(class) = Class::that_fits(size)
+            if let Some(class) = Class::fitting(size)
                 && Class::of(other) >= class
             {
                 prop_assert!(other >= size, "{other} is in the class for {size}");
@@ -77,7 +77,7 @@ mod tests {
         #[test]
         fn little_is_wasted(size in 32..u32::MAX / 2) {
             // The smallest block of the class that fits is at most 1/32 larger.
-            let class = Class::that_fits(size).unwrap();
+            let class = Class::fitting(size).unwrap();
             let rounded = u64::from(size) + u64::from(size) / 32 + 1;
             prop_assert!(Class::of(rounded as u32) >= class);
         }
@@ -88,6 +88,6 @@ mod tests {
         assert_eq!(Class::of(1), Class { level: 0, part: 1 });
         assert_eq!(Class::of(32), Class { level: 1, part: 0 });
         assert_eq!(Class::of(u32::MAX).index(), CLASSES - 1);
-        assert_eq!(Class::that_fits(u32::MAX), None);
+        assert_eq!(Class::fitting(u32::MAX), None);
     }
 }

@@ -24,23 +24,23 @@ use crate::lock;
 pub(super) const LAYOUT: u64 = 0x6661_6272_746c_0003;
 
 pub(super) const KIND: usize = 0;
-pub(super) const MOST_BLOCKS: usize = 1;
+pub(super) const MAX_BLOCKS: usize = 1;
 pub(super) const GRANULE: usize = 2;
 pub(super) const LOCK: usize = 3;
 pub(super) const FREE: usize = 8;
 pub(super) const TOTAL: usize = 9;
-pub(super) const TAKEN: usize = 10;
-pub(super) const MADE: usize = 11;
+pub(super) const BLOCKS_ALLOCATED: usize = 10;
+pub(super) const BLOCKS_CREATED: usize = 11;
 pub(super) const REPAIRS: usize = 12;
 pub(super) const FIRST_UNUSED: usize = 13;
 pub(super) const LOG_LENGTH: usize = 16;
 pub(super) const LOG: usize = 17;
 /// Pairs that the log has room for; an aligned allocation needs 11.
-pub(super) const LOG_ROOM: usize = (TURN - LOG) / 2;
-pub(super) const TURN: usize = 56;
-pub(super) const AT_HAND: usize = 57;
+pub(super) const LOG_ROOM: usize = (CACHE_NEXT - LOG) / 2;
+pub(super) const CACHE_NEXT: usize = 56;
+pub(super) const FREE_CACHE: usize = 57;
 /// Free blocks that are at hand at most: with the turn they have one cache line.
-pub(super) const MOST_AT_HAND: usize = LEVEL_BITS - AT_HAND;
+pub(super) const MAX_CACHED: usize = LEVEL_BITS - FREE_CACHE;
 pub(super) const LEVEL_BITS: usize = 64;
 pub(super) const PART_BITS: usize = 65;
 pub(super) const HEADS: usize = 96;
@@ -49,16 +49,16 @@ pub(super) const BLOCKS: usize = HEADS + CLASSES;
 // In the line of its words nothing changes but the lock: others look at it all the time.
 const _: () = assert!(LOCK + lock::WORDS <= FREE);
 const _: () = assert!(PART_BITS + LEVELS <= HEADS && LOG_ROOM >= 16);
-const _: () = assert!(TURN.is_multiple_of(8) && MOST_AT_HAND == 7);
+const _: () = assert!(CACHE_NEXT.is_multiple_of(8) && MAX_CACHED == 7);
 
 /// Words of a block.
 pub(super) const BLOCK: usize = 4;
 /// Where and how large: granules, 32 bits each.
 pub(super) const EXTENT: usize = 0;
 /// The blocks right before and right after, in the same extent.
-pub(super) const BESIDE: usize = 1;
+pub(super) const NEIGHBORS: usize = 1;
 /// The blocks before and after in the same list.
-pub(super) const LISTED: usize = 2;
+pub(super) const LIST_LINKS: usize = 2;
 /// Generation, kind, owner.
 pub(super) const STATE: usize = 3;
 
@@ -91,7 +91,7 @@ pub(super) enum Kind {
     /// A place for a block, and none.
     Unused,
     Free,
-    Taken,
+    Allocated,
 }
 
 /// The fourth word, taken apart.
@@ -111,7 +111,7 @@ impl State {
     pub(super) fn from_word(word: u64) -> Self {
         let kind = match low(word) >> OWNER_BITS {
             1 => Kind::Free,
-            2 => Kind::Taken,
+            2 => Kind::Allocated,
             _ => Kind::Unused,
         };
         Self { generation: high(word), kind, owner: low(word) & OWNER }
@@ -122,7 +122,7 @@ impl State {
         let kind = match self.kind {
             Kind::Unused => 0,
             Kind::Free => 1,
-            Kind::Taken => 2_u32,
+            Kind::Allocated => 2_u32,
         };
         pair(self.generation, kind << OWNER_BITS | (self.owner & OWNER))
     }

@@ -13,24 +13,24 @@
 //! back with [`reclaim`](Allocator::reclaim).
 //!
 //! ```
-//! use ipc::{Allocator, Caller, Immortal, LocalWords, Owner, Participant};
-//! let words = LocalWords::zeroed(Allocator::<LocalWords>::words_needed(1024));
-//! let books = Allocator::format(words, 1024, 256)?;
+//! use ipc::{Allocator, Caller, AlwaysAlive, LocalWords, Owner, Participant};
+//! let words = LocalWords::zeroed(Allocator::<LocalWords>::required_words(1024));
+//! let allocator = Allocator::format(words, 1024, 256)?;
 //! let me = Participant::new(0, 1).unwrap();
-//! let caller = Caller::new(me, &Immortal);
-//! books.extend(&caller, 0, 1 << 20)?; // a mebibyte to give away
+//! let caller = Caller::new(me, &AlwaysAlive);
+//! allocator.extend(&caller, 0, 1 << 20)?; // a mebibyte to give away
 //!
-//! let (block, place) = books.allocate(&caller, Owner::participant(me), 5000, 4096)?;
-//! assert_eq!(place.offset % 4096, 0);
-//! assert!(place.length >= 5000);
-//! books.free(&caller, block, Owner::participant(me))?;
-//! assert!(books.free(&caller, block, Owner::participant(me)).is_err(), "only once");
+//! let (block, range) = allocator.allocate(&caller, Owner::participant(me), 5000, 4096)?;
+//! assert_eq!(range.offset % 4096, 0);
+//! assert!(range.length >= 5000);
+//! allocator.free(&caller, block, Owner::participant(me))?;
+//! assert!(allocator.free(&caller, block, Owner::participant(me)).is_err(), "only once");
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-mod change;
 mod classes;
 mod layout;
+mod locked;
 mod repair;
 #[cfg(all(test, not(loom)))]
 mod tests;
@@ -39,21 +39,21 @@ use std::fmt;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use self::layout::{BLOCKS, Kind, State, high, low, word_of};
-use crate::life::Incarnation;
-use crate::lock::Held;
+use crate::lock::LockTimeout;
 use crate::participant::{Caller, Participant};
+use crate::pidfd::ForkGeneration;
 use crate::words::Words;
 
-pub use self::repair::Flaw;
+pub use self::repair::AuditError;
 
 /// The books of an allocator. See the [module](self).
 #[derive(Debug)]
 pub struct Allocator<W> {
     words: W,
-    most_blocks: u32,
+    max_blocks: u32,
     /// Bytes of a granule, as a power of two.
     granule: u32,
-    born: Incarnation,
+    fork_generation: ForkGeneration,
 }
 
 /// Names one allocation. It goes stale when the block is freed: another allocation
@@ -114,7 +114,7 @@ impl Owner {
 
 /// Where an allocation lies, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place {
+pub struct BlockRange {
     /// From the beginning of the memory.
     pub offset: u64,
     /// At least what was asked for.
@@ -123,11 +123,11 @@ pub struct Place {
 
 /// What one block is, as [`Allocator::blocks`] lists them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Listed {
+pub struct BlockInfo {
     /// Its name.
     pub block: Block,
     /// Where it lies.
-    pub place: Place,
+    pub range: BlockRange,
     /// Whose it is; None if it is free.
     pub owner: Option<Owner>,
 }
@@ -142,9 +142,9 @@ pub struct Statistics {
     /// The largest that can be allocated.
     pub largest_free: u64,
     /// Allocations.
-    pub blocks_taken: u64,
+    pub blocks_allocated: u64,
     /// Blocks that could be kept books of.
-    pub most_blocks: u64,
+    pub max_blocks: u64,
     /// How often a holder of the lock died and the books were put right.
     pub repairs: u64,
 }
@@ -177,7 +177,7 @@ pub enum AllocatorError {
     /// The name is that of no allocation, or of one that was freed.
     Stale(Block),
     /// It belongs to somebody else.
-    NotYours {
+    NotOwner {
         /// What was named.
         block: Block,
         /// Whose it is.
@@ -191,7 +191,7 @@ pub enum AllocatorError {
         length: u64,
     },
     /// A living process holds the lock.
-    Held(Held),
+    LockTimeout(LockTimeout),
     /// What is said to be an allocator is none, or of another version, or cut off.
     NotAnAllocator {
         /// What is wrong.
@@ -216,14 +216,16 @@ impl fmt::Display for AllocatorError {
                 write!(f, "{bytes} bytes aligned to {alignment} cannot be allocated")
             }
             Self::Stale(block) => write!(f, "{block:?} is not allocated"),
-            Self::NotYours { block, owner } => write!(f, "{block:?} belongs to {owner:?}"),
+            Self::NotOwner { block, owner } => write!(f, "{block:?} belongs to {owner:?}"),
             Self::InvalidExtent { offset, length } => {
                 write!(f, "{length} bytes at {offset} overlap others, or are no whole granules")
             }
-            Self::Held(held) => held.fmt(f),
-            Self::NotAnAllocator { why } => write!(f, "no allocator's books: {why}"),
-            Self::Corrupt => f.write_str("the allocator's books contradict themselves"),
-            Self::Forked => f.write_str("the books were opened by the parent process"),
+            Self::LockTimeout(held) => held.fmt(f),
+            Self::NotAnAllocator { why } => write!(f, "not an allocator: {why}"),
+            Self::Corrupt => f.write_str("the metadata of the allocator is corrupt"),
+            Self::Forked => f.write_str(
+                "the allocator was attached before a fork. Attach it again in the child",
+            ),
         }
     }
 }
@@ -233,9 +235,9 @@ crate::debug::debug_for_people!(AllocatorError {
     OutOfBlocks { most },
     InvalidSize { bytes, alignment },
     Stale(block),
-    NotYours { block, owner },
+    NotOwner { block, owner },
     InvalidExtent { offset, length },
-    Held(by),
+    LockTimeout(by),
     NotAnAllocator { why },
     Corrupt,
     Forked,
@@ -243,9 +245,9 @@ crate::debug::debug_for_people!(AllocatorError {
 
 impl std::error::Error for AllocatorError {}
 
-impl From<Held> for AllocatorError {
-    fn from(held: Held) -> Self {
-        Self::Held(held)
+impl From<LockTimeout> for AllocatorError {
+    fn from(held: LockTimeout) -> Self {
+        Self::LockTimeout(held)
     }
 }
 
@@ -255,8 +257,8 @@ pub type Result<T> = std::result::Result<T, AllocatorError>;
 impl<W: Words> Allocator<W> {
     /// Words that the books of so many blocks take.
     #[must_use]
-    pub const fn words_needed(most_blocks: u32) -> usize {
-        BLOCKS + most_blocks as usize * layout::BLOCK
+    pub const fn required_words(max_blocks: u32) -> usize {
+        BLOCKS + max_blocks as usize * layout::BLOCK
     }
 
     /// Makes books for at most so many blocks, in granules of so many bytes (a power
@@ -266,10 +268,10 @@ impl<W: Words> Allocator<W> {
     ///
     /// # Errors
     /// `NotAnAllocator` if there are too few words or the numbers do not fit.
-    pub fn format(words: W, most_blocks: u32, granule: u64) -> Result<Self> {
-        let needed = Self::words_needed(most_blocks).min(words.count());
+    pub fn format(words: W, max_blocks: u32, granule: u64) -> Result<Self> {
+        let needed = Self::required_words(max_blocks).min(words.count());
         (layout::KIND..needed).for_each(|at| words.store(at, 0, Release));
-        Self::format_zeroed(words, most_blocks, granule)
+        Self::format_zeroed(words, max_blocks, granule)
     }
 
     /// As [`format`](Self::format), in words that are all 0, as those of a new segment: what
@@ -277,15 +279,15 @@ impl<W: Words> Allocator<W> {
     ///
     /// # Errors
     /// As `format`.
-    pub fn format_zeroed(words: W, most_blocks: u32, granule: u64) -> Result<Self> {
+    pub fn format_zeroed(words: W, max_blocks: u32, granule: u64) -> Result<Self> {
         let refuse = |why| Err(AllocatorError::NotAnAllocator { why });
         if !granule.is_power_of_two() || granule > 1 << 30 {
             return refuse("a granule is a power of two, at most 2^30 bytes");
         }
-        if most_blocks == 0 || most_blocks == layout::NONE {
-            return refuse("books are kept of at least one block, and fewer than 2^32 - 1");
+        if max_blocks == 0 || max_blocks == layout::NONE {
+            return refuse("the number of blocks must be from 1 to 2^32 - 2");
         }
-        let needed = Self::words_needed(most_blocks);
+        let needed = Self::required_words(max_blocks);
         if words.count() < needed {
             return refuse("too few words for so many blocks");
         }
@@ -293,7 +295,7 @@ impl<W: Words> Allocator<W> {
             words.store(at, u64::from(layout::NONE), Relaxed);
         }
         words.store(layout::FIRST_UNUSED, u64::from(layout::NONE), Relaxed);
-        words.store(layout::MOST_BLOCKS, u64::from(most_blocks), Relaxed);
+        words.store(layout::MAX_BLOCKS, u64::from(max_blocks), Relaxed);
         words.store(layout::GRANULE, u64::from(granule.trailing_zeros()), Relaxed);
         words.store(layout::KIND, layout::LAYOUT, Release);
         Self::attach(words)
@@ -308,20 +310,25 @@ impl<W: Words> Allocator<W> {
         match words.load(layout::KIND, Acquire) {
             layout::LAYOUT => {}
             other if other >> 16 == layout::LAYOUT >> 16 => return refuse("another version"),
-            _ => return refuse("not made, or something else"),
+            _ => return refuse("not initialised, or of another kind"),
         }
-        let most_blocks = words.load(layout::MOST_BLOCKS, Relaxed);
+        let max_blocks = words.load(layout::MAX_BLOCKS, Relaxed);
         let granule = words.load(layout::GRANULE, Relaxed);
-        let Ok(most_blocks) = u32::try_from(most_blocks) else {
+        let Ok(max_blocks) = u32::try_from(max_blocks) else {
             return refuse("too many blocks");
         };
-        if most_blocks == 0 || most_blocks == layout::NONE || granule > 30 {
-            return refuse("its numbers make no sense");
+        if max_blocks == 0 || max_blocks == layout::NONE || granule > 30 {
+            return refuse("its header is inconsistent");
         }
-        if words.count() < Self::words_needed(most_blocks) {
-            return refuse("it is cut off");
+        if words.count() < Self::required_words(max_blocks) {
+            return refuse("it is truncated");
         }
-        Ok(Self { words, most_blocks, granule: granule as u32, born: Incarnation::current() })
+        Ok(Self {
+            words,
+            max_blocks,
+            granule: granule as u32,
+            fork_generation: ForkGeneration::current(),
+        })
     }
 
     /// Bytes of a granule.
@@ -335,7 +342,7 @@ impl<W: Words> Allocator<W> {
     /// extent may be an object of its own.
     ///
     /// # Errors
-    /// `InvalidExtent`, `OutOfBlocks`, `Held`.
+    /// `InvalidExtent`, `OutOfBlocks`, `LockTimeout`.
     pub fn extend(&self, caller: &Caller<'_>, offset: u64, length: u64) -> Result<()> {
         let invalid = AllocatorError::InvalidExtent { offset, length };
         let mask = self.granule() - 1;
@@ -346,17 +353,17 @@ impl<W: Words> Allocator<W> {
         }
         let first = (offset >> self.granule) as u32;
         let size = (length >> self.granule) as u32;
-        let books = self.lock(caller)?;
-        if books.overlaps(first, size) {
+        let allocator = self.lock(caller)?;
+        if allocator.overlaps(first, size) {
             return Err(invalid);
         }
-        books.extend(first, size)
+        allocator.extend(first, size)
     }
 
     /// Allocates, in somebody's name.
     ///
     /// # Errors
-    /// `OutOfMemory`, with the figures; `OutOfBlocks`, `InvalidSize`, `Held`.
+    /// `OutOfMemory`, with the figures; `OutOfBlocks`, `InvalidSize`, `LockTimeout`.
     #[inline]
     pub fn allocate(
         &self,
@@ -364,7 +371,7 @@ impl<W: Words> Allocator<W> {
         owner: Owner,
         bytes: u64,
         alignment: u64,
-    ) -> Result<(Block, Place)> {
+    ) -> Result<(Block, BlockRange)> {
         let invalid = AllocatorError::InvalidSize { bytes, alignment };
         if bytes == 0 || !alignment.is_power_of_two() {
             return Err(invalid);
@@ -375,34 +382,34 @@ impl<W: Words> Allocator<W> {
         let (Ok(size), Ok(alignment)) = (u32::try_from(size), u32::try_from(alignment)) else {
             return Err(invalid);
         };
-        let books = self.lock(caller)?;
-        let block = books.allocate(owner, size, alignment)?;
-        Ok((block, books.place(block.number)))
+        let allocator = self.lock(caller)?;
+        let block = allocator.allocate(owner, size, alignment)?;
+        Ok((block, allocator.range(block.number)))
     }
 
     /// Frees an allocation, of the one who owns it.
     ///
     /// # Errors
-    /// `Stale` if it was freed before: so freeing twice is harmless. `NotYours`, `Held`.
+    /// `Stale` if it was freed before: so freeing twice is harmless. `NotOwner`, `LockTimeout`.
     #[inline]
     pub fn free(&self, caller: &Caller<'_>, block: Block, owner: Owner) -> Result<()> {
-        let books = self.lock(caller)?;
-        books.will_write_at_hand();
-        books.check(block, owner)?;
-        books.free(block.number);
+        let allocator = self.lock(caller)?;
+        allocator.prefetch_cache();
+        allocator.check(block, owner)?;
+        allocator.free(block.number);
         Ok(())
     }
 
     /// Hands an allocation on, at once and without a lock.
     ///
     /// # Errors
-    /// `Stale`, `NotYours`.
+    /// `Stale`, `NotOwner`.
     pub fn transfer(&self, block: Block, from: Owner, to: Owner) -> Result<()> {
         self.check_fork()?;
         let at = self.state_at(block)?;
         let state = |owner: Owner| State {
             generation: block.generation,
-            kind: Kind::Taken,
+            kind: Kind::Allocated,
             owner: owner.0,
         };
         match self.words.compare_exchange(at, state(from).word(), state(to).word()) {
@@ -413,7 +420,7 @@ impl<W: Words> Allocator<W> {
 
     #[inline]
     fn check_fork(&self) -> Result<()> {
-        if self.born.is_current() { Ok(()) } else { Err(AllocatorError::Forked) }
+        if self.fork_generation.is_current() { Ok(()) } else { Err(AllocatorError::Forked) }
     }
 
     /// Whose an allocation is.
@@ -423,7 +430,7 @@ impl<W: Words> Allocator<W> {
     pub fn owner(&self, block: Block) -> Result<Owner> {
         let state = State::from_word(self.words.load(self.state_at(block)?, Acquire));
         match Self::refusal(block, state) {
-            AllocatorError::NotYours { owner, .. } => Ok(owner),
+            AllocatorError::NotOwner { owner, .. } => Ok(owner),
             stale => Err(stale),
         }
     }
@@ -432,11 +439,11 @@ impl<W: Words> Allocator<W> {
     ///
     /// # Errors
     /// `Stale`.
-    pub fn find(&self, block: Block) -> Result<Place> {
-        let place = self.place(block.number);
+    pub fn find(&self, block: Block) -> Result<BlockRange> {
+        let range = self.range(block.number);
         // Looked at afterwards: a block that is still there did not move meanwhile.
         self.owner(block)?;
-        Ok(place)
+        Ok(range)
     }
 
     /// Frees all that somebody owns, who is dead or wants nothing any more; gives how
@@ -446,7 +453,7 @@ impl<W: Words> Allocator<W> {
     /// May be called again if it was cut short, and by several at once.
     ///
     /// # Errors
-    /// `Held`: some may be freed already.
+    /// `LockTimeout`: some may be freed already.
     pub fn reclaim(
         &self,
         caller: &Caller<'_>,
@@ -456,9 +463,9 @@ impl<W: Words> Allocator<W> {
         // A dead owner may have died holding the lock: then its last change comes first.
         drop(self.lock(caller)?);
         let mut freed = 0;
-        for number in 0..self.blocks_made() {
+        for number in 0..self.blocks_created() {
             let state = State::from_word(self.words.load(word_of(number, layout::STATE), Acquire));
-            if state.kind != Kind::Taken || state.owner != owner.0 {
+            if state.kind != Kind::Allocated || state.owner != owner.0 {
                 continue;
             }
             let block = Block { number, generation: state.generation };
@@ -468,7 +475,7 @@ impl<W: Words> Allocator<W> {
             match self.free(caller, block, owner) {
                 Ok(()) => freed += 1,
                 // Somebody else was faster.
-                Err(AllocatorError::Stale(_) | AllocatorError::NotYours { .. }) => {}
+                Err(AllocatorError::Stale(_) | AllocatorError::NotOwner { .. }) => {}
                 Err(error) => return Err(error),
             }
         }
@@ -478,39 +485,39 @@ impl<W: Words> Allocator<W> {
     /// All blocks, free ones too, by place.
     ///
     /// # Errors
-    /// `Held`.
-    pub fn blocks(&self, caller: &Caller<'_>) -> Result<Vec<Listed>> {
-        let books = self.lock(caller)?;
-        books.clear_hands();
-        let mut blocks: Vec<_> = (0..self.blocks_made())
+    /// `LockTimeout`.
+    pub fn blocks(&self, caller: &Caller<'_>) -> Result<Vec<BlockInfo>> {
+        let allocator = self.lock(caller)?;
+        allocator.flush_cache();
+        let mut blocks: Vec<_> = (0..self.blocks_created())
             .filter_map(|number| {
-                let state = books.state(number);
+                let state = allocator.state(number);
                 let block = Block { number, generation: state.generation };
-                let owner = (state.kind == Kind::Taken).then_some(Owner(state.owner));
-                let place = self.place(number);
-                (state.kind != Kind::Unused).then_some(Listed { block, place, owner })
+                let owner = (state.kind == Kind::Allocated).then_some(Owner(state.owner));
+                let range = self.range(number);
+                (state.kind != Kind::Unused).then_some(BlockInfo { block, range, owner })
             })
             .collect();
-        drop(books);
-        blocks.sort_by_key(|listed| listed.place.offset);
+        drop(allocator);
+        blocks.sort_by_key(|listed| listed.range.offset);
         Ok(blocks)
     }
 
     /// How full it is.
     ///
     /// # Errors
-    /// `Held`.
+    /// `LockTimeout`.
     pub fn statistics(&self, caller: &Caller<'_>) -> Result<Statistics> {
-        let books = self.lock(caller)?;
+        let allocator = self.lock(caller)?;
         // What is free in one piece is wanted, whoever it was split for.
-        books.clear_hands();
+        allocator.flush_cache();
         let word = |at| self.words.load(at, Relaxed);
         Ok(Statistics {
             total: word(layout::TOTAL) << self.granule,
             free: word(layout::FREE) << self.granule,
-            largest_free: u64::from(books.largest_free()) << self.granule,
-            blocks_taken: word(layout::TAKEN),
-            most_blocks: u64::from(self.most_blocks),
+            largest_free: u64::from(allocator.largest_free()) << self.granule,
+            blocks_allocated: word(layout::BLOCKS_ALLOCATED),
+            max_blocks: u64::from(self.max_blocks),
             repairs: word(layout::REPAIRS),
         })
     }
@@ -518,19 +525,19 @@ impl<W: Words> Allocator<W> {
     /// Looks whether the books are consistent: for tests, and for the suspicious.
     ///
     /// # Errors
-    /// `Held`; inside, the first flaw that was found.
-    pub fn audit(&self, caller: &Caller<'_>) -> Result<std::result::Result<(), Flaw>> {
+    /// `LockTimeout`; inside, the first flaw that was found.
+    pub fn audit(&self, caller: &Caller<'_>) -> Result<std::result::Result<(), AuditError>> {
         Ok(self.lock(caller)?.audit())
     }
 
     /// Numbers that blocks have, or had: all below this.
     #[must_use]
-    pub fn blocks_made(&self) -> u32 {
-        self.words.load(layout::MADE, Acquire).min(u64::from(self.most_blocks)) as u32
+    pub fn blocks_created(&self) -> u32 {
+        self.words.load(layout::BLOCKS_CREATED, Acquire).min(u64::from(self.max_blocks)) as u32
     }
 
     fn state_at(&self, block: Block) -> Result<usize> {
-        if block.number >= self.most_blocks {
+        if block.number >= self.max_blocks {
             return Err(AllocatorError::Stale(block));
         }
         Ok(word_of(block.number, layout::STATE))
@@ -538,16 +545,16 @@ impl<W: Words> Allocator<W> {
 
     /// Why what is in this state is not what was named.
     fn refusal(block: Block, state: State) -> AllocatorError {
-        if state.kind == Kind::Taken && state.generation == block.generation {
-            AllocatorError::NotYours { block, owner: Owner(state.owner) }
+        if state.kind == Kind::Allocated && state.generation == block.generation {
+            AllocatorError::NotOwner { block, owner: Owner(state.owner) }
         } else {
             AllocatorError::Stale(block)
         }
     }
 
-    fn place(&self, number: u32) -> Place {
+    fn range(&self, number: u32) -> BlockRange {
         let extent = self.words.load(word_of(number, layout::EXTENT), Acquire);
-        Place {
+        BlockRange {
             offset: u64::from(high(extent)) << self.granule,
             length: u64::from(low(extent)) << self.granule,
         }

@@ -3,21 +3,21 @@
 use std::fmt;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-use super::change::Locked;
 use super::classes::{CLASSES, Class, LEVELS};
 use super::layout::{self, Kind, NONE, high, low, word_of};
+use super::locked::Locked;
 use crate::words::Words;
 
 /// What an audit found wrong, first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Flaw {
+pub struct AuditError {
     /// What is wrong.
     pub what: &'static str,
     /// With which block, if with one.
     pub block: Option<u32>,
 }
 
-impl fmt::Display for Flaw {
+impl fmt::Display for AuditError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.block {
             Some(block) => write!(f, "block {block}: {}", self.what),
@@ -26,7 +26,7 @@ impl fmt::Display for Flaw {
     }
 }
 
-impl std::error::Error for Flaw {}
+impl std::error::Error for AuditError {}
 
 impl<W: Words> Locked<'_, W> {
     /// Finishes what a dead holder had begun, then makes everything anew that is not
@@ -39,7 +39,7 @@ impl<W: Words> Locked<'_, W> {
             for pair in 0..length as usize {
                 let at = self.load(layout::LOG + 2 * pair) as usize;
                 // Into the blocks' words or their number: no change goes elsewhere.
-                if at == layout::MADE || at >= layout::BLOCKS {
+                if at == layout::BLOCKS_CREATED || at >= layout::BLOCKS {
                     words.store(at, self.load(layout::LOG + 2 * pair + 1), Release);
                 }
             }
@@ -53,51 +53,51 @@ impl<W: Words> Locked<'_, W> {
         }
         words.store(layout::LEVEL_BITS, 0, Relaxed);
         words.store(layout::FIRST_UNUSED, u64::from(NONE), Relaxed);
-        for slot in layout::AT_HAND..layout::AT_HAND + layout::MOST_AT_HAND {
+        for slot in layout::FREE_CACHE..layout::FREE_CACHE + layout::MAX_CACHED {
             words.store(slot, 0, Relaxed);
         }
         let (mut free, mut total, mut taken) = (0, 0, 0);
         // From the last to the first, so that the first are found first again.
-        for block in (0..self.books.blocks_made()).rev() {
+        for block in (0..self.allocator.blocks_created()).rev() {
             let (_, size) = self.extent(block);
             match self.state(block).kind {
                 Kind::Unused => {
-                    self.list_unused(block);
+                    self.insert_unused(block);
                     continue;
                 }
                 Kind::Free => {
-                    self.list(block, size);
+                    self.insert_free(block, size);
                     free += u64::from(size);
                 }
-                Kind::Taken => taken += 1,
+                Kind::Allocated => taken += 1,
             }
             total += u64::from(size);
         }
         words.store(layout::FREE, free, Relaxed);
         words.store(layout::TOTAL, total, Relaxed);
-        words.store(layout::TAKEN, taken, Relaxed);
-        self.join_all();
+        words.store(layout::BLOCKS_ALLOCATED, taken, Relaxed);
+        self.coalesce_all();
         words.store(layout::REPAIRS, self.load(layout::REPAIRS).wrapping_add(1), Relaxed);
     }
 
     /// Compares everything with everything.
-    pub(super) fn audit(&self) -> Result<(), Flaw> {
-        let made = self.books.blocks_made();
-        let flaw = |what, block| Err(Flaw { what, block: Some(block) });
-        let at_hand = layout::AT_HAND..layout::AT_HAND + layout::MOST_AT_HAND;
+    pub(super) fn audit(&self) -> Result<(), AuditError> {
+        let made = self.allocator.blocks_created();
+        let flaw = |what, block| Err(AuditError { what, block: Some(block) });
+        let at_hand = layout::FREE_CACHE..layout::FREE_CACHE + layout::MAX_CACHED;
         for word in at_hand.map(|slot| self.load(slot)).filter(|word| *word != 0) {
             let (block, size) = (high(word), low(word));
             let is_one = block < made && self.state(block).kind == Kind::Free;
             if !is_one || self.extent(block).1 != size {
-                return flaw("it is at hand, and not free, or of another size", block);
+                return flaw("the cached block is not free, or has another size", block);
             }
         }
-        self.clear_hands();
+        self.flush_cache();
         let (mut free, mut total, mut taken, mut unused) = (0_u64, 0_u64, 0_u64, 0_u32);
         let mut by_place = Vec::new();
         for block in 0..made {
             let (at, size) = self.extent(block);
-            let (before, after) = self.beside(block);
+            let (before, after) = self.neighbors(block);
             let kind = self.state(block).kind;
             match kind {
                 Kind::Unused => {
@@ -105,7 +105,7 @@ impl<W: Words> Locked<'_, W> {
                     continue;
                 }
                 Kind::Free => free += u64::from(size),
-                Kind::Taken => taken += 1,
+                Kind::Allocated => taken += 1,
             }
             total += u64::from(size);
             if size == 0 {
@@ -120,7 +120,7 @@ impl<W: Words> Locked<'_, W> {
                     return flaw("its neighbour does not exist", block);
                 }
                 let (there, its_size) = self.extent(neighbour);
-                let (back_before, back_after) = self.beside(neighbour);
+                let (back_before, back_after) = self.neighbors(neighbour);
                 let meets = if is_after {
                     u64::from(at) + u64::from(size) == u64::from(there) && back_before == block
                 } else {
@@ -130,7 +130,7 @@ impl<W: Words> Locked<'_, W> {
                     return flaw("its neighbour does not lie beside it", block);
                 }
                 if kind == Kind::Free && self.state(neighbour).kind == Kind::Free {
-                    return flaw("it and its neighbour are free and not joined", block);
+                    return flaw("it and its neighbour are free and not coalesced", block);
                 }
             }
         }
@@ -141,38 +141,39 @@ impl<W: Words> Locked<'_, W> {
             }
         }
         self.audit_lists(made, free, unused)?;
-        let counters = [(layout::FREE, free), (layout::TOTAL, total), (layout::TAKEN, taken)];
+        let counters =
+            [(layout::FREE, free), (layout::TOTAL, total), (layout::BLOCKS_ALLOCATED, taken)];
         for (at, expected) in counters {
             if self.load(at) != expected {
-                return Err(Flaw { what: "a counter is wrong", block: None });
+                return Err(AuditError { what: "a counter is wrong", block: None });
             }
         }
         if self.load(layout::LOG_LENGTH) != 0 {
-            return Err(Flaw { what: "a change is half made", block: None });
+            return Err(AuditError { what: "a transaction is incomplete", block: None });
         }
         Ok(())
     }
 
-    fn audit_lists(&self, made: u32, free: u64, unused: u32) -> Result<(), Flaw> {
-        let flaw = |what, block| Err(Flaw { what, block: Some(block) });
+    fn audit_lists(&self, made: u32, free: u64, unused: u32) -> Result<(), AuditError> {
+        let flaw = |what, block| Err(AuditError { what, block: Some(block) });
         let (mut listed, mut steps) = (0_u64, 0_u32);
         for level in 0..LEVELS {
             let parts = self.load(layout::PART_BITS + level);
             let level_is_marked = self.load(layout::LEVEL_BITS) >> level & 1 == 1;
             if level_is_marked != (parts != 0) {
-                return Err(Flaw { what: "a level is marked wrong", block: None });
+                return Err(AuditError { what: "a level is marked wrong", block: None });
             }
             for part in 0..super::classes::PARTS {
                 let class = Class { level, part };
                 let mut block = low(self.load(layout::HEADS + class.index()));
                 if (parts >> part & 1 == 1) != (block != NONE) {
-                    return Err(Flaw { what: "a class is marked wrong", block: None });
+                    return Err(AuditError { what: "a class is marked wrong", block: None });
                 }
                 let mut before = NONE;
                 while block != NONE {
                     steps += 1;
                     if steps > made || block >= made {
-                        return flaw("the list that it is in leads astray", block);
+                        return flaw("its free list is corrupt", block);
                     }
                     if self.state(block).kind != Kind::Free {
                         return flaw("it is listed and not free", block);
@@ -181,9 +182,9 @@ impl<W: Words> Locked<'_, W> {
                     if Class::of(size) != class {
                         return flaw("it is listed in another class", block);
                     }
-                    let word = self.load(word_of(block, layout::LISTED));
+                    let word = self.load(word_of(block, layout::LIST_LINKS));
                     if high(word) != before {
-                        return flaw("it does not know who comes before", block);
+                        return flaw("its back link is wrong", block);
                     }
                     listed += u64::from(size);
                     (before, block) = (block, low(word));
@@ -191,18 +192,21 @@ impl<W: Words> Locked<'_, W> {
             }
         }
         if listed != free {
-            return Err(Flaw { what: "not all free blocks are listed", block: None });
+            return Err(AuditError { what: "not all free blocks are listed", block: None });
         }
         let (mut block, mut count) = (low(self.load(layout::FIRST_UNUSED)), 0);
         while block != NONE {
             count += 1;
             if count > unused || block >= made {
-                return flaw("the list of unused places leads astray", block);
+                return flaw("the list of unused block records is corrupt", block);
             }
-            block = low(self.load(word_of(block, layout::LISTED)));
+            block = low(self.load(word_of(block, layout::LIST_LINKS)));
         }
         if count != unused {
-            return Err(Flaw { what: "not all unused places are listed", block: None });
+            return Err(AuditError {
+                what: "not all unused block records are listed",
+                block: None,
+            });
         }
         Ok(())
     }

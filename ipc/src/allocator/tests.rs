@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use proptest::prelude::*;
 
 use super::*;
-use crate::participant::Immortal;
+use crate::participant::AlwaysAlive;
 use crate::words::LocalWords;
 
 const GRANULE: u64 = 64;
@@ -14,164 +14,164 @@ fn me() -> Participant {
     Participant::new(1, 1).unwrap()
 }
 
-fn books(most_blocks: u32) -> Allocator<LocalWords> {
-    let words = LocalWords::zeroed(Allocator::<LocalWords>::words_needed(most_blocks));
-    Allocator::format(words, most_blocks, GRANULE).unwrap()
+fn allocator(max_blocks: u32) -> Allocator<LocalWords> {
+    let words = LocalWords::zeroed(Allocator::<LocalWords>::required_words(max_blocks));
+    Allocator::format(words, max_blocks, GRANULE).unwrap()
 }
 
 #[test]
 fn all_of_it_can_be_had_in_one_piece() {
-    let books = books(16);
-    let (caller, owner) = (Caller::new(me(), &Immortal), Owner::participant(me()));
-    books.extend(&caller, 0, 1000 * GRANULE).unwrap();
+    let allocator = allocator(16);
+    let (caller, owner) = (Caller::new(me(), &AlwaysAlive), Owner::participant(me()));
+    allocator.extend(&caller, 0, 1000 * GRANULE).unwrap();
     for _ in 0..3 {
-        let (block, place) = books.allocate(&caller, owner, 1000 * GRANULE, 1).unwrap();
-        assert_eq!(place, Place { offset: 0, length: 1000 * GRANULE });
-        let error = books.allocate(&caller, owner, 1, 1).unwrap_err();
+        let (block, range) = allocator.allocate(&caller, owner, 1000 * GRANULE, 1).unwrap();
+        assert_eq!(range, BlockRange { offset: 0, length: 1000 * GRANULE });
+        let error = allocator.allocate(&caller, owner, 1, 1).unwrap_err();
         assert_eq!(
             error,
             AllocatorError::OutOfMemory { wanted: GRANULE, free: 0, largest_free: 0 }
         );
-        books.free(&caller, block, owner).unwrap();
-        assert_eq!(books.audit(&caller).unwrap(), Ok(()));
+        allocator.free(&caller, block, owner).unwrap();
+        assert_eq!(allocator.audit(&caller).unwrap(), Ok(()));
     }
 }
 
 #[test]
 fn what_is_asked_for_must_make_sense() {
-    let books = books(16);
-    let (caller, owner) = (Caller::new(me(), &Immortal), Owner::participant(me()));
-    books.extend(&caller, 0, 1 << 20).unwrap();
+    let allocator = allocator(16);
+    let (caller, owner) = (Caller::new(me(), &AlwaysAlive), Owner::participant(me()));
+    allocator.extend(&caller, 0, 1 << 20).unwrap();
     for (bytes, alignment) in [(0, 1), (1, 0), (1, 3), (u64::MAX, 1), (1, 1 << 63)] {
-        let error = books.allocate(&caller, owner, bytes, alignment).unwrap_err();
+        let error = allocator.allocate(&caller, owner, bytes, alignment).unwrap_err();
         assert_eq!(error, AllocatorError::InvalidSize { bytes, alignment });
     }
     for (offset, length) in
         [(0, 64), (1 << 20, 0), (1 << 20, 63), (u64::MAX - 63, 64), (0, u64::MAX)]
     {
-        let error = books.extend(&caller, offset, length).unwrap_err();
+        let error = allocator.extend(&caller, offset, length).unwrap_err();
         assert_eq!(error, AllocatorError::InvalidExtent { offset, length });
     }
     let stranger = Block::from_bits(u64::MAX);
-    assert_eq!(books.free(&caller, stranger, owner), Err(AllocatorError::Stale(stranger)));
-    assert_eq!(books.find(stranger), Err(AllocatorError::Stale(stranger)));
+    assert_eq!(allocator.free(&caller, stranger, owner), Err(AllocatorError::Stale(stranger)));
+    assert_eq!(allocator.find(stranger), Err(AllocatorError::Stale(stranger)));
 }
 
 #[test]
 fn only_the_owner_frees_and_only_once() {
-    let books = books(16);
-    let caller = Caller::new(me(), &Immortal);
+    let allocator = allocator(16);
+    let caller = Caller::new(me(), &AlwaysAlive);
     let (mine, topic) = (Owner::participant(me()), Owner::other(7).unwrap());
-    books.extend(&caller, 0, 1 << 20).unwrap();
-    let (block, place) = books.allocate(&caller, mine, 100, 1).unwrap();
-    assert_eq!(books.find(block), Ok(place));
-    books.transfer(block, mine, topic).unwrap();
-    assert_eq!(books.owner(block), Ok(topic));
-    let not_yours = AllocatorError::NotYours { block, owner: topic };
-    assert_eq!(books.free(&caller, block, mine), Err(not_yours));
-    assert_eq!(books.transfer(block, mine, mine), Err(not_yours));
-    assert_eq!(books.reclaim(&caller, mine, |_| false), Ok(0));
-    assert_eq!(books.reclaim(&caller, topic, |_| true), Ok(0), "spared");
-    assert_eq!(books.reclaim(&caller, topic, |_| false), Ok(1));
-    assert_eq!(books.free(&caller, block, topic), Err(AllocatorError::Stale(block)));
-    let (again, _) = books.allocate(&caller, mine, 100, 1).unwrap();
+    allocator.extend(&caller, 0, 1 << 20).unwrap();
+    let (block, range) = allocator.allocate(&caller, mine, 100, 1).unwrap();
+    assert_eq!(allocator.find(block), Ok(range));
+    allocator.transfer(block, mine, topic).unwrap();
+    assert_eq!(allocator.owner(block), Ok(topic));
+    let not_yours = AllocatorError::NotOwner { block, owner: topic };
+    assert_eq!(allocator.free(&caller, block, mine), Err(not_yours));
+    assert_eq!(allocator.transfer(block, mine, mine), Err(not_yours));
+    assert_eq!(allocator.reclaim(&caller, mine, |_| false), Ok(0));
+    assert_eq!(allocator.reclaim(&caller, topic, |_| true), Ok(0), "spared");
+    assert_eq!(allocator.reclaim(&caller, topic, |_| false), Ok(1));
+    assert_eq!(allocator.free(&caller, block, topic), Err(AllocatorError::Stale(block)));
+    let (again, _) = allocator.allocate(&caller, mine, 100, 1).unwrap();
     assert_ne!(again, block, "a name is not used again");
 }
 
 #[test]
 fn extents_stay_apart_though_they_touch() {
-    let books = books(16);
-    let (caller, owner) = (Caller::new(me(), &Immortal), Owner::participant(me()));
-    books.extend(&caller, 4096, 4096).unwrap();
-    books.extend(&caller, 0, 4096).unwrap();
-    let (first, _) = books.allocate(&caller, owner, 4096, 1).unwrap();
-    let (second, _) = books.allocate(&caller, owner, 4096, 1).unwrap();
-    books.free(&caller, first, owner).unwrap();
-    books.free(&caller, second, owner).unwrap();
-    assert!(books.allocate(&caller, owner, 8192, 1).is_err());
-    assert_eq!(books.statistics(&caller).unwrap().free, 8192);
-    assert_eq!(books.audit(&caller).unwrap(), Ok(()));
+    let allocator = allocator(16);
+    let (caller, owner) = (Caller::new(me(), &AlwaysAlive), Owner::participant(me()));
+    allocator.extend(&caller, 4096, 4096).unwrap();
+    allocator.extend(&caller, 0, 4096).unwrap();
+    let (first, _) = allocator.allocate(&caller, owner, 4096, 1).unwrap();
+    let (second, _) = allocator.allocate(&caller, owner, 4096, 1).unwrap();
+    allocator.free(&caller, first, owner).unwrap();
+    allocator.free(&caller, second, owner).unwrap();
+    assert!(allocator.allocate(&caller, owner, 8192, 1).is_err());
+    assert_eq!(allocator.statistics(&caller).unwrap().free, 8192);
+    assert_eq!(allocator.audit(&caller).unwrap(), Ok(()));
 }
 
 /// Blocks at hand: who wants as much again gets the same one, whatever lies beside it.
 #[test]
 fn what_was_freed_last_is_used_again_as_it_is() {
-    let books = books(64);
-    let (caller, owner) = (Caller::new(me(), &Immortal), Owner::participant(me()));
-    books.extend(&caller, 0, 1 << 20).unwrap();
+    let allocator = allocator(64);
+    let (caller, owner) = (Caller::new(me(), &AlwaysAlive), Owner::participant(me()));
+    allocator.extend(&caller, 0, 1 << 20).unwrap();
     let sizes = [300, 4096, 64];
-    let three = sizes.map(|bytes| books.allocate(&caller, owner, bytes, 1).unwrap());
+    let three = sizes.map(|bytes| allocator.allocate(&caller, owner, bytes, 1).unwrap());
     for round in 1..=3 {
-        for (bytes, (block, place)) in sizes.into_iter().zip(three) {
+        for (bytes, (block, range)) in sizes.into_iter().zip(three) {
             let now = Block { generation: block.generation + round - 1, ..block };
-            books.free(&caller, now, owner).unwrap();
-            let (again, there) = books.allocate(&caller, owner, bytes, 1).unwrap();
-            assert_eq!((again.number(), there), (block.number(), place));
+            allocator.free(&caller, now, owner).unwrap();
+            let (again, there) = allocator.allocate(&caller, owner, bytes, 1).unwrap();
+            assert_eq!((again.number(), there), (block.number(), range));
             assert_eq!(again.generation, block.generation + round, "a name is not used again");
         }
     }
-    assert_eq!(books.audit(&caller).unwrap(), Ok(()));
+    assert_eq!(allocator.audit(&caller).unwrap(), Ok(()));
 }
 
 /// What is at hand is memory like all other: it is joined when somebody wants more.
 #[test]
 fn what_is_at_hand_is_joined_when_it_is_wanted() {
-    let books = books(64);
-    let (caller, owner) = (Caller::new(me(), &Immortal), Owner::participant(me()));
-    books.extend(&caller, 0, 64 * GRANULE).unwrap();
-    for count in [1, 3, layout::MOST_AT_HAND, 40] {
+    let allocator = allocator(64);
+    let (caller, owner) = (Caller::new(me(), &AlwaysAlive), Owner::participant(me()));
+    allocator.extend(&caller, 0, 64 * GRANULE).unwrap();
+    for count in [1, 3, layout::MAX_CACHED, 40] {
         // All different, so that none is found for another one.
         let sizes = (1..=count as u64).map(|number| if count < 8 { number } else { 1 });
         let blocks: Vec<_> = sizes
-            .map(|granules| books.allocate(&caller, owner, granules * GRANULE, 1).unwrap().0)
+            .map(|granules| allocator.allocate(&caller, owner, granules * GRANULE, 1).unwrap().0)
             .collect();
         // Every other one first: neighbours are freed while they are at hand, and later.
         for odd in [1, 0] {
             for (_, block) in blocks.iter().enumerate().filter(|(number, _)| number % 2 == odd) {
-                books.free(&caller, *block, owner).unwrap();
+                allocator.free(&caller, *block, owner).unwrap();
             }
         }
-        let (whole, place) = books.allocate(&caller, owner, 64 * GRANULE, 1).unwrap();
-        assert_eq!(place, Place { offset: 0, length: 64 * GRANULE });
-        books.free(&caller, whole, owner).unwrap();
-        assert_eq!(books.audit(&caller).unwrap(), Ok(()));
+        let (whole, range) = allocator.allocate(&caller, owner, 64 * GRANULE, 1).unwrap();
+        assert_eq!(range, BlockRange { offset: 0, length: 64 * GRANULE });
+        allocator.free(&caller, whole, owner).unwrap();
+        assert_eq!(allocator.audit(&caller).unwrap(), Ok(()));
     }
 }
 
 /// Places for blocks are wanted as memory is.
 #[test]
 fn what_is_at_hand_gives_back_places_for_blocks() {
-    let books = books(4);
-    let (caller, owner) = (Caller::new(me(), &Immortal), Owner::participant(me()));
-    books.extend(&caller, 0, 1 << 20).unwrap();
-    let blocks =
-        [1, 2, 3].map(|granules| books.allocate(&caller, owner, granules * GRANULE, 1).unwrap().0);
+    let allocator = allocator(4);
+    let (caller, owner) = (Caller::new(me(), &AlwaysAlive), Owner::participant(me()));
+    allocator.extend(&caller, 0, 1 << 20).unwrap();
+    let blocks = [1, 2, 3]
+        .map(|granules| allocator.allocate(&caller, owner, granules * GRANULE, 1).unwrap().0);
     for block in blocks {
-        books.free(&caller, block, owner).unwrap();
+        allocator.free(&caller, block, owner).unwrap();
     }
     let others: Vec<_> =
-        (4..=6).map(|granules| books.allocate(&caller, owner, granules * GRANULE, 1)).collect();
+        (4..=6).map(|granules| allocator.allocate(&caller, owner, granules * GRANULE, 1)).collect();
     assert!(others.iter().all(Result::is_ok), "{others:?}");
 }
 
 #[test]
 fn books_that_are_full_say_so_and_lose_nothing() {
-    let books = books(4);
-    let (caller, owner) = (Caller::new(me(), &Immortal), Owner::participant(me()));
-    books.extend(&caller, 0, 1 << 20).unwrap();
+    let allocator = allocator(4);
+    let (caller, owner) = (Caller::new(me(), &AlwaysAlive), Owner::participant(me()));
+    allocator.extend(&caller, 0, 1 << 20).unwrap();
     let mut blocks = Vec::new();
     let error = loop {
-        match books.allocate(&caller, owner, 64, 256) {
+        match allocator.allocate(&caller, owner, 64, 256) {
             Ok((block, _)) => blocks.push(block),
             Err(error) => break error,
         }
     };
     assert_eq!(error, AllocatorError::OutOfBlocks { most: 4 });
-    assert_eq!(books.audit(&caller).unwrap(), Ok(()));
+    assert_eq!(allocator.audit(&caller).unwrap(), Ok(()));
     for block in blocks {
-        books.free(&caller, block, owner).unwrap();
+        allocator.free(&caller, block, owner).unwrap();
     }
-    assert_eq!(books.statistics(&caller).unwrap().largest_free, 1 << 20);
+    assert_eq!(allocator.statistics(&caller).unwrap().largest_free, 1 << 20);
 }
 
 #[test]
@@ -180,20 +180,20 @@ fn strange_words_are_no_books() {
         Err(AllocatorError::NotAnAllocator { why }) => why,
         other => panic!("{other:?}"),
     };
-    let words = LocalWords::zeroed(Allocator::<LocalWords>::words_needed(8));
-    assert_eq!(refused(&words), "not made, or something else");
+    let words = LocalWords::zeroed(Allocator::<LocalWords>::required_words(8));
+    assert_eq!(refused(&words), "not initialised, or of another kind");
     Allocator::format(&words, 8, 64).unwrap();
     let set = |at, value| words.store(at, value, Relaxed);
     set(layout::KIND, layout::LAYOUT + 1);
     assert_eq!(refused(&words), "another version");
     set(layout::KIND, layout::LAYOUT);
-    set(layout::MOST_BLOCKS, 9);
-    assert_eq!(refused(&words), "it is cut off");
-    set(layout::MOST_BLOCKS, u64::MAX);
+    set(layout::MAX_BLOCKS, 9);
+    assert_eq!(refused(&words), "it is truncated");
+    set(layout::MAX_BLOCKS, u64::MAX);
     assert_eq!(refused(&words), "too many blocks");
-    set(layout::MOST_BLOCKS, 8);
+    set(layout::MAX_BLOCKS, 8);
     set(layout::GRANULE, 64);
-    assert_eq!(refused(&words), "its numbers make no sense");
+    assert_eq!(refused(&words), "its header is inconsistent");
 }
 
 #[derive(Debug, Clone)]
@@ -221,27 +221,27 @@ proptest! {
     /// Allocations never overlap, are aligned and large enough, stay where they are,
     /// and what is free is all the rest.
     #[test]
-    fn it_does_as_the_model(steps in steps(), most_blocks in 8..200_u32) {
-        let books = books(most_blocks);
-        let caller = Caller::new(me(), &Immortal);
+    fn it_does_as_the_model(steps in steps(), max_blocks in 8..200_u32) {
+        let allocator = allocator(max_blocks);
+        let caller = Caller::new(me(), &AlwaysAlive);
         let owner = |number| Owner::other(number).unwrap();
         let (mut end, mut total) = (0, 0);
-        let mut taken: Vec<(Block, Place, Owner)> = Vec::new();
+        let mut taken: Vec<(Block, BlockRange, Owner)> = Vec::new();
         for step in steps {
             match step {
                 Step::Allocate { bytes, alignment } => {
                     let alignment = 1 << alignment;
-                    match books.allocate(&caller, owner(0), bytes, alignment) {
-                        Ok((block, place)) => {
-                            prop_assert!(place.length >= bytes);
-                            prop_assert!(place.length < bytes + GRANULE);
-                            prop_assert_eq!(place.offset % alignment.max(GRANULE), 0);
+                    match allocator.allocate(&caller, owner(0), bytes, alignment) {
+                        Ok((block, range)) => {
+                            prop_assert!(range.length >= bytes);
+                            prop_assert!(range.length < bytes + GRANULE);
+                            prop_assert_eq!(range.offset % alignment.max(GRANULE), 0);
                             let clear = taken.iter().all(|(_, other, _)| {
-                                other.offset + other.length <= place.offset
-                                    || place.offset + place.length <= other.offset
+                                other.offset + other.length <= range.offset
+                                    || range.offset + range.length <= other.offset
                             });
-                            prop_assert!(clear, "{place:?} overlaps");
-                            taken.push((block, place, owner(0)));
+                            prop_assert!(clear, "{range:?} overlaps");
+                            taken.push((block, range, owner(0)));
                         }
                         Err(AllocatorError::OutOfBlocks { .. }) => {}
                         Err(AllocatorError::OutOfMemory { largest_free, .. }) => {
@@ -254,12 +254,12 @@ proptest! {
                 }
                 Step::Free { which } if !taken.is_empty() => {
                     let (block, _, owner) = taken.swap_remove(which % taken.len());
-                    prop_assert_eq!(books.free(&caller, block, owner), Ok(()));
-                    prop_assert_eq!(books.free(&caller, block, owner), Err(AllocatorError::Stale(block)));
+                    prop_assert_eq!(allocator.free(&caller, block, owner), Ok(()));
+                    prop_assert_eq!(allocator.free(&caller, block, owner), Err(AllocatorError::Stale(block)));
                 }
                 Step::Extend { granules, gap } => {
                     let (offset, length) = (end + gap * GRANULE, granules * GRANULE);
-                    if books.extend(&caller, offset, length).is_ok() {
+                    if allocator.extend(&caller, offset, length).is_ok() {
                         end = offset + length;
                         total += length;
                     }
@@ -267,35 +267,35 @@ proptest! {
                 Step::Transfer { which, to } if !taken.is_empty() => {
                     let at = which % taken.len();
                     let (block, _, from) = taken[at];
-                    prop_assert_eq!(books.transfer(block, from, owner(to)), Ok(()));
+                    prop_assert_eq!(allocator.transfer(block, from, owner(to)), Ok(()));
                     taken[at].2 = owner(to);
                 }
                 Step::Reclaim { of } => {
                     let before = taken.len();
                     taken.retain(|(_, _, whose)| *whose != owner(of));
-                    let freed = books.reclaim(&caller, owner(of), |_| false);
+                    let freed = allocator.reclaim(&caller, owner(of), |_| false);
                     prop_assert_eq!(freed, Ok(before - taken.len()));
                 }
                 Step::Free { .. } | Step::Transfer { .. } => {}
             }
-            prop_assert_eq!(books.audit(&caller).unwrap(), Ok(()));
+            prop_assert_eq!(allocator.audit(&caller).unwrap(), Ok(()));
         }
-        let listed: HashMap<_, _> = books
+        let listed: HashMap<_, _> = allocator
             .blocks(&caller)
             .unwrap()
             .into_iter()
-            .filter_map(|listed| Some((listed.block, (listed.place, listed.owner?))))
+            .filter_map(|listed| Some((listed.block, (listed.range, listed.owner?))))
             .collect();
         prop_assert_eq!(listed.len(), taken.len());
-        for (block, place, owner) in &taken {
-            prop_assert_eq!(listed.get(block), Some(&(*place, *owner)));
-            prop_assert_eq!(books.find(*block), Ok(*place));
+        for (block, range, owner) in &taken {
+            prop_assert_eq!(listed.get(block), Some(&(*range, *owner)));
+            prop_assert_eq!(allocator.find(*block), Ok(*range));
         }
-        let statistics = books.statistics(&caller).unwrap();
-        let in_use: u64 = taken.iter().map(|(_, place, _)| place.length).sum();
+        let statistics = allocator.statistics(&caller).unwrap();
+        let in_use: u64 = taken.iter().map(|(_, range, _)| range.length).sum();
         prop_assert_eq!(statistics.total, total);
         prop_assert_eq!(statistics.free, total - in_use);
-        prop_assert_eq!(statistics.blocks_taken, taken.len() as u64);
+        prop_assert_eq!(statistics.blocks_allocated, taken.len() as u64);
     }
 
     /// Whatever is scribbled into the books: no panic, no endless loop.
@@ -304,24 +304,24 @@ proptest! {
         scribbles in prop::collection::vec((0..3000_usize, any::<u64>()), 1..40),
         sizes in prop::collection::vec(1..5000_u64, 1..20),
     ) {
-        let books = books(64);
-        let caller = Caller { patience: std::time::Duration::ZERO, ..Caller::new(me(), &Immortal) };
-        books.extend(&caller, 0, 1 << 20).unwrap();
+        let allocator = allocator(64);
+        let caller = Caller { timeout: std::time::Duration::ZERO, ..Caller::new(me(), &AlwaysAlive) };
+        allocator.extend(&caller, 0, 1 << 20).unwrap();
         let owner = Owner::participant(me());
         let mut blocks = Vec::new();
         for (at, size) in sizes.iter().enumerate() {
-            if let Ok((block, _)) = books.allocate(&caller, owner, *size, 64) {
+            if let Ok((block, _)) = allocator.allocate(&caller, owner, *size, 64) {
                 blocks.push(block);
             }
             let (word, value) = scribbles[at % scribbles.len()];
             // Not the numbers that were checked at the beginning: `attach` keeps those.
-            books.words.store(3 + word, value, Relaxed);
-            let _ = books.free(&caller, blocks.get(at / 2).copied().unwrap_or(Block::from_bits(0)), owner);
-            let _ = books.reclaim(&caller, Owner(1), |_| false);
-            let _ = books.audit(&caller);
-            let _ = books.statistics(&caller);
-            let _ = books.blocks(&caller);
-            books.words.store(layout::LOCK, 0x7fff_fffe, Relaxed);
+            allocator.words.store(3 + word, value, Relaxed);
+            let _ = allocator.free(&caller, blocks.get(at / 2).copied().unwrap_or(Block::from_bits(0)), owner);
+            let _ = allocator.reclaim(&caller, Owner(1), |_| false);
+            let _ = allocator.audit(&caller);
+            let _ = allocator.statistics(&caller);
+            let _ = allocator.blocks(&caller);
+            allocator.words.store(layout::LOCK, 0x7fff_fffe, Relaxed);
         }
     }
 }

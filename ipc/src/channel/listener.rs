@@ -7,9 +7,9 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use crate::life::Incarnation;
+use crate::deadline::deadline;
 use crate::limits::LimitReached;
-use crate::patience::deadline;
+use crate::pidfd::ForkGeneration;
 
 use super::{Channel, ChannelError, Result, address, new_socket, system, wait};
 
@@ -20,7 +20,7 @@ pub struct ChannelListener {
     path: PathBuf,
     /// Device and number of the path's file: not to remove another's.
     file: (u64, u64),
-    born: Incarnation,
+    fork_generation: ForkGeneration,
 }
 
 impl ChannelListener {
@@ -52,7 +52,7 @@ impl ChannelListener {
             if io::Error::last_os_error().raw_os_error() != Some(libc::EADDRINUSE) {
                 return Err(system("bind", Some(path)));
             }
-            remove_dead(path)?;
+            remove_stale(path)?;
             if !bind() {
                 return Err(system("bind", Some(path)));
             }
@@ -67,16 +67,16 @@ impl ChannelListener {
         if unsafe { libc::listen(socket.as_raw_fd(), 128) } < 0 {
             return Err(system("listen", Some(path)));
         }
-        let (file, born) = ((status.dev(), status.ino()), Incarnation::current());
-        Ok(Self { socket, path: path.to_owned(), file, born })
+        let (file, fork_generation) = ((status.dev(), status.ino()), ForkGeneration::current());
+        Ok(Self { socket, path: path.to_owned(), file, fork_generation })
     }
 
     /// The next that connects.
     ///
     /// # Errors
     /// `DeadlineExceeded`, `System`.
-    pub fn accept(&self, patience: Duration) -> Result<Channel> {
-        let end = deadline(patience);
+    pub fn accept(&self, timeout: Duration) -> Result<Channel> {
+        let end = deadline(timeout);
         loop {
             wait(&self.socket, libc::POLLIN, end, "a connection")?;
             // SAFETY: no address is asked for; what comes back is checked.
@@ -103,7 +103,7 @@ impl ChannelListener {
     /// Is this a socket at which nobody listens any more? To be asked by who has the
     /// [lock](DirectoryLock) of its directory only: others may be about to listen.
     #[must_use]
-    pub fn is_abandoned(path: &Path) -> bool {
+    pub fn is_stale(path: &Path) -> bool {
         let is_socket =
             std::fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket());
         let is_refused = || match Channel::connect(path, Duration::ZERO) {
@@ -117,7 +117,7 @@ impl ChannelListener {
 
     /// What is at a path, if it is something else than a socket.
     #[must_use]
-    pub fn other_than_socket(path: &Path) -> Option<&'static str> {
+    pub fn non_socket_kind(path: &Path) -> Option<&'static str> {
         let kind = std::fs::symlink_metadata(path).ok()?.file_type();
         match kind {
             _ if kind.is_socket() => None,
@@ -143,7 +143,7 @@ impl AsFd for ChannelListener {
 
 impl Drop for ChannelListener {
     fn drop(&mut self) {
-        if !self.born.is_current() {
+        if !self.fork_generation.is_current() {
             // A forked child: the parent goes on listening there.
             return;
         }
@@ -176,11 +176,11 @@ impl Drop for ChannelListener {
 }
 
 /// Removes a socket that nobody listens at.
-fn remove_dead(path: &Path) -> Result<()> {
-    if let Some(found) = ChannelListener::other_than_socket(path) {
+fn remove_stale(path: &Path) -> Result<()> {
+    if let Some(found) = ChannelListener::non_socket_kind(path) {
         return Err(ChannelError::NotASocket { path: path.to_owned(), found });
     }
-    if !ChannelListener::is_abandoned(path) {
+    if !ChannelListener::is_stale(path) {
         return Err(ChannelError::InUse(path.to_owned()));
     }
     std::fs::remove_file(path).map_err(|cause| ChannelError::System {
@@ -199,20 +199,20 @@ fn remove_dead(path: &Path) -> Result<()> {
 /// # std::fs::create_dir_all(&directory)?;
 /// let alone = DirectoryLock::take(&directory)?;
 /// // Nobody is about to listen, so who does not is dead.
-/// assert!(!ChannelListener::is_abandoned(&directory.join("none")));
+/// assert!(!ChannelListener::is_stale(&directory.join("none")));
 /// drop(alone);
 /// let listener = ChannelListener::bind(&directory.join("one"))?;
-/// assert!(!ChannelListener::is_abandoned(listener.path()));
+/// assert!(!ChannelListener::is_stale(listener.path()));
 /// # drop(listener);
 /// # std::fs::remove_dir(&directory)?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
-pub struct DirectoryLock(Option<File>, Incarnation);
+pub struct DirectoryLock(Option<File>, ForkGeneration);
 
 impl DirectoryLock {
     /// Nobody holds it for longer than it takes to find out whether a listener is alive.
-    const PATIENCE: Duration = Duration::from_secs(10);
+    const TIMEOUT: Duration = Duration::from_secs(10);
 
     fn above(path: &Path) -> Result<Self> {
         let above = path.parent().filter(|above| !above.as_os_str().is_empty());
@@ -233,15 +233,15 @@ impl DirectoryLock {
         let file = match File::open(directory) {
             Ok(file) => file,
             Err(cause) if cause.kind() == io::ErrorKind::PermissionDenied => {
-                return Ok(Self(None, Incarnation::current()));
+                return Ok(Self(None, ForkGeneration::current()));
             }
             Err(cause) => return failed("open", cause),
         };
-        let end = deadline(Self::PATIENCE);
+        let end = deadline(Self::TIMEOUT);
         loop {
             // SAFETY: a file of ours.
             if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0 {
-                return Ok(Self(Some(file), Incarnation::current()));
+                return Ok(Self(Some(file), ForkGeneration::current()));
             }
             let cause = io::Error::last_os_error();
             match cause.kind() {
@@ -250,7 +250,7 @@ impl DirectoryLock {
                     std::thread::sleep(Duration::from_millis(2));
                 }
                 io::ErrorKind::WouldBlock => {
-                    let waiting_for = "others that make sockets in the same directory";
+                    let waiting_for = "the lock of the directory";
                     return Err(ChannelError::DeadlineExceeded { waiting_for });
                 }
                 _ => return failed("flock", cause),

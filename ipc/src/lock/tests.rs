@@ -7,23 +7,23 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use proptest::prelude::*;
 
 use super::*;
-use crate::participant::{Fate, Immortal};
+use crate::participant::{AlwaysAlive, Liveness};
 use crate::words::LocalWords;
 
-fn participant(place: u32) -> Participant {
-    Participant::new(place, 1).unwrap()
+fn participant(slot: u32) -> Participant {
+    Participant::new(slot, 1).unwrap()
 }
 
 #[test]
 fn it_keeps_others_out() {
     let words = Arc::new(LocalWords::zeroed(WORDS + 1));
     let threads: Vec<_> = (0..4)
-        .map(|place| {
+        .map(|slot| {
             let words = Arc::clone(&words);
             std::thread::spawn(move || {
-                let caller = Caller::new(participant(place), &Immortal);
+                let caller = Caller::new(participant(slot), &AlwaysAlive);
                 for _ in 0..2000 {
-                    assert_eq!(take(&*words, 0, &caller), Ok(Taken::Whole));
+                    assert_eq!(take(&*words, 0, &caller), Ok(Acquired::Clean));
                     // No atomic addition: only the lock makes this right.
                     let count = words.load(WORDS, Relaxed);
                     words.store(WORDS, count + 1, Relaxed);
@@ -36,9 +36,9 @@ fn it_keeps_others_out() {
     assert_eq!(words.load(WORDS, Relaxed), 8000);
 }
 
-struct Grave(Participant, AtomicBool);
+struct DeadProcess(Participant, AtomicBool);
 
-impl Fate for Grave {
+impl Liveness for DeadProcess {
     fn is_dead(&self, who: Option<Participant>) -> bool {
         who == Some(self.0) && self.1.load(Relaxed)
     }
@@ -47,27 +47,29 @@ impl Fate for Grave {
 #[test]
 fn the_living_are_waited_for_and_the_dead_are_not() {
     let words = LocalWords::zeroed(WORDS);
-    let grave = Grave(participant(1), AtomicBool::new(false));
+    let grave = DeadProcess(participant(1), AtomicBool::new(false));
     let first = Caller::new(participant(1), &grave);
-    let patience = Duration::from_millis(30);
-    let second = Caller { me: participant(2), fate: &grave, patience };
-    assert_eq!(take(&words, 0, &first), Ok(Taken::Whole));
+    let timeout = Duration::from_millis(30);
+    let second = Caller { me: participant(2), liveness: &grave, timeout };
+    assert_eq!(take(&words, 0, &first), Ok(Acquired::Clean));
     let held = take(&words, 0, &second).unwrap_err();
     assert_eq!(held.by, Some(participant(1)));
-    assert!(held.waited >= patience && held.waited < patience * 100, "{held}");
+    assert!(held.waited >= timeout && held.waited < timeout * 100, "{held}");
     grave.1.store(true, Relaxed);
-    assert_eq!(take(&words, 0, &second), Ok(Taken::FromTheDead));
+    assert_eq!(take(&words, 0, &second), Ok(Acquired::OwnerDied));
     // Who was taken for dead and was not learns of it.
     assert!(!release(&words, 0, &first));
 }
 
 #[test]
 fn a_scribbled_holder_is_nobody() {
-    for scribble in [HOLDER, KEPT | HOLDER, KEPT | u64::from(SPOTS), SLEEPERS | HOLDER] {
+    for scribble in
+        [HOLDER, RESERVED | HOLDER, RESERVED | u64::from(WAITER_SLOTS), SLEEPERS | HOLDER]
+    {
         let words = LocalWords::zeroed(WORDS);
         words.store(0, scribble, Relaxed);
-        let caller = Caller::new(participant(3), &Immortal);
-        assert_eq!(take(&words, 0, &caller), Ok(Taken::FromTheDead));
+        let caller = Caller::new(participant(3), &AlwaysAlive);
+        assert_eq!(take(&words, 0, &caller), Ok(Acquired::OwnerDied));
         assert!(release(&words, 0, &caller));
     }
 }
@@ -76,14 +78,14 @@ type Act<'a> = Box<dyn FnMut(&LocalWords, Duration) + 'a>;
 
 /// A lock whose time passes as it is looked at, and at which something happens at each
 /// rest of the one who waits.
-struct Played<'a> {
+struct SimulatedWords<'a> {
     words: LocalWords,
     began: Instant,
     passed: Cell<Duration>,
     act: RefCell<Act<'a>>,
 }
 
-impl<'a> Played<'a> {
+impl<'a> SimulatedWords<'a> {
     fn new(act: impl FnMut(&LocalWords, Duration) + 'a) -> Self {
         Self {
             words: LocalWords::zeroed(WORDS),
@@ -99,7 +101,7 @@ impl<'a> Played<'a> {
     }
 }
 
-impl Words for Played<'_> {
+impl Words for SimulatedWords<'_> {
     fn count(&self) -> usize {
         self.words.count()
     }
@@ -127,8 +129,8 @@ impl Words for Played<'_> {
     fn fetch_add(&self, at: usize, value: u64) -> u64 {
         self.words.fetch_add(at, value)
     }
-    fn sleep(&self, _: usize, _: u32, longest: Duration) {
-        self.pass(longest);
+    fn sleep(&self, _: usize, _: u32, timeout: Duration) {
+        self.pass(timeout);
     }
     fn wake(&self, _: usize, _: u32) {}
     fn pause(&self) {
@@ -152,25 +154,27 @@ fn holds(words: &LocalWords) -> Option<Participant> {
 fn who_stands_in_line_is_next_however_fast_others_are() {
     let (first, second) = (participant(1), participant(2));
     let overtaken = Cell::new(0);
-    let words = Played::new(|words, _| {
+    let words = SimulatedWords::new(|words, _| {
         // One lets go, and the other has it before anybody looks.
         let (from, to) = match holds(words) {
             Some(holder) if holder == first => (first, second),
             Some(holder) if holder == second => (second, first),
             _ => return,
         };
-        let in_line = words.load(LINE, Relaxed) != 0;
-        assert!(release(words, 0, &Caller::new(from, &Immortal)));
+        let in_line = words.load(WAITERS, Relaxed) != 0;
+        assert!(release(words, 0, &Caller::new(from, &AlwaysAlive)));
         if words.compare_exchange(0, 0, to.number().into()).is_ok() && in_line {
             overtaken.set(overtaken.get() + 1);
         }
     });
     words.store(0, first.number().into(), Relaxed);
-    let caller = Caller::new(participant(70), &Immortal);
-    assert_eq!(take(&words, 0, &caller), Ok(Taken::Whole));
+    let caller = Caller::new(participant(70), &AlwaysAlive);
+    assert_eq!(take(&words, 0, &caller), Ok(Acquired::Clean));
     assert_eq!(overtaken.get(), 0);
-    assert!(words.passed.get() >= LUCK && words.passed.get() < 2 * LUCK);
-    assert_eq!(words.load(LINE, Relaxed), 0);
+    assert!(
+        words.passed.get() >= SPIN_BEFORE_QUEUEING && words.passed.get() < 2 * SPIN_BEFORE_QUEUEING
+    );
+    assert_eq!(words.load(WAITERS, Relaxed), 0);
     assert!(release(&words, 0, &caller));
     assert_eq!(words.load(0, Relaxed), 0);
 }
@@ -178,121 +182,121 @@ fn who_stands_in_line_is_next_however_fast_others_are() {
 #[test]
 fn the_line_is_served_in_turn() {
     let words = LocalWords::zeroed(WORDS);
-    let holder = Caller::new(participant(9), &Immortal);
-    words.store(LINE, 1 << 3 | 1 << 10 | 1 << 63, Relaxed);
+    let holder = Caller::new(participant(9), &AlwaysAlive);
+    words.store(WAITERS, 1 << 3 | 1 << 10 | 1 << 63, Relaxed);
     // Wherever the last turn is said to have been.
-    words.store(LAST, 3 + 64 * 5, Relaxed);
-    for spot in [10, 63, 3, 10, 63, 3] {
+    words.store(LAST_SERVED, 3 + 64 * 5, Relaxed);
+    for waiter_slot in [10, 63, 3, 10, 63, 3] {
         words.store(0, holder.me.number().into(), Relaxed);
         assert!(release(&words, 0, &holder));
-        assert_eq!(words.load(0, Relaxed), KEPT | spot);
+        assert_eq!(words.load(0, Relaxed), RESERVED | waiter_slot);
     }
 }
 
 #[test]
 fn nobody_waits_long_for_one_who_does_not_come() {
-    let words = Played::new(|_, _| {});
-    words.store(0, KEPT | 7, Relaxed);
-    words.store(LINE, 1 << 7 | 1 << 9, Relaxed);
-    let caller = Caller::new(participant(9), &Immortal);
-    assert_eq!(take(&words, 0, &caller), Ok(Taken::Whole));
-    assert!(words.passed.get() >= KEEPING && words.passed.get() < 2 * KEEPING);
-    assert_eq!(words.load(LINE, Relaxed), 1 << 9, "the spot of one who did not come is free");
+    let words = SimulatedWords::new(|_, _| {});
+    words.store(0, RESERVED | 7, Relaxed);
+    words.store(WAITERS, 1 << 7 | 1 << 9, Relaxed);
+    let caller = Caller::new(participant(9), &AlwaysAlive);
+    assert_eq!(take(&words, 0, &caller), Ok(Acquired::Clean));
+    assert!(words.passed.get() >= RESERVATION_TIME && words.passed.get() < 2 * RESERVATION_TIME);
+    assert_eq!(words.load(WAITERS, Relaxed), 1 << 9, "the spot of one who did not come is free");
     // Nor does one whose patience is at its end.
-    words.store(0, KEPT | 7, Relaxed);
-    let hasty = Caller { patience: Duration::ZERO, ..caller };
-    assert_eq!(take(&words, 0, &hasty), Ok(Taken::Whole));
+    words.store(0, RESERVED | 7, Relaxed);
+    let hasty = Caller { timeout: Duration::ZERO, ..caller };
+    assert_eq!(take(&words, 0, &hasty), Ok(Acquired::Clean));
 }
 
 #[test]
 fn who_did_not_come_in_time_stands_in_line_again() {
     let struck_off = Cell::new(false);
-    let other = Caller::new(participant(1), &Immortal);
-    let words = Played::new(|words, _| {
-        if words.load(LINE, Relaxed) == 0 {
+    let other = Caller::new(participant(1), &AlwaysAlive);
+    let words = SimulatedWords::new(|words, _| {
+        if words.load(WAITERS, Relaxed) == 0 {
             return;
         }
         if struck_off.replace(true) {
             assert!(release(words, 0, &other));
         } else {
-            words.store(LINE, 0, Relaxed);
+            words.store(WAITERS, 0, Relaxed);
         }
     });
     words.store(0, other.me.number().into(), Relaxed);
-    let caller = Caller::new(participant(2), &Immortal);
-    assert_eq!(take(&words, 0, &caller), Ok(Taken::Whole));
+    let caller = Caller::new(participant(2), &AlwaysAlive);
+    assert_eq!(take(&words, 0, &caller), Ok(Acquired::Clean));
     assert!(struck_off.get());
 }
 
 #[test]
 fn a_full_line_is_no_hindrance() {
-    let other = Caller::new(participant(1), &Immortal);
-    let words = Played::new(|words, _| {
+    let other = Caller::new(participant(1), &AlwaysAlive);
+    let words = SimulatedWords::new(|words, _| {
         if holds(words) == Some(other.me) {
             assert!(release(words, 0, &other));
         }
     });
     words.store(0, other.me.number().into(), Relaxed);
-    words.store(LINE, u64::MAX, Relaxed);
-    let caller = Caller::new(participant(2), &Immortal);
-    assert_eq!(take(&words, 0, &caller), Ok(Taken::Whole));
-    assert_eq!(words.load(LINE, Relaxed).count_ones(), SPOTS - 1);
+    words.store(WAITERS, u64::MAX, Relaxed);
+    let caller = Caller::new(participant(2), &AlwaysAlive);
+    assert_eq!(take(&words, 0, &caller), Ok(Acquired::Clean));
+    assert_eq!(words.load(WAITERS, Relaxed).count_ones(), WAITER_SLOTS - 1);
 }
 
 #[test]
 fn who_gives_up_leaves_the_line_unless_it_is_in_turn() {
-    let patience = Duration::from_micros(50);
+    let timeout = Duration::from_micros(50);
     let other = participant(1);
-    let caller = Caller { patience, ..Caller::new(participant(2), &Immortal) };
-    let words = Played::new(|_, _| {});
+    let caller = Caller { timeout, ..Caller::new(participant(2), &AlwaysAlive) };
+    let words = SimulatedWords::new(|_, _| {});
     words.store(0, other.number().into(), Relaxed);
     let held = take(&words, 0, &caller).unwrap_err();
     assert_eq!(held.by, Some(other));
-    assert!(held.waited >= patience && held.waited < 2 * patience);
-    assert_eq!(words.load(LINE, Relaxed), 0);
+    assert!(held.waited >= timeout && held.waited < 2 * timeout);
+    assert_eq!(words.load(WAITERS, Relaxed), 0);
     // The other one lets go, and has seen it in line, when it leaves the line.
-    let words = Played::new(|words, passed| {
-        if passed >= patience && words.load(LINE, Relaxed) == 0 {
-            words.store(0, KEPT | 2, Relaxed);
+    let words = SimulatedWords::new(|words, passed| {
+        if passed >= timeout && words.load(WAITERS, Relaxed) == 0 {
+            words.store(0, RESERVED | 2, Relaxed);
         }
     });
     words.store(0, other.number().into(), Relaxed);
-    assert_eq!(take(&words, 0, &caller), Ok(Taken::Whole));
+    assert_eq!(take(&words, 0, &caller), Ok(Acquired::Clean));
 }
 
 #[test]
 fn deaths_in_line_and_between_the_stores_hold_nobody_up() {
-    let grave = Grave(participant(1), AtomicBool::new(false));
+    let grave = DeadProcess(participant(1), AtomicBool::new(false));
     let caller = Caller::new(participant(2), &grave);
     // The holder dies while somebody stands in line.
-    let words = Played::new(|_, passed| {
+    let words = SimulatedWords::new(|_, passed| {
         grave.1.store(passed >= Duration::from_micros(300), Relaxed);
     });
     words.store(0, participant(1).number().into(), Relaxed);
-    assert_eq!(take(&words, 0, &caller), Ok(Taken::FromTheDead));
+    assert_eq!(take(&words, 0, &caller), Ok(Acquired::OwnerDied));
     assert!(words.passed.get() < Duration::from_millis(3));
     assert!(release(&words, 0, &caller));
     // It dies after it chose who is next; and so does that one.
     words.store(0, participant(1).number().into(), Relaxed);
-    words.store(LINE, 1 << 5, Relaxed);
-    words.store(LAST, 5, Relaxed);
-    assert_eq!(take(&words, 0, &caller), Ok(Taken::FromTheDead));
+    words.store(WAITERS, 1 << 5, Relaxed);
+    words.store(LAST_SERVED, 5, Relaxed);
+    assert_eq!(take(&words, 0, &caller), Ok(Acquired::OwnerDied));
     assert!(release(&words, 0, &caller));
-    assert_eq!(words.load(0, Relaxed), KEPT | 5);
-    assert_eq!(take(&words, 0, &caller), Ok(Taken::Whole), "nobody began anything");
+    assert_eq!(words.load(0, Relaxed), RESERVED | 5);
+    assert_eq!(take(&words, 0, &caller), Ok(Acquired::Clean), "nobody began anything");
     assert!(release(&words, 0, &caller));
-    assert_eq!((words.load(0, Relaxed), words.load(LINE, Relaxed)), (0, 0));
+    assert_eq!((words.load(0, Relaxed), words.load(WAITERS, Relaxed)), (0, 0));
     // One that took it in its turn dies before it has left the line.
     words.store(0, participant(1).number().into(), Relaxed);
-    words.store(LINE, 1 << 5, Relaxed);
-    assert_eq!(take(&words, 0, &caller), Ok(Taken::FromTheDead));
+    words.store(WAITERS, 1 << 5, Relaxed);
+    assert_eq!(take(&words, 0, &caller), Ok(Acquired::OwnerDied));
 }
 
 fn scribbled_word() -> impl Strategy<Value = u64> {
     prop_oneof![
         any::<u64>(),
-        (0..70_u64).prop_map(|spot| KEPT | spot),
-        (0..70_u64).prop_map(|spot| KEPT | SLEEPERS | spot),
+        (0..70_u64).prop_map(|waiter_slot| RESERVED | waiter_slot),
+        (0..70_u64).prop_map(|waiter_slot| RESERVED | SLEEPERS | waiter_slot),
         Just(u64::from(participant(1).number())),
         Just(0),
     ]
@@ -304,11 +308,11 @@ proptest! {
     fn scribbles_hold_nobody_up(
         scribbles in prop::collection::vec((0..WORDS, scribbled_word()), 1..20),
         every in 1..5_usize,
-        patience in 0..30_000_u64,
+        timeout in 0..30_000_u64,
     ) {
-        let patience = Duration::from_micros(patience);
+        let timeout = Duration::from_micros(timeout);
         let mut count = 0;
-        let words = Played::new(|words, _| {
+        let words = SimulatedWords::new(|words, _| {
             count += 1;
             if count % every == 0 {
                 let (at, value) = scribbles[count / every % scribbles.len()];
@@ -318,9 +322,9 @@ proptest! {
         for (at, value) in &scribbles {
             words.store(*at, *value, Relaxed);
         }
-        let caller = Caller { patience, ..Caller::new(participant(2), &Immortal) };
+        let caller = Caller { timeout, ..Caller::new(participant(2), &AlwaysAlive) };
         let _ = take(&words, 0, &caller);
         let _ = release(&words, 0, &caller);
-        prop_assert!(words.passed.get() <= patience + Duration::from_micros(10));
+        prop_assert!(words.passed.get() <= timeout + Duration::from_micros(10));
     }
 }

@@ -7,25 +7,25 @@ use loom::sync::Arc;
 use loom::sync::atomic::AtomicBool;
 
 use super::{ModelWords, Waiting, caller, check, check_with};
-use crate::lock::{Guard, Taken, WORDS};
-use crate::participant::{Caller, Fate, Immortal, Participant};
+use crate::lock::{Acquired, Guard, WORDS};
+use crate::participant::{AlwaysAlive, Caller, Liveness, Participant};
 use crate::words::{LocalWords, Words};
 
 /// What the lock protects: each adds one, and not atomically.
 const COUNT: usize = WORDS;
 /// The lock's second word: who stands in line.
-const LINE: usize = 1;
+const WAITERS: usize = 1;
 
 /// So many threads that take the lock so many times each, while the dead stand in line
 /// at these spots.
 fn run(waiting: Waiting, threads: u32, times: u64, line: u64) {
     let values = LocalWords::zeroed(WORDS + 1);
-    values.store(LINE, line, Relaxed);
+    values.store(WAITERS, line, Relaxed);
     let words = ModelWords::new(&values, &[0], waiting);
     let others: Vec<_> = (1..threads)
-        .map(|place| {
+        .map(|slot| {
             let words = words.clone();
-            loom::thread::spawn(move || (0..times).for_each(|_| add(&words, &caller(place))))
+            loom::thread::spawn(move || (0..times).for_each(|_| add(&words, &caller(slot))))
         })
         .collect();
     (0..times).for_each(|_| add(&words, &caller(0)));
@@ -35,7 +35,7 @@ fn run(waiting: Waiting, threads: u32, times: u64, line: u64) {
 
 fn add(words: &ModelWords, caller: &Caller<'_>) {
     let (guard, taken) = Guard::take(words, 0, caller).unwrap();
-    assert_eq!(taken, Taken::Whole);
+    assert_eq!(taken, Acquired::Clean);
     let count = words.load(COUNT, Relaxed);
     words.store(COUNT, count + 1, Relaxed);
     drop(guard);
@@ -88,12 +88,12 @@ fn two_of_one_name_are_two() {
     });
 }
 
-struct Grave {
+struct DeadProcess {
     dead: Participant,
     is_over: AtomicBool,
 }
 
-impl Fate for Grave {
+impl Liveness for DeadProcess {
     fn is_dead(&self, who: Option<Participant>) -> bool {
         who.is_none() || who == Some(self.dead) && self.is_over.load(Acquire)
     }
@@ -105,24 +105,24 @@ fn what_a_dead_one_held_is_taken_once() {
     check_with(3, || {
         let words = ModelWords::new(&LocalWords::zeroed(WORDS + 1), &[], Waiting::Napping);
         let dead = Participant::new(9, 1).unwrap();
-        let grave = Arc::new(Grave { dead, is_over: AtomicBool::new(false) });
-        let patience = Duration::from_secs(1 << 19);
-        let survive = move |words: &ModelWords, grave: &Grave, place| {
-            let me = Participant::new(place, 1).unwrap();
-            let caller = Caller { me, fate: grave, patience };
+        let grave = Arc::new(DeadProcess { dead, is_over: AtomicBool::new(false) });
+        let timeout = Duration::from_secs(1 << 19);
+        let survive = move |words: &ModelWords, grave: &DeadProcess, slot| {
+            let me = Participant::new(slot, 1).unwrap();
+            let caller = Caller { me, liveness: grave, timeout };
             let (guard, taken) = Guard::take(words, 0, &caller).unwrap();
             let count = words.load(COUNT, Relaxed);
             // It died right after its addition; who is told adds no more than the others.
             words.store(COUNT, count + 1, Relaxed);
             drop(guard);
-            u64::from(taken == Taken::FromTheDead)
+            u64::from(taken == Acquired::OwnerDied)
         };
         let other = loom::thread::spawn({
             let (words, grave) = (words.clone(), Arc::clone(&grave));
             move || {
-                let caller = Caller::new(dead, &Immortal);
+                let caller = Caller::new(dead, &AlwaysAlive);
                 let (guard, taken) = Guard::take(&words, 0, &caller).unwrap();
-                assert_eq!(taken, Taken::Whole);
+                assert_eq!(taken, Acquired::Clean);
                 let count = words.load(COUNT, Relaxed);
                 words.store(COUNT, count + 1, Relaxed);
                 std::mem::forget(guard);

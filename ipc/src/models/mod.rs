@@ -3,9 +3,9 @@
 //!
 //! `scripts/test loom` runs them.
 
-mod bell;
+mod doorbell;
 mod lock;
-mod marked_bell;
+mod marked_doorbell;
 mod queue;
 mod watch;
 
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use loom::sync::atomic::AtomicU64;
 use loom::sync::{Arc, Condvar, Mutex};
 
-use crate::participant::{Caller, Immortal, Participant};
+use crate::participant::{AlwaysAlive, Caller, Participant};
 use crate::words::{LocalWords, Words, atomics_of_a_slice};
 
 /// What a look at the clock takes in a model: the phases of waiting are over after
@@ -79,7 +79,7 @@ struct Shared {
     /// a thread's own look at a word hides the one of another from what it then stores.
     turn: AtomicU64,
     /// For each word that is slept on.
-    beds: HashMap<usize, (Mutex<()>, Condvar)>,
+    sleepable: HashMap<usize, (Mutex<()>, Condvar)>,
     waiting: Waiting,
 }
 
@@ -92,14 +92,14 @@ struct ModelWords {
 }
 
 impl ModelWords {
-    /// With these values to begin with; `beds` are the words that may be slept on.
-    fn new(values: &LocalWords, beds: &[usize], waiting: Waiting) -> Self {
+    /// With these values to begin with; `sleepable` are the words that may be slept on.
+    fn new(values: &LocalWords, sleepable: &[usize], waiting: Waiting) -> Self {
         let word = |at| Word(AtomicU64::new(values.load(at, Ordering::Relaxed)));
         let bed = |at: &usize| (*at, (Mutex::new(()), Condvar::new()));
         let shared = Shared {
             words: (0..values.count()).map(word).collect(),
             turn: AtomicU64::new(0),
-            beds: beds.iter().map(bed).collect(),
+            sleepable: sleepable.iter().map(bed).collect(),
             waiting,
         };
         Self { shared: Arc::new(shared), began: Instant::now(), passed: Cell::default() }
@@ -131,7 +131,7 @@ impl Words for ModelWords {
             loom::thread::yield_now();
             return;
         }
-        let (bed, woken) = &self.shared.beds[&at];
+        let (bed, woken) = &self.shared.sleepable[&at];
         let guard = bed.lock().unwrap();
         if self.load(at, Ordering::SeqCst) as u32 == low {
             drop(woken.wait(guard).unwrap());
@@ -142,7 +142,7 @@ impl Words for ModelWords {
         if self.shared.waiting == Waiting::Napping {
             return;
         }
-        let (bed, woken) = &self.shared.beds[&at];
+        let (bed, woken) = &self.shared.sleepable[&at];
         let _guard = bed.lock().unwrap();
         if how_many == 1 { woken.notify_one() } else { woken.notify_all() }
     }
@@ -192,9 +192,9 @@ fn check(model: impl Fn() + Sync + Send + 'static) {
     check_with(2, model);
 }
 
-fn caller(place: u32) -> Caller<'static> {
+fn caller(slot: u32) -> Caller<'static> {
     Caller {
-        patience: Duration::from_secs(1 << 19),
-        ..Caller::new(Participant::new(place, 1).unwrap(), &Immortal)
+        timeout: Duration::from_secs(1 << 19),
+        ..Caller::new(Participant::new(slot, 1).unwrap(), &AlwaysAlive)
     }
 }

@@ -1,21 +1,21 @@
 //! The queue: nothing is lost, nothing is torn, nobody sleeps on.
 
 use super::*;
-use crate::bell::Spin;
-use crate::queue::{Queue, QueueError, QueueSetup, Subscriber, WhenFull};
+use crate::doorbell::WaitStrategy;
+use crate::queue::{OverflowPolicy, Queue, QueueError, QueueSetup, Subscriber};
 
 type Line = Queue<ModelWords, 2>;
 
 /// Words that are slept on: the lock, and both bells.
-const BEDS: [usize; 3] = [8, 16, 24];
+const SLEEPABLE: [usize; 3] = [8, 16, 24];
 
 /// A queue, and what another thread needs to have it, too.
-fn queue(depth: u32, when_full: WhenFull) -> (Line, ModelWords) {
-    let setup = QueueSetup { depth, when_full };
+fn queue(depth: u32, overflow_policy: OverflowPolicy) -> (Line, ModelWords) {
+    let setup = QueueSetup { depth, overflow_policy };
     // One more, for what an entry names.
-    let values = LocalWords::zeroed(Line::words_needed(setup) + 1);
+    let values = LocalWords::zeroed(Line::required_words(setup) + 1);
     Queue::<_, 2>::format(&values, setup).unwrap();
-    let words = ModelWords::new(&values, &BEDS, Waiting::Sleeping);
+    let words = ModelWords::new(&values, &SLEEPABLE, Waiting::Sleeping);
     (attach(&words), words)
 }
 
@@ -33,17 +33,17 @@ fn value(entry: [u64; 2]) -> u64 {
     entry[0]
 }
 
-fn subscribe(queue: &Line, place: u32) -> Subscriber {
-    let mut subscriber = queue.subscribe(&caller(place)).unwrap();
-    subscriber.set_spin(Spin::Never);
+fn subscribe(queue: &Line, index: u32) -> Subscriber {
+    let mut subscriber = queue.subscribe(&caller(index)).unwrap();
+    subscriber.set_wait_strategy(WaitStrategy::Block);
     subscriber
 }
 
 /// Publishes, and waits for room; what nobody reads any more goes nowhere.
-fn publish(queue: &Line, words: &ModelWords, place: u32, value: u64) {
-    let mut spin = Spin::Never;
+fn publish(queue: &Line, words: &ModelWords, index: u32, value: u64) {
+    let mut spin = WaitStrategy::Block;
     queue
-        .publish_until(&caller(place), entry(value), &mut spin, words.never(), |old| {
+        .publish_until(&caller(index), entry(value), &mut spin, words.never(), |old| {
             self::value(old);
         })
         .unwrap();
@@ -52,7 +52,7 @@ fn publish(queue: &Line, words: &ModelWords, place: u32, value: u64) {
 fn read(queue: &Line, words: &ModelWords, subscriber: &mut Subscriber) -> u64 {
     let taken = queue.take_until(subscriber, words.never()).unwrap();
     if queue.release(subscriber, taken.position).is_some() {
-        queue.settle(taken.position);
+        queue.mark_disposed(taken.position);
     }
     value(taken.entry)
 }
@@ -60,7 +60,7 @@ fn read(queue: &Line, words: &ModelWords, subscriber: &mut Subscriber) -> u64 {
 #[test]
 fn all_entries_come_in_order_through_one_slot() {
     check(|| {
-        let (queue, words) = queue(1, WhenFull::Refuse);
+        let (queue, words) = queue(1, OverflowPolicy::Reject);
         let mut subscriber = subscribe(&queue, 0);
         let other = words.clone();
         let publisher = loom::thread::spawn(move || {
@@ -75,7 +75,7 @@ fn all_entries_come_in_order_through_one_slot() {
 #[test]
 fn who_only_looks_misses_nothing() {
     check_with(3, || {
-        let (queue, words) = queue(2, WhenFull::Refuse);
+        let (queue, words) = queue(2, OverflowPolicy::Reject);
         let mut subscriber = subscribe(&queue, 0);
         let other = words.clone();
         let publisher = loom::thread::spawn(move || {
@@ -94,7 +94,7 @@ fn who_only_looks_misses_nothing() {
             if let Some(taken) = queue.take(&mut subscriber) {
                 seen.push(value(taken.entry));
                 if queue.release(&subscriber, taken.position).is_some() {
-                    queue.settle(taken.position);
+                    queue.mark_disposed(taken.position);
                 }
             }
         };
@@ -108,7 +108,7 @@ fn who_only_looks_misses_nothing() {
 #[test]
 fn what_is_dropped_is_told() {
     check(|| {
-        let (queue, words) = queue(1, WhenFull::DropOldest);
+        let (queue, words) = queue(1, OverflowPolicy::DropOldest);
         let mut subscriber = subscribe(&queue, 0);
         let other = words.clone();
         let publisher = loom::thread::spawn(move || {
@@ -123,7 +123,7 @@ fn what_is_dropped_is_told() {
                 last = Some(value);
                 seen += 1 + taken.missed;
                 if queue.release(&subscriber, taken.position).is_some() {
-                    queue.settle(taken.position);
+                    queue.mark_disposed(taken.position);
                 }
             }
         };
@@ -139,7 +139,7 @@ fn what_is_dropped_is_told() {
 #[test]
 fn one_who_lags_costs_others_nothing() {
     check_with(2, || {
-        let (queue, words) = queue(1, WhenFull::DropNewest);
+        let (queue, words) = queue(1, OverflowPolicy::DropNewest);
         let mut lags = subscribe(&queue, 0);
         let mut reads = subscribe(&queue, 2);
         let other = words.clone();
@@ -154,7 +154,7 @@ fn one_who_lags_costs_others_nothing() {
                 assert_eq!(taken.missed, 0);
                 seen.push(value(taken.entry));
                 if queue.release(&reads, taken.position).is_some() {
-                    queue.settle(taken.position);
+                    queue.mark_disposed(taken.position);
                 }
             }
         };
@@ -172,7 +172,7 @@ fn one_who_lags_costs_others_nothing() {
 #[test]
 fn who_joins_gets_all_from_then_on() {
     check(|| {
-        let (queue, words) = queue(4, WhenFull::Refuse);
+        let (queue, words) = queue(4, OverflowPolicy::Reject);
         let _reader = subscribe(&queue, 0);
         let other = words.clone();
         let publisher = loom::thread::spawn(move || {
@@ -192,7 +192,7 @@ fn who_joins_gets_all_from_then_on() {
 #[test]
 fn two_publishers_lose_nothing_of_each_other() {
     check(|| {
-        let (queue, words) = queue(2, WhenFull::Refuse);
+        let (queue, words) = queue(2, OverflowPolicy::Reject);
         let mut subscriber = subscribe(&queue, 0);
         let other = words.clone();
         let publisher = loom::thread::spawn(move || publish(&attach(&other), &other, 1, 1));
@@ -208,11 +208,11 @@ fn two_publishers_lose_nothing_of_each_other() {
 #[test]
 fn two_publishers_and_a_reader() {
     check_with(1, || {
-        let (queue, words) = queue(2, WhenFull::Refuse);
+        let (queue, words) = queue(2, OverflowPolicy::Reject);
         let mut subscriber = subscribe(&queue, 0);
-        let publishers = [1, 2].map(|place| {
+        let publishers = [1, 2].map(|index| {
             let words = words.clone();
-            loom::thread::spawn(move || publish(&attach(&words), &words, place, place.into()))
+            loom::thread::spawn(move || publish(&attach(&words), &words, index, index.into()))
         });
         let seen = [(); 2].map(|()| read(&queue, &words, &mut subscriber));
         assert!(seen == [1, 2] || seen == [2, 1], "{seen:?}");
@@ -224,15 +224,15 @@ fn two_publishers_and_a_reader() {
 #[test]
 fn one_who_is_removed_sees_nothing_torn() {
     check_with(3, || {
-        let (queue, words) = queue(1, WhenFull::Refuse);
+        let (queue, words) = queue(1, OverflowPolicy::Reject);
         let mut removed = subscribe(&queue, 0);
         publish(&queue, &words, 2, 0);
         let other = words.clone();
         let publisher = loom::thread::spawn(move || {
             let queue = attach(&other);
             let dispose = |old| assert_eq!(value(old), 0);
-            queue.expel(&caller(2), caller(0).me, dispose).unwrap();
-            assert_eq!(subscribe(&queue, 3).place(), 0);
+            queue.remove_participant(&caller(2), caller(0).me, dispose).unwrap();
+            assert_eq!(subscribe(&queue, 3).index(), 0);
             queue.publish(&caller(2), entry(1), dispose).unwrap();
         });
         if let Some(taken) = queue.take(&mut removed) {
@@ -247,20 +247,20 @@ fn one_who_is_removed_sees_nothing_torn() {
 #[test]
 fn one_who_is_evicted_knows_what_not_to_trust() {
     check_with(3, || {
-        let (queue, words) = queue(1, WhenFull::Refuse);
+        let (queue, words) = queue(1, OverflowPolicy::Reject);
         let named = words.count() - 1;
         let mut slow = subscribe(&queue, 0);
         words.store(named, 1, Ordering::Relaxed);
         publish(&queue, &words, 2, 0);
-        let seat = queue.take(&mut slow).map(|_| slow.seat()).unwrap();
+        let subscription_id = queue.take(&mut slow).map(|_| slow.subscription_id()).unwrap();
         let other = words.clone();
         let evictor = loom::thread::spawn(move || {
             // There is a lock between who disposes of it and who writes there.
             let overwrite = |_| other.store(named, 2, Ordering::Release);
-            attach(&other).evict(&caller(2), seat, overwrite).unwrap();
+            attach(&other).evict(&caller(2), subscription_id, overwrite).unwrap();
         });
         let read = words.load(named, Ordering::Relaxed);
-        if queue.was_seated(seat) {
+        if queue.was_subscription_active(subscription_id) {
             assert_eq!(read, 1);
         }
         evictor.join().unwrap();
@@ -272,13 +272,13 @@ fn one_who_is_evicted_knows_what_not_to_trust() {
 #[test]
 fn what_one_says_who_is_not_evicted_yet_is_heard() {
     check_with(2, || {
-        let (queue, words) = queue(1, WhenFull::Refuse);
+        let (queue, words) = queue(1, OverflowPolicy::Reject);
         let said = words.count() - 1;
-        let readers = [0, 1].map(|place| subscribe(&queue, place));
+        let readers = [0, 1].map(|index| subscribe(&queue, index));
         publish(&queue, &words, 2, 0);
         let [(slow, _), (last, position)] = readers.map(|mut reader| {
             let taken = queue.take(&mut reader).unwrap();
-            (reader.seat(), taken.position)
+            (reader.subscription_id(), taken.position)
         });
         let others = [words.clone(), words.clone()];
         let [evicting, releasing] = others;
@@ -294,10 +294,10 @@ fn what_one_says_who_is_not_evicted_yet_is_heard() {
         });
         words.store(said, 1, Ordering::Relaxed);
         words.fence();
-        let was_seated = queue.was_seated(slow);
+        let was_subscription_active = queue.was_subscription_active(slow);
         let heard = [evictor.join().unwrap(), releaser.join().unwrap()];
         assert!(heard.iter().any(Option::is_some), "nobody disposes of it");
-        if was_seated {
+        if was_subscription_active {
             assert!(heard.into_iter().flatten().all(|said| said == 1));
         }
     });
@@ -307,21 +307,21 @@ fn what_one_says_who_is_not_evicted_yet_is_heard() {
 #[test]
 fn one_who_is_evicted_takes_no_mark_of_the_next() {
     check_with(3, || {
-        let (queue, words) = queue(1, WhenFull::Refuse);
+        let (queue, words) = queue(1, OverflowPolicy::Reject);
         let mut slow = subscribe(&queue, 0);
         publish(&queue, &words, 2, 0);
-        let seat = queue.take(&mut slow).map(|_| slow.seat()).unwrap();
+        let subscription_id = queue.take(&mut slow).map(|_| slow.subscription_id()).unwrap();
         let other = words.clone();
         let evictor = loom::thread::spawn(move || {
             let queue = attach(&other);
-            queue.evict(&caller(2), seat, |_| {}).unwrap();
+            queue.evict(&caller(2), subscription_id, |_| {}).unwrap();
             let mut next = subscribe(&queue, 3);
             // The slow one may have let go of it, and not be done with that.
             publish(&queue, &other, 2, 1);
             assert_eq!(queue.take(&mut next).map(|taken| value(taken.entry)), Some(1));
         });
-        if queue.release_by(seat, 0).is_some() {
-            queue.settle(0);
+        if queue.release_by(subscription_id, 0).is_some() {
+            queue.mark_disposed(0);
         }
         evictor.join().unwrap();
     });

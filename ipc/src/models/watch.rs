@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 use loom::sync::Mutex;
 
 use super::{Arc, ModelWords, Waiting, check_with};
-use crate::bell::Doorbell;
+use crate::doorbell::Doorbell;
 use crate::words::{LocalWords, Words};
 
 const BELL: usize = 0;
@@ -19,7 +19,7 @@ const OVER: usize = 4;
 /// Whether the descriptor is readable.
 const RAISED: usize = 5;
 
-fn bell(words: &ModelWords) -> Doorbell<&ModelWords> {
+fn doorbell(words: &ModelWords) -> Doorbell<&ModelWords> {
     Doorbell::at(words, BELL)
 }
 
@@ -51,7 +51,7 @@ impl Flag {
 fn watch(words: &ModelWords, flag: &Flag) {
     let mut seen = 0;
     loop {
-        let count = bell(words).count();
+        let count = doorbell(words).count();
         // After the count: who ends it rings afterwards.
         if words.load(OVER, Acquire) != 0 {
             return;
@@ -73,12 +73,12 @@ fn read(words: &ModelWords, flag: &Flag, many: u64) {
         is_more
     };
     let mut told = 0;
-    bell(words).announce();
+    doorbell(words).announce_waiter();
     for _ in 0..many {
         while !take() {
             if words.load(RAISED, Acquire) == 1 {
                 flag.lower(words);
-                bell(words).announce();
+                doorbell(words).announce_waiter();
                 if take() {
                     flag.raise(words);
                     break;
@@ -96,7 +96,7 @@ fn read(words: &ModelWords, flag: &Flag, many: u64) {
         }
     }
     words.store(OVER, 1, Release);
-    bell(words).ring_anyway();
+    doorbell(words).ring_unconditionally();
 }
 
 fn run(publishers: u64, each: u64) {
@@ -111,7 +111,7 @@ fn run(publishers: u64, each: u64) {
             loom::thread::spawn(move || {
                 for _ in 0..each {
                     words.fetch_add(STORED, 1);
-                    bell(&words).ring();
+                    doorbell(&words).ring();
                 }
             })
         })

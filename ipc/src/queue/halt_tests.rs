@@ -1,18 +1,20 @@
 //! A subscription that is halted: what it had stays, and nothing is added.
 
 use super::*;
-use crate::participant::{Caller, Immortal};
+use crate::participant::{AlwaysAlive, Caller};
 use crate::words::LocalWords;
 
 type Short = Queue<LocalWords, 1>;
 
 #[test]
 fn who_is_halted_keeps_what_it_had_and_gets_no_more() {
-    for when_full in [WhenFull::Refuse, WhenFull::DropOldest, WhenFull::DropNewest] {
-        let setup = QueueSetup { depth: 4, when_full };
-        let words = LocalWords::zeroed(Short::words_needed(setup));
+    for overflow_policy in
+        [OverflowPolicy::Reject, OverflowPolicy::DropOldest, OverflowPolicy::DropNewest]
+    {
+        let setup = QueueSetup { depth: 4, overflow_policy };
+        let words = LocalWords::zeroed(Short::required_words(setup));
         let queue = Short::format(words, setup).unwrap();
-        let me = Caller::new(Participant::new(0, 1).unwrap(), &Immortal);
+        let me = Caller::new(Participant::new(0, 1).unwrap(), &AlwaysAlive);
         let role = Participant::role(0).unwrap();
         let mut halted = queue.subscribe_as(&me, role).unwrap();
         let other = queue.subscribe(&me).unwrap();
@@ -22,7 +24,7 @@ fn who_is_halted_keeps_what_it_had_and_gets_no_more() {
         assert_eq!(queue.take(&mut halted).unwrap().entry, [0]);
         let unreleased = |from| {
             let mut found = Vec::new();
-            queue.each_unreleased_by(halted.seat(), from, |entry| found.push(entry[0]));
+            queue.for_each_unreleased(halted.subscription_id(), from, |entry| found.push(entry[0]));
             found
         };
         // One who has nothing to do with it is left alone.
@@ -37,14 +39,14 @@ fn who_is_halted_keeps_what_it_had_and_gets_no_more() {
         queue.release(&halted, 0);
         assert!(queue.resume(&me, role, |_| {}).unwrap().is_none());
         let next = queue.subscribe(&me).unwrap();
-        assert_ne!(next.place(), halted.place());
+        assert_ne!(next.index(), halted.index());
         // The last who lets go of something disposes of it.
         let mut disposed = Vec::new();
         queue.unsubscribe(&me, &other, |entry| disposed.push(entry[0])).unwrap();
-        queue.expel(&me, role, |entry| disposed.push(entry[0])).unwrap();
+        queue.remove_participant(&me, role, |entry| disposed.push(entry[0])).unwrap();
         disposed.sort_unstable();
         disposed.dedup();
         assert_eq!(disposed, [0, 1, 2, 3]);
-        assert_eq!(queue.subscribe_as(&me, role).unwrap().place(), halted.place());
+        assert_eq!(queue.subscribe_as(&me, role).unwrap().index(), halted.index());
     }
 }

@@ -1,7 +1,7 @@
 //! Where everything lies in a queue's words.
 //!
 //! ```text
-//!  0 what this is     8 lock: three words    16 bell of messages   24 bell of room
+//!  0 what this is     8 lock: three words    16 doorbell of messages   24 doorbell of room
 //!  1 slots           12 who subscribes       17 its sleepers       25 its sleepers
 //!  2 words an entry  13 messages dropped                           26 tail
 //!  3 depth           14 positions skipped                          27 oldest not dropped
@@ -50,29 +50,29 @@ pub(super) const SUBSCRIBERS: usize = 32;
 /// Words of a cache line.
 pub(super) const LINE: usize = 8;
 /// Subscribers at a time: their bits are half a word.
-pub(super) const MOST_SUBSCRIBERS: u32 = 32;
+pub(super) const MAX_SUBSCRIBERS: u32 = 32;
 /// Of these as many may be processes: one place is left for a role.
-pub(super) const MOST_PROCESSES: u32 = MOST_SUBSCRIBERS - 1;
-pub(super) const FIRST_SLOT: usize = SUBSCRIBERS + MOST_SUBSCRIBERS as usize * LINE;
+pub(super) const MAX_PROCESS_SUBSCRIBERS: u32 = MAX_SUBSCRIBERS - 1;
+pub(super) const FIRST_SLOT: usize = SUBSCRIBERS + MAX_SUBSCRIBERS as usize * LINE;
 
 const _: () = assert!(LOCK + lock::WORDS <= ACTIVE && SERIAL < MESSAGES);
 const _: () = assert!(TAIL / LINE == ROOM / LINE && OLDEST / LINE == TAIL / LINE);
 
 // A subscriber's line.
-pub(super) const WHO: usize = 0;
-/// In `WHO`: it was removed, or is being removed. No participant's number has this bit.
-pub(super) const LEAVING: u64 = 1 << 31;
+pub(super) const PARTICIPANT: usize = 0;
+/// In `PARTICIPANT`: it was removed, or is being removed. No participant's number has this bit.
+pub(super) const REMOVED: u64 = 1 << 31;
 pub(super) const CURSOR: usize = 1;
 pub(super) const MISSED: usize = 2;
 /// Somebody was removed from this place by another one, or followed by one: should it live after
 /// all, it may take off a mark that is not its own any more.
-pub(super) const HAUNTED: usize = 3;
+pub(super) const HAS_STALE_OWNER: usize = 3;
 
 // A slot.
 /// The position of its entry and 1; 0 if it holds none that matters.
 pub(super) const SEQUENCE: usize = 0;
 /// Who subscribed when it was delivered, a bit each.
-pub(super) const AUDIENCE: usize = 1;
+pub(super) const DELIVERED_TO: usize = 1;
 pub(super) const PAYLOAD: usize = 2;
 
 /// Words that its entry takes, with what belongs to it, in whole lines.
@@ -87,7 +87,7 @@ pub(super) const fn readers(entry: usize) -> usize {
 
 /// The position and 1 of the last entry that was disposed of by who let go of it last: then
 /// nobody has to look for it any more.
-pub(super) const fn settled(entry: usize) -> usize {
+pub(super) const fn disposed(entry: usize) -> usize {
     entry_words(entry) + 1
 }
 
@@ -102,21 +102,21 @@ pub(super) const fn stride(entry: usize) -> usize {
 }
 
 #[inline]
-pub(super) fn subscriber(place: u32, which: usize) -> usize {
-    SUBSCRIBERS + place as usize * LINE + which
+pub(super) fn subscriber(index: u32, which: usize) -> usize {
+    SUBSCRIBERS + index as usize * LINE + which
 }
 
 /// The bit of one that has still to read.
 #[inline]
-pub(super) fn waiting(place: u32) -> u64 {
-    1 << (32 + place)
+pub(super) fn unread_bit(index: u32) -> u64 {
+    1 << (32 + index)
 }
 
 /// The bit of one that holds it.
 #[inline]
-pub(super) fn holding(place: u32) -> u64 {
-    1 << place
+pub(super) fn held_bit(index: u32) -> u64 {
+    1 << index
 }
 
 /// All bits of those that have still to read.
-pub(super) const WAITING: u64 = 0xffff_ffff_0000_0000;
+pub(super) const UNREAD: u64 = 0xffff_ffff_0000_0000;

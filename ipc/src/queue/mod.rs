@@ -9,17 +9,17 @@
 //! entry names.
 //!
 //! Publishers keep each other out by a robust lock. Subscribers take none: a
-//! subscriber of a queue that [refuses](WhenFull::Refuse) when it is full only looks,
+//! subscriber of a queue that [refuses](OverflowPolicy::Refuse) when it is full only looks,
 //! and takes its mark off when it is done. Where entries are dropped it claims each before it
 //! looks: what a subscriber has not claimed yet is taken back when its publisher needs the room, from
 //! this one alone; what it has claimed is its own until it lets go.
 //!
 //! ```
-//! use ipc::{Caller, Immortal, LocalWords, Participant, Queue, QueueSetup, WhenFull};
-//! let setup = QueueSetup { depth: 4, when_full: WhenFull::Refuse };
-//! let words = LocalWords::zeroed(Queue::<LocalWords, 2>::words_needed(setup));
+//! use ipc::{Caller, AlwaysAlive, LocalWords, Participant, Queue, QueueSetup, OverflowPolicy};
+//! let setup = QueueSetup { depth: 4, overflow_policy: OverflowPolicy::Reject };
+//! let words = LocalWords::zeroed(Queue::<LocalWords, 2>::required_words(setup));
 //! let queue = Queue::<_, 2>::format(words, setup)?;
-//! let caller = Caller::new(Participant::new(0, 1).unwrap(), &Immortal);
+//! let caller = Caller::new(Participant::new(0, 1).unwrap(), &AlwaysAlive);
 //!
 //! let mut reader = queue.subscribe(&caller)?;
 //! queue.publish(&caller, [7, 8], |_| {})?;
@@ -32,26 +32,26 @@
 
 #[cfg(test)]
 mod halt_tests;
+#[cfg(test)]
+mod interleaving_tests;
 mod layout;
-mod members;
 mod publish;
-mod subscribe;
+mod subscriber;
+mod subscriptions;
 #[cfg(all(test, not(loom)))]
 mod tests;
-#[cfg(test)]
-mod turns_tests;
 
 use std::fmt;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-use self::layout::{FIRST_SLOT, MOST_PROCESSES, MOST_SUBSCRIBERS};
-use crate::life::Incarnation;
-use crate::lock::Held;
+use self::layout::{FIRST_SLOT, MAX_PROCESS_SUBSCRIBERS, MAX_SUBSCRIBERS};
+use crate::lock::LockTimeout;
 use crate::participant::Participant;
+use crate::pidfd::ForkGeneration;
 use crate::words::Words;
 
 pub use self::publish::Published;
-pub use self::subscribe::{Seat, Subscriber, Taken};
+pub use self::subscriber::{Subscriber, SubscriptionId, TakenEntry};
 
 /// A queue of entries of `E` words. See the [module](self).
 #[derive(Debug)]
@@ -59,15 +59,15 @@ pub struct Queue<W, const E: usize> {
     words: W,
     slots: u64,
     depth: u64,
-    when_full: WhenFull,
-    born: Incarnation,
+    overflow_policy: OverflowPolicy,
+    fork_generation: ForkGeneration,
 }
 
 /// What happens to an entry for which there is no room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum WhenFull {
+pub enum OverflowPolicy {
     /// It is not taken: the publisher waits, or goes on without.
-    Refuse,
+    Reject,
     /// The oldest one makes room. Those who had still to read it learn how many they missed; the
     /// others miss nothing.
     DropOldest,
@@ -76,15 +76,15 @@ pub enum WhenFull {
     DropNewest,
 }
 
-impl WhenFull {
+impl OverflowPolicy {
     /// Is it taken from subscribers what they have not claimed yet?
     fn drops(self) -> bool {
-        !matches!(self, Self::Refuse)
+        !matches!(self, Self::Reject)
     }
 
     fn word(self) -> u64 {
         match self {
-            Self::Refuse => 0,
+            Self::Reject => 0,
             Self::DropOldest => 1,
             Self::DropNewest => 2,
         }
@@ -97,17 +97,17 @@ pub struct QueueSetup {
     /// Entries that may be waiting to be read.
     pub depth: u32,
     /// What happens to one more.
-    pub when_full: WhenFull,
+    pub overflow_policy: OverflowPolicy,
 }
 
 impl QueueSetup {
     /// Where entries are dropped readers may still hold what was dropped for
     /// others, and go on holding it: there have to be slots for those, too.
     fn slots(self) -> u64 {
-        match self.when_full {
-            WhenFull::Refuse => u64::from(self.depth),
-            WhenFull::DropOldest | WhenFull::DropNewest => {
-                2 * u64::from(self.depth) + u64::from(MOST_SUBSCRIBERS)
+        match self.overflow_policy {
+            OverflowPolicy::Reject => u64::from(self.depth),
+            OverflowPolicy::DropOldest | OverflowPolicy::DropNewest => {
+                2 * u64::from(self.depth) + u64::from(MAX_SUBSCRIBERS)
             }
         }
     }
@@ -127,7 +127,7 @@ pub enum QueueError {
     /// The subscriber is none any more: it was removed, as dead or too slow.
     NotSubscribed,
     /// A living process holds the lock.
-    Held(Held),
+    LockTimeout(LockTimeout),
     /// The process forked since it opened the queue: two under one name would undo each
     /// other's doing. A child joins, attaches and subscribes by itself.
     Forked,
@@ -142,14 +142,16 @@ impl fmt::Display for QueueError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Full => f.write_str("the queue is full"),
-            Self::NoSubscribers => f.write_str("nobody subscribes"),
+            Self::NoSubscribers => f.write_str("the queue has no subscribers"),
             Self::TooManySubscribers => {
-                write!(f, "there are {MOST_PROCESSES} subscribers already")
+                write!(f, "there are {MAX_PROCESS_SUBSCRIBERS} subscribers already")
             }
             Self::NotSubscribed => f.write_str("the subscriber was removed from the queue"),
-            Self::Held(held) => held.fmt(f),
-            Self::Forked => f.write_str("the queue was opened by the parent process"),
-            Self::NotAQueue { why } => write!(f, "no queue: {why}"),
+            Self::LockTimeout(held) => held.fmt(f),
+            Self::Forked => {
+                f.write_str("the queue was attached before a fork. Attach it again in the child")
+            }
+            Self::NotAQueue { why } => write!(f, "not a queue: {why}"),
         }
     }
 }
@@ -159,16 +161,16 @@ crate::debug::debug_for_people!(QueueError {
     NoSubscribers,
     TooManySubscribers,
     NotSubscribed,
-    Held(by),
+    LockTimeout(by),
     Forked,
     NotAQueue { why },
 });
 
 impl std::error::Error for QueueError {}
 
-impl From<Held> for QueueError {
-    fn from(held: Held) -> Self {
-        Self::Held(held)
+impl From<LockTimeout> for QueueError {
+    fn from(held: LockTimeout) -> Self {
+        Self::LockTimeout(held)
     }
 }
 
@@ -177,16 +179,16 @@ pub type Result<T> = std::result::Result<T, QueueError>;
 
 impl<W: Words, const E: usize> Queue<W, E> {
     /// The most entries that may wait.
-    pub const MOST_DEPTH: u32 = 1 << 20;
+    pub const MAX_DEPTH: u32 = 1 << 20;
 
     /// In a slot.
     const READERS: usize = layout::readers(E);
-    const SETTLED: usize = layout::settled(E);
+    const DISPOSED: usize = layout::disposed(E);
     const NUMBER: usize = layout::number(E);
 
     /// Words that such a queue takes.
     #[must_use]
-    pub fn words_needed(setup: QueueSetup) -> usize {
+    pub fn required_words(setup: QueueSetup) -> usize {
         FIRST_SLOT + setup.slots() as usize * layout::stride(E)
     }
 
@@ -195,7 +197,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
     /// # Errors
     /// `NotAQueue` if there are too few words, or the depth is 0 or too large.
     pub fn format(words: W, setup: QueueSetup) -> Result<Self> {
-        let needed = Self::words_needed(setup).min(words.count());
+        let needed = Self::required_words(setup).min(words.count());
         (layout::KIND..needed).for_each(|at| words.store(at, 0, Release));
         Self::format_zeroed(words, setup)
     }
@@ -206,17 +208,17 @@ impl<W: Words, const E: usize> Queue<W, E> {
     /// # Errors
     /// As `format`.
     pub fn format_zeroed(words: W, setup: QueueSetup) -> Result<Self> {
-        if setup.depth == 0 || setup.depth > Self::MOST_DEPTH {
+        if setup.depth == 0 || setup.depth > Self::MAX_DEPTH {
             return Err(QueueError::NotAQueue { why: "a depth from 1 to 2^20 is possible" });
         }
-        let needed = Self::words_needed(setup);
+        let needed = Self::required_words(setup);
         if words.count() < needed {
             return Err(QueueError::NotAQueue { why: "too few words for the depth" });
         }
         words.store(layout::SLOTS, setup.slots(), Relaxed);
         words.store(layout::ENTRY, E as u64, Relaxed);
         words.store(layout::DEPTH, u64::from(setup.depth), Relaxed);
-        words.store(layout::WHEN_FULL, setup.when_full.word(), Relaxed);
+        words.store(layout::WHEN_FULL, setup.overflow_policy.word(), Relaxed);
         words.store(layout::KIND, layout::LAYOUT, Release);
         Self::attach(words)
     }
@@ -230,29 +232,37 @@ impl<W: Words, const E: usize> Queue<W, E> {
         match words.load(layout::KIND, Acquire) {
             layout::LAYOUT => {}
             other if other >> 16 == layout::LAYOUT >> 16 => return refuse("another version"),
-            _ => return refuse("not made, or something else"),
+            _ => return refuse("not initialised, or of another kind"),
         }
         if words.load(layout::ENTRY, Relaxed) != E as u64 {
             return refuse("its entries are of another size");
         }
-        let known = [WhenFull::Refuse, WhenFull::DropOldest, WhenFull::DropNewest];
-        let when_full = words.load(layout::WHEN_FULL, Relaxed);
-        let Some(when_full) = known.into_iter().find(|known| known.word() == when_full) else {
-            return refuse("its numbers make no sense");
+        let known =
+            [OverflowPolicy::Reject, OverflowPolicy::DropOldest, OverflowPolicy::DropNewest];
+        let overflow_policy = words.load(layout::WHEN_FULL, Relaxed);
+        let Some(overflow_policy) = known.into_iter().find(|known| known.word() == overflow_policy)
+        else {
+            return refuse("its header is inconsistent");
         };
         let depth = words.load(layout::DEPTH, Relaxed);
-        if depth == 0 || depth > u64::from(Self::MOST_DEPTH) {
-            return refuse("its numbers make no sense");
+        if depth == 0 || depth > u64::from(Self::MAX_DEPTH) {
+            return refuse("its header is inconsistent");
         }
-        let setup = QueueSetup { depth: depth as u32, when_full };
+        let setup = QueueSetup { depth: depth as u32, overflow_policy };
         let slots = words.load(layout::SLOTS, Relaxed);
         if slots != setup.slots() {
-            return refuse("its numbers make no sense");
+            return refuse("its header is inconsistent");
         }
-        if words.count() < Self::words_needed(setup) {
-            return refuse("it is cut off");
+        if words.count() < Self::required_words(setup) {
+            return refuse("it is truncated");
         }
-        Ok(Self { words, slots, depth, when_full, born: Incarnation::current() })
+        Ok(Self {
+            words,
+            slots,
+            depth,
+            overflow_policy,
+            fork_generation: ForkGeneration::current(),
+        })
     }
 
     /// Entries that were ever published, with positions that were skipped.
@@ -283,52 +293,63 @@ impl<W: Words, const E: usize> Queue<W, E> {
     }
 
     /// All subscriptions, by place.
-    pub fn seats(&self) -> impl Iterator<Item = Seat> {
-        self.seats_among(self.active())
+    pub fn subscription_ids(&self) -> impl Iterator<Item = SubscriptionId> {
+        self.subscriptions_among(self.active())
     }
 
     /// All that a participant has, also those that were stopped or evicted and have not ended.
-    pub fn seats_of(&self, who: Participant) -> impl Iterator<Item = Seat> {
-        self.seats_among(u32::MAX).filter(move |seat| seat.who() == Some(who))
+    pub fn subscriptions_of(&self, who: Participant) -> impl Iterator<Item = SubscriptionId> {
+        self.subscriptions_among(u32::MAX)
+            .filter(move |subscription_id| subscription_id.who() == Some(who))
     }
 
-    fn seats_among(&self, places: u32) -> impl Iterator<Item = Seat> {
-        (0..MOST_SUBSCRIBERS).filter(move |place| places >> place & 1 == 1).filter_map(|place| {
-            let name = self.name_at(place);
-            (name != 0).then_some(Seat { place, name, born: self.born })
+    fn subscriptions_among(&self, places: u32) -> impl Iterator<Item = SubscriptionId> {
+        (0..MAX_SUBSCRIBERS).filter(move |index| places >> index & 1 == 1).filter_map(|index| {
+            let name = self.name_at(index);
+            (name != 0).then_some(SubscriptionId {
+                index,
+                name,
+                fork_generation: self.fork_generation,
+            })
         })
     }
 
     /// The seat that has [these bits](Seat::to_bits), also of one that was stopped or evicted;
     /// None once it has ended.
     #[must_use]
-    pub fn find_seat(&self, bits: u64) -> Option<Seat> {
-        let found = (0..MOST_SUBSCRIBERS).find(|place| bits != 0 && self.name_at(*place) == bits);
-        found.map(|place| Seat { place, name: bits, born: self.born })
+    pub fn find_subscription(&self, bits: u64) -> Option<SubscriptionId> {
+        let found = (0..MAX_SUBSCRIBERS).find(|index| bits != 0 && self.name_at(*index) == bits);
+        found.map(|index| SubscriptionId {
+            index,
+            name: bits,
+            fork_generation: self.fork_generation,
+        })
     }
 
     /// Whose this place is, or was until it was removed.
-    fn name_at(&self, place: u32) -> u64 {
-        self.words.load(layout::subscriber(place, layout::WHO), Acquire) & !layout::LEAVING
+    fn name_at(&self, index: u32) -> u64 {
+        self.words.load(layout::subscriber(index, layout::PARTICIPANT), Acquire) & !layout::REMOVED
     }
 
     /// How far this subscription has read, and how many entries were dropped that it had
     /// still to read.
     #[must_use]
-    pub fn progress_of(&self, seat: Seat) -> (u64, u64) {
-        let word = |which| self.words.load(layout::subscriber(seat.place, which), Relaxed);
+    pub fn progress_of(&self, subscription_id: SubscriptionId) -> (u64, u64) {
+        let word =
+            |which| self.words.load(layout::subscriber(subscription_id.index, which), Relaxed);
         (word(layout::CURSOR), word(layout::MISSED))
     }
 
     /// The oldest position whose entry this subscription has still to read, or holds; the
     /// position of the next one to be published if there is none.
     #[must_use]
-    pub fn oldest_unreleased(&self, seat: Seat) -> u64 {
+    pub fn oldest_unreleased(&self, subscription_id: SubscriptionId) -> u64 {
         let tail = self.position();
-        if !self.is_seated(seat) {
+        if !self.is_subscription_active(subscription_id) {
             return tail;
         }
-        let mine = layout::waiting(seat.place) | layout::holding(seat.place);
+        let mine =
+            layout::unread_bit(subscription_id.index) | layout::held_bit(subscription_id.index);
         let is_marked = |position: &u64| self.readers_of(*position) & mine != 0;
         self.positions_kept().find(is_marked).unwrap_or(tail)
     }
@@ -346,9 +367,10 @@ impl<W: Words, const E: usize> Queue<W, E> {
 
     /// How many entries this subscription has still to read, and how many it holds.
     #[must_use]
-    pub fn backlog_of(&self, seat: Seat) -> (u32, u32) {
-        let (cursor, _) = self.progress_of(seat);
-        let mine = layout::waiting(seat.place) | layout::holding(seat.place);
+    pub fn backlog_of(&self, subscription_id: SubscriptionId) -> (u32, u32) {
+        let (cursor, _) = self.progress_of(subscription_id);
+        let mine =
+            layout::unread_bit(subscription_id.index) | layout::held_bit(subscription_id.index);
         let (mut unread, mut held) = (0, 0);
         for position in self.positions_kept().filter(|at| self.readers_of(*at) & mine != 0) {
             if position < cursor { held += 1 } else { unread += 1 }
@@ -358,8 +380,14 @@ impl<W: Words, const E: usize> Queue<W, E> {
 
     /// Calls for each entry, from this position on, that the subscription has still to read, or
     /// holds; also for one that was [halted](Self::halt).
-    pub fn each_unreleased_by(&self, seat: Seat, from: u64, mut each: impl FnMut([u64; E])) {
-        let mine = layout::waiting(seat.place) | layout::holding(seat.place);
+    pub fn for_each_unreleased(
+        &self,
+        subscription_id: SubscriptionId,
+        from: u64,
+        mut each: impl FnMut([u64; E]),
+    ) {
+        let mine =
+            layout::unread_bit(subscription_id.index) | layout::held_bit(subscription_id.index);
         let is_marked = |position| self.readers_of(position) & mine != 0;
         let kept = self.positions_kept();
         for position in kept.start.max(from)..kept.end {
@@ -375,7 +403,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
 
     /// Of each subscription that has entries still to read, or holds some, the oldest position of these.
     #[must_use]
-    pub fn oldest_of_each(&self) -> Vec<(Seat, u64)> {
+    pub fn oldest_of_each(&self) -> Vec<(SubscriptionId, u64)> {
         let marks = |position| {
             let readers = self.readers_of(position);
             (position, (readers >> 32) as u32 | readers as u32)
@@ -386,7 +414,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
     /// Where entries are dropped: of each subscription that holds some, the oldest position of these. It
     /// may be older than all that can still be read.
     #[must_use]
-    pub fn oldest_held_of_each(&self) -> Vec<(Seat, u64)> {
+    pub fn oldest_held_of_each(&self) -> Vec<(SubscriptionId, u64)> {
         let held = self.slots_used().filter_map(|slot| {
             let holders = self.words.load(slot + Self::READERS, Acquire) as u32;
             let position = self.words.load(slot + layout::SEQUENCE, Acquire).checked_sub(1)?;
@@ -396,18 +424,23 @@ impl<W: Words, const E: usize> Queue<W, E> {
     }
 
     /// Of positions, each with the places that are marked there, the lowest of each place.
-    fn first_of_each(&self, marked: impl Iterator<Item = (u64, u32)>) -> Vec<(Seat, u64)> {
-        let (mut lowest, mut all) = ([u64::MAX; MOST_SUBSCRIBERS as usize], 0);
+    fn first_of_each(
+        &self,
+        marked: impl Iterator<Item = (u64, u32)>,
+    ) -> Vec<(SubscriptionId, u64)> {
+        let (mut lowest, mut all) = ([u64::MAX; MAX_SUBSCRIBERS as usize], 0);
         for (position, places) in marked {
             all |= places;
             let mut left = places;
             while left != 0 {
-                let place = left.trailing_zeros() as usize;
-                lowest[place] = lowest[place].min(position);
+                let index = left.trailing_zeros() as usize;
+                lowest[index] = lowest[index].min(position);
                 left &= left - 1;
             }
         }
-        self.seats_among(all).map(|seat| (seat, lowest[seat.place as usize])).collect()
+        self.subscriptions_among(all)
+            .map(|subscription_id| (subscription_id, lowest[subscription_id.index as usize]))
+            .collect()
     }
 
     /// The first position from here on whose entry somebody has still to read, or holds, and

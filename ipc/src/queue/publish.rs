@@ -3,10 +3,10 @@
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::time::Instant;
 
-use super::layout::{self, WAITING};
-use super::{Queue, QueueError, Result, WhenFull};
-use crate::bell::{Doorbell, Spin};
-use crate::lock::{Guard, Taken};
+use super::layout::{self, UNREAD};
+use super::{OverflowPolicy, Queue, QueueError, Result};
+use crate::doorbell::{Doorbell, WaitStrategy};
+use crate::lock::{Acquired, Guard};
 use crate::participant::Caller;
 use crate::words::Words;
 
@@ -40,12 +40,12 @@ impl<W: Words, const E: usize> Queue<W, E> {
 
     #[inline(always)]
     pub(super) fn lock<'a>(&'a self, caller: &'a Caller<'a>) -> Result<Locked<'a, W, E>> {
-        if !self.born.is_current() {
+        if !self.fork_generation.is_current() {
             return Err(QueueError::Forked);
         }
         let (guard, taken) = Guard::take(&self.words, layout::LOCK, caller)?;
         let locked = Locked { queue: self, _guard: guard };
-        if taken == Taken::FromTheDead {
+        if taken == Acquired::OwnerDied {
             locked.repair();
         }
         Ok(locked)
@@ -94,21 +94,21 @@ impl<W: Words, const E: usize> Queue<W, E> {
         if active == 0 {
             return Err(QueueError::NoSubscribers);
         }
-        self.will_publish_at(tail);
-        let position = match self.when_full {
-            WhenFull::Refuse => {
+        self.prefetch_slot(tail);
+        let position = match self.overflow_policy {
+            OverflowPolicy::Reject => {
                 if self.words.load(self.slot(tail) + Self::READERS, Acquire) != 0 {
                     return Err(QueueError::Full);
                 }
                 tail
             }
-            WhenFull::DropOldest | WhenFull::DropNewest => {
-                locked.drop_what_is_too_old(tail, active, &mut dispose)?;
+            OverflowPolicy::DropOldest | OverflowPolicy::DropNewest => {
+                locked.drop_oldest_entries(tail, active, &mut dispose)?;
                 locked.first_not_held(tail, active, &mut dispose)?
             }
         };
         let slot = self.slot(position);
-        if !self.was_settled(slot, position)
+        if !self.was_disposed(slot, position)
             && self.words.load(slot + layout::SEQUENCE, Relaxed) != 0
         {
             // Its last reader died before it had disposed of it. That comes before
@@ -125,23 +125,23 @@ impl<W: Words, const E: usize> Queue<W, E> {
     /// An entry will be published soon: what that writes to is fetched meanwhile. Whoever knows
     /// says so; it changes nothing else.
     #[inline]
-    pub fn will_publish(&self) {
-        self.will_publish_at(self.words.load(layout::TAIL, Relaxed));
+    pub fn prefetch_for_publish(&self) {
+        self.prefetch_slot(self.words.load(layout::TAIL, Relaxed));
     }
 
     /// Not the line of the entry: readers look at it all the time, and would take it back.
     #[inline]
-    fn will_publish_at(&self, position: u64) {
-        self.words.will_write(self.slot(position) + Self::READERS);
-        self.words.will_write(layout::TAIL);
+    fn prefetch_slot(&self, position: u64) {
+        self.words.prefetch_for_write(self.slot(position) + Self::READERS);
+        self.words.prefetch_for_write(layout::TAIL);
     }
 
     /// Is the entry that was in this slot before surely disposed of? A look at the line of the
     /// entry costs the way from readers that look there, and back.
     #[inline]
-    pub(super) fn was_settled(&self, slot: usize, position: u64) -> bool {
+    pub(super) fn was_disposed(&self, slot: usize, position: u64) -> bool {
         let before = position.checked_sub(self.slots).map(|before| before + 1);
-        before == Some(self.words.load(slot + Self::SETTLED, Acquire))
+        before == Some(self.words.load(slot + Self::DISPOSED, Acquire))
     }
 
     /// Waits until there is room, or the deadline has passed, and publishes.
@@ -152,7 +152,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
         &self,
         caller: &Caller<'_>,
         entry: [u64; E],
-        spin: &mut Spin,
+        spin: &mut WaitStrategy,
         deadline: Instant,
         mut dispose: impl FnMut([u64; E]),
     ) -> Result<Published> {
@@ -176,7 +176,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
     #[must_use]
     pub fn has_room(&self) -> bool {
         let tail = self.words.load(layout::TAIL, Acquire);
-        let slots = if self.when_full.drops() { self.slots } else { 1 };
+        let slots = if self.overflow_policy.drops() { self.slots } else { 1 };
         let is_free = |position| self.words.load(self.slot(position) + Self::READERS, Acquire) == 0;
         (tail..tail.saturating_add(slots)).any(is_free)
     }
@@ -186,7 +186,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
     /// once the deadline has passed.
     pub fn wait_for_room_with<T>(
         &self,
-        spin: &mut Spin,
+        spin: &mut WaitStrategy,
         deadline: Instant,
         look: impl FnMut() -> Option<T>,
     ) -> Option<T> {
@@ -233,11 +233,11 @@ impl<W: Words, const E: usize> Locked<'_, W, E> {
         let words = self.words();
         words.store(slot + layout::SEQUENCE, 0, Release);
         // Who sees any of this sees that the sequence is gone, too.
-        words.store(slot + layout::AUDIENCE, active.into(), Release);
+        words.store(slot + layout::DELIVERED_TO, active.into(), Release);
         for (at, word) in entry.into_iter().enumerate() {
             words.store(slot + layout::PAYLOAD + at, word, Release);
         }
-        if self.queue.when_full.drops() {
+        if self.queue.overflow_policy.drops() {
             let number = position.wrapping_sub(words.load(layout::SKIPPED, Relaxed));
             words.store(slot + Queue::<W, E>::NUMBER, number, Release);
         }
@@ -251,7 +251,7 @@ impl<W: Words, const E: usize> Locked<'_, W, E> {
     ///
     /// # Errors
     /// `Full` where the newest is dropped and nobody has room for it.
-    fn drop_what_is_too_old(
+    fn drop_oldest_entries(
         &self,
         tail: u64,
         active: u32,
@@ -269,7 +269,9 @@ impl<W: Words, const E: usize> Locked<'_, W, E> {
                     break;
                 }
                 let waits = words.load(slot + Queue::<W, E>::READERS, Acquire) >> 32;
-                if self.queue.when_full == WhenFull::DropNewest && u64::from(active) & !waits == 0 {
+                if self.queue.overflow_policy == OverflowPolicy::DropNewest
+                    && u64::from(active) & !waits == 0
+                {
                     words.store(layout::OLDEST, oldest, Relaxed);
                     return Err(QueueError::Full);
                 }
@@ -284,19 +286,19 @@ impl<W: Words, const E: usize> Locked<'_, W, E> {
     /// Takes the marks of those off an entry that have still to read it.
     fn drop_entry(&self, slot: usize, dispose: &mut impl FnMut([u64; E])) {
         let words = self.words();
-        let was = words.fetch_and(slot + Queue::<W, E>::READERS, !WAITING);
-        let dropped = (was & WAITING).count_ones();
+        let was = words.fetch_and(slot + Queue::<W, E>::READERS, !UNREAD);
+        let dropped = (was & UNREAD).count_ones();
         if dropped == 0 {
             return;
         }
-        for place in
-            (0..layout::MOST_SUBSCRIBERS).filter(|place| was & layout::waiting(*place) != 0)
+        for index in
+            (0..layout::MAX_SUBSCRIBERS).filter(|index| was & layout::unread_bit(*index) != 0)
         {
-            words.fetch_add(layout::subscriber(place, layout::MISSED), 1);
+            words.fetch_add(layout::subscriber(index, layout::MISSED), 1);
         }
         let all = words.load(layout::DROPPED, Relaxed).wrapping_add(u64::from(dropped));
         words.store(layout::DROPPED, all, Relaxed);
-        if was & !WAITING == 0 {
+        if was & !UNREAD == 0 {
             dispose(self.queue.entry(slot));
             words.store(slot + layout::SEQUENCE, 0, Release);
         }
@@ -315,14 +317,14 @@ impl<W: Words, const E: usize> Locked<'_, W, E> {
             let slot = self.queue.slot(*position);
             let readers = words.load(slot + Queue::<W, E>::READERS, Acquire);
             readers == 0
-                || readers & WAITING != 0 && self.is_overdue(slot) && {
+                || readers & UNREAD != 0 && self.is_overdue(slot) && {
                     self.drop_entry(slot, dispose);
                     words.load(slot + Queue::<W, E>::READERS, Acquire) == 0
                 }
         };
         let position = match positions.find(free) {
             Some(position) => position,
-            None => self.take_back_oldest(tail, active, dispose).ok_or(QueueError::Full)?,
+            None => self.reclaim_oldest(tail, active, dispose).ok_or(QueueError::Full)?,
         };
         if position != tail {
             let skipped = words.load(layout::SKIPPED, Relaxed).wrapping_add(position - tail);
@@ -334,22 +336,22 @@ impl<W: Words, const E: usize> Locked<'_, W, E> {
     /// Where others hold all other slots, the oldest of those that only wait is taken back, though it
     /// is not too old: what is held must stop nothing.
     #[cold]
-    fn take_back_oldest(
+    fn reclaim_oldest(
         &self,
         tail: u64,
         active: u32,
         dispose: &mut impl FnMut([u64; E]),
     ) -> Option<u64> {
-        if !self.queue.when_full.drops() {
+        if !self.queue.overflow_policy.drops() {
             return None;
         }
         let words = self.words();
         let readers =
             |position| words.load(self.queue.slot(position) + Queue::<W, E>::READERS, Acquire);
         let may_go = |position: &u64| {
-            let (waits, holds) = (readers(*position) >> 32, readers(*position) & !WAITING);
+            let (waits, holds) = (readers(*position) >> 32, readers(*position) & !UNREAD);
             let has_room = u64::from(active) & !waits != 0;
-            holds == 0 && (self.queue.when_full != WhenFull::DropNewest || has_room)
+            holds == 0 && (self.queue.overflow_policy != OverflowPolicy::DropNewest || has_room)
         };
         let number = |position: &u64| {
             words.load(self.queue.slot(*position) + Queue::<W, E>::NUMBER, Relaxed)
@@ -371,7 +373,7 @@ impl<W: Words, const E: usize> Locked<'_, W, E> {
     #[cold]
     fn repair(&self) {
         self.repair_tail();
-        if self.queue.when_full.drops() {
+        if self.queue.overflow_policy.drops() {
             self.repair_skipped();
         }
         self.queue.finish_removals();

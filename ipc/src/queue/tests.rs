@@ -5,24 +5,24 @@ use std::collections::{BTreeSet, VecDeque};
 use proptest::prelude::*;
 
 use super::*;
-use crate::bell::Spin;
-use crate::participant::{Caller, Immortal};
+use crate::doorbell::WaitStrategy;
+use crate::participant::{AlwaysAlive, Caller};
 use crate::words::LocalWords;
 
 type Short = Queue<LocalWords, 1>;
 
-fn queue(depth: u32, when_full: WhenFull) -> Short {
-    let setup = QueueSetup { depth, when_full };
-    Queue::format(LocalWords::zeroed(Short::words_needed(setup)), setup).unwrap()
+fn queue(depth: u32, overflow_policy: OverflowPolicy) -> Short {
+    let setup = QueueSetup { depth, overflow_policy };
+    Queue::format(LocalWords::zeroed(Short::required_words(setup)), setup).unwrap()
 }
 
-fn caller(place: u32) -> Caller<'static> {
-    Caller::new(Participant::new(place, 1).unwrap(), &Immortal)
+fn caller(index: u32) -> Caller<'static> {
+    Caller::new(Participant::new(index, 1).unwrap(), &AlwaysAlive)
 }
 
 #[test]
 fn all_get_every_entry_and_the_last_disposes() {
-    let queue = queue(2, WhenFull::Refuse);
+    let queue = queue(2, OverflowPolicy::Reject);
     let me = caller(0);
     assert_eq!(queue.publish(&me, [1], |_| {}), Err(QueueError::NoSubscribers));
     let (mut a, mut b) = (queue.subscribe(&me).unwrap(), queue.subscribe(&me).unwrap());
@@ -37,7 +37,7 @@ fn all_get_every_entry_and_the_last_disposes() {
     assert_eq!(queue.publish(&me, [12], |_| {}), Err(QueueError::Full));
     assert_eq!(queue.take(&mut b).unwrap().entry, [10]);
     assert_eq!(queue.release(&b, 0), Some([10]));
-    queue.settle(0);
+    queue.mark_disposed(0);
     assert_eq!(queue.publish(&me, [12], |entry| panic!("{entry:?}")).unwrap().position, 2);
     // A sample may be held while others are taken.
     assert_eq!(queue.take(&mut a).unwrap().entry, [11]);
@@ -50,13 +50,13 @@ fn all_get_every_entry_and_the_last_disposes() {
 #[test]
 fn a_mark_that_somebody_took_off_costs_an_entry_and_no_more() {
     let (me, other) = (caller(0), caller(1));
-    let dead = queue(4, WhenFull::Refuse);
+    let dead = queue(4, OverflowPolicy::Reject);
     dead.subscribe(&other).unwrap();
-    assert_eq!(dead.expel(&me, other.me, |_| {}), Ok(1));
+    assert_eq!(dead.remove_participant(&me, other.me, |_| {}), Ok(1));
     let reader = dead.subscribe(&me).unwrap();
     a_mark_is_taken_off(&dead, reader);
 
-    let followed = queue(4, WhenFull::Refuse);
+    let followed = queue(4, OverflowPolicy::Reject);
     let role = Participant::role(0).unwrap();
     followed.subscribe_as(&other, role).unwrap();
     let reader = followed.resume(&me, role, |_| {}).unwrap().unwrap();
@@ -69,7 +69,7 @@ fn a_mark_is_taken_off(queue: &Short, mut reader: Subscriber) {
         queue.publish(&me, [value], |_| {}).unwrap();
     }
     // As one would that had the place before, and came to life in the middle of `release`.
-    let mark = layout::waiting(reader.place());
+    let mark = layout::unread_bit(reader.index());
     for position in [0, 1] {
         queue.words.fetch_and(queue.slot(position) + Short::READERS, !mark);
     }
@@ -88,7 +88,7 @@ fn a_mark_is_taken_off(queue: &Short, mut reader: Subscriber) {
 
 #[test]
 fn who_comes_later_gets_what_comes_later() {
-    let queue = queue(4, WhenFull::Refuse);
+    let queue = queue(4, OverflowPolicy::Reject);
     let me = caller(0);
     let mut early = queue.subscribe(&me).unwrap();
     queue.publish(&me, [1], |_| {}).unwrap();
@@ -101,7 +101,7 @@ fn who_comes_later_gets_what_comes_later() {
 
 #[test]
 fn the_oldest_makes_room_and_the_gap_is_told() {
-    let queue = queue(3, WhenFull::DropOldest);
+    let queue = queue(3, OverflowPolicy::DropOldest);
     let me = caller(0);
     let mut reader = queue.subscribe(&me).unwrap();
     let mut disposed = Vec::new();
@@ -118,15 +118,15 @@ fn the_oldest_makes_room_and_the_gap_is_told() {
         queue.publish(&me, [value], |entry| assert_ne!(entry, [7])).unwrap();
     }
     assert_eq!(queue.release(&reader, 7), Some([7]));
-    queue.settle(7);
+    queue.mark_disposed(7);
     let taken = queue.take(&mut reader).unwrap();
     assert_eq!(taken.entry[0], taken.entry[0].max(47));
 }
 
 #[test]
 fn a_subscriber_that_lags_costs_others_nothing() {
-    for when_full in [WhenFull::DropOldest, WhenFull::DropNewest] {
-        let queue = queue(4, when_full);
+    for overflow_policy in [OverflowPolicy::DropOldest, OverflowPolicy::DropNewest] {
+        let queue = queue(4, overflow_policy);
         let me = caller(0);
         let (mut keeps_up, mut lags) =
             (queue.subscribe(&me).unwrap(), queue.subscribe(&me).unwrap());
@@ -138,7 +138,7 @@ fn a_subscriber_that_lags_costs_others_nothing() {
             if value % 4 == 3 {
                 for expected in value - 3..=value {
                     let taken = queue.take(&mut keeps_up).unwrap();
-                    assert_eq!((taken.entry, taken.missed), ([expected], 0), "{when_full:?}");
+                    assert_eq!((taken.entry, taken.missed), ([expected], 0), "{overflow_policy:?}");
                     assert_eq!(queue.release(&keeps_up, taken.position), None);
                 }
             }
@@ -152,8 +152,8 @@ fn a_subscriber_that_lags_costs_others_nothing() {
 
 #[test]
 fn entries_that_are_held_leave_others_their_whole_depth() {
-    for when_full in [WhenFull::DropOldest, WhenFull::DropNewest] {
-        let queue = queue(16, when_full);
+    for overflow_policy in [OverflowPolicy::DropOldest, OverflowPolicy::DropNewest] {
+        let queue = queue(16, overflow_policy);
         let me = caller(0);
         let (mut keeps_up, mut holds) =
             (queue.subscribe(&me).unwrap(), queue.subscribe(&me).unwrap());
@@ -166,12 +166,12 @@ fn entries_that_are_held_leave_others_their_whole_depth() {
             // Far behind, but not too far.
             if value >= read + 15 {
                 let taken = queue.take(&mut keeps_up).unwrap();
-                assert_eq!((taken.entry, taken.missed), ([read], 0), "{when_full:?}");
+                assert_eq!((taken.entry, taken.missed), ([read], 0), "{overflow_policy:?}");
                 queue.release(&keeps_up, taken.position);
                 read += 1;
             }
         }
-        assert_eq!(queue.oldest_held_of_each(), [(holds.seat(), 0)]);
+        assert_eq!(queue.oldest_held_of_each(), [(holds.subscription_id(), 0)]);
         for held in 0..20 {
             assert!(queue.release(&holds, held).is_some(), "{held} is still its own");
         }
@@ -180,8 +180,8 @@ fn entries_that_are_held_leave_others_their_whole_depth() {
 
 #[test]
 fn held_entries_and_an_idle_reader_stop_no_others() {
-    for when_full in [WhenFull::DropOldest, WhenFull::DropNewest] {
-        let queue = queue(16, when_full);
+    for overflow_policy in [OverflowPolicy::DropOldest, OverflowPolicy::DropNewest] {
+        let queue = queue(16, overflow_policy);
         let me = caller(0);
         let [mut keeps_up, mut first, mut second, mut idle] =
             [(); 4].map(|()| queue.subscribe(&me).unwrap());
@@ -189,7 +189,7 @@ fn held_entries_and_an_idle_reader_stop_no_others() {
         let mut publish = |keeps_up: &mut _| {
             queue.publish(&me, [value], |_| {}).unwrap();
             let taken = queue.take(keeps_up).unwrap();
-            assert_eq!((taken.entry, taken.missed), ([value], 0), "{when_full:?}");
+            assert_eq!((taken.entry, taken.missed), ([value], 0), "{overflow_policy:?}");
             queue.release(keeps_up, taken.position);
             value += 1;
         };
@@ -214,7 +214,7 @@ fn held_entries_and_an_idle_reader_stop_no_others() {
 
 #[test]
 fn the_newest_is_refused_only_if_nobody_has_room() {
-    let queue = queue(3, WhenFull::DropNewest);
+    let queue = queue(3, OverflowPolicy::DropNewest);
     let me = caller(0);
     let (mut first, mut second) = (queue.subscribe(&me).unwrap(), queue.subscribe(&me).unwrap());
     for value in 0..3 {
@@ -235,8 +235,10 @@ fn the_newest_is_refused_only_if_nobody_has_room() {
 
 #[test]
 fn one_who_leaves_gives_back_what_was_its_alone() {
-    for when_full in [WhenFull::Refuse, WhenFull::DropOldest, WhenFull::DropNewest] {
-        let queue = queue(4, when_full);
+    for overflow_policy in
+        [OverflowPolicy::Reject, OverflowPolicy::DropOldest, OverflowPolicy::DropNewest]
+    {
+        let queue = queue(4, overflow_policy);
         let (me, other) = (caller(0), caller(1));
         let (mut stays, mut goes) =
             (queue.subscribe(&me).unwrap(), queue.subscribe(&other).unwrap());
@@ -247,15 +249,15 @@ fn one_who_leaves_gives_back_what_was_its_alone() {
         assert_eq!(queue.release(&stays, 0), None);
         queue.take(&mut goes).unwrap();
         let mut disposed = Vec::new();
-        assert_eq!(queue.expel(&me, other.me, |entry| disposed.push(entry[0])), Ok(1));
+        assert_eq!(queue.remove_participant(&me, other.me, |entry| disposed.push(entry[0])), Ok(1));
         assert_eq!(disposed, [0], "the others are still to be read");
-        assert_eq!(queue.expel(&me, other.me, |_| panic!("twice")), Ok(0));
+        assert_eq!(queue.remove_participant(&me, other.me, |_| panic!("twice")), Ok(0));
         assert!(!queue.is_subscribed(&goes));
         assert!(queue.take(&mut goes).is_none());
         assert_eq!(queue.release(&goes, 1), None);
         // Another at the same place is somebody else.
         let again = queue.subscribe(&other).unwrap();
-        assert_eq!(again.place(), goes.place());
+        assert_eq!(again.index(), goes.index());
         assert!(!queue.is_subscribed(&goes));
         assert_eq!(queue.unsubscribe(&other, &goes, |_| {}), Err(QueueError::NotSubscribed));
         queue.unsubscribe(&other, &again, |_| {}).unwrap();
@@ -265,8 +267,10 @@ fn one_who_leaves_gives_back_what_was_its_alone() {
 
 #[test]
 fn a_role_outlives_who_has_it_and_its_successor_misses_nothing() {
-    for when_full in [WhenFull::Refuse, WhenFull::DropOldest, WhenFull::DropNewest] {
-        let queue = queue(4, when_full);
+    for overflow_policy in
+        [OverflowPolicy::Reject, OverflowPolicy::DropOldest, OverflowPolicy::DropNewest]
+    {
+        let queue = queue(4, overflow_policy);
         let role = Participant::role(0).unwrap();
         let (first, second) = (caller(0), caller(1));
         assert!(queue.resume(&first, role, |_| {}).unwrap().is_none());
@@ -279,29 +283,40 @@ fn a_role_outlives_who_has_it_and_its_successor_misses_nothing() {
         // It lets go of the second, and holds the first and the third.
         (0..3).for_each(|value| assert_eq!(queue.take(&mut before).unwrap().entry, [value]));
         assert_eq!(queue.release(&before, 1), Some([1]));
-        queue.settle(1);
-        assert_eq!(queue.oldest_unreleased(before.seat()), 0);
-        assert_eq!(queue.oldest_of_each(), [(before.seat(), 0)]);
-        assert_eq!(queue.backlog_of(before.seat()), (1, 2));
-        assert_eq!(queue.expel(&second, first.me, |entry| panic!("{entry:?}")), Ok(0));
+        queue.mark_disposed(1);
+        assert_eq!(queue.oldest_unreleased(before.subscription_id()), 0);
+        assert_eq!(queue.oldest_of_each(), [(before.subscription_id(), 0)]);
+        assert_eq!(queue.backlog_of(before.subscription_id()), (1, 2));
+        assert_eq!(queue.remove_participant(&second, first.me, |entry| panic!("{entry:?}")), Ok(0));
 
         let mut after = queue.resume(&second, role, |_| {}).unwrap().unwrap();
-        assert_eq!((after.place(), after.position()), (before.place(), 0));
-        assert!(after.seat().who() == Some(role) && after.seat() != before.seat());
+        assert_eq!((after.index(), after.position()), (before.index(), 0));
+        assert!(
+            after.subscription_id().who() == Some(role)
+                && after.subscription_id() != before.subscription_id()
+        );
         assert!(!queue.is_subscribed(&before) && queue.take(&mut before).is_none());
         assert_eq!(queue.release(&before, 0), None, "it is its successor's");
         let mut seen = Vec::new();
         while let Some(taken) = queue.take(&mut after) {
             seen.push(taken.entry[0]);
-            assert_eq!(queue.oldest_of_each(), [(after.seat(), taken.position)]);
-            assert_eq!(queue.release_by(after.seat(), taken.position), Some(taken.entry));
-            queue.settle(taken.position);
+            assert_eq!(queue.oldest_of_each(), [(after.subscription_id(), taken.position)]);
+            assert_eq!(
+                queue.release_by(after.subscription_id(), taken.position),
+                Some(taken.entry)
+            );
+            queue.mark_disposed(taken.position);
         }
         assert_eq!(seen, [0, 2, 3]);
-        assert_eq!(queue.oldest_unreleased(after.seat()), 4);
-        assert_eq!(queue.seats().collect::<Vec<_>>(), [bystander.seat(), after.seat()]);
-        queue.unseat(&first, after.seat(), |entry| panic!("{entry:?}")).unwrap();
-        let again = queue.unseat(&first, after.seat(), |_| {});
+        assert_eq!(queue.oldest_unreleased(after.subscription_id()), 4);
+        assert_eq!(
+            queue.subscription_ids().collect::<Vec<_>>(),
+            [bystander.subscription_id(), after.subscription_id()]
+        );
+        queue
+            .end_subscription(&first, after.subscription_id(), |entry| panic!("{entry:?}"))
+            .unwrap();
+        let again = queue.end_subscription(&first, after.subscription_id(), |_| {});
         assert_eq!(again, Err(QueueError::NotSubscribed));
         assert!(queue.resume(&first, role, |_| {}).unwrap().is_none());
     }
@@ -309,29 +324,37 @@ fn a_role_outlives_who_has_it_and_its_successor_misses_nothing() {
 
 #[test]
 fn one_who_is_evicted_keeps_its_place_and_nothing_else() {
-    for when_full in [WhenFull::Refuse, WhenFull::DropOldest, WhenFull::DropNewest] {
-        let queue = queue(3, when_full);
+    for overflow_policy in
+        [OverflowPolicy::Reject, OverflowPolicy::DropOldest, OverflowPolicy::DropNewest]
+    {
+        let queue = queue(3, overflow_policy);
         let (me, other) = (caller(0), caller(1));
         let mut slow = queue.subscribe(&other).unwrap();
         for value in 0..2 {
             queue.publish(&me, [value], |_| {}).unwrap();
         }
         assert_eq!(queue.take(&mut slow).unwrap().entry, [0]);
-        assert!(queue.was_seated(slow.seat()));
+        assert!(queue.was_subscription_active(slow.subscription_id()));
         let mut disposed = Vec::new();
         let dispose = |entry: [u64; 1]| {
-            assert!(!queue.was_seated(slow.seat()), "it knows before anything is gone");
+            assert!(
+                !queue.was_subscription_active(slow.subscription_id()),
+                "it knows before anything is gone"
+            );
             disposed.push(entry[0]);
         };
-        queue.evict(&me, slow.seat(), dispose).unwrap();
+        queue.evict(&me, slow.subscription_id(), dispose).unwrap();
         assert_eq!(disposed, [0, 1]);
         assert!(!queue.is_subscribed(&slow) && queue.take(&mut slow).is_none());
-        assert_eq!((queue.subscribers(), queue.backlog_of(slow.seat())), (0, (0, 0)));
-        assert_eq!(queue.find_seat(slow.seat().to_bits()), Some(slow.seat()));
-        queue.evict(&me, slow.seat(), |entry| panic!("{entry:?} twice")).unwrap();
+        assert_eq!((queue.subscribers(), queue.backlog_of(slow.subscription_id())), (0, (0, 0)));
+        assert_eq!(
+            queue.find_subscription(slow.subscription_id().to_bits()),
+            Some(slow.subscription_id())
+        );
+        queue.evict(&me, slow.subscription_id(), |entry| panic!("{entry:?} twice")).unwrap();
         // What comes to the same slots is another's, at another place.
         let mut next = queue.subscribe(&me).unwrap();
-        assert_ne!(next.place(), slow.place());
+        assert_ne!(next.index(), slow.index());
         for value in 2..5 {
             queue.publish(&me, [value], |_| {}).unwrap();
         }
@@ -339,20 +362,23 @@ fn one_who_is_evicted_keeps_its_place_and_nothing_else() {
         assert_eq!(queue.take(&mut next).unwrap().entry, [2]);
         // It ends by itself, or with its process.
         queue.unsubscribe(&other, &slow, |entry| panic!("{entry:?}")).unwrap();
-        assert_eq!(queue.find_seat(slow.seat().to_bits()), None);
+        assert_eq!(queue.find_subscription(slow.subscription_id().to_bits()), None);
         let again = queue.unsubscribe(&other, &slow, |_| {});
         assert_eq!(again, Err(QueueError::NotSubscribed));
-        assert_eq!(queue.evict(&me, slow.seat(), |_| {}), Err(QueueError::NotSubscribed));
+        assert_eq!(
+            queue.evict(&me, slow.subscription_id(), |_| {}),
+            Err(QueueError::NotSubscribed)
+        );
         let slow = queue.subscribe(&other).unwrap();
-        queue.evict(&me, slow.seat(), |_| {}).unwrap();
-        assert_eq!(queue.expel(&me, other.me, |_| {}), Ok(1));
-        assert_eq!(queue.subscribe(&me).unwrap().place(), slow.place());
+        queue.evict(&me, slow.subscription_id(), |_| {}).unwrap();
+        assert_eq!(queue.remove_participant(&me, other.me, |_| {}), Ok(1));
+        assert_eq!(queue.subscribe(&me).unwrap().index(), slow.index());
     }
 }
 
 #[test]
 fn what_was_held_for_too_long_is_missed_by_who_goes_on() {
-    let queue = queue(2, WhenFull::DropOldest);
+    let queue = queue(2, OverflowPolicy::DropOldest);
     let role = Participant::role(0).unwrap();
     let me = caller(0);
     let mut before = queue.subscribe_as(&me, role).unwrap();
@@ -368,13 +394,13 @@ fn what_was_held_for_too_long_is_missed_by_who_goes_on() {
     let taken = queue.take(&mut after).unwrap();
     assert_eq!((taken.entry, after.missed()), ([199], 199));
     queue.release(&after, taken.position);
-    queue.expel(&me, role, |_| {}).unwrap();
+    queue.remove_participant(&me, role, |_| {}).unwrap();
     assert!((0..queue.slots).all(|slot| queue.readers_of_slot(slot) == 0));
 }
 
 #[test]
 fn what_was_put_back_too_late_is_dropped_in_its_turn() {
-    let queue = queue(2, WhenFull::DropOldest);
+    let queue = queue(2, OverflowPolicy::DropOldest);
     let me = caller(0);
     let reader = queue.subscribe(&me).unwrap();
     for value in 0..10 {
@@ -383,7 +409,7 @@ fn what_was_put_back_too_late_is_dropped_in_its_turn() {
     // As one that claimed it unawares, and put it back when its turn to be dropped was over.
     let slot = queue.slot(3);
     queue.words.store(slot + layout::SEQUENCE, 4, Release);
-    queue.words.store(slot + Short::READERS, layout::waiting(reader.place()), Release);
+    queue.words.store(slot + Short::READERS, layout::unread_bit(reader.index()), Release);
     let mut disposed = Vec::new();
     for value in 10..80 {
         queue.publish(&me, [value], |entry| disposed.push(entry[0])).unwrap();
@@ -400,8 +426,10 @@ impl Short {
 
 #[test]
 fn one_who_stops_goes_on_holding_what_it_has() {
-    for when_full in [WhenFull::Refuse, WhenFull::DropOldest, WhenFull::DropNewest] {
-        let queue = queue(3, when_full);
+    for overflow_policy in
+        [OverflowPolicy::Reject, OverflowPolicy::DropOldest, OverflowPolicy::DropNewest]
+    {
+        let queue = queue(3, overflow_policy);
         let me = caller(0);
         let mut reader = queue.subscribe(&me).unwrap();
         for value in 0..3 {
@@ -413,17 +441,21 @@ fn one_who_stops_goes_on_holding_what_it_has() {
         assert_eq!(disposed, [1, 2]);
         assert!(queue.take(&mut reader).is_none());
         assert_eq!(queue.publish(&me, [3], |_| {}), Err(QueueError::NoSubscribers));
-        assert_ne!(queue.subscribe(&me).unwrap().place(), reader.place());
-        assert_eq!(queue.release_by(reader.seat(), 0), Some([0]));
-        queue.unseat(&me, reader.seat(), |entry| assert_eq!(entry, [0])).unwrap();
-        assert_eq!(queue.subscribe(&me).unwrap().place(), reader.place());
+        assert_ne!(queue.subscribe(&me).unwrap().index(), reader.index());
+        assert_eq!(queue.release_by(reader.subscription_id(), 0), Some([0]));
+        queue
+            .end_subscription(&me, reader.subscription_id(), |entry| assert_eq!(entry, [0]))
+            .unwrap();
+        assert_eq!(queue.subscribe(&me).unwrap().index(), reader.index());
     }
 }
 
 #[test]
 fn room_is_seen_without_taking_it() {
-    for when_full in [WhenFull::Refuse, WhenFull::DropOldest, WhenFull::DropNewest] {
-        let queue = queue(1, when_full);
+    for overflow_policy in
+        [OverflowPolicy::Reject, OverflowPolicy::DropOldest, OverflowPolicy::DropNewest]
+    {
+        let queue = queue(1, overflow_policy);
         let me = caller(0);
         let mut reader = queue.subscribe(&me).unwrap();
         assert!(queue.has_room());
@@ -431,7 +463,7 @@ fn room_is_seen_without_taking_it() {
         while queue.publish(&me, [7], |_| {}).is_ok() {
             held.push(queue.take(&mut reader).unwrap().position);
         }
-        assert!(!queue.has_room(), "{when_full:?}");
+        assert!(!queue.has_room(), "{overflow_policy:?}");
         assert!(queue.release(&reader, held[0]).is_some());
         assert!(queue.has_room());
     }
@@ -440,12 +472,12 @@ fn room_is_seen_without_taking_it() {
 #[test]
 fn who_dies_ringing_leaves_nobody_asleep() {
     use std::time::{Duration, Instant};
-    let queue = queue(1, WhenFull::Refuse);
+    let queue = queue(1, OverflowPolicy::Reject);
     let me = caller(0);
     let mut reader = queue.subscribe(&me).unwrap();
     std::thread::scope(|scope| {
         let sleeper = scope.spawn(|| {
-            reader.set_spin(Spin::Never);
+            reader.set_wait_strategy(WaitStrategy::Block);
             let far = Instant::now() + Duration::from_secs(60);
             queue.take_until(&mut reader, far).unwrap().entry
         });
@@ -455,16 +487,16 @@ fn who_dies_ringing_leaves_nobody_asleep() {
         // The sign of the sleeper is gone, and nobody woke it.
         queue.words.swap(layout::MESSAGES + 1, 0);
         queue.publish(&me, [3], |_| {}).unwrap();
-        queue.expel(&me, caller(1).me, |_| {}).unwrap();
+        queue.remove_participant(&me, caller(1).me, |_| {}).unwrap();
         assert_eq!(sleeper.join().unwrap(), [3]);
     });
 }
 
 #[test]
 fn places_run_out() {
-    let queue = queue(1, WhenFull::Refuse);
+    let queue = queue(1, OverflowPolicy::Reject);
     let mut subscribers: Vec<_> =
-        (0..MOST_PROCESSES).map(|_| queue.subscribe(&caller(0)).unwrap()).collect();
+        (0..MAX_PROCESS_SUBSCRIBERS).map(|_| queue.subscribe(&caller(0)).unwrap()).collect();
     assert_eq!(queue.subscribe(&caller(0)).unwrap_err(), QueueError::TooManySubscribers);
     // What goes to other nodes finds a place all the same.
     let role = |number| Participant::role(number).unwrap();
@@ -474,7 +506,7 @@ fn places_run_out() {
     queue.publish(&caller(0), [5], |_| {}).unwrap();
     for (number, mut subscriber) in subscribers.into_iter().enumerate() {
         assert_eq!(queue.take(&mut subscriber).unwrap().entry, [5]);
-        let last = number + 1 == MOST_SUBSCRIBERS as usize;
+        let last = number + 1 == MAX_SUBSCRIBERS as usize;
         assert_eq!(queue.release(&subscriber, 0).is_some(), last);
     }
 }
@@ -482,7 +514,7 @@ fn places_run_out() {
 #[test]
 fn waiting_ends_with_an_entry_with_room_or_with_the_deadline() {
     use std::time::{Duration, Instant};
-    let queue = queue(1, WhenFull::Refuse);
+    let queue = queue(1, OverflowPolicy::Reject);
     let me = caller(0);
     let mut reader = queue.subscribe(&me).unwrap();
     let soon = || Instant::now() + Duration::from_millis(20);
@@ -490,10 +522,10 @@ fn waiting_ends_with_an_entry_with_room_or_with_the_deadline() {
     assert!(queue.take_until(&mut reader, soon()).is_none());
     assert!(start.elapsed() >= Duration::from_millis(20));
     queue.publish(&me, [1], |_| {}).unwrap();
-    let full = queue.publish_until(&me, [2], &mut Spin::default(), soon(), |_| {});
+    let full = queue.publish_until(&me, [2], &mut WaitStrategy::default(), soon(), |_| {});
     assert_eq!(full, Err(QueueError::Full));
     let far = Instant::now() + Duration::from_secs(30);
-    for spin in [Spin::Never, Spin::default()] {
+    for spin in [WaitStrategy::Block, WaitStrategy::default()] {
         std::thread::scope(|scope| {
             let published = scope.spawn(|| {
                 let mut spin = spin;
@@ -504,7 +536,7 @@ fn waiting_ends_with_an_entry_with_room_or_with_the_deadline() {
             for _ in 2..200 {
                 let taken = queue.take_until(&mut reader, far).unwrap();
                 assert!(queue.release(&reader, taken.position).is_some());
-                queue.settle(taken.position);
+                queue.mark_disposed(taken.position);
             }
             published.join().unwrap();
         });
@@ -516,8 +548,10 @@ fn waiting_ends_with_an_entry_with_room_or_with_the_deadline() {
 fn several_publishers_and_readers_at_once_lose_nothing() {
     use std::time::{Duration, Instant};
     const EACH: u64 = 2000;
-    for when_full in [WhenFull::Refuse, WhenFull::DropOldest, WhenFull::DropNewest] {
-        let queue = queue(8, when_full);
+    for overflow_policy in
+        [OverflowPolicy::Reject, OverflowPolicy::DropOldest, OverflowPolicy::DropNewest]
+    {
+        let queue = queue(8, overflow_policy);
         let far = Instant::now() + Duration::from_secs(60);
         let mut readers: Vec<_> = (0..3).map(|at| queue.subscribe(&caller(at)).unwrap()).collect();
         let disposed: Vec<_> = std::thread::scope(|scope| {
@@ -531,7 +565,7 @@ fn several_publishers_and_readers_at_once_lose_nothing() {
                             let entry = [u64::from(number) << 32 | value];
                             let keep = |entry: [u64; 1]| disposed.push(entry[0]);
                             queue
-                                .publish_until(&me, entry, &mut Spin::default(), far, keep)
+                                .publish_until(&me, entry, &mut WaitStrategy::default(), far, keep)
                                 .unwrap();
                         }
                         disposed
@@ -556,7 +590,7 @@ fn several_publishers_and_readers_at_once_lose_nothing() {
                             next[who as usize] = value + 1;
                             if let Some(entry) = queue.release(reader, taken.position) {
                                 disposed.push(entry[0]);
-                                queue.settle(taken.position);
+                                queue.mark_disposed(taken.position);
                             }
                         }
                         disposed
@@ -571,7 +605,7 @@ fn several_publishers_and_readers_at_once_lose_nothing() {
         });
         let all: BTreeSet<_> = disposed.iter().copied().collect();
         // Some twice, where a publisher came before the last reader had settled.
-        assert_eq!(all.len() as u64, 2 * EACH, "{when_full:?}: all are disposed of");
+        assert_eq!(all.len() as u64, 2 * EACH, "{overflow_policy:?}: all are disposed of");
     }
 }
 
@@ -605,11 +639,11 @@ proptest! {
     /// what was dropped; and every entry is disposed of once, when nobody needs it. One that
     /// was evicted has no part in it, whatever it does.
     #[test]
-    fn it_does_as_the_model(steps in steps(), depth in 1..6_u32, when_full in 0..3_usize) {
-        let all = [WhenFull::Refuse, WhenFull::DropOldest, WhenFull::DropNewest];
-        let when_full = all[when_full];
-        let drops = when_full.drops();
-        let queue = queue(depth, when_full);
+    fn it_does_as_the_model(steps in steps(), depth in 1..6_u32, overflow_policy in 0..3_usize) {
+        let all = [OverflowPolicy::Reject, OverflowPolicy::DropOldest, OverflowPolicy::DropNewest];
+        let overflow_policy = all[overflow_policy];
+        let drops = overflow_policy.drops();
+        let queue = queue(depth, overflow_policy);
         let me = caller(0);
         // Of each subscriber: what it has still to read, and what it holds.
         let mut readers: Vec<(Subscriber, VecDeque<u64>, Vec<u64>)> = Vec::new();
@@ -634,7 +668,7 @@ proptest! {
                                 .any(|(_, unread, held)| unread.contains(value) || held.contains(value));
                             if drops {
                                 let held: usize = readers.iter().map(|(_, _, held)| held.len()).sum();
-                                let refuses = when_full == WhenFull::DropNewest;
+                                let refuses = overflow_policy == OverflowPolicy::DropNewest;
                                 let has_none = |it: &(Subscriber, VecDeque<u64>, Vec<u64>)| {
                                     it.1.len() >= depth as usize
                                 };
@@ -677,20 +711,20 @@ proptest! {
                         let position = held.swap_remove(which % held.len());
                         if let Some(entry) = queue.release(subscriber, position) {
                             disposed.push(entry[0]);
-                            queue.settle(position);
+                            queue.mark_disposed(position);
                         }
                     }
                 }
                 Step::Subscribe if readers.len() < 4 && evicted.len() < 20 => {
                     let subscriber = queue.subscribe(&me).unwrap();
-                    let places = evicted.iter().map(|(evicted, _)| evicted.place());
-                    prop_assert!(!places.into_iter().any(|place| place == subscriber.place()));
+                    let places = evicted.iter().map(|(evicted, _)| evicted.index());
+                    prop_assert!(!places.into_iter().any(|index| index == subscriber.index()));
                     readers.push((subscriber, VecDeque::new(), Vec::new()));
                 }
                 Step::Evict(who) if who < readers.len() => {
                     let (subscriber, _, held) = readers.remove(who);
-                    let seat = subscriber.seat();
-                    queue.evict(&me, seat, |entry| disposed.push(entry[0])).unwrap();
+                    let subscription_id = subscriber.subscription_id();
+                    queue.evict(&me, subscription_id, |entry| disposed.push(entry[0])).unwrap();
                     evicted.push((subscriber, held));
                 }
                 Step::End(who) if !evicted.is_empty() => {

@@ -4,31 +4,32 @@ use std::sync::mpsc;
 
 use super::*;
 use crate::segment::{Layout, MappedWords, Segment};
-use crate::words::Part;
+use crate::words::WordRange;
 
 /// Reached only if something is wrong.
 const FAR: Duration = Duration::from_secs(60);
 
-type Bell = Doorbell<Part<MappedWords>>;
+type Bell = Doorbell<WordRange<MappedWords>>;
 
 /// So many bells, as another process has them, too.
-fn bells(count: usize) -> Vec<Bell> {
+fn doorbells(count: usize) -> Vec<Bell> {
     let words = Segment::create(Layout::new("bells", 1), count * Bell::WORDS * 8).unwrap().words();
-    let bell = |at| {
-        Doorbell::new(Part::new(words.clone(), at * Bell::WORDS, Bell::WORDS).unwrap()).unwrap()
+    let doorbell = |at| {
+        Doorbell::new(WordRange::new(words.clone(), at * Bell::WORDS, Bell::WORDS).unwrap())
+            .unwrap()
     };
-    (0..count).map(bell).collect()
+    (0..count).map(doorbell).collect()
 }
 
 /// Tells which bell it was.
 #[derive(Debug)]
-struct Teller {
+struct RecordingListener {
     number: usize,
     rung: mpsc::Sender<usize>,
     looks: AtomicU64,
 }
 
-impl Listener for Teller {
+impl DoorbellListener for RecordingListener {
     fn rung(&self) {
         let _ = self.rung.send(self.number);
     }
@@ -37,13 +38,13 @@ impl Listener for Teller {
     }
 }
 
-fn teller(number: usize, rung: &mpsc::Sender<usize>) -> Arc<Teller> {
-    Arc::new(Teller { number, rung: rung.clone(), looks: AtomicU64::new(0) })
+fn teller(number: usize, rung: &mpsc::Sender<usize>) -> Arc<RecordingListener> {
+    Arc::new(RecordingListener { number, rung: rung.clone(), looks: AtomicU64::new(0) })
 }
 
 /// One for each way of the kernel.
-fn watches() -> impl Iterator<Item = Watch> {
-    [1, 2, usize::MAX].into_iter().map(Watch::with_bells)
+fn watches() -> impl Iterator<Item = DoorbellWatcher> {
+    [1, 2, usize::MAX].into_iter().map(DoorbellWatcher::with_max_doorbells)
 }
 
 fn until(what: &str, mut is_so: impl FnMut() -> bool) {
@@ -57,70 +58,72 @@ fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 #[test]
 fn who_listens_is_told_of_rings_that_somebody_announced() {
     for watch in watches() {
-        let bells = bells(5);
+        let doorbells = doorbells(5);
         let (rung, told) = mpsc::channel();
-        let listening: Vec<_> = bells
+        let listening: Vec<_> = doorbells
             .iter()
             .zip(0..)
-            .map(|(bell, number)| watch.listen(bell.clone(), teller(number, &rung)).unwrap())
+            .map(|(doorbell, number)| {
+                watch.listen(doorbell.clone(), teller(number, &rung)).unwrap()
+            })
             .collect();
         for number in [3, 0, 4, 4, 1, 2] {
-            bells[number].announce();
-            bells[number].ring();
+            doorbells[number].announce_waiter();
+            doorbells[number].ring();
             assert_eq!(told.recv_timeout(FAR), Ok(number));
         }
         drop(listening);
         assert_eq!(watch.threads(), 0);
-        bells.iter().for_each(Bell::ring_anyway);
+        doorbells.iter().for_each(Bell::ring_unconditionally);
         assert!(told.try_recv().is_err());
     }
 }
 
 #[test]
 fn a_ring_costs_nothing_as_long_as_nobody_announced_himself() {
-    let bell = bells(1).remove(0);
+    let doorbell = doorbells(1).remove(0);
     let (rung, told) = mpsc::channel();
-    let watch = Watch::new();
-    let _listening = watch.listen(bell.clone(), teller(0, &rung)).unwrap();
-    (0..100).for_each(|_| bell.ring());
-    assert_eq!(bell.count(), 0, "nobody was to be woken");
-    bell.announce();
-    (0..100).for_each(|_| bell.ring());
-    assert_eq!(bell.count(), 1, "and now once");
+    let watch = DoorbellWatcher::new();
+    let _listening = watch.listen(doorbell.clone(), teller(0, &rung)).unwrap();
+    (0..100).for_each(|_| doorbell.ring());
+    assert_eq!(doorbell.count(), 0, "nobody was to be woken");
+    doorbell.announce_waiter();
+    (0..100).for_each(|_| doorbell.ring());
+    assert_eq!(doorbell.count(), 1, "and now once");
     assert_eq!(told.recv_timeout(FAR), Ok(0));
 }
 
 #[test]
 fn there_are_as_many_threads_as_bells_need_and_none_when_nobody_listens() {
-    let watch = Watch::with_bells(4);
-    let most = if futex::knows_several() { 4 } else { 1 };
+    let watch = DoorbellWatcher::with_max_doorbells(4);
+    let most = if futex::supports_waitv() { 4 } else { 1 };
     assert_eq!(watch.threads(), 0);
-    let bells = bells(9);
+    let doorbells = doorbells(9);
     let (rung, told) = mpsc::channel();
     let listen =
-        |number: usize| watch.listen(bells[number].clone(), teller(number, &rung)).unwrap();
+        |number: usize| watch.listen(doorbells[number].clone(), teller(number, &rung)).unwrap();
     let mut listening: Vec<_> = (0..9).map(listen).collect();
     assert_eq!(watch.threads(), 9_usize.div_ceil(most));
     // A place that becomes free is used again.
     drop(listening.remove(2));
     listening.push(listen(2));
     assert_eq!(watch.threads(), 9_usize.div_ceil(most));
-    bells.iter().for_each(Bell::announce);
-    bells.iter().for_each(Bell::ring);
+    doorbells.iter().for_each(Bell::announce_waiter);
+    doorbells.iter().for_each(Bell::ring);
     let mut heard: Vec<_> = (0..9).map(|_| told.recv_timeout(FAR).unwrap()).collect();
     heard.sort_unstable();
     assert!(heard.into_iter().eq(0..9));
     listening.drain(1..);
     assert_eq!(watch.threads(), 1);
-    bells[0].announce();
-    bells[0].ring();
+    doorbells[0].announce_waiter();
+    doorbells[0].ring();
     assert_eq!(told.recv_timeout(FAR), Ok(0));
     listening.clear();
     assert_eq!(watch.threads(), 0);
     // And it can begin again.
     let _listening = listen(5);
-    bells[5].announce();
-    bells[5].ring();
+    doorbells[5].announce_waiter();
+    doorbells[5].ring();
     assert_eq!(told.recv_timeout(FAR), Ok(5));
 }
 
@@ -132,12 +135,12 @@ fn nothing_is_kept_of_those_that_do_not_listen_any_more() {
         let (rung, _told) = mpsc::channel();
         let listeners: Vec<_> = (0..3).map(|number| teller(number, &rung)).collect();
         let words = Arc::downgrade(&kept);
-        let bell = Doorbell::new(Shared(kept)).unwrap();
+        let doorbell = Doorbell::new(Shared(kept)).unwrap();
         let mut listening: Vec<_> = listeners
             .iter()
-            .map(|listener| watch.listen(bell.clone(), Arc::clone(listener) as _).unwrap())
+            .map(|listener| watch.listen(doorbell.clone(), Arc::clone(listener) as _).unwrap())
             .collect();
-        drop(bell);
+        drop(doorbell);
         drop(listening.remove(1));
         assert_eq!(Arc::strong_count(&listeners[1]), 1);
         drop(listening);
@@ -175,8 +178,8 @@ impl Words for Shared {
     fn fetch_add(&self, at: usize, value: u64) -> u64 {
         self.0.fetch_add(at, value)
     }
-    fn sleep(&self, at: usize, low: u32, longest: Duration) {
-        self.0.sleep(at, low, longest);
+    fn sleep(&self, at: usize, low: u32, timeout: Duration) {
+        self.0.sleep(at, low, timeout);
     }
     fn wake(&self, at: usize, how_many: u32) {
         self.0.wake(at, how_many);
@@ -189,7 +192,7 @@ impl Words for Shared {
     }
 }
 
-impl KernelWords for Shared {
+impl FutexWords for Shared {
     fn word(&self, at: usize) -> Option<&AtomicU64> {
         self.0.word(at)
     }
@@ -198,18 +201,20 @@ impl KernelWords for Shared {
 #[test]
 fn each_is_asked_to_look_once_in_a_while() {
     for watch in watches() {
-        let bells = bells(2);
+        let doorbells = doorbells(2);
         let (rung, _told) = mpsc::channel();
         let tellers = [teller(0, &rung), teller(1, &rung)];
-        let _listening: Vec<_> = bells
+        let _listening: Vec<_> = doorbells
             .iter()
             .zip(&tellers)
-            .map(|(bell, teller)| watch.listen(bell.clone(), Arc::clone(teller) as _).unwrap())
+            .map(|(doorbell, teller)| {
+                watch.listen(doorbell.clone(), Arc::clone(teller) as _).unwrap()
+            })
             .collect();
         // Also of one whose neighbour is rung all the time.
         until("nobody looks", || {
-            bells[0].announce();
-            bells[0].ring();
+            doorbells[0].announce_waiter();
+            doorbells[0].ring();
             tellers[1].looks.load(Relaxed) > 0
         });
     }
@@ -219,7 +224,7 @@ fn each_is_asked_to_look_once_in_a_while() {
 #[derive(Debug)]
 struct Waker(Mutex<bool>, std::sync::Condvar);
 
-impl Listener for Waker {
+impl DoorbellListener for Waker {
     fn rung(&self) {
         *locked(&self.0) = true;
         self.1.notify_all();
@@ -235,21 +240,21 @@ fn no_message_is_slept_over_whoever_rings_and_whoever_else_sleeps_there() {
         let count = 12;
         let segment = Segment::create(Layout::new("bells", 1), 16 * 8 * count).unwrap();
         let words = segment.words();
-        let bell = |at: usize| {
-            Doorbell::new(Part::new(words.clone(), at * 16, Bell::WORDS).unwrap()).unwrap()
+        let doorbell = |at: usize| {
+            Doorbell::new(WordRange::new(words.clone(), at * 16, Bell::WORDS).unwrap()).unwrap()
         };
         let stored = |at: usize| words.load(at * 16 + 8, Acquire);
         std::thread::scope(|scope| {
             for at in 0..count {
                 let waker = Arc::new(Waker(Mutex::new(false), std::sync::Condvar::new()));
-                let listening = watch.listen(bell(at), Arc::clone(&waker) as _).unwrap();
-                let bell = bell(at);
+                let listening = watch.listen(doorbell(at), Arc::clone(&waker) as _).unwrap();
+                let doorbell = doorbell(at);
                 scope.spawn(move || {
                     let _listening = listening;
                     let mut taken = 0;
                     while taken < MESSAGES {
                         *locked(&waker.0) = false;
-                        bell.announce();
+                        doorbell.announce_waiter();
                         let stored = stored(at);
                         assert!(stored >= taken);
                         if stored == taken {
@@ -265,12 +270,12 @@ fn no_message_is_slept_over_whoever_rings_and_whoever_else_sleeps_there() {
                 });
             }
             for first in 0..3 {
-                let (bell, words) = (&bell, &words);
+                let (doorbell, words) = (&doorbell, &words);
                 scope.spawn(move || {
                     for number in 1..=MESSAGES {
                         for at in (first..count).step_by(3) {
                             words.store(at * 16 + 8, number, Release);
-                            bell(at).ring();
+                            doorbell(at).ring();
                         }
                         if number % 16 == 0 {
                             std::thread::yield_now();
@@ -282,7 +287,7 @@ fn no_message_is_slept_over_whoever_rings_and_whoever_else_sleeps_there() {
             scope.spawn(|| {
                 let end = Instant::now() + FAR;
                 let look = || (stored(0) == MESSAGES).then_some(());
-                assert!(bell(0).wait(&mut crate::Spin::Never, end, look).is_some());
+                assert!(doorbell(0).wait(&mut crate::WaitStrategy::Block, end, look).is_some());
             });
         });
     }

@@ -1,25 +1,25 @@
 //! Children that are killed at a store, and what they do.
 
+mod eviction;
 mod scenarios;
-mod slow;
 
 use ipc::crash_test::{Crash, Sources};
 use testkit::children::ForkedChild;
 
+use self::eviction::half_evicted;
 pub(crate) use self::scenarios::{Scenario, scenarios};
-use self::slow::half_evicted;
 
 pub(crate) static SOURCES: Sources = Sources::new(
     &[
-        "ipc/src/allocator/change.rs",
+        "ipc/src/allocator/locked.rs",
         "ipc/src/allocator/mod.rs",
         "ipc/src/allocator/repair.rs",
-        "ipc/src/bell.rs",
+        "ipc/src/doorbell.rs",
         "ipc/src/lock.rs",
-        "ipc/src/queue/members.rs",
+        "ipc/src/queue/subscriptions.rs",
         "ipc/src/queue/mod.rs",
         "ipc/src/queue/publish.rs",
-        "ipc/src/queue/subscribe.rs",
+        "ipc/src/queue/subscriber.rs",
     ],
     9,
     3,
@@ -28,7 +28,7 @@ pub(crate) static SOURCES: Sources = Sources::new(
 /// A child that does this, and dies at the given point if it comes there.
 pub(crate) fn fork(crash: &Crash, point: u64, act: impl FnOnce()) -> ForkedChild {
     ForkedChild::new(|| {
-        crash.die_at(point);
+        crash.crash_at(point);
         act();
     })
 }

@@ -12,36 +12,37 @@ use std::time::Duration;
 
 use ipc::crash_test::{Crash, CrashingWords, Sources};
 use ipc::{
-    Block, Caller, Fate, Layout, Life, MappedWords, Owner, Part, Participant, Roster, Segment,
+    Block, Caller, Layout, Liveness, MappedWords, Owner, Participant, ParticipantTable, PidFd,
+    Segment, WordRange,
 };
 use testkit::children::ForkedChild;
 
 use self::scenarios::{Scenario, scenarios};
-use crate::pool::{Direction, Ledger, PoolId, Readiness, Stage, Turn};
-use crate::settings::{Reliability, SharedPlace, SharedSettings};
-use crate::topic::{Delivery, Entry, LostPublisher, OriginId, PublishedElsewhere, TopicWords};
+use crate::pool::{Direction, PoolControl, PoolId, Readiness, Stage, SyncPoint};
+use crate::settings::{Reliability, SharedLocation, SharedSettings};
+use crate::topic::{Delivery, Entry, LostPublisher, OriginId, RemoteHeartbeat, TopicWords};
 
 static SOURCES: Sources = Sources::new(
     &[
-        "pubsub/src/pool/ledger.rs",
-        "pubsub/src/pool/ledger/ordered.rs",
-        "pubsub/src/pool/note.rs",
-        "pubsub/src/topic/alarm.rs",
+        "pubsub/src/pool/control.rs",
+        "pubsub/src/pool/control/sync_words.rs",
+        "pubsub/src/pool/sample_info.rs",
+        "pubsub/src/topic/subscribers.rs",
         "pubsub/src/topic/destinations.rs",
         "pubsub/src/topic/losses.rs",
-        "pubsub/src/topic/published_elsewhere.rs",
+        "pubsub/src/topic/remote_heartbeats.rs",
         "pubsub/src/topic/given_up.rs",
         "pubsub/src/topic/intent.rs",
         "pubsub/src/topic/words.rs",
         "pubsub/src/topic/origins.rs",
-        "pubsub/src/topic/pressure.rs",
+        "pubsub/src/topic/backpressure.rs",
         "pubsub/src/topic/publishers.rs",
         "ipc/src/allocator/mod.rs",
-        "ipc/src/allocator/change.rs",
-        "ipc/src/bell.rs",
-        "ipc/src/queue/members.rs",
+        "ipc/src/allocator/locked.rs",
+        "ipc/src/doorbell.rs",
+        "ipc/src/queue/subscriptions.rs",
         "ipc/src/queue/publish.rs",
-        "ipc/src/queue/subscribe.rs",
+        "ipc/src/queue/subscriber.rs",
     ],
     // The test of `ipc` sees to the others: here they are the moments between.
     12,
@@ -49,11 +50,11 @@ static SOURCES: Sources = Sources::new(
 );
 
 const LAYOUT: Layout = Layout::new("crash points", 1);
-const MOST_BLOCKS: u32 = 32;
+const MAX_BLOCKS: u32 = 32;
 const MEMORY: u64 = 1 << 15;
 const ROSTER: usize = 256;
 /// On a device, which nobody opens: there streams have to do with messages, too.
-const PLACE: SharedPlace = SharedPlace::Device([7; 16]);
+const PLACE: SharedLocation = SharedLocation::Device([7; 16]);
 const SETTINGS: [SharedSettings; 2] =
     [settings(Reliability::Reliable), settings(Reliability::DropOldest)];
 
@@ -74,8 +75,8 @@ fn lost(publisher: u64) -> LostPublisher {
 }
 
 /// What another node told of a publisher.
-fn published(publisher: u64, last: u64) -> PublishedElsewhere {
-    PublishedElsewhere { node: NODES[0], publisher, last, first: 0, since: 0, at: 0 }
+fn published(publisher: u64, last: u64) -> RemoteHeartbeat {
+    RemoteHeartbeat { node: NODES[0], publisher, last, first: 0, since: 0, at: 0 }
 }
 
 fn role() -> Participant {
@@ -86,7 +87,7 @@ fn role() -> Participant {
 struct World {
     words: MappedWords,
     crash: Crash,
-    roster: Roster<Part<MappedWords>>,
+    roster: ParticipantTable<WordRange<MappedWords>>,
     survivor: Participant,
     victim: Participant,
     settings: SharedSettings,
@@ -94,7 +95,7 @@ struct World {
     slow: RefCell<Option<[ipc::Subscriber; 2]>>,
 }
 
-type Books<'a> = Ledger<CrashingWords<'a>>;
+type Control<'a> = PoolControl<CrashingWords<'a>>;
 
 impl World {
     fn new(settings: SharedSettings) -> Self {
@@ -102,63 +103,64 @@ impl World {
         TopicWords::format(world.topic_words(), 9, "crash points", &settings).unwrap();
         for direction in Direction::BOTH {
             let id = PoolId { place: PLACE, direction };
-            let words = world.books_words(direction);
-            let ledger = Ledger::format(words, id, 1 << 20, MOST_BLOCKS).unwrap();
-            ledger.admit(&world.caller(world.survivor), 0, MEMORY, 1).unwrap();
+            let words = world.control_words(direction);
+            let control = PoolControl::format(words, id, 1 << 20, MAX_BLOCKS).unwrap();
+            control.admit(&world.caller(world.survivor), 0, MEMORY, 1).unwrap();
         }
         world
     }
 
     fn unmade(settings: SharedSettings) -> Self {
-        let topic = TopicWords::<CrashingWords<'_>>::words_needed(&settings);
-        let books = Books::words_needed(MOST_BLOCKS);
-        let count = ROSTER + topic + 2 * books;
+        let topic = TopicWords::<CrashingWords<'_>>::required_words(&settings);
+        let control_segment = Control::required_words(MAX_BLOCKS);
+        let count = ROSTER + topic + 2 * control_segment;
         let words = Segment::create(LAYOUT, count * 8).unwrap().words();
-        let roster = Roster::new(Part::new(words.clone(), 0, ROSTER).unwrap()).unwrap();
-        let survivor = roster.admit(Life::of_this_process().unwrap()).unwrap();
+        let roster =
+            ParticipantTable::new(WordRange::new(words.clone(), 0, ROSTER).unwrap()).unwrap();
+        let survivor = roster.admit(PidFd::of_this_process().unwrap()).unwrap();
         // Its life is learnt when it is born.
-        let victim = roster.admit(Life::of_this_process().unwrap()).unwrap();
+        let victim = roster.admit(PidFd::of_this_process().unwrap()).unwrap();
         let (crash, slow) = (Crash::new(&SOURCES), RefCell::default());
         Self { words, crash, roster, survivor, victim, settings, slow }
     }
 
     fn part(&self, first: usize, count: usize) -> CrashingWords<'_> {
-        CrashingWords::new(Part::new(self.words.clone(), first, count).unwrap(), &self.crash)
+        CrashingWords::new(WordRange::new(self.words.clone(), first, count).unwrap(), &self.crash)
     }
 
     fn topic_words(&self) -> CrashingWords<'_> {
-        self.part(ROSTER, TopicWords::<CrashingWords<'_>>::words_needed(&self.settings))
+        self.part(ROSTER, TopicWords::<CrashingWords<'_>>::required_words(&self.settings))
     }
 
-    fn books_words(&self, direction: Direction) -> CrashingWords<'_> {
-        let count = Books::words_needed(MOST_BLOCKS);
-        let first = ROSTER + TopicWords::<CrashingWords<'_>>::words_needed(&self.settings);
-        self.part(first + usize::from(direction == Direction::Arrivals) * count, count)
+    fn control_words(&self, direction: Direction) -> CrashingWords<'_> {
+        let count = Control::required_words(MAX_BLOCKS);
+        let first = ROSTER + TopicWords::<CrashingWords<'_>>::required_words(&self.settings);
+        self.part(first + usize::from(direction == Direction::Inbound) * count, count)
     }
 
     fn topic(&self) -> TopicWords<CrashingWords<'_>> {
         TopicWords::attach(self.topic_words()).unwrap()
     }
 
-    fn ledger(&self, direction: Direction) -> Books<'_> {
-        Ledger::attach(self.books_words(direction)).unwrap()
+    fn control(&self, direction: Direction) -> Control<'_> {
+        PoolControl::attach(self.control_words(direction)).unwrap()
     }
 
     fn caller(&self, me: Participant) -> Caller<'_> {
-        Caller { patience: Duration::from_secs(20), ..Caller::new(me, &self.roster) }
+        Caller { timeout: Duration::from_secs(20), ..Caller::new(me, &self.roster) }
     }
 
     /// A loan, with all that is noted of it.
     fn entry(&self, me: Participant, direction: Direction, sequence: u64) -> Entry {
-        let ledger = self.ledger(direction);
+        let control = self.control(direction);
         let (block, place) =
-            ledger.allocate(&self.caller(me), Owner::participant(me), 500).unwrap();
-        let note = ledger.note(block);
-        note.set_metadata(b"metadata");
-        note.set_origin(&ORIGIN.node);
-        note.set_beginning(1, 0);
-        note.set_way(crate::Way::Ring);
-        note.stamp(Stage::Filled, 1);
+            control.allocate(&self.caller(me), Owner::participant(me), 500).unwrap();
+        let sample_info = control.sample_info(block);
+        sample_info.set_metadata(b"metadata");
+        sample_info.set_origin(&ORIGIN.node);
+        sample_info.set_beginning(1, 0);
+        sample_info.set_path(crate::DeliveryPath::Ring);
+        sample_info.stamp(Stage::Filled, 1);
         Entry {
             block,
             offset: place.offset,
@@ -167,26 +169,26 @@ impl World {
             sequence,
             published_at: 1,
             metadata: 8,
-            has_origin: direction == Direction::Arrivals,
-            turn: None,
+            has_origin: direction == Direction::Inbound,
+            sync_point: None,
         }
     }
 
     /// As a publisher does it; false if there was no room.
     fn publish(&self, me: Participant, id: u64, sequence: u64) -> bool {
-        let ledger = self.ledger(Direction::Here);
-        let entry = Entry { publisher: id, ..self.entry(me, Direction::Here, sequence) };
+        let control = self.control(Direction::Local);
+        let entry = Entry { publisher: id, ..self.entry(me, Direction::Local, sequence) };
         let (topic, caller) = (self.topic(), self.caller(me));
-        match topic.publish_in(&caller, entry, &ledger) {
+        match topic.publish_in(&caller, entry, &control) {
             Ok(_) => true,
             Err(_) => {
-                let line = topic.publisher(id);
-                line.pressure().refused();
-                line.pressure().begin();
-                line.count_dropped();
-                ledger.free(&caller, entry.block, Owner::participant(me)).unwrap();
-                line.pressure().end(false);
-                line.pressure().relieved();
+                let slot = topic.publisher(id);
+                slot.backpressure().refused();
+                slot.backpressure().begin();
+                slot.count_dropped();
+                control.free(&caller, entry.block, Owner::participant(me)).unwrap();
+                slot.backpressure().end(false);
+                slot.backpressure().relieved();
                 false
             }
         }
@@ -194,89 +196,94 @@ impl World {
 
     /// As a publisher does it whose stream is still writing: which block it is then, and its turn.
     /// None if there was no room.
-    fn publish_in_order(&self, me: Participant, id: u64, sequence: u64) -> Option<(Block, Turn)> {
-        let ledger = self.ledger(Direction::Here);
-        let entry = Entry { publisher: id, ..self.entry(me, Direction::Here, sequence) };
-        let turn = ledger.begin_turn(entry.block, me);
+    fn publish_in_order(
+        &self,
+        me: Participant,
+        id: u64,
+        sequence: u64,
+    ) -> Option<(Block, SyncPoint)> {
+        let control = self.control(Direction::Local);
+        let entry = Entry { publisher: id, ..self.entry(me, Direction::Local, sequence) };
+        let sync_point = control.begin_write(entry.block, me);
         let (topic, caller) = (self.topic(), self.caller(me));
-        let entry = Entry { turn: Some(turn), ..entry };
-        if topic.publish_in(&caller, entry, &ledger).is_err() {
-            ledger.end_turn(entry.block, turn);
-            ledger.free(&caller, entry.block, Owner::participant(me)).unwrap();
+        let entry = Entry { sync_point: Some(sync_point), ..entry };
+        if topic.publish_in(&caller, entry, &control).is_err() {
+            control.end_write(entry.block, sync_point);
+            control.free(&caller, entry.block, Owner::participant(me)).unwrap();
             return None;
         }
-        Some((entry.block, turn))
+        Some((entry.block, sync_point))
     }
 
     /// Takes one message, and lets go of it when a stream has passed it.
     fn read_in_order(&self, me: Participant, by: &mut ipc::Subscriber) {
         let (topic, caller) = (self.topic(), self.caller(me));
-        let ledger = self.ledger(Direction::Here);
-        let Some(taken) = topic.here().take(by) else { return };
-        let (block, seat) = (Entry::from_words(taken.entry).block, by.seat());
-        ledger.is_passing(block, topic.number(), seat.place());
-        ledger.has_passed(block, seat.place());
-        topic.release_in(&caller, (Direction::Here, seat), taken.position, &ledger);
+        let control = self.control(Direction::Local);
+        let Some(taken) = topic.local().take(by) else { return };
+        let (block, subscription_id) = (Entry::from_words(taken.entry).block, by.subscription_id());
+        control.begin_stream_read(block, topic.number(), subscription_id.index());
+        control.end_stream_read(block, subscription_id.index());
+        topic.release_in(&caller, (Direction::Local, subscription_id), taken.position, &control);
     }
 
     /// Nobody waits for a stream of one who is dead.
     fn nothing_is_awaited(&self, what: &str) {
-        let (topic, ledger) = (self.topic(), self.ledger(Direction::Here));
+        let (topic, control) = (self.topic(), self.control(Direction::Local));
         let each = |words| {
             let entry = Entry::from_words(words);
-            let Some(turn) = entry.turn else { return };
+            let Some(sync_point) = entry.sync_point else { return };
             if topic.publisher(entry.publisher).is_of(self.survivor, entry.publisher) {
                 return;
             }
-            let found = ledger.readiness(entry.block, turn);
+            let found = control.readiness(entry.block, sync_point);
             assert_ne!(found, Some(Readiness::Pending), "{what}: {entry:?}");
         };
-        topic.here().find_entries(&self.caller(self.survivor), each).unwrap();
+        topic.local().find_entries(&self.caller(self.survivor), each).unwrap();
     }
 
     /// As the node service does it with what comes from another node.
     fn deliver(&self, me: Participant, number: u64) -> Option<Delivery> {
-        let ledger = self.ledger(Direction::Arrivals);
-        let entry = self.entry(me, Direction::Arrivals, number);
+        let control = self.control(Direction::Inbound);
+        let entry = self.entry(me, Direction::Inbound, number);
         let (topic, caller) = (self.topic(), self.caller(me));
-        let delivery = topic.deliver_in(&caller, (&ORIGIN, number), entry, &ledger);
+        let delivery = topic.deliver_in(&caller, (&ORIGIN, number), entry, &control);
         if !matches!(delivery, Ok(Delivery::Delivered(_))) {
-            ledger.free(&caller, entry.block, Owner::participant(me)).unwrap();
+            control.free(&caller, entry.block, Owner::participant(me)).unwrap();
         }
         delivery.ok()
     }
 
     fn subscribe(&self, me: Participant) -> [ipc::Subscriber; 2] {
         let (topic, caller) = (self.topic(), self.caller(me));
-        let arrivals = topic.arrivals().subscribe(&caller).unwrap();
-        let here = topic.here().subscribe(&caller).unwrap();
-        topic.enrol(here.seat(), arrivals.seat());
-        [here, arrivals]
+        let inbound = topic.inbound().subscribe(&caller).unwrap();
+        let local = topic.local().subscribe(&caller).unwrap();
+        topic.join_subscriptions(local.subscription_id(), inbound.subscription_id());
+        [local, inbound]
     }
 
     /// Takes all that is there, and lets it go; gives the sequences.
     fn read(&self, me: Participant, direction: Direction, by: &mut ipc::Subscriber) -> Vec<u64> {
-        let (topic, caller, ledger) = (self.topic(), self.caller(me), self.ledger(direction));
+        let (topic, caller, control) = (self.topic(), self.caller(me), self.control(direction));
         let mut seen = Vec::new();
         while let Some(taken) = topic.queue(direction).take(by) {
             seen.push(Entry::from_words(taken.entry).sequence);
-            topic.release_in(&caller, (direction, by.seat()), taken.position, &ledger);
+            topic.release_in(&caller, (direction, by.subscription_id()), taken.position, &control);
         }
         seen
     }
 
-    fn bury(&self, me: Participant, dead: Participant) {
-        let ledgers = Direction::BOTH.map(|way| self.ledger(way));
+    fn reclaim(&self, me: Participant, dead: Participant) {
+        let controls = Direction::BOTH.map(|direction| self.control(direction));
         let caller = self.caller(me);
-        self.topic().bury_in(&caller, dead, &ledgers[0], &ledgers[1]).unwrap();
-        for ledger in &ledgers {
-            ledger.reclaim(&caller, dead).unwrap();
+        self.topic().reclaim_in(&caller, dead, &controls[0], &controls[1]).unwrap();
+        for control in &controls {
+            control.reclaim(&caller, dead).unwrap();
         }
     }
 
     /// What was delivered is what was noted as delivered, whatever was cut short.
-    fn deliver_the_rest(&self, what: &str, reader: &mut ipc::Subscriber) {
-        let mut seen = self.read(self.survivor, Direction::Arrivals, reader);
+    fn deliver_remaining(&self, what: &str, reader: &mut ipc::Subscriber) {
+        let mut seen = self.read(self.survivor, Direction::Inbound, reader);
         let last = self.topic().delivered(&ORIGIN);
         let next = last.map_or(0, |last| last + 1);
         // Counted without having been delivered: the one that is passed over.
@@ -285,8 +292,8 @@ impl World {
         for number in next..next + 3 {
             let delivered = self.deliver(self.survivor, number);
             assert!(matches!(delivered, Some(Delivery::Delivered(_))), "{what}: {delivered:?}");
-            assert_eq!(self.deliver(self.survivor, number), Some(Delivery::Before), "{what}");
-            seen.extend(self.read(self.survivor, Direction::Arrivals, reader));
+            assert_eq!(self.deliver(self.survivor, number), Some(Delivery::Duplicate), "{what}");
+            seen.extend(self.read(self.survivor, Direction::Inbound, reader));
         }
         let first = match self.settings.reliability {
             Reliability::DropOldest => seen[0],
@@ -300,34 +307,34 @@ impl World {
     fn check_the_slow(&self, what: &str) {
         let Some(slow) = self.slow.take() else { return };
         let topic = self.topic();
-        let queues = [topic.here(), topic.arrivals()];
-        let [here, arrivals] = [0, 1].map(|at| queues[at].is_subscribed(&slow[at]));
-        assert_eq!(here, arrivals, "{what}: by halves");
-        assert_eq!(topic.evicted(slow[0].seat()).is_none(), here, "{what}");
-        assert_eq!(topic.evictions(), u64::from(!here), "{what}");
+        let queues = [topic.local(), topic.inbound()];
+        let [local, inbound] = [0, 1].map(|at| queues[at].is_subscribed(&slow[at]));
+        assert_eq!(local, inbound, "{what}: by halves");
+        assert_eq!(topic.evicted(slow[0].subscription_id()).is_none(), local, "{what}");
+        assert_eq!(topic.evictions(), u64::from(!local), "{what}");
         for (queue, subscriber) in queues.into_iter().zip(&slow) {
-            let (unread, held) = queue.backlog_of(subscriber.seat());
-            assert!(here || unread + held == 0, "{what}");
+            let (unread, held) = queue.backlog_of(subscriber.subscription_id());
+            assert!(local || unread + held == 0, "{what}");
         }
     }
 
     /// Who is a destination still is given up now: each message that it did not get is counted, once
     /// for each of its nodes, whoever did it.
-    fn check_the_given_up(&self, what: &str) {
+    fn check_dropped_destinations(&self, what: &str) {
         let topic = self.topic();
         let before: Vec<_> = topic.destinations();
         for node in &before {
             if NODES.contains(node) {
                 topic.give_up(node, role(), 0);
             } else {
-                topic.forget_destination(node);
+                topic.remove_destination(node);
             }
         }
         topic.finish_giving_up();
         assert!(topic.destinations().is_empty(), "{what}");
         let missed = topic.missed_by_nodes();
         let of_publishers: u64 = topic
-            .census()
+            .participants()
             .publishers
             .iter()
             .map(|publisher| topic.missed_by_nodes_of(publisher.id))
@@ -341,61 +348,69 @@ impl World {
     }
 
     /// Each that was told of is known once, and who is told of it again says no more.
-    fn check_the_lost_elsewhere(&self, what: &str) {
+    fn check_remote_losses(&self, what: &str) {
         let topic = self.topic();
-        let count = topic.publishers_lost(Direction::Arrivals);
+        let count = topic.publishers_lost(Direction::Inbound);
         (1..=count).for_each(|publisher| {
             // Of very many only the last are known.
-            let known = topic.publisher_lost(Direction::Arrivals, publisher - 1);
+            let known = topic.publisher_lost(Direction::Inbound, publisher - 1);
             let is_known = count - publisher < 15;
             assert_eq!(known, is_known.then(|| lost(publisher)), "{what}");
-            assert!(!is_known || !topic.is_lost(Direction::Arrivals, lost(publisher)), "{what}");
+            assert!(!is_known || !topic.record_loss(Direction::Inbound, lost(publisher)), "{what}");
         });
-        assert!(topic.is_lost(Direction::Arrivals, lost(count + 1)), "{what}");
-        assert_eq!(topic.publishers_lost(Direction::Arrivals), count + 1, "{what}");
+        assert!(topic.record_loss(Direction::Inbound, lost(count + 1)), "{what}");
+        assert_eq!(topic.publishers_lost(Direction::Inbound), count + 1, "{what}");
     }
 
     /// Every line is as it was told; the next service can tell all of it, and readers notice.
-    fn check_what_was_published_elsewhere(&self, what: &str) {
+    fn check_remote_heartbeats(&self, what: &str) {
         let topic = self.topic();
-        let found = topic.published_elsewhere();
-        let is_told = |it: &PublishedElsewhere| *it == published(it.publisher, it.last);
-        let is_known = |it: &PublishedElsewhere| it.last == it.publisher || it.last == 9;
+        let found = topic.remote_heartbeats();
+        let is_told = |it: &RemoteHeartbeat| *it == published(it.publisher, it.last);
+        let is_known = |it: &RemoteHeartbeat| it.last == it.publisher || it.last == 9;
         assert!(found.iter().all(|it| is_told(it) && is_known(it)), "{what}: {found:?}");
         let last: Vec<_> = (1..=3).map(|last| published(last, last + 10)).collect();
-        let changes = topic.changes_elsewhere();
-        assert!(last.iter().all(|told| topic.note_published_elsewhere(told)), "{what}");
-        let mut found = topic.published_elsewhere();
+        let changes = topic.remote_heartbeat_changes();
+        assert!(last.iter().all(|told| topic.record_remote_heartbeat(told)), "{what}");
+        let mut found = topic.remote_heartbeats();
         found.sort_by_key(|it| it.publisher);
         assert_eq!(found, last, "{what}");
-        assert!(topic.changes_elsewhere() > changes, "{what}");
+        assert!(topic.remote_heartbeat_changes() > changes, "{what}");
     }
 
     /// When nobody is left but the survivor, and it leaves, there is nothing left at all.
     fn check(&self, what: &str) {
         let (topic, caller) = (self.topic(), self.caller(self.survivor));
-        assert!(topic.census().publishers.iter().all(|seen| seen.who == self.survivor), "{what}");
-        assert_eq!(topic.promised(), 0, "{what}");
-        let here = self.ledger(Direction::Here);
+        assert!(
+            topic.participants().publishers.iter().all(|seen| seen.who == self.survivor),
+            "{what}"
+        );
+        assert_eq!(topic.reserved_publishers(), 0, "{what}");
+        let local = self.control(Direction::Local);
         // The role's messages are carried by somebody else.
-        if let Some(mut carrier) = topic.here().resume(&caller, role(), |_| {}).unwrap() {
-            self.read(self.survivor, Direction::Here, &mut carrier);
+        if let Some(mut replication) = topic.local().resume(&caller, role(), |_| {}).unwrap() {
+            self.read(self.survivor, Direction::Local, &mut replication);
         }
         let dispose = |words| {
-            topic.dispose(&caller, &here, words);
+            topic.dispose(&caller, &local, words);
         };
-        topic.here().expel(&caller, role(), dispose).unwrap();
-        self.bury(self.survivor, self.survivor);
-        let mut seats = topic.here().seats().chain(topic.arrivals().seats());
-        assert!(seats.next().is_none(), "{what}");
+        topic.local().remove_participant(&caller, role(), dispose).unwrap();
+        self.reclaim(self.survivor, self.survivor);
+        let mut subscription_ids =
+            topic.local().subscription_ids().chain(topic.inbound().subscription_ids());
+        assert!(subscription_ids.next().is_none(), "{what}");
         for direction in Direction::BOTH {
-            let ledger = self.ledger(direction);
-            ledger.audit(&caller).unwrap().unwrap_or_else(|flaw| panic!("{what}: {flaw}"));
-            for listed in ledger.blocks(&caller).unwrap() {
+            let control = self.control(direction);
+            control.audit(&caller).unwrap().unwrap_or_else(|flaw| panic!("{what}: {flaw}"));
+            for listed in control.blocks(&caller).unwrap() {
                 assert_eq!(listed.owner, None, "{what}: {listed:?} is left");
             }
-            let statistics = ledger.statistics(&caller).unwrap();
-            assert_eq!((statistics.blocks_taken, statistics.free), (0, ledger.length()), "{what}");
+            let statistics = control.statistics(&caller).unwrap();
+            assert_eq!(
+                (statistics.blocks_allocated, statistics.free),
+                (0, control.length()),
+                "{what}"
+            );
         }
     }
 }
@@ -403,7 +418,7 @@ impl World {
 /// A child that does this, and dies at the given point if it comes there.
 fn fork(crash: &Crash, point: u64, act: impl FnOnce()) -> ForkedChild {
     ForkedChild::new(|| {
-        crash.die_at(point);
+        crash.crash_at(point);
         act();
     })
 }
@@ -415,67 +430,73 @@ fn run(name: &str, scenario: Scenario, settings: SharedSettings, point: u64) -> 
     let mut reader = world.subscribe(world.survivor);
     let act = scenario(&world);
     let child = fork(&world.crash, point, || act(&world));
-    world.roster.learn(world.victim, Life::from_fd(child.pidfd()).unwrap());
+    world.roster.add_pidfd(world.victim, PidFd::from_fd(child.pidfd()).unwrap());
     let was_killed = child.was_killed();
     assert!(world.roster.is_dead(Some(world.victim)));
     let what = format!("{name}, {}, killed at point {point}", settings.reliability);
     if name.starts_with("hear of") {
-        world.check_the_lost_elsewhere(&what);
-        world.check_what_was_published_elsewhere(&what);
+        world.check_remote_losses(&what);
+        world.check_remote_heartbeats(&what);
     }
     if name == "give up nodes" {
-        world.check_the_given_up(&what);
+        world.check_dropped_destinations(&what);
     }
     // What others do before anybody has noticed.
     if point.is_multiple_of(2) {
         let id = world.topic().claim(world.survivor).unwrap();
         world.publish(world.survivor, id, 1);
     }
-    world.bury(world.survivor, world.victim);
+    world.reclaim(world.survivor, world.victim);
     world.check_the_slow(&what);
     if name.starts_with("publish in the order") {
         world.nothing_is_awaited(&what);
     }
-    let [_, arrivals] = &mut reader;
+    let [_, inbound] = &mut reader;
     if name.starts_with("deliver") {
-        world.deliver_the_rest(&what, arrivals);
+        world.deliver_remaining(&what, inbound);
     }
     if name == "admit a piece" {
-        world.ledger(Direction::Here).admit(&world.caller(world.survivor), 1, 4096, 2).unwrap();
+        world.control(Direction::Local).admit(&world.caller(world.survivor), 1, 4096, 2).unwrap();
     }
     world.check(&what);
     was_killed
 }
 
 /// One that dies while it cleans up after another, that died at every other point.
-fn run_burial(settings: SharedSettings, first: u64, second: u64) -> (bool, bool) {
+fn run_reclaim(settings: SharedSettings, first: u64, second: u64) -> (bool, bool) {
     let world = World::new(settings);
     let mut reader = world.subscribe(world.survivor);
-    let dead = world.roster.admit(Life::of_this_process().unwrap()).unwrap();
+    let dead = world.roster.admit(PidFd::of_this_process().unwrap()).unwrap();
     let child = fork(&world.crash, first, || {
         let mut subscribers = world.subscribe(dead);
         let id = world.topic().claim(dead).unwrap();
         let (block, _) = world.publish_in_order(dead, id, 1).unwrap();
-        let seat = subscribers[0].seat();
-        world.ledger(Direction::Here).is_passing(block, world.topic().number(), seat.place());
-        world.topic().here().take(&mut subscribers[0]).unwrap();
+        let subscription_id = subscribers[0].subscription_id();
+        world.control(Direction::Local).begin_stream_read(
+            block,
+            world.topic().number(),
+            subscription_id.index(),
+        );
+        world.topic().local().take(&mut subscribers[0]).unwrap();
         world.deliver(dead, 0);
         world.deliver(dead, 1);
-        let keep = |(block, turn)| world.ledger(Direction::Here).poison_and_keep(block, turn);
+        let keep = |(block, sync_point)| {
+            world.control(Direction::Local).poison_and_retain(block, sync_point)
+        };
         world.publish_in_order(dead, id, 2).into_iter().for_each(keep);
     });
-    world.roster.learn(dead, Life::from_fd(child.pidfd()).unwrap());
+    world.roster.add_pidfd(dead, PidFd::from_fd(child.pidfd()).unwrap());
     let first_was_killed = child.was_killed();
     assert!(world.roster.is_dead(Some(dead)));
-    let cleaner = fork(&world.crash, second, || world.bury(world.victim, dead));
-    world.roster.learn(world.victim, Life::from_fd(cleaner.pidfd()).unwrap());
+    let cleaner = fork(&world.crash, second, || world.reclaim(world.victim, dead));
+    world.roster.add_pidfd(world.victim, PidFd::from_fd(cleaner.pidfd()).unwrap());
     let was_killed = cleaner.was_killed();
     assert!(world.roster.is_dead(Some(world.victim)));
     let what = format!("burial, {}, killed at {first} and {second}", settings.reliability);
-    world.bury(world.survivor, world.victim);
-    world.bury(world.survivor, dead);
+    world.reclaim(world.survivor, world.victim);
+    world.reclaim(world.survivor, dead);
     world.nothing_is_awaited(&what);
-    world.deliver_the_rest(&what, &mut reader[1]);
+    world.deliver_remaining(&what, &mut reader[1]);
     world.check(&what);
     (first_was_killed, was_killed)
 }
@@ -486,18 +507,18 @@ fn deaths_while_making() -> u64 {
     let settings = SharedSettings { type_name, ..SETTINGS[0] };
     for point in 0.. {
         let world = World::unmade(settings);
-        let id = PoolId { place: PLACE, direction: Direction::Here };
+        let id = PoolId { place: PLACE, direction: Direction::Local };
         let was_killed = fork(&world.crash, point, || {
-            let words = world.books_words(Direction::Here);
-            Ledger::format(words, id, 1 << 20, MOST_BLOCKS).unwrap();
+            let words = world.control_words(Direction::Local);
+            PoolControl::format(words, id, 1 << 20, MAX_BLOCKS).unwrap();
             TopicWords::format(world.topic_words(), 9, "made", &settings).unwrap();
         })
         .was_killed();
         if let Ok(topic) = TopicWords::attach(world.topic_words()) {
             assert_eq!((topic.name(), topic.number(), topic.settings()), ("made", 9, &settings));
         }
-        if let Ok(ledger) = Ledger::attach(world.books_words(Direction::Here)) {
-            assert_eq!((ledger.id().unwrap(), ledger.limit()), (id, 1 << 20));
+        if let Ok(control) = PoolControl::attach(world.control_words(Direction::Local)) {
+            assert_eq!((control.id().unwrap(), control.limit()), (id, 1 << 20));
         }
         if !was_killed {
             return point;
@@ -525,7 +546,7 @@ fn a_death_at_any_store_loses_nothing() {
             let mut second = first % 7;
             let mut first_was_killed = true;
             loop {
-                let (first_died, second_died) = run_burial(settings, first, second);
+                let (first_died, second_died) = run_reclaim(settings, first, second);
                 first_was_killed &= first_died;
                 if !second_died {
                     break;
@@ -535,7 +556,8 @@ fn a_death_at_any_store_loses_nothing() {
             }
             if !first_was_killed {
                 // One that came to its end: then cleaners die at all points.
-                points += (0..).find(|second| !run_burial(settings, first, *second).1).unwrap_or(0);
+                points +=
+                    (0..).find(|second| !run_reclaim(settings, first, *second).1).unwrap_or(0);
                 break;
             }
         }

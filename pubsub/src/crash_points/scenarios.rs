@@ -12,7 +12,7 @@ pub(super) fn scenarios() -> Vec<(&'static str, Scenario)> {
             Box::new(|world| {
                 let topic = world.topic();
                 let id = topic.claim(world.victim).unwrap();
-                assert!(topic.publisher(id).promise(world.victim));
+                assert!(topic.publisher(id).reserve(world.victim));
                 for sequence in 1..=4 {
                     world.publish(world.victim, id, sequence);
                 }
@@ -21,22 +21,22 @@ pub(super) fn scenarios() -> Vec<(&'static str, Scenario)> {
         }),
         ("publish to a role, which goes on", |world| {
             let caller = world.caller(world.survivor);
-            world.topic().here().subscribe_as(&caller, role()).unwrap();
+            world.topic().local().subscribe_as(&caller, role()).unwrap();
             Box::new(|world| {
                 let id = world.topic().claim(world.victim).unwrap();
                 world.publish(world.victim, id, 1);
             })
         }),
         ("borrow and give back, while somebody waits for memory", |world| {
-            let ledger = world.ledger(Direction::Here);
+            let control = world.control(Direction::Local);
             let end = std::time::Instant::now() + Duration::from_millis(1);
             // It leaves the sign of a sleeper behind.
-            assert!(ledger.wait(&mut ipc::Spin::Never, end, || None::<()>).is_none());
+            assert!(control.wait(&mut ipc::WaitStrategy::Block, end, || None::<()>).is_none());
             Box::new(|world| {
-                let entry = world.entry(world.victim, Direction::Here, 1);
+                let entry = world.entry(world.victim, Direction::Local, 1);
                 let owner = Owner::participant(world.victim);
-                let ledger = world.ledger(Direction::Here);
-                ledger.free(&world.caller(world.victim), entry.block, owner).unwrap();
+                let control = world.control(Direction::Local);
+                control.free(&world.caller(world.victim), entry.block, owner).unwrap();
             })
         }),
         ("subscribe, read, hold, and leave", |_| {
@@ -45,19 +45,24 @@ pub(super) fn scenarios() -> Vec<(&'static str, Scenario)> {
                 let (topic, caller) = (world.topic(), world.caller(world.victim));
                 let id = topic.claim(world.victim).unwrap();
                 world.publish(world.victim, id, 1);
-                world.read(world.victim, Direction::Here, &mut subscribers[0]);
+                world.read(world.victim, Direction::Local, &mut subscribers[0]);
                 world.publish(world.victim, id, 2);
-                let held = topic.here().take(&mut subscribers[0]).unwrap();
-                topic.says_missed(subscribers[0].seat(), 1);
+                let held = topic.local().take(&mut subscribers[0]).unwrap();
+                topic.report_missed(subscribers[0].subscription_id(), 1);
                 world.publish(world.victim, id, 3);
-                let ledger = world.ledger(Direction::Here);
+                let control = world.control(Direction::Local);
                 let dispose = |words| {
-                    topic.dispose(&caller, &ledger, words);
+                    topic.dispose(&caller, &control, words);
                 };
-                topic.here().stop(&caller, &mut subscribers[0], dispose).unwrap();
-                let seat = subscribers[0].seat();
-                topic.release_in(&caller, (Direction::Here, seat), held.position, &ledger);
-                topic.here().unseat(&caller, seat, dispose).unwrap();
+                topic.local().stop(&caller, &mut subscribers[0], dispose).unwrap();
+                let subscription_id = subscribers[0].subscription_id();
+                topic.release_in(
+                    &caller,
+                    (Direction::Local, subscription_id),
+                    held.position,
+                    &control,
+                );
+                topic.local().end_subscription(&caller, subscription_id, dispose).unwrap();
             })
         }),
         ("deliver what comes from another node", |_| {
@@ -75,13 +80,13 @@ pub(super) fn scenarios() -> Vec<(&'static str, Scenario)> {
             world.deliver(world.survivor, 0);
             Box::new(|world| {
                 world.deliver(world.victim, 1);
-                let ledger = world.ledger(Direction::Arrivals);
+                let control = world.control(Direction::Inbound);
                 let caller = world.caller(world.victim);
                 let topic = world.topic();
-                topic.pass_over_in(&caller, (&ORIGIN, PASSED_OVER), &ledger).unwrap();
+                topic.skip_in(&caller, (&ORIGIN, PASSED_OVER), &control).unwrap();
                 let other = OriginId { topic: 2, ..ORIGIN };
-                topic.pass_over_in(&caller, (&other, 2), &ledger).unwrap();
-                topic.forget_origin(&other);
+                topic.skip_in(&caller, (&other, 2), &control).unwrap();
+                topic.remove_origin(&other);
             })
         }),
         ("evict one who is in the way", |world| {
@@ -89,16 +94,18 @@ pub(super) fn scenarios() -> Vec<(&'static str, Scenario)> {
             let mut subscribers = world.subscribe(world.survivor);
             world.publish(world.survivor, id, 1);
             world.deliver(world.survivor, 0);
-            world.topic().here().take(&mut subscribers[0]).unwrap();
+            world.topic().local().take(&mut subscribers[0]).unwrap();
             *world.slow.borrow_mut() = Some(subscribers);
             Box::new(|world| {
                 let topic = world.topic();
-                let ledgers = Direction::BOTH.map(|way| world.ledger(way));
+                let controls = Direction::BOTH.map(|direction| world.control(direction));
                 let caller = world.caller(world.victim);
                 let held_for = Duration::from_secs(1);
-                let ledgers = [&ledgers[0], &ledgers[1]];
-                let seat = world.slow.borrow().as_ref().unwrap()[0].seat();
-                topic.evict_in(&caller, (Direction::Here, seat), held_for, ledgers).unwrap();
+                let controls = [&controls[0], &controls[1]];
+                let subscription_id = world.slow.borrow().as_ref().unwrap()[0].subscription_id();
+                topic
+                    .evict_in(&caller, (Direction::Local, subscription_id), held_for, controls)
+                    .unwrap();
             })
         }),
         ("evict one, and find a lock held", |world| {
@@ -106,19 +113,19 @@ pub(super) fn scenarios() -> Vec<(&'static str, Scenario)> {
             *world.slow.borrow_mut() = Some(subscribers);
             Box::new(|world| {
                 let topic = world.topic();
-                let ledgers = Direction::BOTH.map(|way| world.ledger(way));
+                let controls = Direction::BOTH.map(|direction| world.control(direction));
                 let caller = world.caller(world.victim);
-                let impatient = Caller { patience: Duration::from_millis(1), ..caller };
-                let seat = world.slow.borrow().as_ref().unwrap()[0].seat();
-                let at = (Direction::Here, seat);
+                let impatient = Caller { timeout: Duration::from_millis(1), ..caller };
+                let subscription_id = world.slow.borrow().as_ref().unwrap()[0].subscription_id();
+                let at = (Direction::Local, subscription_id);
                 let each = |_| {
-                    let ledgers = [&ledgers[0], &ledgers[1]];
-                    topic.evict_in(&impatient, at, Duration::from_secs(1), ledgers).unwrap_err();
+                    let controls = [&controls[0], &controls[1]];
+                    topic.evict_in(&impatient, at, Duration::from_secs(1), controls).unwrap_err();
                 };
                 // Something is there: it is looked through under the lock.
                 let id = topic.claim(world.victim).unwrap();
                 world.publish(world.victim, id, 1);
-                topic.here().find_entries(&caller, each).unwrap();
+                topic.local().find_entries(&caller, each).unwrap();
             })
         }),
         ("publish in the order of a stream", |world| {
@@ -127,14 +134,18 @@ pub(super) fn scenarios() -> Vec<(&'static str, Scenario)> {
             let id = world.topic().claim(world.survivor).unwrap();
             world.publish_in_order(world.survivor, id, 1).unwrap();
             Box::new(|world| {
-                let ledger = world.ledger(Direction::Here);
+                let control = world.control(Direction::Local);
                 let id = world.topic().claim(world.victim).unwrap();
                 for sequence in 1..=4 {
                     let published = world.publish_in_order(world.victim, id, sequence);
                     match published {
                         // One that nobody can tell of, and others of which their stream does.
-                        Some((block, turn)) if sequence == 3 => ledger.poison_and_keep(block, turn),
-                        Some((block, turn)) if sequence > 1 => ledger.end_turn(block, turn),
+                        Some((block, sync_point)) if sequence == 3 => {
+                            control.poison_and_retain(block, sync_point)
+                        }
+                        Some((block, sync_point)) if sequence > 1 => {
+                            control.end_write(block, sync_point)
+                        }
                         _ => {}
                     }
                 }
@@ -142,67 +153,68 @@ pub(super) fn scenarios() -> Vec<(&'static str, Scenario)> {
         }),
         ("let go of what a stream still writes", |world| {
             let (topic, caller) = (world.topic(), world.caller(world.survivor));
-            let ledgers = Direction::BOTH.map(|way| world.ledger(way));
-            for seat in topic.here().seats() {
-                let at = (Direction::Here, seat);
-                let ledgers = [&ledgers[0], &ledgers[1]];
-                topic.evict_in(&caller, at, Duration::from_secs(1), ledgers).unwrap();
+            let controls = Direction::BOTH.map(|direction| world.control(direction));
+            for subscription_id in topic.local().subscription_ids() {
+                let at = (Direction::Local, subscription_id);
+                let controls = [&controls[0], &controls[1]];
+                topic.evict_in(&caller, at, Duration::from_secs(1), controls).unwrap();
             }
             Box::new(|world| {
-                let ledger = world.ledger(Direction::Here);
+                let control = world.control(Direction::Local);
                 let mut subscribers = world.subscribe(world.victim);
                 let id = world.topic().claim(world.victim).unwrap();
-                let turns = [1, 2].map(|at| world.publish_in_order(world.victim, id, at).unwrap());
+                let sync_points =
+                    [1, 2].map(|at| world.publish_in_order(world.victim, id, at).unwrap());
                 world.read_in_order(world.victim, &mut subscribers[0]);
-                for (block, turn) in turns {
-                    ledger.end_turn(block, turn);
+                for (block, sync_point) in sync_points {
+                    control.end_write(block, sync_point);
                 }
                 world.read_in_order(world.victim, &mut subscribers[0]);
-                assert_eq!(ledger.collect(&world.caller(world.victim)).unwrap(), 1);
+                assert_eq!(control.collect(&world.caller(world.victim)).unwrap(), 1);
             })
         }),
         ("give up nodes", |world| {
             let (topic, caller) = (world.topic(), world.caller(world.survivor));
-            topic.here().subscribe_as(&caller, role()).unwrap();
+            topic.local().subscribe_as(&caller, role()).unwrap();
             for _ in 0..2 {
                 let id = topic.claim(world.survivor).unwrap();
                 assert!(world.publish(world.survivor, id, 1));
             }
-            NODES.iter().for_each(|node| assert!(topic.note_destination(node)));
-            topic.set_carried(true);
+            NODES.iter().for_each(|node| assert!(topic.add_destination(node)));
+            topic.set_replicated(true);
             Box::new(|world| {
                 let (topic, caller) = (world.topic(), world.caller(world.victim));
                 topic.give_up(&NODES[0], role(), 0);
                 // One that comes, and does not want it after all.
-                assert!(topic.note_destination(&[9; 16]));
-                topic.forget_destination(&[9; 16]);
-                topic.here().halt(&caller, role()).unwrap();
+                assert!(topic.add_destination(&[9; 16]));
+                topic.remove_destination(&[9; 16]);
+                topic.local().halt(&caller, role()).unwrap();
                 topic.give_up(&NODES[1], role(), 0);
-                topic.set_carried(false);
+                topic.set_replicated(false);
             })
         }),
-        ("hear of publishers that died elsewhere", |_| {
+        ("record publishers lost on other nodes", |_| {
             Box::new(|world| {
                 let topic = world.topic();
                 for publisher in 1..=20 {
-                    topic.is_lost(Direction::Arrivals, lost(publisher));
+                    topic.record_loss(Direction::Inbound, lost(publisher));
                 }
-                topic.set_losses_told(1);
+                topic.set_losses_sent(1);
             })
         }),
         ("hear what was published elsewhere", |_| {
             Box::new(|world| {
                 for last in 1..=3 {
-                    world.topic().note_published_elsewhere(&published(last, last));
+                    world.topic().record_remote_heartbeat(&published(last, last));
                 }
-                world.topic().note_published_elsewhere(&published(1, 9));
+                world.topic().record_remote_heartbeat(&published(1, 9));
             })
         }),
         ("admit a piece", |_| {
             Box::new(|world| {
-                let ledger = world.ledger(Direction::Here);
-                let admitted = ledger.admitted();
-                ledger.admit(&world.caller(world.victim), admitted, 4096, 2).unwrap();
+                let control = world.control(Direction::Local);
+                let admitted = control.admitted();
+                control.admit(&world.caller(world.victim), admitted, 4096, 2).unwrap();
             })
         }),
     ]

@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 use gpu::{Slice, Stream};
 
 use super::{Attempt, Loan, Sent};
-use crate::below;
 use crate::error::{Error, ErrorKind, Result};
-use crate::pool::{Begun, Handed};
-use crate::publisher::Outgoing;
-use crate::settings::SharedPlace;
+use crate::error_mapping;
+use crate::pool::{InFlightCopies, StreamWrite};
+use crate::publisher::OutgoingMessage;
+use crate::settings::SharedLocation;
 
-pub(crate) const OPERATION: &str = "publish in the order of a stream";
+pub(crate) const OPERATION: &str = "publish in stream order";
 
 impl Loan {
     /// Publishes it in the order of a stream: at once, though its bytes are there only when all
@@ -28,22 +28,22 @@ impl Loan {
     ///
     /// ```
     /// # use std::time::Duration;
-    /// # use pubsub::{MemoryPlace, Node, NodeOptions, TopicSettings};
+    /// # use pubsub::{MemoryLocation, Node, NodeOptions, TopicSettings};
     /// # let directory = std::env::temp_dir().join(format!("fabricast-doc-publish-on-{}", std::process::id()));
     /// # let path = directory.clone();
     /// # let node = Node::join(NodeOptions { directory, ..NodeOptions::default() })?;
-    /// # let patience = Duration::from_secs(10);
-    /// let device = gpu::Device::open("stand-in:0".parse()?)?;
-    /// let memory = MemoryPlace::Device(device.name());
+    /// # let timeout = Duration::from_secs(10);
+    /// let device = gpu::Device::open("emulated:0".parse()?)?;
+    /// let memory = MemoryLocation::Device(device.name());
     /// let topic = node.topic("frames", &TopicSettings { memory, ..TopicSettings::default() })?;
     /// let (publisher, mut subscriber) = (topic.publisher()?, topic.subscriber()?);
     ///
     /// let stream = device.stream()?;
-    /// let loan = publisher.loan(4096, patience)?;
+    /// let loan = publisher.loan(4096, timeout)?;
     /// stream.fill(loan.slice(), 7)?; // … or a kernel that writes there
-    /// loan.publish_on(&stream, patience)?;
+    /// loan.publish_on(&stream, timeout)?;
     ///
-    /// let sample = subscriber.pull(patience)?; // waits until it is written
+    /// let sample = subscriber.pull(timeout)?; // waits until it is written
     /// assert_eq!(sample.to_vec()?, [7; 4096]);
     /// # drop((sample, subscriber, publisher, topic, node));
     /// # std::fs::remove_dir_all(path)?;
@@ -57,9 +57,9 @@ impl Loan {
     /// cannot say when it is written, and it is poisoned when the stream has come to this point; at
     /// once if its driver cannot say that either, and then its memory is not used again as long as
     /// this process lives.
-    pub fn publish_on(self, stream: &Stream, patience: Duration) -> Result<Sent> {
-        let interruption = self.post.desk.house.interruption();
-        self.publish_on_within(stream, patience)?.in_time(OPERATION, &interruption)
+    pub fn publish_on(self, stream: &Stream, timeout: Duration) -> Result<Sent> {
+        let interruption = self.state.context.node.interruption();
+        self.publish_on_within(stream, timeout)?.into_sent(OPERATION, &interruption)
     }
 
     /// As [`publish_on`](Self::publish_on), but the loan comes back if the deadline passes: to be
@@ -67,8 +67,8 @@ impl Loan {
     ///
     /// # Errors
     /// As [`publish_on`](Self::publish_on), but for the deadline.
-    pub fn publish_on_within(self, stream: &Stream, patience: Duration) -> Result<Attempt> {
-        let deadline = (!patience.is_zero()).then(|| ipc::deadline(patience));
+    pub fn publish_on_within(self, stream: &Stream, timeout: Duration) -> Result<Attempt> {
+        let deadline = (!timeout.is_zero()).then(|| ipc::deadline(timeout));
         self.publish_in_order(stream, deadline)
     }
 
@@ -86,26 +86,26 @@ impl Loan {
         &mut self,
         stream: &Stream,
         from: &Slice,
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<()> {
-        if !self.post.desk.here.ledger().is_ordered() {
-            synchronize(stream, patience)?;
-            return self.copy(from, patience);
+        if !self.state.context.local.control().is_stream_ordered() {
+            synchronize(stream, timeout)?;
+            return self.copy(from, timeout);
         }
-        self.post.desk.here.check_stream(OPERATION, stream)?;
+        self.state.context.local.check_stream(OPERATION, stream)?;
         if from.length() == 0 {
             return Ok(());
         }
         stream.copy(&self.slice, from).map_err(|cause| {
             // It may have begun, for all that is known.
-            self.is_busy(stream.point().ok());
-            below::of_device(OPERATION, cause)
+            self.mark_in_flight(stream.point().ok());
+            error_mapping::from_device(OPERATION, cause)
         })
     }
 
     /// What a stream does with it that is before this point may go on.
-    fn is_busy(&mut self, point: Option<gpu::Point>) {
-        self.begun = Some(Begun::before(point).and(self.begun.take()));
+    fn mark_in_flight(&mut self, point: Option<gpu::Point>) {
+        self.in_flight = Some(InFlightCopies::before(point).and(self.in_flight.take()));
     }
 
     /// At once, if there is no deadline.
@@ -114,57 +114,57 @@ impl Loan {
         stream: &Stream,
         deadline: Option<Instant>,
     ) -> Result<Attempt> {
-        self.post.desk.house.check_fork(OPERATION)?;
-        let here = Arc::clone(&self.post.desk.here);
-        if here.id().place == SharedPlace::Host {
+        self.state.context.node.check_not_forked(OPERATION)?;
+        let local = Arc::clone(&self.state.context.local);
+        if local.id().place == SharedLocation::Host {
             let left = deadline.map(|end| end.saturating_duration_since(Instant::now()));
-            if let Err(error) = synchronize(stream, left.unwrap_or(gpu::PATIENCE)) {
-                self.is_busy(stream.point().ok());
+            if let Err(error) = synchronize(stream, left.unwrap_or(gpu::DEFAULT_TIMEOUT)) {
+                self.mark_in_flight(stream.point().ok());
                 return Err(error);
             }
             return self.publish_by(deadline);
         }
-        let is_fit = here.check_stream(OPERATION, stream);
-        self.publish_if(is_fit, stream, deadline)
+        let stream_check = local.check_stream(OPERATION, stream);
+        self.publish_if(stream_check, stream, deadline)
     }
 
     /// If the stream is one that can do it.
     pub(crate) fn publish_if(
         mut self,
-        is_fit: Result<()>,
+        stream_check: Result<()>,
         stream: &Stream,
         deadline: Option<Instant>,
     ) -> Result<Attempt> {
-        let here = Arc::clone(&self.post.desk.here);
+        let local = Arc::clone(&self.state.context.local);
         // First of all: whatever becomes of it, the stream is at it until then.
         let written = match stream.point() {
             Ok(point) => point,
             Err(cause) => {
-                self.is_busy(None);
-                return Err(below::of_device(OPERATION, cause));
+                self.mark_in_flight(None);
+                return Err(error_mapping::from_device(OPERATION, cause));
             }
         };
         // Whoever was taken for dead has no word to write any more.
-        let checked = is_fit.and_then(|()| self.post.check(OPERATION));
+        let checked = stream_check.and_then(|()| self.state.check(OPERATION));
         let checked =
-            checked.and_then(|()| if self.is_ordered { Ok(()) } else { self.check_done() });
-        let word = match checked.and_then(|()| here.word_of(self.block)) {
+            checked.and_then(|()| if self.is_stream_ordered { Ok(()) } else { self.check_done() });
+        let word = match checked.and_then(|()| local.sync_word(self.block)) {
             Ok(word) => word,
             Err(error) => {
-                self.is_busy(Some(written));
+                self.mark_in_flight(Some(written));
                 return Err(error);
             }
         };
-        let (ledger, house) = (here.ledger(), Arc::clone(&self.post.desk.house));
-        let turn = ledger.begin_turn(self.block, house.me);
-        let outgoing = Outgoing { turn: Some(turn), ..self.outgoing() };
-        let sent = match self.post.publish_by(outgoing, deadline) {
+        let (control, node) = (local.control(), Arc::clone(&self.state.context.node));
+        let sync_point = control.begin_write(self.block, node.me);
+        let outgoing = OutgoingMessage { sync_point: Some(sync_point), ..self.outgoing() };
+        let sent = match self.state.publish_by(outgoing, deadline) {
             Ok(Some(sent)) if sent.position.is_some() => sent,
             other => {
-                ledger.end_turn(self.block, turn);
-                self.is_busy(Some(written));
+                control.end_write(self.block, sync_point);
+                self.mark_in_flight(Some(written));
                 // After a refusal it may be tried again, and only on this stream.
-                self.is_ordered = true;
+                self.is_stream_ordered = true;
                 // What nobody wanted is given back when the stream is through.
                 return match other {
                     Ok(Some(sent)) => Ok(Attempt::Sent(sent)),
@@ -174,26 +174,27 @@ impl Loan {
                 };
             }
         };
-        self.is_mine = false;
-        let said = stream.write_word(&word, turn.ready());
-        let mut message = Handed { block: self.block, turn, written, is_lost: said.is_err() };
-        if message.is_lost
+        self.is_owned = false;
+        let said = stream.write_word(&word, sync_point.ready());
+        let mut message =
+            StreamWrite { block: self.block, sync_point, written, is_unsignalled: said.is_err() };
+        if message.is_unsignalled
             && let Ok(later) = stream.point()
         {
             // Should it have begun after all, that is over by then, too.
             message.written = later;
         }
-        here.has_handed(&house.caller(), message);
-        house.office.tend();
+        local.track_stream_write(&node.caller(), message);
+        node.service.poll_streams();
         said.map(|()| Attempt::Sent(sent)).map_err(|cause| {
-            let detail = "the message was published, and will be poisoned";
+            let detail = "the message was published, but is marked as unwritten";
             let error = Error::because(OPERATION, ErrorKind::Failed, cause);
-            tracing::error!(%error, topic = self.post.desk.topic.name(), "{detail}");
+            tracing::error!(%error, topic = self.state.context.topic.name(), "{detail}");
             error
         })
     }
 }
 
 fn synchronize(stream: &Stream, longest: Duration) -> Result<()> {
-    stream.synchronize(longest).map_err(|cause| below::of_device(OPERATION, cause))
+    stream.synchronize(longest).map_err(|cause| error_mapping::from_device(OPERATION, cause))
 }

@@ -1,12 +1,12 @@
-//! How a process joins a node, as its environment says.
+//! How a process joined a node, as its environment says.
 
 use std::env::VarError;
 use std::str::FromStr;
 use std::time::Duration;
 
 use super::options::{NodeOptions, ServiceMode};
-use crate::carrier::NetworkOptions;
 use crate::error::{Error, ErrorKind, Result};
+use crate::network_options::NetworkOptions;
 
 const OPERATION: &str = "read the environment";
 const PREFIX: &str = "FABRICAST_";
@@ -29,7 +29,7 @@ pub const KNOWN_VARIABLES: [&str; 25] = [
     "FABRICAST_LOG",
     "FABRICAST_LOST_AFTER",
     "FABRICAST_NODE_NAME",
-    "FABRICAST_PATIENCE",
+    "FABRICAST_SERVICE_TIMEOUT",
     "FABRICAST_PEERS",
     "FABRICAST_PROVIDER",
     "FABRICAST_RENDEZVOUS",
@@ -79,8 +79,8 @@ impl NodeOptions {
     /// | variable | sets |
     /// |---|---|
     /// | `FABRICAST_DIRECTORY`, `FABRICAST_LABEL` | [`directory`](Self::directory), [`label`](Self::label) |
-    /// | `FABRICAST_SERVICE` | [`service`](Self::service): `embedded` or `outside` |
-    /// | `FABRICAST_PATIENCE` | [`patience`](Self::patience), in seconds |
+    /// | `FABRICAST_SERVICE` | [`service`](Self::service): `embedded` or `external` |
+    /// | `FABRICAST_SERVICE_TIMEOUT` | [`service_timeout`](Self::patience), in seconds |
     /// | `FABRICAST_BUDGET_HOST`, `FABRICAST_BUDGET_DEVICE` | [`budgets`](Self::budgets), with K, M, G, KiB, MiB or GiB |
     /// | `FABRICAST_LISTEN`, `FABRICAST_PEERS`, `FABRICAST_RENDEZVOUS` | [`network`](Self::network): where other nodes are; peers with commas between them |
     /// | `FABRICAST_INSECURE` | `true`: other nodes may be reached, though they are not authenticated |
@@ -113,10 +113,10 @@ impl NodeOptions {
         variables.set("LABEL", &mut options.label, text)?;
         variables.set("SERVICE", &mut options.service, |text| match text {
             "embedded" => Ok(ServiceMode::Embedded),
-            "outside" => Ok(ServiceMode::Outside),
-            _ => Err("embedded or outside is expected".to_owned()),
+            "external" => Ok(ServiceMode::External),
+            _ => Err("embedded or external is expected".to_owned()),
         })?;
-        variables.set("PATIENCE", &mut options.patience, seconds)?;
+        variables.set("SERVICE_TIMEOUT", &mut options.service_timeout, seconds)?;
         variables.set("BUDGET_HOST", &mut options.budgets.host, optional(size))?;
         variables.set("BUDGET_DEVICE", &mut options.budgets.device, optional(size))?;
         options.budgets.check()?;
@@ -131,8 +131,8 @@ impl NodeOptions {
         variables.set("PROVIDER", &mut network.provider, optional(text))?;
         let address = "an address, like 10.0.0.1, is expected";
         variables.set("SOURCE", &mut network.source, optional(parsed(address)))?;
-        variables.set("LANES", &mut network.lanes, count(NetworkOptions::MOST_LANES))?;
-        variables.set("WORKERS", &mut network.workers, count(NetworkOptions::MOST_WORKERS))?;
+        variables.set("LANES", &mut network.lanes, count(NetworkOptions::MAX_LANES))?;
+        variables.set("WORKERS", &mut network.workers, count(NetworkOptions::MAX_WORKERS))?;
         variables.set("LOST_AFTER", &mut network.lost_after, seconds)?;
         // The rest says how others are reached, once it is said which.
         if network.listen.is_some() || !network.peers.is_empty() || network.rendezvous.is_some() {
@@ -168,8 +168,8 @@ impl Variables<'_> {
     /// Changes a value to what its variable says, if that is set and not empty.
     fn set<T>(&self, name: &str, value: &mut T, read: impl Fn(&str) -> Read<T>) -> Result<()> {
         let name = format!("{PREFIX}{name}");
-        let refused = |why: &str| {
-            Err(Error::new(OPERATION, ErrorKind::InvalidArgument, why).on(name.as_str()))
+        let refused = |reason: &str| {
+            Err(Error::new(OPERATION, ErrorKind::InvalidArgument, reason).on(name.as_str()))
         };
         match (self.0)(&name) {
             Ok(text) if text.is_empty() => Ok(()),
@@ -178,7 +178,7 @@ impl Variables<'_> {
                     *value = found;
                     Ok(())
                 }
-                Err(why) => refused(&format!("\"{}\": {why}", text.escape_debug())),
+                Err(reason) => refused(&format!("\"{}\": {reason}", text.escape_debug())),
             },
             Err(VarError::NotPresent) => Ok(()),
             Err(VarError::NotUnicode(_)) => refused("it is not UTF-8"),
@@ -266,8 +266,8 @@ mod tests {
         let options = read(&[
             ("DIRECTORY", "/run/app"),
             ("LABEL", "camera"),
-            ("SERVICE", "outside"),
-            ("PATIENCE", "1.5"),
+            ("SERVICE", "external"),
+            ("SERVICE_TIMEOUT", "1.5"),
             ("BUDGET_HOST", "64M"),
             ("BUDGET_DEVICE", "1G"),
             ("LISTEN", "127.0.0.1:7700"),
@@ -283,8 +283,8 @@ mod tests {
         ]);
         let options = options.unwrap();
         assert_eq!((options.directory.to_str(), &*options.label), (Some("/run/app"), "camera"));
-        assert_eq!(options.service, ServiceMode::Outside);
-        assert_eq!(options.patience, Duration::from_millis(1500));
+        assert_eq!(options.service, ServiceMode::External);
+        assert_eq!(options.service_timeout, Duration::from_millis(1500));
         assert_eq!((options.budgets.host, options.budgets.device), (Some(64 << 20), Some(1 << 30)));
         let expected = NetworkOptions {
             listen: Some("127.0.0.1:7700".parse().unwrap()),
@@ -343,9 +343,9 @@ mod tests {
     fn wrong_value_is_refused_with_its_variable() {
         for (name, text) in [
             ("LABEL", "a\nb"),
-            ("SERVICE", "standing"),
-            ("PATIENCE", "-1"),
-            ("PATIENCE", "NaN"),
+            ("SERVICE", "dedicated"),
+            ("SERVICE_TIMEOUT", "-1"),
+            ("SERVICE_TIMEOUT", "NaN"),
             ("BUDGET_HOST", "+5"),
             ("BUDGET_HOST", "18446744073709551615G"),
             ("BUDGET_DEVICE", "K"),

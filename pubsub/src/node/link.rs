@@ -5,58 +5,58 @@ use std::cell::Cell;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use ipc::{Channel, ChannelError, Fate, Life, Message};
+use ipc::{Channel, ChannelError, Liveness, Message, PidFd};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use super::attendance::{Answer, Shared};
-use super::line::{Answered, Coming};
+use super::connector::{HandshakeResult, ServiceConnector};
+use super::membership::{Answer, MembershipState};
 use super::options::ServiceMode;
 use crate::error::{Error, ErrorKind, Result};
 use crate::pool::Piece;
 use crate::service::ServiceProcess;
-use crate::service::protocol::{self, LIVES_AT_ONCE, Notice, Request};
+use crate::service::protocol::{self, MAX_PIDFDS_PER_MESSAGE, Notice, Request};
 
 /// How long the service may take to take what is said to it.
-const TAKING: Duration = Duration::from_secs(10);
+const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a process that leaves waits for its service to say that it may, and for another service
 /// where there is none.
-const LEAVING: Duration = Duration::from_secs(5);
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
 /// The same where the service is stopped, which may be for a moment only.
-const LEAVING_A_STOPPED_ONE: Duration = Duration::from_millis(500);
+const STOPPED_SERVICE_LEAVE_TIMEOUT: Duration = Duration::from_millis(500);
 /// Between two attempts to come back to a service that cannot take this process now, or to take a
 /// lock that another one holds.
-const AGAIN: Duration = Duration::from_millis(50);
+const RETRY_PAUSE: Duration = Duration::from_millis(50);
 /// The longest pause before this process comes back that lacks descriptors. It is twice as long each
 /// time, and short again once the connection lasted that long.
-const LACKING: Duration = Duration::from_secs(5);
+const MAX_DESCRIPTOR_BACKOFF: Duration = Duration::from_secs(5);
 /// The longest sleep.
-const LONGEST: Duration = Duration::from_secs(5);
+const MAX_SLEEP: Duration = Duration::from_secs(5);
 /// How often the service is told of those that wait.
-const WAITING: Duration = Duration::from_secs(1);
+const BLOCKED_REPORT_INTERVAL: Duration = Duration::from_secs(1);
 /// Between two looks how far streams are that hold or write messages.
-const TENDING: Duration = Duration::from_millis(2);
+const STREAM_POLL_INTERVAL: Duration = Duration::from_millis(2);
 /// Between two attempts of a process that is there to serve to get the office.
-const ASKING: Duration = Duration::from_secs(1);
+const TAKE_OVER_INTERVAL: Duration = Duration::from_secs(1);
 /// Pieces of a pool in one message.
-const PIECES_AT_ONCE: usize = 32;
+const MAX_PIECES_PER_MESSAGE: usize = 32;
 
-const RETURNING: &str = "go on at a node whose service has ended";
+const REJOINING: &str = "rejoin a node after its service exited";
 
-pub(super) fn say(
+pub(super) fn send_request(
     operation: &'static str,
     channel: &Channel,
     request: &Request,
     files: &[BorrowedFd<'_>],
 ) -> Result<()> {
     channel
-        .send(&protocol::encode(request), files, TAKING)
-        .map_err(|error| of_channel(operation, error))
+        .send(&protocol::encode(request), files, SEND_TIMEOUT)
+        .map_err(|error| channel_error(operation, error))
 }
 
-pub(super) fn of_channel(operation: &'static str, error: ChannelError) -> Error {
+pub(super) fn channel_error(operation: &'static str, error: ChannelError) -> Error {
     let kind = match &error {
         ChannelError::Closed => ErrorKind::Closed,
-        ChannelError::TooManyOnTheirWay | ChannelError::DescriptorsLost { .. } => {
+        ChannelError::TooManyDescriptorsInFlight | ChannelError::DescriptorsLost { .. } => {
             ErrorKind::TooMany
         }
         ChannelError::DeadlineExceeded { .. } => ErrorKind::DeadlineExceeded,
@@ -67,163 +67,170 @@ pub(super) fn of_channel(operation: &'static str, error: ChannelError) -> Error 
 
 /// What is to become of the link.
 enum Next {
-    Stay,
+    Continue,
     /// The service is gone.
     Lost,
     /// It cannot keep this process now.
     Refused,
     /// This process may not have as many descriptors as were sent to it.
-    LacksDescriptors,
+    OutOfDescriptors,
     /// This process has left, or the node is closed to it.
-    Over,
+    Ended,
 }
 
 /// A connection to a service.
 pub(super) struct Link {
     pub(super) channel: Channel,
     /// Over when the service is, also if its connections outlive it in a child.
-    pub(super) service: Life,
+    pub(super) service: PidFd,
 }
 
 /// What was said to a service already.
 #[derive(Default)]
-struct Said {
+struct SentRequests {
     /// That this process leaves.
-    leaves: bool,
+    leave_sent: bool,
     /// That it is to serve, and when.
     asked: Option<Instant>,
 }
 
 /// The pause before a process comes back that lacked descriptors at its last connections.
 #[derive(Debug)]
-struct Lack {
+struct DescriptorBackoff {
     pause: Duration,
     since: Instant,
 }
 
-impl Lack {
+impl DescriptorBackoff {
     fn new(now: Instant) -> Self {
-        Self { pause: AGAIN, since: now }
+        Self { pause: RETRY_PAUSE, since: now }
     }
 
     /// The connection is over: how long to wait before the next one.
     fn next(&mut self, now: Instant) -> Duration {
-        if now.saturating_duration_since(self.since) >= self.pause + LACKING {
-            self.pause = AGAIN;
+        if now.saturating_duration_since(self.since) >= self.pause + MAX_DESCRIPTOR_BACKOFF {
+            self.pause = RETRY_PAUSE;
         }
         let pause = self.pause;
-        (self.pause, self.since) = ((2 * pause).min(LACKING), now);
+        (self.pause, self.since) = ((2 * pause).min(MAX_DESCRIPTOR_BACKOFF), now);
         pause
     }
 }
 
 /// Waits, but not as long as that once this process leaves.
-fn pause(shared: &Shared, pause: Duration) {
+fn pause(shared: &MembershipState, pause: Duration) {
     let end = Instant::now() + pause;
     while shared.leaving_since().is_none() {
         let left = end.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return;
         }
-        std::thread::sleep(left.min(AGAIN));
+        std::thread::sleep(left.min(RETRY_PAUSE));
     }
 }
 
 /// Runs until the process has left.
-pub(super) fn run(shared: &Shared, link: Link) {
+pub(super) fn run(shared: &MembershipState, link: Link) {
     let mut link = Some(link);
-    let mut said = Said::default();
-    let mut lack = Lack::new(Instant::now());
+    let mut sent = SentRequests::default();
+    let mut descriptor_backoff = DescriptorBackoff::new(Instant::now());
     loop {
         let Some(open) = &link else {
-            match come_back(shared) {
+            match rejoin(shared) {
                 Ok(Some(back)) => link = Some(back),
                 // There is nobody whom it would have to tell.
                 Ok(None) => return,
                 Err(error) => {
                     if shared.leaving_since().is_none() {
-                        tracing::error!(%error, "this process is not at its node any more");
+                        tracing::error!(%error, "this process is no longer a member of its node");
                     }
                     shared.close(&error);
                     return;
                 }
             }
-            said = Said::default();
+            sent = SentRequests::default();
             continue;
         };
-        match turn(shared, open, &mut said) {
-            Next::Stay => {}
+        match run_once(shared, open, &mut sent) {
+            Next::Continue => {}
             Next::Lost => link = None,
             Next::Refused => {
                 link = None;
-                std::thread::sleep(AGAIN);
+                std::thread::sleep(RETRY_PAUSE);
             }
-            Next::LacksDescriptors => {
+            Next::OutOfDescriptors => {
                 link = None;
-                pause(shared, lack.next(Instant::now()));
+                pause(shared, descriptor_backoff.next(Instant::now()));
             }
-            Next::Over => return,
+            Next::Ended => return,
         }
     }
 }
 
 /// One that is there to serve asks whoever serves for the office, as soon as it has the claim. Gives
 /// when it is to be looked again, if at all.
-fn ask_for_office(shared: &Shared, channel: &Channel, said: &mut Said) -> Result<Option<Duration>> {
+fn request_take_over(
+    shared: &MembershipState,
+    channel: &Channel,
+    sent: &mut SentRequests,
+) -> Result<Option<Duration>> {
     let (options, own) = (&shared.options, &shared.service);
-    if options.service != ServiceMode::Standing || shared.leaving_since().is_some() {
+    if options.service != ServiceMode::Dedicated || shared.leaving_since().is_some() {
         return Ok(None);
     }
-    let left = said.asked.map_or(Duration::ZERO, |asked| ASKING.saturating_sub(asked.elapsed()));
+    let left = sent
+        .asked
+        .map_or(Duration::ZERO, |asked| TAKE_OVER_INTERVAL.saturating_sub(asked.elapsed()));
     if !left.is_zero() {
         return Ok(Some(left));
     }
     // First: one that could not go on lets go of the claim.
     let is_running = own.is_running();
-    let has_claim = own.claims(RETURNING, options).unwrap_or_else(|error| {
-        tracing::warn!(%error, "cannot say that this process is there to serve");
+    let has_claim = own.acquire_priority(REJOINING, options).unwrap_or_else(|error| {
+        tracing::warn!(%error, "cannot request the takeover of the node");
         false
     });
     if has_claim && is_running {
         return Ok(None);
     }
-    said.asked = Some(Instant::now());
+    sent.asked = Some(Instant::now());
     if has_claim {
-        say("take a node over", channel, &Request::TakeOver, &[])?;
+        send_request("take over a node", channel, &Request::TakeOver, &[])?;
     }
-    Ok(Some(ASKING))
+    Ok(Some(TAKE_OVER_INTERVAL))
 }
 
-fn turn(shared: &Shared, link: &Link, said: &mut Said) -> Next {
+fn run_once(shared: &MembershipState, link: &Link, sent: &mut SentRequests) -> Next {
     let channel = &link.channel;
-    let waiting = shared.say_who_waits(Instant::now(), WAITING);
+    let waiting = shared.report_blocked_topics(Instant::now(), BLOCKED_REPORT_INTERVAL);
     // Nobody says who is gone. The place of one may stay free for ever.
-    shared.roster().forget_the_gone();
+    shared.roster().drop_unused_pidfds();
     for request in shared.requests() {
-        if say("speak to the service", channel, &request, &[]).is_err() {
+        if send_request("send to the service", channel, &request, &[]).is_err() {
             return Next::Lost;
         }
     }
-    let mut longest = waiting.map_or(LONGEST, |waiting| LONGEST.min(waiting));
-    if shared.tend() {
-        longest = longest.min(TENDING);
+    let mut longest = waiting.map_or(MAX_SLEEP, |waiting| MAX_SLEEP.min(waiting));
+    if shared.poll_streams() {
+        longest = longest.min(STREAM_POLL_INTERVAL);
     }
     if shared.retry() {
-        longest = longest.min(AGAIN);
+        longest = longest.min(RETRY_PAUSE);
     }
-    match ask_for_office(shared, channel, said) {
+    match request_take_over(shared, channel, sent) {
         Ok(next) => longest = next.map_or(longest, |next| longest.min(next)),
         Err(_) => return Next::Lost,
     }
     if let Some(since) = shared.leaving_since() {
-        if !said.leaves && say("leave a node", channel, &Request::Leave, &[]).is_err() {
+        if !sent.leave_sent && send_request("leave a node", channel, &Request::Leave, &[]).is_err()
+        {
             return Next::Lost;
         }
-        said.leaves = true;
-        if leaves_unanswered(shared, since.elapsed()) {
-            return Next::Over;
+        sent.leave_sent = true;
+        if leave_timed_out(shared, since.elapsed()) {
+            return Next::Ended;
         }
-        longest = longest.min(AGAIN);
+        longest = longest.min(RETRY_PAUSE);
     }
     let mut entries = [channel.as_fd(), shared.bell.as_fd(), link.service.as_fd()]
         .map(|descriptor| PollFd::new(descriptor, PollFlags::POLLIN));
@@ -235,20 +242,20 @@ fn turn(shared: &Shared, link: &Link, said: &mut Said) -> Next {
         let message = match channel.receive(Duration::ZERO) {
             Ok(message) => message,
             Err(ChannelError::DeadlineExceeded { .. }) if is_over => return Next::Lost,
-            Err(ChannelError::DeadlineExceeded { .. }) => return Next::Stay,
+            Err(ChannelError::DeadlineExceeded { .. }) => return Next::Continue,
             Err(error @ ChannelError::DescriptorsLost { .. }) => {
-                if has_lost(shared, error) {
+                if handle_lost_descriptors(shared, error) {
                     continue;
                 }
-                return Next::LacksDescriptors;
+                return Next::OutOfDescriptors;
             }
             Err(_) => return Next::Lost,
         };
-        match hear(shared, channel, message) {
-            Ok(Next::Stay) => {}
+        match handle_notice(shared, channel, message) {
+            Ok(Next::Continue) => {}
             Ok(other) => return other,
             Err(error) => {
-                tracing::warn!(%error, "the service of the node is not understood");
+                tracing::warn!(%error, "the service sent an invalid message");
                 return Next::Lost;
             }
         }
@@ -257,24 +264,26 @@ fn turn(shared: &Shared, link: &Link, said: &mut Said) -> Next {
 
 /// Is it time for a process that leaves to go without its service's answer? The service needs nothing of
 /// it any more, and sees its end in any case.
-fn leaves_unanswered(shared: &Shared, waited: Duration) -> bool {
-    if waited < LEAVING_A_STOPPED_ONE {
+fn leave_timed_out(shared: &MembershipState, waited: Duration) -> bool {
+    if waited < STOPPED_SERVICE_LEAVE_TIMEOUT {
         return false;
     }
     let directory = &shared.options.directory;
     let service = ServiceProcess::of(directory).ok().flatten();
     let is_stopped = service.is_some_and(|service| service.is_stopped);
-    if !is_stopped && waited < LEAVING {
+    if !is_stopped && waited < LEAVE_TIMEOUT {
         return false;
     }
-    let why = match service {
+    let reason = match service {
         Some(service) if is_stopped => format!("{service}, which serves it, is stopped"),
-        Some(service) => format!("{service}, which serves it, did not answer within {LEAVING:?}"),
+        Some(service) => {
+            format!("{service}, which serves it, did not answer within {LEAVE_TIMEOUT:?}")
+        }
         None => "no process serves it".to_owned(),
     };
     tracing::warn!(
         directory = %directory.display(),
-        "left the node without an answer of its service: {why}. Nothing is lost: what this process \
+        "left the node without an answer of its service: {reason}. Nothing is lost: what this process \
          leaves is cleaned up when a service runs again"
     );
     true
@@ -284,15 +293,17 @@ fn leaves_unanswered(shared: &Shared, waited: Duration) -> bool {
 /// do without them: a topic is refused to what asked for it, and the life of another process is
 /// watched by the service. What the service takes for known here it sends again to one that comes
 /// back.
-fn has_lost(shared: &Shared, error: ChannelError) -> bool {
-    let operation = "receive from the service of the node";
+fn handle_lost_descriptors(shared: &MembershipState, error: ChannelError) -> bool {
+    let operation = "receive from the service";
     let ChannelError::DescriptorsLost { bytes, .. } = &error else { return false };
     let notice = protocol::decode(operation, bytes);
-    let error = of_channel(operation, error);
+    let error = channel_error(operation, error);
     match notice {
-        Ok(Notice::Topic { request, number }) => shared.has_no_topic(request, number, error),
-        Ok(Notice::Lives { .. }) => {
-            tracing::warn!(%error, "this process does not see by itself whether another one ends");
+        Ok(Notice::Topic { request, number }) => {
+            shared.on_topic_undelivered(request, number, error)
+        }
+        Ok(Notice::Pidfds { .. }) => {
+            tracing::warn!(%error, "no pidfd of another process: this process cannot detect its exit");
         }
         _ => {
             shared.fail_all(&error);
@@ -303,61 +314,63 @@ fn has_lost(shared: &Shared, error: ChannelError) -> bool {
 }
 
 /// Does what the service says.
-fn hear(shared: &Shared, channel: &Channel, message: Message) -> Result<Next> {
-    let operation = "hear the service of the node";
+fn handle_notice(shared: &MembershipState, channel: &Channel, message: Message) -> Result<Next> {
+    let operation = "read a message of the service";
     let Message { bytes, descriptors } = message;
     let only = |descriptors: Vec<OwnedFd>| -> Result<OwnedFd> {
         let [one] = <[OwnedFd; 1]>::try_from(descriptors).map_err(|_| {
-            let detail = "another number of descriptors than it speaks of";
+            let detail = "wrong number of descriptors";
             Error::new(operation, ErrorKind::Malformed, detail)
         })?;
         Ok(one)
     };
     match protocol::decode(operation, &bytes)? {
-        Notice::Lives { participants } => {
-            for (who, life) in protocol::lives(&participants, descriptors)? {
-                shared.roster().learn(who, life);
+        Notice::Pidfds { participants } => {
+            for (who, pidfd) in protocol::pidfds(&participants, descriptors)? {
+                shared.roster().add_pidfd(who, pidfd);
             }
         }
-        Notice::Pool { pool } => shared.meet_pool(pool, only(descriptors)?),
+        Notice::Pool { pool } => shared.on_pool(pool, only(descriptors)?),
         Notice::Piece { pool, number, length, name, ticket } => {
             let piece = Piece { memory: only(descriptors)?, length, name };
-            shared.has_piece(pool, number as usize, piece);
+            shared.on_piece(pool, number as usize, piece);
             // Also where it cannot be used here: others must not wait for that.
-            if say(operation, channel, &Request::Mapped { ticket }, &[]).is_err() {
+            if send_request(operation, channel, &Request::AcknowledgePieces { ticket }, &[])
+                .is_err()
+            {
                 return Ok(Next::Lost);
             }
         }
-        Notice::Grown { pool } => shared.has_grown(pool),
-        Notice::Topic { request, number } => shared.has_topic(request, number, only(descriptors)?),
-        Notice::Refused { request, why } => {
-            let why = why.into_error("ask the service of the node");
-            shared.is_answered(request, Err(why));
+        Notice::PoolGrown { pool } => shared.on_pool_grown(pool),
+        Notice::Topic { request, number } => shared.on_topic(request, number, only(descriptors)?),
+        Notice::Refused { request, reason } => {
+            let reason = reason.into_error("call the service of the node");
+            shared.on_answer(request, Err(reason));
         }
-        Notice::Rows { request, rows, is_last } => shared.has_rows(request, rows, is_last),
-        Notice::SeenOff { why } => {
-            let why = why.into_error("stay at a node");
-            if !is_final(&why) {
+        Notice::Rows { request, rows, is_last } => shared.on_rows(request, rows, is_last),
+        Notice::Rejected { reason } => {
+            let reason = reason.into_error("remain a member of a node");
+            if !is_final(&reason) {
                 return Ok(Next::Refused);
             }
-            shared.close(&why);
-            return Ok(Next::Over);
+            shared.close(&reason);
+            return Ok(Next::Ended);
         }
         Notice::Left => {
             shared.has_left();
-            return Ok(Next::Over);
+            return Ok(Next::Ended);
         }
-        Notice::Admitted { request } => shared.is_answered(request, Ok(Answer::Admitted)),
+        Notice::Admitted { request } => shared.on_answer(request, Ok(Answer::Admitted)),
         Notice::Welcome { .. } => {}
     }
-    Ok(Next::Stay)
+    Ok(Next::Continue)
 }
 
 /// Is this what the service will say again, whenever it is asked?
-fn is_final(why: &Error) -> bool {
+fn is_final(reason: &Error) -> bool {
     use ErrorKind as Kind;
     matches!(
-        why.kind(),
+        reason.kind(),
         Kind::Closed
             | Kind::Denied
             | Kind::InvalidArgument
@@ -368,39 +381,39 @@ fn is_final(why: &Error) -> bool {
 
 /// Finds the next service, or becomes it, and hands over all that is known here. None if this
 /// process leaves, and nobody is there to be told.
-fn come_back(shared: &Shared) -> Result<Option<Link>> {
-    let end = ipc::deadline(shared.options.patience);
-    let is_left_alone = || shared.leaving_since().is_some() && !shared.has_company();
+fn rejoin(shared: &MembershipState) -> Result<Option<Link>> {
+    let end = ipc::deadline(shared.options.service_timeout);
+    let is_last_member = || shared.leaving_since().is_some() && !shared.has_other_members();
     // One that leaves does not wait that long, and does not begin to serve; it does not wait at all
     // if nobody is there who might, which may come to be so while it waits.
     let end = || match shared.leaving_since() {
-        Some(since) if is_left_alone() => since,
-        Some(since) => end.min(since + LEAVING),
+        Some(since) if is_last_member() => since,
+        Some(since) => end.min(since + LEAVE_TIMEOUT),
         None => end,
     };
-    let coming = Coming {
-        operation: RETURNING,
+    let connector = ServiceConnector {
+        operation: REJOINING,
         options: &shared.options,
         own: &shared.service,
         end: &end,
         serves: &|| shared.leaving_since().is_none(),
-        vacant_since: Cell::new(None),
+        leaderless_since: Cell::new(None),
     };
     loop {
-        if is_left_alone() {
+        if is_last_member() {
             return Ok(None);
         }
-        let life = Life::of_this_process().map_err(|error| Error::of(RETURNING, error));
-        let attempt = life.and_then(|life| {
+        let pidfd = PidFd::of_this_process().map_err(|error| Error::of(REJOINING, error));
+        let attempt = pidfd.and_then(|pidfd| {
             let label = shared.options.label.clone();
-            let again = Request::Again { label, participant: shared.me.number() };
-            let files = [life.as_fd(), shared.hall.as_fd()];
-            coming.come_in(|channel| say(RETURNING, channel, &again, &files))
+            let again = Request::Rejoin { label, participant: shared.me.number() };
+            let files = [pidfd.as_fd(), shared.node_segment.as_fd()];
+            connector.handshake(|channel| send_request(REJOINING, channel, &again, &files))
         });
         let error = match attempt {
-            Ok((channel, Answered::Welcome(welcome))) => {
-                for (who, life) in welcome.lives {
-                    shared.roster().learn(who, life);
+            Ok((channel, HandshakeResult::Welcome(welcome))) => {
+                for (who, pidfd) in welcome.pidfds {
+                    shared.roster().add_pidfd(who, pidfd);
                 }
                 match hand_over(shared, &channel) {
                     Ok(()) => return Ok(Some(Link { channel, service: welcome.service })),
@@ -408,52 +421,54 @@ fn come_back(shared: &Shared) -> Result<Option<Link>> {
                     Err(error) => error,
                 }
             }
-            Ok((_, Answered::Refused(why))) if is_final(&why) => return Err(why),
-            Ok((_, Answered::Refused(why))) => why,
+            Ok((_, HandshakeResult::Refused(reason))) if is_final(&reason) => return Err(reason),
+            Ok((_, HandshakeResult::Refused(reason))) => reason,
             Err(error) => error,
         };
-        if Instant::now() >= end() && !is_left_alone() {
+        if Instant::now() >= end() && !is_last_member() {
             return Err(error);
         }
-        tracing::debug!(%error, "cannot come back yet");
-        std::thread::sleep(AGAIN);
+        tracing::debug!(%error, "rejoining the node failed; retrying");
+        std::thread::sleep(RETRY_PAUSE);
     }
 }
 
-fn hand_over(shared: &Shared, channel: &Channel) -> Result<()> {
-    let say = |request: &Request, files: &[OwnedFd]| {
+fn hand_over(shared: &MembershipState, channel: &Channel) -> Result<()> {
+    let send_request = |request: &Request, files: &[OwnedFd]| {
         let files: Vec<_> = files.iter().map(AsFd::as_fd).collect();
-        say(RETURNING, channel, request, &files)
+        send_request(REJOINING, channel, request, &files)
     };
-    let lives = shared.roster().lives().map_err(|error| Error::of(RETURNING, error))?;
+    let pidfds = shared.roster().pidfds().map_err(|error| Error::of(REJOINING, error))?;
     let known: Vec<_> =
-        lives.into_iter().filter(|(who, _)| !shared.roster().is_dead(Some(*who))).collect();
-    for some in known.chunks(LIVES_AT_ONCE) {
+        pidfds.into_iter().filter(|(who, _)| !shared.roster().is_dead(Some(*who))).collect();
+    for some in known.chunks(MAX_PIDFDS_PER_MESSAGE) {
         let participants = some.iter().map(|(who, _)| who.number()).collect();
-        let files: Vec<_> = some.iter().map(|(_, life)| life.as_fd()).collect();
-        let lives = protocol::encode(&Request::Lives { participants });
-        channel.send(&lives, &files, TAKING).map_err(|error| of_channel(RETURNING, error))?;
+        let files: Vec<_> = some.iter().map(|(_, pidfd)| pidfd.as_fd()).collect();
+        let pidfds = protocol::encode(&Request::Pidfds { participants });
+        channel
+            .send(&pidfds, &files, SEND_TIMEOUT)
+            .map_err(|error| channel_error(REJOINING, error))?;
     }
-    let belongings = shared.belongings()?;
-    for (pool, books, pieces) in belongings.pools {
-        say(&Request::Pool { pool }, &[books])?;
+    let handover_state = shared.handover_state()?;
+    for (pool, control_segment, pieces) in handover_state.pools {
+        send_request(&Request::Pool { pool }, &[control_segment])?;
         let mut first = 0;
         let mut pieces = pieces.into_iter().peekable();
         while pieces.peek().is_some() {
-            let some = pieces.by_ref().take(PIECES_AT_ONCE);
+            let some = pieces.by_ref().take(MAX_PIECES_PER_MESSAGE);
             let (files, pieces): (Vec<_>, Vec<_>) =
                 some.map(|piece| (piece.memory, (piece.length, piece.name))).unzip();
             let count = pieces.len() as u32;
-            say(&Request::Pieces { pool, first, pieces }, &files)?;
+            send_request(&Request::Pieces { pool, first, pieces }, &files)?;
             first += count;
         }
     }
-    for (number, segment) in belongings.topics {
-        say(&Request::Topic { number }, &[segment])?;
+    for (number, segment) in handover_state.topics {
+        send_request(&Request::Topic { number }, &[segment])?;
     }
-    say(&Request::Returned, &[])?;
-    for request in belongings.unanswered {
-        say(&request, &[])?;
+    send_request(&Request::RejoinDone, &[])?;
+    for request in handover_state.unanswered {
+        send_request(&request, &[])?;
     }
     Ok(())
 }

@@ -4,19 +4,19 @@ use std::sync::Arc;
 use crate::wake::WakeFd;
 use ipc::ChannelListener;
 
-use super::super::attendance::Answer;
-use super::super::line::OwnService;
+use super::super::connector::LocalService;
+use super::super::membership::Answer;
 use super::super::options::{NodeOptions, ServiceMode};
 use super::*;
-use crate::hall::Hall;
-use crate::peers::NodeIdentity;
+use crate::node_segment::NodeSegment;
+use crate::peers::NodeId;
 use crate::pool::{Direction, Pool, PoolId};
-use crate::service::election::{self, Membership, socket_in};
+use crate::service::election::{self, MemberLock, socket_path};
 use crate::service::protocol::Refusal;
 use crate::settings::SharedSettings;
 use crate::topic::Topic;
 
-const FAR: Duration = Duration::from_secs(60);
+const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 fn directory(name: &str) -> PathBuf {
     let name = format!("fabricast-link-{name}-{}", std::process::id());
@@ -25,52 +25,53 @@ fn directory(name: &str) -> PathBuf {
     directory
 }
 
-fn member(directory: &std::path::Path) -> Shared {
-    let hall = Hall::create(NodeIdentity([3; 16])).unwrap();
-    let me = hall.roster().admit(Life::of_this_process().unwrap()).unwrap();
-    hall.attend(me);
+fn member(directory: &std::path::Path) -> MembershipState {
+    let node_segment = NodeSegment::create(NodeId([3; 16])).unwrap();
+    let me = node_segment.roster().admit(PidFd::of_this_process().unwrap()).unwrap();
+    node_segment.mark_member(me);
     let options = NodeOptions {
         directory: directory.to_owned(),
-        service: ServiceMode::Outside,
-        patience: FAR,
+        service: ServiceMode::External,
+        service_timeout: TEST_TIMEOUT,
         ..NodeOptions::default()
     };
     let bell = WakeFd::new().unwrap();
-    let membership = Membership::hold("test", directory).unwrap();
-    Shared::new(options, hall, me, bell, OwnService::default(), membership)
+    let member_lock = MemberLock::hold("test", directory).unwrap();
+    MembershipState::new(options, node_segment, me, bell, LocalService::default(), member_lock)
 }
 
 /// Hears who comes back, and answers.
 fn answer(listener: &ChannelListener, notice: &Notice, files: &[BorrowedFd<'_>]) -> Channel {
-    let channel = listener.accept(FAR).unwrap();
-    channel.receive(FAR).unwrap();
-    channel.send(&protocol::encode(notice), files, FAR).unwrap();
+    let channel = listener.accept(TEST_TIMEOUT).unwrap();
+    channel.receive(TEST_TIMEOUT).unwrap();
+    channel.send(&protocol::encode(notice), files, TEST_TIMEOUT).unwrap();
     channel
 }
 
 #[test]
 fn what_is_lacking_for_a_moment_does_not_end_a_membership() {
     let directory = directory("again");
-    let listener = ChannelListener::bind(&socket_in(&directory)).unwrap();
+    let listener = ChannelListener::bind(&socket_path(&directory)).unwrap();
     let shared = member(&directory);
     std::thread::scope(|scope| {
-        let back = scope.spawn(|| come_back(&shared).map(|link| link.is_some()));
+        let back = scope.spawn(|| rejoin(&shared).map(|link| link.is_some()));
         for kind in [ErrorKind::TooMany, ErrorKind::Failed] {
-            let why = Refusal::new(kind, "not now");
-            answer(&listener, &Notice::SeenOff { why }, &[]);
+            let reason = Refusal::new(kind, "not now");
+            answer(&listener, &Notice::Rejected { reason }, &[]);
         }
         let participant = shared.me.number();
         let welcome = Notice::Welcome { participant };
-        let life = Life::of_this_process().unwrap();
-        let channel = answer(&listener, &welcome, &[shared.hall.as_fd(), life.as_fd()]);
-        while protocol::decode::<Request>("test", &channel.receive(FAR).unwrap().bytes).unwrap()
-            != Request::Returned
+        let pidfd = PidFd::of_this_process().unwrap();
+        let channel = answer(&listener, &welcome, &[shared.node_segment.as_fd(), pidfd.as_fd()]);
+        while protocol::decode::<Request>("test", &channel.receive(TEST_TIMEOUT).unwrap().bytes)
+            .unwrap()
+            != Request::RejoinDone
         {}
         assert!(back.join().unwrap().unwrap());
 
-        let back = scope.spawn(|| come_back(&shared).map(|link| link.is_some()));
-        let why = Refusal::new(ErrorKind::Closed, "another node");
-        answer(&listener, &Notice::SeenOff { why }, &[]);
+        let back = scope.spawn(|| rejoin(&shared).map(|link| link.is_some()));
+        let reason = Refusal::new(ErrorKind::Closed, "another node");
+        answer(&listener, &Notice::Rejected { reason }, &[]);
         assert_eq!(back.join().unwrap().unwrap_err().kind(), ErrorKind::Closed);
     });
     drop(listener);
@@ -83,17 +84,17 @@ fn one_that_begins_to_leave_while_it_looks_for_a_service_does_not_wait_for_nobod
     let directory = directory("company");
     let shared = member(&directory);
     let roster = shared.roster();
-    let other = roster.admit(Life::of_this_process().unwrap()).unwrap();
-    shared.hall.attend(other);
+    let other = roster.admit(PidFd::of_this_process().unwrap()).unwrap();
+    shared.node_segment.mark_member(other);
     std::thread::scope(|scope| {
-        let back = scope.spawn(|| come_back(&shared).map(|link| link.is_some()));
+        let back = scope.spawn(|| rejoin(&shared).map(|link| link.is_some()));
         let moment = Duration::from_millis(100);
         std::thread::sleep(moment);
-        shared.leaves();
+        shared.begin_leave();
         // The other one might serve.
         std::thread::sleep(moment);
         assert!(!back.is_finished());
-        assert!(roster.strike_off(other));
+        assert!(roster.free_slot(other));
         assert!(!back.join().unwrap().unwrap(), "it waited until its time was over");
     });
     std::fs::remove_dir_all(directory).unwrap();
@@ -107,9 +108,9 @@ fn a_topic_that_cannot_be_used_here_is_forgotten() {
     let topic = Topic::create(5, "it", &settings).unwrap();
     // Its pools were not sent.
     for _ in 0..2 {
-        shared.has_topic(1, 5, topic.segment().try_clone_to_owned().unwrap());
+        shared.on_topic(1, 5, topic.segment().try_clone_to_owned().unwrap());
         let said: Vec<_> = shared.requests().into_iter().collect();
-        assert_eq!(said, [Request::Forget { number: 5, given: 1 }]);
+        assert_eq!(said, [Request::CloseTopic { number: 5, granted: 1 }]);
     }
     std::fs::remove_dir_all(directory).unwrap();
 }
@@ -117,7 +118,7 @@ fn a_topic_that_cannot_be_used_here_is_forgotten() {
 #[derive(Debug)]
 struct Teller(std::sync::mpsc::Sender<()>);
 
-impl ipc::Listener for Teller {
+impl ipc::DoorbellListener for Teller {
     fn rung(&self) {
         let _ = self.0.send(());
     }
@@ -133,12 +134,12 @@ fn those_who_wait_hear_at_once_that_the_node_is_closed() {
     for direction in Direction::BOTH {
         let id = PoolId { place: settings.place, direction };
         let pool = Pool::create(id, 1 << 20, 256).unwrap();
-        shared.meet_pool(id, pool.books().try_clone_to_owned().unwrap());
+        shared.on_pool(id, pool.control_segment().try_clone_to_owned().unwrap());
     }
     std::thread::scope(|scope| {
         let asked = scope.spawn(|| {
             let open = |request| Request::Open { request, name: "it".into(), settings: None };
-            shared.ask("test", open).is_ok()
+            shared.call("test", open).is_ok()
         });
         let request = loop {
             if let Some(Request::Open { request, .. }) = shared.requests().pop_front() {
@@ -146,15 +147,15 @@ fn those_who_wait_hear_at_once_that_the_node_is_closed() {
             }
             std::thread::sleep(Duration::from_millis(1));
         };
-        shared.has_topic(request, 5, topic.segment().try_clone_to_owned().unwrap());
+        shared.on_topic(request, 5, topic.segment().try_clone_to_owned().unwrap());
         assert!(asked.join().unwrap());
     });
     let (sender, receiver) = std::sync::mpsc::channel();
-    let (watch, bell) = (ipc::Watch::new(), topic.here().messages_bell());
+    let (watch, bell) = (ipc::DoorbellWatcher::new(), topic.local().message_doorbell());
     let listening = watch.listen(bell.clone(), Arc::new(Teller(sender))).unwrap();
-    bell.announce();
+    bell.announce_waiter();
     shared.close(&Error::new("test", ErrorKind::Closed, "its service is lost"));
-    receiver.recv_timeout(FAR).unwrap();
+    receiver.recv_timeout(TEST_TIMEOUT).unwrap();
     drop(listening);
     std::fs::remove_dir_all(directory).unwrap();
 }
@@ -167,44 +168,53 @@ fn the_service_is_told_again_and_again_who_waits() {
     for direction in Direction::BOTH {
         let id = PoolId { place: settings.place, direction };
         let pool = Pool::create(id, 1 << 20, 64).unwrap();
-        shared.meet_pool(id, pool.books().try_clone_to_owned().unwrap());
+        shared.on_pool(id, pool.control_segment().try_clone_to_owned().unwrap());
     }
     let made = Topic::create(5, "it", &settings).unwrap();
     let asks = |number| Request::Report { request: number };
     let topic = std::thread::scope(|scope| {
-        let asked = scope.spawn(|| shared.ask("open a topic", asks));
+        let asked = scope.spawn(|| shared.call("open a topic", asks));
         while shared.requests().is_empty() {
             std::thread::yield_now();
         }
-        shared.has_topic(1, 5, made.segment().try_clone_to_owned().unwrap());
+        shared.on_topic(1, 5, made.segment().try_clone_to_owned().unwrap());
         match asked.join().unwrap().unwrap() {
             Answer::Topic { topic, .. } => topic,
-            _ => panic!("another answer"),
+            _ => panic!("unexpected answer"),
         }
     });
     let publisher = topic.publisher(topic.claim(shared.me).unwrap());
     let said = |now| {
-        let next = shared.say_who_waits(now, WAITING);
+        let next = shared.report_blocked_topics(now, BLOCKED_REPORT_INTERVAL);
         (next, shared.requests().into_iter().collect::<Vec<_>>())
     };
-    let waits = || vec![Request::Waits { number: 5 }];
+    let publisher_blocked = || vec![Request::PublisherBlocked { number: 5 }];
     let start = Instant::now();
     assert_eq!(said(start), (None, vec![]));
-    publisher.pressure().begin();
-    assert!(topic.begins_to_wait() && !topic.begins_to_wait());
-    shared.waits(5);
-    assert_eq!(said(start).1, waits());
+    publisher.backpressure().begin();
+    assert!(topic.mark_blocked() && !topic.mark_blocked());
+    shared.publisher_blocked(5);
+    assert_eq!(said(start).1, publisher_blocked());
     let start = Instant::now();
-    assert_eq!(said(start + WAITING), (Some(WAITING), waits()));
-    assert_eq!(said(start + 3 * WAITING / 2), (Some(WAITING / 2), vec![]));
+    assert_eq!(
+        said(start + BLOCKED_REPORT_INTERVAL),
+        (Some(BLOCKED_REPORT_INTERVAL), publisher_blocked())
+    );
+    assert_eq!(
+        said(start + 3 * BLOCKED_REPORT_INTERVAL / 2),
+        (Some(BLOCKED_REPORT_INTERVAL / 2), vec![])
+    );
     // Another service does not know it, and what was on its way to the last one is lost.
-    shared.belongings().unwrap();
-    assert_eq!(said(start + 3 * WAITING / 2), (Some(WAITING), waits()));
-    publisher.pressure().end(true);
-    assert_eq!(said(start + 3 * WAITING), (None, vec![]));
+    shared.handover_state().unwrap();
+    assert_eq!(
+        said(start + 3 * BLOCKED_REPORT_INTERVAL / 2),
+        (Some(BLOCKED_REPORT_INTERVAL), publisher_blocked())
+    );
+    publisher.backpressure().end(true);
+    assert_eq!(said(start + 3 * BLOCKED_REPORT_INTERVAL), (None, vec![]));
     // It begins anew.
-    publisher.pressure().begin();
-    assert!(topic.begins_to_wait());
+    publisher.backpressure().begin();
+    assert!(topic.mark_blocked());
     std::fs::remove_dir_all(directory).unwrap();
 }
 
@@ -212,24 +222,24 @@ fn the_service_is_told_again_and_again_who_waits() {
 fn one_who_leaves_and_is_alone_waits_for_nobody() {
     let directory = directory("alone");
     let shared = member(&directory);
-    shared.leaves();
-    assert!(come_back(&shared).unwrap().is_none());
+    shared.begin_leave();
+    assert!(rejoin(&shared).unwrap().is_none());
     std::fs::remove_dir_all(directory).unwrap();
 }
 
 #[test]
 fn process_that_lacks_descriptors_comes_back_with_growing_pauses() {
     let start = Instant::now();
-    let (mut lack, mut now, mut times) = (Lack::new(start), start, 0);
+    let (mut descriptor_backoff, mut now, mut times) = (DescriptorBackoff::new(start), start, 0);
     while now < start + Duration::from_secs(60) {
         // Each connection ends as soon as it is there.
-        now += lack.next(now);
+        now += descriptor_backoff.next(now);
         times += 1;
     }
     assert!((15..=20).contains(&times), "{times}");
     // It had enough of them for a while.
-    now += 3 * LACKING;
-    assert_eq!(lack.next(now), AGAIN);
+    now += 3 * MAX_DESCRIPTOR_BACKOFF;
+    assert_eq!(descriptor_backoff.next(now), RETRY_PAUSE);
 }
 
 #[test]
@@ -238,9 +248,9 @@ fn an_answer_is_waited_for_no_longer_than_was_said() {
     let shared = member(&directory);
     let start = Instant::now();
     let asks = |number| Request::Report { request: number };
-    let asked = shared.ask_within("test", Duration::from_millis(100), asks);
+    let asked = shared.call_within("test", Duration::from_millis(100), asks);
     assert_eq!(asked.map(drop).unwrap_err().kind(), ErrorKind::DeadlineExceeded);
-    assert!(start.elapsed() < shared.options.patience / 2, "{:?}", start.elapsed());
+    assert!(start.elapsed() < shared.options.service_timeout / 2, "{:?}", start.elapsed());
     std::fs::remove_dir_all(directory).unwrap();
 }
 
@@ -250,22 +260,22 @@ fn a_service_that_died_is_left_also_if_its_connections_stay() {
     let shared = member(&directory);
     let (channel, _there) = Channel::pair().unwrap();
     let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
-    let service = life_of(&child);
+    let service = pidfd_of(&child);
     let link = Link { channel, service };
     shared.bell.ring();
-    assert!(matches!(turn(&shared, &link, &mut Said::default()), Next::Stay));
+    assert!(matches!(run_once(&shared, &link, &mut SentRequests::default()), Next::Continue));
     child.kill().unwrap();
     child.wait().unwrap();
-    assert!(matches!(turn(&shared, &link, &mut Said::default()), Next::Lost));
+    assert!(matches!(run_once(&shared, &link, &mut SentRequests::default()), Next::Lost));
     std::fs::remove_dir_all(directory).unwrap();
 }
 
 #[allow(unsafe_code)]
-fn life_of(child: &std::process::Child) -> Life {
+fn pidfd_of(child: &std::process::Child) -> PidFd {
     use std::os::fd::FromRawFd;
     // SAFETY: no pointers; a child that is not reaped, so the number is its own.
     let file = unsafe { libc::syscall(libc::SYS_pidfd_open, child.id(), 0) };
     assert!(file >= 0);
     // SAFETY: just opened, and nobody else's.
-    Life::from_fd(unsafe { OwnedFd::from_raw_fd(file as i32) }).unwrap()
+    PidFd::from_fd(unsafe { OwnedFd::from_raw_fd(file as i32) }).unwrap()
 }

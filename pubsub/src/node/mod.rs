@@ -1,36 +1,36 @@
 //! A process at its node.
 
-mod asking;
-mod attendance;
+mod connector;
 mod environment;
-mod line;
 mod link;
+mod membership;
 mod options;
+mod query;
 
 use std::cell::Cell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ipc::{Channel, Fate, Incarnation, Life, Participant, Watch};
+use ipc::{Channel, DoorbellWatcher, ForkGeneration, Liveness, Participant, PidFd};
 use std::os::fd::AsFd;
 
-use self::attendance::{Answer, Attendance, Shared, another_answer};
-use self::line::{Answered, Coming, OwnService, Welcome, in_words};
+use self::connector::{HandshakeResult, LocalService, ServiceConnector, Welcome, describe_process};
 use self::link::Link;
+use self::membership::{Answer, Membership, MembershipState, unexpected_answer};
+use crate::context::{NodeContext, TopicContext};
 use crate::error::{Error, ErrorKind, Result};
-use crate::hall::Hall;
-use crate::house::{Desk, House};
 use crate::interruption::Interruption;
+use crate::node_segment::NodeSegment;
 use crate::report::Row;
-use crate::service::election::{self, Claim, Membership};
-use crate::service::protocol::{LONGEST_LABEL, Request};
+use crate::service::election::{self, MemberLock, PriorityLock};
+use crate::service::protocol::{MAX_LABEL, Request};
 use crate::settings::{SharedSettings, TopicSettings};
 use crate::wake::WakeFd;
 use crate::{Publisher, Subscriber};
 
-pub use self::asking::report;
 pub use self::environment::{KNOWN_VARIABLES, nearest_variable};
 pub use self::options::{Budgets, NodeOptions, ServiceMode};
+pub use self::query::report;
 
 /// A process's membership in a node: where topics come from.
 ///
@@ -46,9 +46,9 @@ pub use self::options::{Budgets, NodeOptions, ServiceMode};
 /// let mut subscriber = topic.subscriber()?;
 /// let publisher = topic.publisher()?;
 ///
-/// let patience = Duration::from_secs(5);
-/// publisher.push(b"hello", patience)?;
-/// assert_eq!(subscriber.pull(patience)?.to_vec()?, b"hello");
+/// let service_timeout = Duration::from_secs(5);
+/// publisher.push(b"hello", service_timeout)?;
+/// assert_eq!(subscriber.pull(service_timeout)?.to_vec()?, b"hello");
 /// # let path = node.directory().to_owned();
 /// # drop((node, topic, subscriber, publisher));
 /// # std::fs::remove_dir_all(path).unwrap();
@@ -56,8 +56,8 @@ pub use self::options::{Budgets, NodeOptions, ServiceMode};
 /// ```
 #[derive(Debug, Clone)]
 pub struct Node {
-    attendance: Arc<Attendance>,
-    house: Arc<House>,
+    membership: Arc<Membership>,
+    context: Arc<NodeContext>,
 }
 
 const JOINING: &str = "join a node";
@@ -65,48 +65,48 @@ const JOINING: &str = "join a node";
 const PAUSE: Duration = Duration::from_millis(5);
 
 /// A process that was let in, and is about to be a member.
-struct Entrance {
+struct JoinedNode {
     link: Link,
-    hall: Hall,
+    node_segment: NodeSegment,
     me: Participant,
-    membership: Membership,
+    member_lock: MemberLock,
 }
 
-impl Entrance {
+impl JoinedNode {
     /// None if the node is not the same any more: then its name is given back.
     fn new(options: &NodeOptions, channel: Channel, welcome: Welcome) -> Result<Option<Self>> {
-        let hall = Hall::open(welcome.hall)?;
+        let node_segment = NodeSegment::open(welcome.node_segment)?;
         let Some(me) = Participant::from_number(welcome.participant) else {
-            let detail = "the service gives a name that is none";
+            let detail = "the service assigned an invalid participant number";
             return Err(Error::new(JOINING, ErrorKind::Malformed, detail));
         };
-        let life = Life::of_this_process().map_err(|error| Error::of(JOINING, error))?;
-        for (who, life) in welcome.lives {
-            hall.roster().learn(who, life);
+        let pidfd = PidFd::of_this_process().map_err(|error| Error::of(JOINING, error))?;
+        for (who, pidfd) in welcome.pidfds {
+            node_segment.roster().add_pidfd(who, pidfd);
         }
-        hall.roster().learn(me, life);
-        let membership = Membership::hold(JOINING, &options.directory)?;
+        node_segment.roster().add_pidfd(me, pidfd);
+        let member_lock = MemberLock::hold(JOINING, &options.directory)?;
         // Whoever founds the node anew says so before it looks for members the last time.
-        let is_same = membership.node().is_none_or(|node| node == hall.identity());
-        hall.attend(me);
-        let is_living = !hall.roster().is_dead(Some(me));
+        let is_same = member_lock.node().is_none_or(|node| node == node_segment.identity());
+        node_segment.mark_member(me);
+        let is_living = !node_segment.roster().is_dead(Some(me));
         let link = Link { channel, service: welcome.service };
         if is_same && is_living {
-            return Ok(Some(Self { link, hall, me, membership }));
+            return Ok(Some(Self { link, node_segment, me, member_lock }));
         }
-        hall.roster().resign(me);
+        node_segment.roster().leave(me);
         Ok(None)
     }
 }
 
 /// Says that this process is there to serve, unless another one is.
-fn stand(options: &NodeOptions, service: &OwnService, end: Instant) -> Result<()> {
-    let claims = || service.claims(JOINING, options);
-    one_only(end, claims, || Claim::holder(JOINING, &options.directory))
+fn take_priority(options: &NodeOptions, service: &LocalService, end: Instant) -> Result<()> {
+    let acquire_priority = || service.acquire_priority(JOINING, options);
+    acquire_exclusive(end, acquire_priority, || PriorityLock::holder(JOINING, &options.directory))
 }
 
 /// Takes what only one has: by these, which take it, and who has it.
-fn one_only(
+fn acquire_exclusive(
     end: Instant,
     takes: impl Fn() -> Result<bool>,
     holder: impl Fn() -> Result<Option<u32>>,
@@ -114,12 +114,12 @@ fn one_only(
     let operation = "serve a node";
     while !takes()? {
         if let Some(process) = holder()? {
-            let detail = format!("{} does, and stays", in_words(process));
+            let detail = format!("{} already serves the node", describe_process(process));
             return Err(Error::new(operation, ErrorKind::AlreadyServed, detail));
         }
         // It has ended just now.
         if Instant::now() >= end {
-            let detail = "others say that they do, and do not stay";
+            let detail = "other processes claim priority, but exit";
             return Err(Error::new(operation, ErrorKind::DeadlineExceeded, detail));
         }
         std::thread::sleep(PAUSE);
@@ -147,42 +147,49 @@ impl Node {
     /// [`NetworkOptions::check`]: crate::NetworkOptions::check
     /// [`check_provider`]: crate::NetworkOptions::check_provider
     pub fn join(options: NodeOptions) -> Result<Self> {
-        if options.label.len() > LONGEST_LABEL {
-            let detail = format!("a label of more than {LONGEST_LABEL} bytes");
+        if options.label.len() > MAX_LABEL {
+            let detail = format!("a label of more than {MAX_LABEL} bytes");
             return Err(Error::new(JOINING, ErrorKind::InvalidArgument, detail));
         }
         options.budgets.check()?;
         election::prepare(JOINING, &options.directory)?;
         let failed = |error: std::io::Error| Error::of(JOINING, error);
-        let end = ipc::deadline(options.patience);
-        let service = OwnService::default();
-        if options.service == ServiceMode::Standing {
-            stand(&options, &service, end)
+        let end = ipc::deadline(options.service_timeout);
+        let service = LocalService::default();
+        if options.service == ServiceMode::Dedicated {
+            take_priority(&options, &service, end)
                 .map_err(|error| error.on(options.directory.display()))?;
         }
         loop {
-            let coming = Coming {
+            let connector = ServiceConnector {
                 operation: JOINING,
                 options: &options,
                 own: &service,
                 end: &|| end,
                 serves: &|| true,
-                vacant_since: Cell::new(None),
+                leaderless_since: Cell::new(None),
             };
-            let life = Life::of_this_process().map_err(failed)?;
+            let pidfd = PidFd::of_this_process().map_err(failed)?;
             let hello = Request::Hello { label: options.label.clone() };
-            let (channel, answered) =
-                coming.come_in(|channel| link::say(JOINING, channel, &hello, &[life.as_fd()]))?;
+            let (channel, answered) = connector.handshake(|channel| {
+                link::send_request(JOINING, channel, &hello, &[pidfd.as_fd()])
+            })?;
             let refused = match answered {
-                Answered::Welcome(welcome) => match Entrance::new(&options, channel, welcome)? {
-                    Some(entrance) => return Self::enter(options, service, entrance),
-                    None => None,
-                },
-                Answered::Refused(why) if why.kind() == ErrorKind::Failed => Some(why),
-                Answered::Refused(why) => return Err(why.on(options.directory.display())),
+                HandshakeResult::Welcome(welcome) => {
+                    match JoinedNode::new(&options, channel, welcome)? {
+                        Some(joined) => return Self::start(options, service, joined),
+                        None => None,
+                    }
+                }
+                HandshakeResult::Refused(reason) if reason.kind() == ErrorKind::Failed => {
+                    Some(reason)
+                }
+                HandshakeResult::Refused(reason) => {
+                    return Err(reason.on(options.directory.display()));
+                }
             };
             if Instant::now() >= end {
-                let detail = "its services end before this process is a member";
+                let detail = "its services exit before this process has joined";
                 let error =
                     refused.unwrap_or_else(|| Error::new(JOINING, ErrorKind::Closed, detail));
                 return Err(error.on(options.directory.display()));
@@ -191,30 +198,41 @@ impl Node {
         }
     }
 
-    fn enter(options: NodeOptions, service: OwnService, entrance: Entrance) -> Result<Self> {
+    fn start(options: NodeOptions, service: LocalService, joined: JoinedNode) -> Result<Self> {
         let failed = |error: std::io::Error| Error::of(JOINING, error);
-        let Entrance { link, hall, me, membership } = entrance;
+        let JoinedNode { link, node_segment, me, member_lock } = joined;
         let bell = WakeFd::new().map_err(|error| {
-            hall.roster().resign(me);
+            node_segment.roster().leave(me);
             failed(error)
         })?;
         let (waiting, interruptible) = (options.waiting, options.interruptible);
-        let (roster, outward) = (Arc::clone(hall.roster()), Arc::clone(hall.outward()));
-        let shared = Arc::new(Shared::new(options, hall, me, bell, service, membership));
+        let (roster, publish_doorbell) =
+            (Arc::clone(node_segment.roster()), Arc::clone(node_segment.publish_doorbell()));
+        let shared =
+            Arc::new(MembershipState::new(options, node_segment, me, bell, service, member_lock));
         let thread = std::thread::Builder::new().name("fabricast-link".into()).spawn({
             let shared = Arc::clone(&shared);
             move || link::run(&shared, link)
         });
         let thread = thread.map_err(|error| {
-            shared.roster().resign(me);
+            shared.roster().leave(me);
             failed(error)
         })?;
-        let attendance = Arc::new(Attendance::new(shared, thread));
-        let office = Arc::clone(&attendance) as _;
-        let born = Incarnation::current();
-        let watch = Watch::new();
-        let house = House { me, roster, office, born, outward, waiting, interruptible, watch };
-        Ok(Self { attendance, house: Arc::new(house) })
+        let membership = Arc::new(Membership::new(shared, thread));
+        let service = Arc::clone(&membership) as _;
+        let fork_generation = ForkGeneration::current();
+        let watch = DoorbellWatcher::new();
+        let context = NodeContext {
+            me,
+            roster,
+            service,
+            fork_generation,
+            publish_doorbell,
+            waiting,
+            interruptible,
+            watch,
+        };
+        Ok(Self { membership, context: Arc::new(context) })
     }
 
     /// Opens a topic, and makes it if nobody has. It goes when no process uses it any more.
@@ -226,16 +244,16 @@ impl Node {
     /// [`InvalidArgument`](ErrorKind::InvalidArgument).
     pub fn topic(&self, name: &str, settings: &TopicSettings) -> Result<Topic> {
         // In a child a device would not be found, which is not why.
-        self.house.check_fork("open a topic")?;
+        self.context.check_not_forked("open a topic")?;
         let shared = SharedSettings::of(settings).map_err(|error| error.on(name))?;
-        self.ask_for(name, Some(shared), self.answer_timeout())
+        self.open_topic(name, Some(shared), self.answer_timeout())
     }
 
     /// Opens a topic as whoever made it wanted it. If nobody has at this node, it is made as a node
     /// has it that this one is connected to, in the host's memory.
     ///
     /// # Errors
-    /// [`Unknown`](ErrorKind::Unknown) if nobody has made it, as far as is known now;
+    /// [`NotFound`](ErrorKind::NotFound) if nobody has made it, as far as is known now;
     /// [`OverBudget`](ErrorKind::OverBudget) if there is no room for it here;
     /// [`NoDevice`](ErrorKind::NoDevice) if its memory is a device's that this process does not
     /// see.
@@ -244,34 +262,34 @@ impl Node {
     }
 
     pub(crate) fn interruption(&self) -> Interruption {
-        self.house.interruption()
+        self.context.interruption()
     }
 
     /// How long the service may take for an answer.
     pub(crate) fn answer_timeout(&self) -> Duration {
-        self.attendance.shared.options.patience
+        self.membership.shared.options.service_timeout
     }
 
     /// As [`open`](Self::open), but the service may take this long for its answer.
     pub(crate) fn open_within(&self, name: &str, timeout: Duration) -> Result<Topic> {
-        self.ask_for(name, None, timeout)
+        self.open_topic(name, None, timeout)
     }
 
-    fn ask_for(
+    fn open_topic(
         &self,
         name: &str,
         settings: Option<SharedSettings>,
         timeout: Duration,
     ) -> Result<Topic> {
         let operation = "open a topic";
-        self.house.check(operation)?;
+        self.context.check(operation)?;
         let request = |request| Request::Open { request, name: name.into(), settings };
-        let answer = self.attendance.shared.ask_within(operation, timeout, request);
+        let answer = self.membership.shared.call_within(operation, timeout, request);
         match answer.map_err(|error| error.on(name))? {
-            Answer::Topic { topic, here, arrivals } => {
-                Ok(Topic { desk: Desk::new(&self.house, topic, here, arrivals) })
+            Answer::Topic { topic, local, inbound } => {
+                Ok(Topic { context: TopicContext::new(&self.context, topic, local, inbound) })
             }
-            _ => Err(another_answer(operation)),
+            _ => Err(unexpected_answer(operation)),
         }
     }
 
@@ -281,10 +299,10 @@ impl Node {
     /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded), [`Closed`](ErrorKind::Closed).
     pub fn report(&self) -> Result<Vec<Row>> {
         let operation = "report on a node";
-        self.house.check(operation)?;
-        match self.attendance.shared.ask(operation, |request| Request::Report { request })? {
+        self.context.check(operation)?;
+        match self.membership.shared.call(operation, |request| Request::Report { request })? {
             Answer::Rows(rows) => Ok(rows),
-            _ => Err(another_answer(operation)),
+            _ => Err(unexpected_answer(operation)),
         }
     }
 
@@ -294,34 +312,34 @@ impl Node {
     /// [`Closed`](ErrorKind::Closed) if not: its service was lost, and no other one came in time;
     /// [`Forked`](ErrorKind::Forked).
     pub fn check(&self) -> Result<()> {
-        self.house.check("use a node")
+        self.context.check("use a node")
     }
 
     /// The node's identity, in hexadecimal digits: the same for all that are at it, whatever
     /// service serves it.
     #[must_use]
     pub fn identity(&self) -> String {
-        self.attendance.shared.hall.identity().to_string()
+        self.membership.shared.node_segment.identity().to_string()
     }
 
     /// Does this process serve the node now? Others may do so later, or before; one that is
     /// [standing](ServiceMode::Standing) there begins when who serves in passing has given way.
     #[must_use]
     pub fn serves(&self) -> bool {
-        self.attendance.shared.service.is_running()
+        self.membership.shared.service.is_running()
     }
 
     /// Where its socket is.
     #[must_use]
     pub fn directory(&self) -> &std::path::Path {
-        &self.attendance.shared.options.directory
+        &self.membership.shared.options.directory
     }
 }
 
 /// A topic that this process uses. Copies are the same.
 #[derive(Debug, Clone)]
 pub struct Topic {
-    desk: Desk,
+    context: TopicContext,
 }
 
 impl Topic {
@@ -333,7 +351,7 @@ impl Topic {
     /// [`TooMany`](ErrorKind::TooMany); [`DeadlineExceeded`](ErrorKind::DeadlineExceeded) if the
     /// node's service does not answer within the patience.
     pub fn publisher(&self) -> Result<Publisher> {
-        Publisher::new(self.desk.clone())
+        Publisher::new(self.context.clone())
     }
 
     /// One who reads all that is published from now on.
@@ -341,13 +359,13 @@ impl Topic {
     /// # Errors
     /// [`TooMany`](ErrorKind::TooMany).
     pub fn subscriber(&self) -> Result<Subscriber> {
-        Subscriber::new(self.desk.clone())
+        Subscriber::new(self.context.clone())
     }
 
     /// Its name.
     #[must_use]
     pub fn name(&self) -> &str {
-        self.desk.topic.name()
+        self.context.topic.name()
     }
 
     /// What it is like.
@@ -356,7 +374,7 @@ impl Topic {
     /// [`NoDevice`](ErrorKind::NoDevice) if its memory is a device's that this process does not
     /// see.
     pub fn settings(&self) -> Result<TopicSettings> {
-        self.desk.topic.settings().seen_here()
+        self.context.topic.settings().to_local()
     }
 }
 
@@ -367,12 +385,12 @@ mod tests {
     #[test]
     fn one_that_is_to_serve_does_not_try_for_ever_while_others_come_and_go() {
         let end = Instant::now() + 4 * PAUSE;
-        let error = one_only(end, || Ok(false), || Ok(None)).unwrap_err();
+        let error = acquire_exclusive(end, || Ok(false), || Ok(None)).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
         assert!(Instant::now() >= end);
-        let error = one_only(end, || Ok(false), || Ok(Some(7))).unwrap_err();
+        let error = acquire_exclusive(end, || Ok(false), || Ok(Some(7))).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::AlreadyServed);
         assert!(error.detail().starts_with("process 7 does"));
-        one_only(end, || Ok(true), || Ok(None)).unwrap();
+        acquire_exclusive(end, || Ok(true), || Ok(None)).unwrap();
     }
 }

@@ -1,21 +1,21 @@
-//! How a process joins a node.
+//! How a process joined a node.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use gpu::Uuid;
-use ipc::{Credentials, Spin};
+use ipc::{Credentials, WaitStrategy};
 
-use crate::carrier::NetworkOptions;
 use crate::error::{Error, ErrorKind, Result};
-use crate::settings::{Reserve, SharedPlace, without_device};
+use crate::network_options::NetworkOptions;
+use crate::settings::{Reserve, SharedLocation, device_error};
 
-/// How a process joins a node.
+/// How a process joined a node.
 ///
 /// ```
 /// use pubsub::NodeOptions;
 /// let options = NodeOptions { label: "camera".into(), ..NodeOptions::default() };
-/// assert_eq!(options.directory, NodeOptions::usual_directory());
+/// assert_eq!(options.directory, NodeOptions::default_directory());
 /// ```
 #[derive(Debug, Clone)]
 pub struct NodeOptions {
@@ -27,9 +27,9 @@ pub struct NodeOptions {
     pub service: ServiceMode,
     /// How long to wait for the service: to join, to open a topic, to make a publisher, or to find
     /// another one when it has ended.
-    pub patience: Duration,
+    pub service_timeout: Duration,
     /// How publishers and subscribers wait.
-    pub waiting: Spin,
+    pub waiting: WaitStrategy,
     /// Do waits of publishers and subscribers end when a signal handler has run in the waiting thread
     /// ([`Interrupted`](ErrorKind::Interrupted))? If not, as is usual, they go on.
     ///
@@ -46,7 +46,7 @@ impl NodeOptions {
     /// Where a node is, if nothing else is said: `$FABRICAST_DIRECTORY`, or else a directory of
     /// this user's in `$XDG_RUNTIME_DIR`, `$TMPDIR` or `/tmp`.
     #[must_use]
-    pub fn usual_directory() -> PathBuf {
+    pub fn default_directory() -> PathBuf {
         let named = |name| std::env::var_os(name).filter(|value| !value.is_empty());
         if let Some(directory) = named("FABRICAST_DIRECTORY") {
             return directory.into();
@@ -67,11 +67,11 @@ impl Default for NodeOptions {
         let name = program.as_deref().and_then(|path| path.file_name());
         let label = name.map(|name| name.to_string_lossy().chars().take(16).collect());
         Self {
-            directory: Self::usual_directory(),
+            directory: Self::default_directory(),
             label: label.unwrap_or_default(),
             service: ServiceMode::Embedded,
-            patience: Duration::from_secs(20),
-            waiting: Spin::default(),
+            service_timeout: Duration::from_secs(20),
+            waiting: WaitStrategy::default(),
             interruptible: false,
             budgets: Budgets::default(),
             network: None,
@@ -79,21 +79,21 @@ impl Default for NodeOptions {
     }
 }
 
-/// Who serves the node that a process joins.
+/// Who serves the node that a process joined.
 ///
 /// A node is served by one process at a time. One that does so in passing ([`Embedded`](Self::Embedded))
 /// hands it over, as when it ends, as soon as another one comes that is there for it
-/// ([`Standing`](Self::Standing)); messages go on meanwhile, and nothing is lost.
+/// ([`Dedicated`](Self::Standing)); messages go on meanwhile, and nothing is lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ServiceMode {
     /// This process, if nobody does, in a thread, and until somebody comes who is there for it.
     #[default]
     Embedded,
     /// Always another process, as `fabricast node`.
-    Outside,
+    External,
     /// This process, as long as it is at the node: it takes the office from who serves in passing.
     /// If another one is standing there, it [does not join](crate::ErrorKind::AlreadyServed).
-    Standing,
+    Dedicated,
 }
 
 /// What the messages of all topics of a node may take of each memory, in bytes.
@@ -108,7 +108,7 @@ pub struct Budgets {
 impl Budgets {
     /// The smallest that there can be, in bytes: what the smallest of all topics
     /// [reserves](crate::TopicSettings::reserves).
-    pub const LEAST: u64 = Reserve::LEAST;
+    pub const MIN: u64 = Reserve::MIN;
 
     /// Refuses budgets by which no topic could be made.
     ///
@@ -117,18 +117,18 @@ impl Budgets {
     ///
     /// ```
     /// use pubsub::{Budgets, ErrorKind};
-    /// assert!(Budgets { host: Some(Budgets::LEAST), device: None }.check().is_ok());
+    /// assert!(Budgets { host: Some(Budgets::MIN), device: None }.check().is_ok());
     /// let error = Budgets { host: Some(0), device: None }.check().unwrap_err();
     /// assert_eq!(error.kind(), ErrorKind::InvalidArgument);
     /// ```
     pub fn check(&self) -> Result<()> {
         for (place, budget) in [("the host's", self.host), ("a device's", self.device)] {
-            if let Some(bytes) = budget.filter(|bytes| *bytes < Self::LEAST) {
+            if let Some(bytes) = budget.filter(|bytes| *bytes < Self::MIN) {
                 let detail = format!(
                     "a budget of {bytes} bytes of {place} memory, where the smallest topic reserves {}",
-                    Self::LEAST
+                    Self::MIN
                 );
-                let operation = "limit what topics may take";
+                let operation = "set memory budgets";
                 return Err(Error::new(operation, ErrorKind::InvalidArgument, detail));
             }
         }
@@ -153,15 +153,15 @@ impl Budgets {
         }
     }
 
-    pub(crate) fn of(&self, place: SharedPlace) -> Result<u64> {
-        let operation = "tell what a topic may take";
+    pub(crate) fn of(&self, place: SharedLocation) -> Result<u64> {
+        let operation = "compute the memory of a topic";
         match place {
-            SharedPlace::Host => self.of_host(),
-            SharedPlace::Device(bytes) => match self.device {
+            SharedLocation::Host => self.of_host(),
+            SharedLocation::Device(bytes) => match self.device {
                 Some(bytes) => Ok(bytes),
                 None => {
                     let device = gpu::Device::find(Uuid(bytes))
-                        .map_err(|cause| without_device(operation, cause))?;
+                        .map_err(|cause| device_error(operation, cause))?;
                     Ok(device.properties().total_memory / 2)
                 }
             },
@@ -170,7 +170,7 @@ impl Budgets {
 }
 
 fn host_memory() -> Result<u64> {
-    let operation = "tell how much memory the host has";
+    let operation = "read the size of host memory";
     let text =
         std::fs::read_to_string("/proc/meminfo").map_err(|error| Error::of(operation, error))?;
     let total = text.lines().find_map(|line| {
@@ -178,5 +178,5 @@ fn host_memory() -> Result<u64> {
     });
     total
         .map(|kibibytes| kibibytes << 10)
-        .ok_or_else(|| Error::new(operation, ErrorKind::Failed, "/proc/meminfo does not say"))
+        .ok_or_else(|| Error::new(operation, ErrorKind::Failed, "/proc/meminfo has no MemTotal"))
 }

@@ -3,9 +3,9 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use super::mesh::{Line, Mesh};
-use super::pair::Connection;
-use super::reason::{Parting, Reason};
+use super::close_reason::{CloseReason, GoodbyeReason};
+use super::mesh::{Mesh, PeerConnection};
+use super::session_arbitration::ConnectionId;
 
 /// Connections that are held at the same time. Those that this node dials do not count: there are
 /// as many as addresses that it was given, and others told of.
@@ -14,14 +14,14 @@ pub(super) struct Limits {
     /// Of those that came, in all.
     pub(super) connections: usize,
     /// Of those that came from one address.
-    pub(super) of_one_source: usize,
+    pub(super) per_source: usize,
     /// Of those that came and are no sessions yet.
-    pub(super) strangers: usize,
+    pub(super) pending: usize,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { connections: 1024, of_one_source: 256, strangers: 64 }
+        Self { connections: 1024, per_source: 256, pending: 64 }
     }
 }
 
@@ -33,12 +33,12 @@ fn source(address: IpAddr) -> IpAddr {
     }
 }
 
-fn came(line: &Line) -> bool {
+fn is_inbound(line: &PeerConnection) -> bool {
     line.dialled.is_none()
 }
 
-fn is_stranger(line: &Line) -> bool {
-    came(line) && !line.session.is_established()
+fn is_pending(line: &PeerConnection) -> bool {
+    is_inbound(line) && !line.session.is_established()
 }
 
 impl Mesh {
@@ -46,33 +46,30 @@ impl Mesh {
     /// is. False if there is none to be had.
     pub(super) fn make_room(&mut self, from: IpAddr, now: Duration) -> bool {
         let from = source(from);
-        let lines = || self.lines.iter().filter(|(_, line)| came(line));
-        let is_from = |line: &Line, from| source(line.theirs.ip()) == from;
-        let strangers: Vec<_> = lines().filter(|(_, line)| is_stranger(line)).collect();
-        let oldest_from = |from| -> Option<Connection> {
-            strangers
-                .iter()
-                .find(|(_, line)| is_from(line, from))
-                .map(|(connection, _)| **connection)
+        let connections = || self.connections.iter().filter(|(_, line)| is_inbound(line));
+        let is_from = |line: &PeerConnection, from| source(line.peer_address.ip()) == from;
+        let pending: Vec<_> = connections().filter(|(_, line)| is_pending(line)).collect();
+        let oldest_from = |from| -> Option<ConnectionId> {
+            pending.iter().find(|(_, line)| is_from(line, from)).map(|(connection, _)| **connection)
         };
-        let victim = if lines().filter(|(_, line)| is_from(line, from)).count()
-            >= self.limits.of_one_source
+        let victim = if connections().filter(|(_, line)| is_from(line, from)).count()
+            >= self.limits.per_source
         {
             oldest_from(from)
-        } else if strangers.len() >= self.limits.strangers
-            || lines().count() >= self.limits.connections
+        } else if pending.len() >= self.limits.pending
+            || connections().count() >= self.limits.connections
         {
             // Where most come from, most are of no good: others lose nothing by it.
-            let busiest =
-                strangers.iter().map(|(_, line)| source(line.theirs.ip())).max_by_key(|from| {
-                    strangers.iter().filter(|(_, line)| is_from(line, *from)).count()
-                });
+            let busiest = pending
+                .iter()
+                .map(|(_, line)| source(line.peer_address.ip()))
+                .max_by_key(|from| pending.iter().filter(|(_, line)| is_from(line, *from)).count());
             busiest.and_then(oldest_from)
         } else {
             return true;
         };
         if let Some(victim) = victim {
-            self.end(victim, Reason::Ended(Parting::Crowded), now);
+            self.end(victim, CloseReason::Closed(GoodbyeReason::TooManyConnections), now);
         }
         victim.is_some()
     }

@@ -2,31 +2,32 @@
 
 use std::collections::VecDeque;
 
+use super::close_reason::CloseReason;
 use super::protocol::malformed;
-use super::reason::Reason;
 
-const LENGTH: usize = 4;
+const LENGTH_PREFIX: usize = 4;
 /// Room that is kept when it is empty.
-const KEPT: usize = 1 << 16;
+const RETAINED_CAPACITY: usize = 1 << 16;
 
 /// What came and was not yet a whole frame. As much room is taken as there are bytes, not
 /// as a length claims.
 #[derive(Debug, Default)]
-pub(super) struct Arrivals {
+pub(super) struct ReceiveBuffer {
     bytes: Vec<u8>,
     taken: usize,
 }
 
-impl Arrivals {
+impl ReceiveBuffer {
     pub(super) fn add(&mut self, bytes: &[u8]) {
         self.bytes.extend_from_slice(bytes);
     }
 
     /// The body of the next frame, if it is there. It is refused by its length alone, so
     /// that not more than `longest` ever waits for its end.
-    pub(super) fn next(&mut self, longest: usize) -> Result<Option<&[u8]>, Reason> {
-        let Some((length, rest)) = self.bytes[self.taken..].split_first_chunk::<LENGTH>() else {
-            self.tidy();
+    pub(super) fn next(&mut self, longest: usize) -> Result<Option<&[u8]>, CloseReason> {
+        let Some((length, rest)) = self.bytes[self.taken..].split_first_chunk::<LENGTH_PREFIX>()
+        else {
+            self.compact();
             return Ok(None);
         };
         let length = u32::from_le_bytes(*length) as usize;
@@ -36,19 +37,19 @@ impl Arrivals {
             )));
         }
         if rest.len() < length {
-            self.tidy();
+            self.compact();
             return Ok(None);
         }
-        let start = self.taken + LENGTH;
+        let start = self.taken + LENGTH_PREFIX;
         self.taken = start + length;
         Ok(Some(&self.bytes[start..start + length]))
     }
 
     /// Nothing is here but the beginning of a frame: it moves to the front.
-    fn tidy(&mut self) {
+    fn compact(&mut self) {
         self.bytes.drain(..self.taken);
         self.taken = 0;
-        if self.bytes.is_empty() && self.bytes.capacity() > KEPT {
+        if self.bytes.is_empty() && self.bytes.capacity() > RETAINED_CAPACITY {
             self.bytes = Vec::new();
         }
     }
@@ -56,9 +57,9 @@ impl Arrivals {
 
 /// What waits to be sent.
 #[derive(Debug, Default)]
-pub(super) struct Departures(VecDeque<u8>);
+pub(super) struct SendBuffer(VecDeque<u8>);
 
-impl Departures {
+impl SendBuffer {
     pub(super) fn add(&mut self, body: &[u8]) {
         // Bodies are bounded far below by those who make them.
         self.0.extend((body.len() as u32).to_le_bytes());
@@ -72,7 +73,7 @@ impl Departures {
 
     pub(super) fn remove(&mut self, count: usize) {
         self.0.drain(..count.min(self.0.len()));
-        if self.0.is_empty() && self.0.capacity() > KEPT {
+        if self.0.is_empty() && self.0.capacity() > RETAINED_CAPACITY {
             self.0 = VecDeque::new();
         }
     }

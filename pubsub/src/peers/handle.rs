@@ -7,45 +7,45 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
-use ipc::Incarnation;
+use ipc::ForkGeneration;
 
 use super::admission::Limits;
-use super::directory::{Interest, collect};
-use super::event::Event;
-use super::identity::{LONGEST_LABEL, NodeIdentity, Run, SessionNumber};
-use super::listening::listen;
+use super::connection_protocol::Timing;
+use super::event::PeerEvent;
+use super::event_loop::{PeerEventLoop, Shared};
+use super::event_queue::PeerEventQueue;
+use super::identity::{MAX_LABEL_LENGTH, NodeId, ServiceInstance, SessionId};
+use super::interests::{Interest, collect};
+use super::listener::listen;
 use super::mesh::{Mesh, Start};
-use super::names;
-use super::protocol::SHORTEST_LOST_AFTER;
-use super::queue::Queue;
+use super::protocol::MIN_LOST_AFTER;
 use super::report::PeerReport;
-use super::service::{Service, Shared};
-use super::session::Timing;
-use crate::carrier::NetworkOptions;
+use super::resolver;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock::lock;
+use crate::network_options::NetworkOptions;
 use crate::wake::WakeFd;
 
-const START: &str = "start to look after peers";
+const START: &str = "start peer discovery";
 
 /// Refuses what is impossible, and any other node without [`insecure`](NetworkOptions::insecure),
 /// for a node that is called so.
 pub(crate) fn check(network: &NetworkOptions, label: &str) -> Result<()> {
     let refuse = |detail: String| Err(Error::new(START, ErrorKind::InvalidArgument, detail));
-    if label.len() > LONGEST_LABEL || label.chars().any(char::is_control) {
+    if label.len() > MAX_LABEL_LENGTH || label.chars().any(char::is_control) {
         return refuse(format!(
-            "a label has {LONGEST_LABEL} bytes at most, and no control characters: \"{}\"",
+            "a label has {MAX_LABEL_LENGTH} bytes at most, and no control characters: \"{}\"",
             label.escape_debug()
         ));
     }
     let (lost_after, longest) = (network.lost_after, Duration::from_secs(3600));
-    if lost_after < Duration::from_millis(SHORTEST_LOST_AFTER.into()) || lost_after > longest {
+    if lost_after < Duration::from_millis(MIN_LOST_AFTER.into()) || lost_after > longest {
         return refuse(format!(
-            "lost after {lost_after:?}: {SHORTEST_LOST_AFTER} ms to {longest:?} is possible"
+            "lost after {lost_after:?}: {MIN_LOST_AFTER} ms to {longest:?} is possible"
         ));
     }
     for address in network.peers.iter().chain(&network.rendezvous) {
-        names::check(START, address)?;
+        resolver::check(START, address)?;
     }
     match first_address(network) {
         Some(address) if !network.insecure => {
@@ -72,7 +72,7 @@ pub(crate) struct Peers {
     pub(super) shared: Arc<Shared>,
     listens: Option<SocketAddr>,
     thread: Option<JoinHandle<()>>,
-    born: Incarnation,
+    fork_generation: ForkGeneration,
 }
 
 impl Peers {
@@ -80,22 +80,18 @@ impl Peers {
     /// [say](NetworkOptions::say_if_insecure), and not at each attempt.
     ///
     /// Nothing is said of what the node subscribes to until it [knows](Self::set_interests): not even
-    /// that it is nothing. Nor is it said to a node before it [may](Self::speak_to): so that other
+    /// that it is nothing. Nor is it said to a node before it [may](Self::announce_interests): so that other
     /// things can be said first.
-    pub(crate) fn start(
-        network: &NetworkOptions,
-        identity: NodeIdentity,
-        label: &str,
-    ) -> Result<Self> {
+    pub(crate) fn start(network: &NetworkOptions, identity: NodeId, label: &str) -> Result<Self> {
         Self::start_with(network, identity, label, Limits::default(), true)
     }
 
     pub(super) fn start_with(
         network: &NetworkOptions,
-        identity: NodeIdentity,
+        identity: NodeId,
         label: &str,
         limits: Limits,
-        is_reserved: bool,
+        withholds_interests: bool,
     ) -> Result<Self> {
         let label = network.name(label);
         check(network, label)?;
@@ -111,7 +107,7 @@ impl Peers {
         let chance = getrandom::u64().map_err(|cause| Error::of(START, cause))?;
         let start = Start {
             identity,
-            run: Run::new(chance),
+            run: ServiceInstance::new(chance),
             label: label.to_owned(),
             listens,
             peers: network.peers.clone(),
@@ -120,21 +116,27 @@ impl Peers {
             limits,
         };
         let mut mesh = Mesh::new(start, Duration::ZERO);
-        (mesh.is_silent, mesh.is_reserved) = (is_reserved, is_reserved);
+        (mesh.interests_unknown, mesh.withholds_interests) =
+            (withholds_interests, withholds_interests);
         let shared = Arc::new(Shared {
             mesh: Mutex::new(mesh),
-            events: Queue::new().map_err(failed)?,
+            events: PeerEventQueue::new().map_err(failed)?,
             bell: Arc::new(WakeFd::new().map_err(failed)?),
             began: Instant::now(),
             is_over: AtomicBool::new(false),
         });
         let own = listens.map(|address| address.ip());
-        let service = Service::new(Arc::clone(&shared), listener, own);
+        let service = PeerEventLoop::new(Arc::clone(&shared), listener, own);
         let thread = std::thread::Builder::new()
             .name("fabricast-peers".to_owned())
             .spawn(move || service.run())
             .map_err(|cause| Error::of(START, cause))?;
-        Ok(Self { shared, listens, thread: Some(thread), born: Incarnation::current() })
+        Ok(Self {
+            shared,
+            listens,
+            thread: Some(thread),
+            fork_generation: ForkGeneration::current(),
+        })
     }
 
     /// Where others can reach it.
@@ -148,7 +150,7 @@ impl Peers {
         &self,
         interests: impl IntoIterator<Item = Interest>,
     ) -> Result<()> {
-        self.check_fork("say what a node subscribes to")?;
+        self.check_not_forked("set the interests of this node")?;
         let interests = collect(interests)?;
         lock(&self.shared.mesh).set_interests(interests, self.shared.now());
         self.shared.bell.ring();
@@ -157,22 +159,17 @@ impl Peers {
 
     /// A node is told what this one publishes and subscribes to from now on, behind the letters
     /// that were sent there, unless the session is over.
-    pub(crate) fn speak_to(&self, node: NodeIdentity, session: SessionNumber) -> Result<()> {
-        self.check_fork("tell a node")?;
-        lock(&self.shared.mesh).speak_to(node, session, self.shared.now());
+    pub(crate) fn announce_interests(&self, node: NodeId, session: SessionId) -> Result<()> {
+        self.check_not_forked("send to a node")?;
+        lock(&self.shared.mesh).announce_interests(node, session, self.shared.now());
         self.shared.bell.ring();
         Ok(())
     }
 
     /// Sends a letter. It arrives once, behind those sent before, unless the session ends.
     /// This never waits: if more letters wait than may, the session is ended.
-    pub(crate) fn tell(
-        &self,
-        node: NodeIdentity,
-        session: SessionNumber,
-        letter: Vec<u8>,
-    ) -> Result<()> {
-        self.check_fork("tell a node")?;
+    pub(crate) fn tell(&self, node: NodeId, session: SessionId, letter: Vec<u8>) -> Result<()> {
+        self.check_not_forked("send to a node")?;
         let told = lock(&self.shared.mesh).tell(node, session, letter, self.shared.now());
         self.shared.bell.ring();
         told
@@ -180,13 +177,13 @@ impl Peers {
 
     /// How it stands with each peer, and with each address at which one is wanted.
     pub(crate) fn reports(&self) -> Vec<PeerReport> {
-        if !self.born.is_current() {
+        if !self.fork_generation.is_current() {
             return Vec::new();
         }
         let (now, moment) = (SystemTime::now(), self.shared.now());
         let mut mesh = lock(&self.shared.mesh);
         // Nothing may have happened since it was time.
-        mesh.absent.tick(moment);
+        mesh.departed.tick(moment);
         mesh.reports(|since| now - moment.saturating_sub(since))
     }
 
@@ -196,8 +193,8 @@ impl Peers {
     }
 
     /// The next event, if there is one. As long as many wait here, nothing is read from peers.
-    pub(crate) fn next_event(&self) -> Option<Event> {
-        if !self.born.is_current() {
+    pub(crate) fn next_event(&self) -> Option<PeerEvent> {
+        if !self.fork_generation.is_current() {
             return None;
         }
         let (event, has_room) = self.shared.events.pop();
@@ -207,11 +204,11 @@ impl Peers {
         event
     }
 
-    fn check_fork(&self, operation: &'static str) -> Result<()> {
-        if self.born.is_current() {
+    fn check_not_forked(&self, operation: &'static str) -> Result<()> {
+        if self.fork_generation.is_current() {
             return Ok(());
         }
-        let detail = "the thread that looks after peers is the parent's";
+        let detail = "the peer thread belongs to the parent process";
         Err(Error::new(operation, ErrorKind::Forked, detail))
     }
 }
@@ -219,7 +216,7 @@ impl Peers {
 impl Drop for Peers {
     fn drop(&mut self) {
         let Some(thread) = self.thread.take() else { return };
-        if !self.born.is_current() {
+        if !self.fork_generation.is_current() {
             // There is no such thread here, and the connections are the parent's.
             std::mem::forget(thread);
             return;
@@ -227,7 +224,7 @@ impl Drop for Peers {
         self.shared.is_over.store(true, Ordering::Release);
         self.shared.bell.ring();
         if thread.join().is_err() {
-            tracing::error!("the thread that looks after peers has panicked");
+            tracing::error!("the peer thread panicked");
         }
     }
 }

@@ -8,27 +8,26 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Error, Result};
 
 /// The longest label of a node, in bytes.
-pub(super) const LONGEST_LABEL: usize = 64;
+pub(super) const MAX_LABEL_LENGTH: usize = 64;
 
 /// The identity of a node: the random UUID of its service.
 ///
 /// ```
-/// use pubsub::NodeIdentity;
-/// let node = NodeIdentity(*b"0123456789abcdef");
+/// use pubsub::NodeId;
+/// let node = NodeId(*b"0123456789abcdef");
 /// assert_eq!(node.to_string(), "30313233-3435-3637-3839-616263646566");
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct NodeIdentity(pub [u8; 16]);
+pub struct NodeId(pub [u8; 16]);
 
-impl NodeIdentity {
+impl NodeId {
     /// A new one.
     ///
     /// # Errors
     /// If the system gives no random bytes.
     pub fn random() -> Result<Self> {
         let mut bytes = [0; 16];
-        getrandom::fill(&mut bytes)
-            .map_err(|cause| Error::of("make the identity of a node", cause))?;
+        getrandom::fill(&mut bytes).map_err(|cause| Error::of("create a node id", cause))?;
         // What makes it a UUID of the random kind.
         bytes[6] = bytes[6] & 0x0f | 0x40;
         bytes[8] = bytes[8] & 0x3f | 0x80;
@@ -36,7 +35,7 @@ impl NodeIdentity {
     }
 }
 
-impl fmt::Display for NodeIdentity {
+impl fmt::Display for NodeId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, byte) in self.0.iter().enumerate() {
             if matches!(index, 4 | 6 | 8 | 10) {
@@ -48,7 +47,7 @@ impl fmt::Display for NodeIdentity {
     }
 }
 
-impl fmt::Debug for NodeIdentity {
+impl fmt::Debug for NodeId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
@@ -57,9 +56,9 @@ impl fmt::Debug for NodeIdentity {
 /// A session between two nodes: one connection that both have agreed to use. Both
 /// know it by the same number, which neither uses again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub(crate) struct SessionNumber(pub(crate) u64);
+pub(crate) struct SessionId(pub(crate) u64);
 
-impl fmt::Display for SessionNumber {
+impl fmt::Display for SessionId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:016x}", self.0)
     }
@@ -68,14 +67,14 @@ impl fmt::Display for SessionNumber {
 /// One start of a node's service. A later one takes the place of an earlier one that has no session
 /// any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub(crate) struct Run {
+pub(crate) struct ServiceInstance {
     /// Nanoseconds since 1970.
     pub(super) started: u64,
     /// Tells apart those that started at the same time.
     pub(super) chance: u64,
 }
 
-impl Run {
+impl ServiceInstance {
     pub(crate) fn new(chance: u64) -> Self {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Self { started: since.as_nanos() as u64, chance }
@@ -84,9 +83,9 @@ impl Run {
 
 /// Chance that can be repeated, for what needs no secrecy.
 #[derive(Debug, Clone)]
-pub(super) struct Chance(pub(super) u64);
+pub(super) struct SplitMix64(pub(super) u64);
 
-impl Chance {
+impl SplitMix64 {
     pub(super) fn draw(&mut self) -> u64 {
         // A counter whose steps are spread over all bits.
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);

@@ -10,32 +10,32 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use testkit::children::ForkedChild;
 
 use super::admission::Limits;
-use super::directory::{Change, Interest};
-use super::event::Event;
+use super::close_reason::{CloseReason, GoodbyeReason};
+use super::event::PeerEvent;
 use super::fuzzing;
 use super::handle::Peers;
-use super::identity::{NodeIdentity, SessionNumber};
-use super::reason::{Parting, Reason};
+use super::identity::{NodeId, SessionId};
+use super::interests::{Interest, InterestChange};
 use super::report::PeerState;
-use crate::carrier::NetworkOptions;
 use crate::lock::lock;
+use crate::network_options::NetworkOptions;
 use crate::settings::TopicSettings;
 use crate::{ErrorKind, Result};
 
 impl Peers {
     /// One that says what it subscribes to as soon as there is a session.
-    pub(crate) fn start_open(network: &NetworkOptions, identity: NodeIdentity) -> Result<Self> {
+    pub(crate) fn start_open(network: &NetworkOptions, identity: NodeId) -> Result<Self> {
         Self::start_with(network, identity, "", Limits::default(), false)
     }
 
     /// Bytes that wait to be sent to somebody.
     pub(super) fn waiting(&self) -> usize {
-        lock(&self.shared.mesh).lines.values().map(|line| line.session.waiting()).sum()
+        lock(&self.shared.mesh).connections.values().map(|line| line.session.waiting()).sum()
     }
 }
 
 /// Only reached when something is wrong.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Clone)]
 struct Options(u8, NetworkOptions);
@@ -68,15 +68,15 @@ fn options(number: u8, peers: &[SocketAddr]) -> Options {
 }
 
 fn started(options: Options) -> Result<Peers> {
-    Peers::start_open(&options.1, NodeIdentity([options.0; 16]))
+    Peers::start_open(&options.1, NodeId([options.0; 16]))
 }
 
-fn identity(number: u8) -> NodeIdentity {
-    NodeIdentity([number; 16])
+fn identity(number: u8) -> NodeId {
+    NodeId([number; 16])
 }
 
-fn next(peers: &Peers) -> Event {
-    let end = Instant::now() + PATIENCE;
+fn next(peers: &Peers) -> PeerEvent {
+    let end = Instant::now() + TEST_TIMEOUT;
     loop {
         if let Some(event) = peers.next_event() {
             return event;
@@ -89,32 +89,32 @@ fn next(peers: &Peers) -> Event {
 }
 
 /// The session with a node that appears next. What comes first must be that.
-fn appears(peers: &Peers, number: u8) -> SessionNumber {
+fn appears(peers: &Peers, number: u8) -> SessionId {
     match next(peers) {
-        Event::Appeared { node, session, label, ours, .. } => {
+        PeerEvent::Connected { node, session, label, local_address, .. } => {
             assert_eq!((node, label), (identity(number), format!("node {number}")));
-            assert!(ours.ip().is_loopback());
+            assert!(local_address.ip().is_loopback());
             session
         }
         other => panic!("{other:?}"),
     }
 }
 
-fn vanishes(peers: &Peers, number: u8) -> Reason {
+fn vanishes(peers: &Peers, number: u8) -> CloseReason {
     loop {
         match next(peers) {
-            Event::Vanished { node, reason, .. } => {
+            PeerEvent::Disconnected { node, reason, .. } => {
                 assert_eq!(node, identity(number));
                 return reason;
             }
-            Event::Appeared { node, .. } => panic!("{node} appeared"),
+            PeerEvent::Connected { node, .. } => panic!("{node} appeared"),
             _ => {}
         }
     }
 }
 
 fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TEST_TIMEOUT;
     while !is_so() {
         assert!(Instant::now() < end, "it never came: {what}");
         std::thread::sleep(Duration::from_millis(2));
@@ -122,13 +122,13 @@ fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
 }
 
 /// Two that have met, and heard that the other subscribes nothing.
-fn two() -> (Peers, Peers, SessionNumber) {
+fn two() -> (Peers, Peers, SessionId) {
     let one = started(options(1, &[])).unwrap();
     let two = started(options(2, &[one.listens().unwrap()])).unwrap();
     let session = appears(&one, 2);
     assert_eq!(appears(&two, 1), session);
     for peers in [&one, &two] {
-        assert!(matches!(next(peers), Event::Interests { changes, .. } if changes.is_empty()));
+        assert!(matches!(next(peers), PeerEvent::Interests { changes, .. } if changes.is_empty()));
     }
     (one, two, session)
 }
@@ -139,13 +139,16 @@ fn two_nodes_learn_what_the_other_subscribes_and_send_letters() {
     let settings = TopicSettings { depth: 5, ..TopicSettings::default() };
     let interest = |topic: &str| Interest::new(topic, true, false, &settings).unwrap();
     one.set_interests([interest("a"), interest("b")]).unwrap();
-    let Event::Interests { node, session: in_session, changes } = next(&two) else { panic!() };
+    let PeerEvent::Interests { node, session: in_session, changes } = next(&two) else { panic!() };
     assert_eq!((node, in_session), (identity(1), session));
-    assert_eq!(changes, [Change::Set(interest("a")), Change::Set(interest("b"))]);
-    assert_eq!(interest("a").settings.seen_here().unwrap(), settings);
+    assert_eq!(changes, [InterestChange::Set(interest("a")), InterestChange::Set(interest("b"))]);
+    assert_eq!(interest("a").settings.to_local().unwrap(), settings);
     one.set_interests([interest("b"), interest("c")]).unwrap();
-    let Event::Interests { changes, .. } = next(&two) else { panic!() };
-    assert_eq!(changes, [Change::Gone("a".to_owned()), Change::Set(interest("c"))]);
+    let PeerEvent::Interests { changes, .. } = next(&two) else { panic!() };
+    assert_eq!(
+        changes,
+        [InterestChange::Removed("a".to_owned()), InterestChange::Set(interest("c"))]
+    );
 
     let letters: Vec<Vec<u8>> =
         (0_usize..300).map(|number| vec![number as u8; number * number / 4]).collect();
@@ -154,9 +157,13 @@ fn two_nodes_learn_what_the_other_subscribes_and_send_letters() {
     }
     two.tell(identity(1), session, b"and back".to_vec()).unwrap();
     for letter in letters {
-        assert_eq!(next(&two), Event::Letter { node: identity(1), session, bytes: letter });
+        assert_eq!(
+            next(&two),
+            PeerEvent::ControlMessage { node: identity(1), session, bytes: letter }
+        );
     }
-    let answer = Event::Letter { node: identity(2), session, bytes: b"and back".to_vec() };
+    let answer =
+        PeerEvent::ControlMessage { node: identity(2), session, bytes: b"and back".to_vec() };
     assert_eq!(next(&one), answer);
 
     let reports = two.reports();
@@ -167,12 +174,13 @@ fn two_nodes_learn_what_the_other_subscribes_and_send_letters() {
     // What was told before the end arrives, and then nothing can be told any more.
     one.tell(identity(2), session, b"farewell".to_vec()).unwrap();
     drop(one);
-    let farewell = Event::Letter { node: identity(1), session, bytes: b"farewell".to_vec() };
+    let farewell =
+        PeerEvent::ControlMessage { node: identity(1), session, bytes: b"farewell".to_vec() };
     assert_eq!(next(&two), farewell);
-    assert_eq!(vanishes(&two, 1), Reason::Ended(Parting::Leaving));
+    assert_eq!(vanishes(&two, 1), CloseReason::Closed(GoodbyeReason::Leaving));
     let refused = two.tell(identity(1), session, Vec::new()).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Closed);
-    wait_until("a reason", || two.reports().iter().any(|report| report.why_not.is_some()));
+    wait_until("a reason", || two.reports().iter().any(|report| report.last_error.is_some()));
     // It is still known what it called itself.
     let gone = two.reports().into_iter().find(|report| report.identity == Some(identity(1)));
     assert_eq!(gone.and_then(|report| report.label).as_deref(), Some("node 1"));
@@ -181,7 +189,7 @@ fn two_nodes_learn_what_the_other_subscribes_and_send_letters() {
 #[test]
 fn a_letter_has_an_end() {
     let (one, _two, session) = two();
-    let longest = vec![0; super::protocol::LONGEST_LETTER + 1];
+    let longest = vec![0; super::protocol::MAX_CONTROL_MESSAGE_LENGTH + 1];
     let refused = one.tell(identity(2), session, longest).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::TooLong);
 }
@@ -192,7 +200,7 @@ fn a_node_that_starts_again_appears_again_in_another_session() {
     let mut again = options(1, &[]);
     again.listen = one.listens();
     drop(one);
-    assert_eq!(vanishes(&two, 1), Reason::Ended(Parting::Leaving));
+    assert_eq!(vanishes(&two, 1), CloseReason::Closed(GoodbyeReason::Leaving));
     let one = started(again).unwrap();
     let second = appears(&two, 1);
     assert_ne!(second, session);
@@ -203,7 +211,7 @@ fn a_node_that_starts_again_appears_again_in_another_session() {
 fn a_node_that_ends_listens_no_more_also_if_a_child_keeps_the_socket() {
     let one = started(options(1, &[])).unwrap();
     let address = one.listens().unwrap();
-    let child = ForkedChild::new(|| std::thread::sleep(PATIENCE));
+    let child = ForkedChild::new(|| std::thread::sleep(TEST_TIMEOUT));
     drop(one);
     TcpStream::connect(address).unwrap_err();
     let mut again = options(1, &[]);
@@ -233,13 +241,13 @@ fn nodes_that_dial_each_other_have_one_session() {
         one.tell(identity(2), session, b"hello".to_vec()).unwrap();
         loop {
             match next(&two) {
-                Event::Letter { .. } => break,
-                Event::Interests { .. } => {}
+                PeerEvent::ControlMessage { .. } => break,
+                PeerEvent::Interests { .. } => {}
                 other => panic!("{other:?}"),
             }
         }
         wait_until("that it knows its own address", || {
-            one.reports().iter().any(|report| report.state == PeerState::Oneself)
+            one.reports().iter().any(|report| report.state == PeerState::SelfConnection)
         });
     }
 }
@@ -254,15 +262,15 @@ fn five_find_each_other_through_one_of_them() {
         options.rendezvous = Some(format!("localhost:{}", rendezvous.port()));
         all.push(started(options).unwrap());
     }
-    let mut sessions: Vec<BTreeMap<NodeIdentity, SessionNumber>> = Vec::new();
+    let mut sessions: Vec<BTreeMap<NodeId, SessionId>> = Vec::new();
     for peers in &all {
         let mut met = BTreeMap::new();
         while met.len() < 4 {
             match next(peers) {
-                Event::Appeared { node, session, .. } => {
+                PeerEvent::Connected { node, session, .. } => {
                     assert_eq!(met.insert(node, session), None);
                 }
-                Event::Interests { .. } => {}
+                PeerEvent::Interests { .. } => {}
                 other => panic!("{other:?}"),
             }
         }
@@ -324,7 +332,7 @@ fn other_nodes_are_met_only_if_it_is_allowed() {
 
 /// Reads until the other side closes.
 fn until_closed(mut stream: &TcpStream) -> Vec<u8> {
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
     let mut bytes = Vec::new();
     // A reset is an end as well.
     match stream.read_to_end(&mut bytes) {
@@ -337,12 +345,12 @@ fn until_closed(mut stream: &TcpStream) -> Vec<u8> {
 fn who_talks_nonsense_is_shown_out_and_nobody_else_notices() {
     let (one, two, session) = two();
     let address = one.listens().unwrap();
-    let introduction = fuzzing::introduction();
-    let mut version = introduction.clone();
+    let valid_handshake = fuzzing::valid_handshake();
+    let mut version = valid_handshake.clone();
     version[12] += 1;
-    let mut oversized = introduction.clone();
+    let mut oversized = valid_handshake.clone();
     oversized.extend(u32::MAX.to_le_bytes());
-    let mut trailing = introduction.clone();
+    let mut trailing = valid_handshake.clone();
     trailing.extend([2, 0, 0, 0, 3, 0]);
     let nonsense: Vec<Vec<u8>> = vec![
         b"GET / HTTP/1.1\r\n\r\n".to_vec(),
@@ -351,7 +359,7 @@ fn who_talks_nonsense_is_shown_out_and_nobody_else_notices() {
         version,
         oversized,
         trailing,
-        introduction[..20].iter().chain(&[0xee; 200]).copied().collect(),
+        valid_handshake[..20].iter().chain(&[0xee; 200]).copied().collect(),
     ];
     for bytes in &nonsense {
         let mut stream = TcpStream::connect(address).unwrap();
@@ -360,23 +368,25 @@ fn who_talks_nonsense_is_shown_out_and_nobody_else_notices() {
         until_closed(&stream);
     }
     // Gone in the middle of a word.
-    for length in [0, 3, 10, introduction.len()] {
+    for length in [0, 3, 10, valid_handshake.len()] {
         let mut stream = TcpStream::connect(address).unwrap();
-        stream.write_all(&introduction[..length]).unwrap();
+        stream.write_all(&valid_handshake[..length]).unwrap();
     }
     two.tell(identity(1), session, b"still here".to_vec()).unwrap();
     let mut letters = 0;
-    let mut guests: VecDeque<SessionNumber> = VecDeque::new();
+    let mut guests: VecDeque<SessionId> = VecDeque::new();
     while letters == 0 {
         match next(&one) {
-            Event::Letter { node, .. } => {
+            PeerEvent::ControlMessage { node, .. } => {
                 assert_eq!(node, identity(2));
                 letters += 1;
             }
             // The decider is the one with the greater identity, so no guest gets in.
-            Event::Appeared { session, .. } => guests.push_back(session),
-            Event::Vanished { node, reason, .. } => assert_ne!(node, identity(2), "{reason}"),
-            Event::Interests { .. } => {}
+            PeerEvent::Connected { session, .. } => guests.push_back(session),
+            PeerEvent::Disconnected { node, reason, .. } => {
+                assert_ne!(node, identity(2), "{reason}")
+            }
+            PeerEvent::Interests { .. } => {}
         }
     }
     assert!(guests.is_empty());
@@ -384,21 +394,21 @@ fn who_talks_nonsense_is_shown_out_and_nobody_else_notices() {
 
 #[test]
 fn a_flood_of_strangers_keeps_nobody_out() {
-    let limits = Limits { connections: 20, of_one_source: 16, strangers: 8 };
+    let limits = Limits { connections: 20, per_source: 16, pending: 8 };
     let mut first = options(1, &[]);
     first.listen = Some("0.0.0.0:0".parse().unwrap());
     first.insecure = true;
-    let one = Peers::start_with(&first.1, NodeIdentity([1; 16]), "", limits, false).unwrap();
+    let one = Peers::start_with(&first.1, NodeId([1; 16]), "", limits, false).unwrap();
     let port = one.listens().unwrap().port();
     let two = started(options(2, &[SocketAddr::from(([127, 0, 0, 1], port))])).unwrap();
     let session = appears(&one, 2);
     appears(&two, 1);
     // They stay as long as they are let.
     let flood = SocketAddr::from(([127, 0, 0, 1], port));
-    let mut strangers = Vec::new();
+    let mut pending = Vec::new();
     let mut third = None;
     for number in 0..200 {
-        strangers.push(super::socket::begin_to_connect(flood, "127.0.0.9".parse().ok()).unwrap());
+        pending.push(super::socket::start_connect(flood, "127.0.0.9".parse().ok()).unwrap());
         if number == 100 {
             third = Some(started(options(3, &[flood])).unwrap());
         }
@@ -408,10 +418,10 @@ fn a_flood_of_strangers_keeps_nobody_out() {
     let (mut has_letter, mut has_third) = (false, false);
     while !(has_letter && has_third) {
         match next(&one) {
-            Event::Letter { .. } => has_letter = true,
-            Event::Appeared { node, .. } => has_third |= node == identity(3),
-            Event::Interests { .. } => {}
-            Event::Vanished { reason, .. } => panic!("{reason}"),
+            PeerEvent::ControlMessage { .. } => has_letter = true,
+            PeerEvent::Connected { node, .. } => has_third |= node == identity(3),
+            PeerEvent::Interests { .. } => {}
+            PeerEvent::Disconnected { reason, .. } => panic!("{reason}"),
         }
     }
     assert!(one.reports().len() <= 20);
@@ -426,7 +436,7 @@ fn who_says_nothing_or_says_it_slowly_is_shown_out() {
     let silent = TcpStream::connect(one.listens().unwrap()).unwrap();
     let mut slow = TcpStream::connect(one.listens().unwrap()).unwrap();
     slow.set_nodelay(true).unwrap();
-    for byte in fuzzing::introduction().iter().cycle() {
+    for byte in fuzzing::valid_handshake().iter().cycle() {
         // The frame that it claims has 4 KiB: it would take for ever.
         if slow.write_all(&[*byte & 0x0f]).is_err() {
             break;
@@ -444,8 +454,8 @@ fn a_peer_that_does_not_read_is_given_up_when_too_much_waits() {
     first.lost_after = Duration::from_secs(3600);
     let one = started(first).unwrap();
     let mut stream = TcpStream::connect(one.listens().unwrap()).unwrap();
-    stream.write_all(&fuzzing::introduction()).unwrap();
-    let Event::Appeared { node, session, .. } = next(&one) else { panic!() };
+    stream.write_all(&fuzzing::valid_handshake()).unwrap();
+    let PeerEvent::Connected { node, session, .. } = next(&one) else { panic!() };
     let letter = vec![7; 1 << 19];
     // What the system keeps for it has an end, too.
     let refused = (0..1000).find_map(|_| {
@@ -453,7 +463,10 @@ fn a_peer_that_does_not_read_is_given_up_when_too_much_waits() {
         one.tell(node, session, letter.clone()).err()
     });
     assert_eq!(refused.unwrap().kind(), ErrorKind::TooMany);
-    assert!(matches!(next(&one), Event::Vanished { reason: Reason::Ended(Parting::Backlog), .. }));
+    assert!(matches!(
+        next(&one),
+        PeerEvent::Disconnected { reason: CloseReason::Closed(GoodbyeReason::SendQueueFull), .. }
+    ));
     assert_eq!(one.tell(node, session, letter).unwrap_err().kind(), ErrorKind::Closed);
     drop(stream);
 }
@@ -474,11 +487,14 @@ fn who_does_not_take_its_events_gets_them_all_later() {
     assert!(told > 4096, "{told}");
     for number in 0..told {
         let bytes = number.to_le_bytes().repeat(100);
-        assert_eq!(next(&two), Event::Letter { node: identity(1), session, bytes });
+        assert_eq!(next(&two), PeerEvent::ControlMessage { node: identity(1), session, bytes });
     }
     assert_eq!(two.next_event(), None);
     two.tell(identity(1), session, Vec::new()).unwrap();
-    assert_eq!(next(&one), Event::Letter { node: identity(2), session, bytes: Vec::new() });
+    assert_eq!(
+        next(&one),
+        PeerEvent::ControlMessage { node: identity(2), session, bytes: Vec::new() }
+    );
 }
 
 /// Does more wait to be sent than soon will be?
@@ -501,7 +517,7 @@ fn a_name_that_leads_nowhere_is_reported() {
     wait_until("a reason", || {
         one.reports()
             .iter()
-            .any(|report| report.why_not.as_deref().is_some_and(|why| why.contains("refused")))
+            .any(|report| report.last_error.as_deref().is_some_and(|why| why.contains("refused")))
     });
 }
 
@@ -510,13 +526,16 @@ fn another_version_is_reported_as_such() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let one = started(options(1, &[listener.local_addr().unwrap()])).unwrap();
     let (mut stream, _) = listener.accept().unwrap();
-    let mut other = fuzzing::introduction();
+    let mut other = fuzzing::valid_handshake();
     other[12] = 9;
     stream.write_all(&other).unwrap();
     wait_until("a reason", || {
         one.reports()
             .iter()
-            .any(|report| report.why_not.as_deref().is_some_and(|why| why.contains("version 9")))
+            .any(|report| report.last_error.as_deref().is_some_and(|why| why.contains("version 9")))
     });
-    assert!(Reason::Refused { why: Parting::Crowded, detail: String::new() }.is_lasting());
+    assert!(
+        CloseReason::Refused { why: GoodbyeReason::TooManyConnections, detail: String::new() }
+            .is_permanent()
+    );
 }

@@ -6,12 +6,12 @@ use std::time::{Duration, SystemTime};
 use proptest::prelude::*;
 
 use super::admission::Limits;
-use super::directory::Interest;
-use super::identity::{Chance, NodeIdentity, Run};
+use super::connection_protocol::Timing;
+use super::identity::{NodeId, ServiceInstance, SplitMix64};
+use super::interests::Interest;
 use super::mesh::{Mesh, Start};
 use super::report::PeerState;
-use super::session::Timing;
-use super::simulation::{Plan, World};
+use super::simulation::{HostConfig, Simulation};
 use crate::settings::TopicSettings;
 
 /// Longer than anything takes that nodes wait for: an end that was not noticed, the longest
@@ -22,16 +22,16 @@ fn address(host: usize, which: u8) -> SocketAddr {
     SocketAddr::from(([10, which, 0, host as u8 + 1], 7000))
 }
 
-fn identity(seed: u64, host: usize) -> NodeIdentity {
-    let mut chance = Chance(seed ^ (host as u64) << 32);
+fn identity(seed: u64, host: usize) -> NodeId {
+    let mut chance = SplitMix64(seed ^ (host as u64) << 32);
     let mut bytes = [host as u8; 16];
     bytes[..8].copy_from_slice(&chance.draw().to_le_bytes());
-    NodeIdentity(bytes)
+    NodeId(bytes)
 }
 
 /// Who knows whom.
 #[derive(Debug, Clone, Copy)]
-enum Acquaintance {
+enum Topology {
     /// Everybody has all addresses, and its own.
     All,
     /// The same, and each node under two addresses.
@@ -44,10 +44,10 @@ enum Acquaintance {
     Hidden,
 }
 
-fn plans(count: usize, seed: u64, acquaintance: Acquaintance) -> Vec<Plan> {
-    let mut chance = Chance(seed);
+fn plans(count: usize, seed: u64, acquaintance: Topology) -> Vec<HostConfig> {
+    let mut chance = SplitMix64(seed);
     let mut plans: Vec<_> = (0..count)
-        .map(|host| Plan {
+        .map(|host| HostConfig {
             identity: identity(seed, host),
             addresses: vec![address(host, 0), address(host, 1)],
             listens: true,
@@ -59,25 +59,25 @@ fn plans(count: usize, seed: u64, acquaintance: Acquaintance) -> Vec<Plan> {
         for two in 0..count {
             let text = address(two, 0).to_string();
             match acquaintance {
-                Acquaintance::All => plans[one].peers.push(text),
-                Acquaintance::Twice => {
+                Topology::All => plans[one].peers.push(text),
+                Topology::Twice => {
                     plans[one].peers.extend([text, address(two, 1).to_string()]);
                 }
-                Acquaintance::OneSided if one < two => {
+                Topology::OneSided if one < two => {
                     if chance.draw().is_multiple_of(2) {
                         plans[one].peers.push(text);
                     } else {
                         plans[two].peers.push(address(one, 0).to_string());
                     }
                 }
-                Acquaintance::Rendezvous | Acquaintance::Hidden if two == 0 => {
+                Topology::Rendezvous | Topology::Hidden if two == 0 => {
                     plans[one].rendezvous = Some(text);
                 }
                 _ => {}
             }
         }
     }
-    if matches!(acquaintance, Acquaintance::Hidden) {
+    if matches!(acquaintance, Topology::Hidden) {
         plans[count - 1].listens = false;
     }
     plans
@@ -122,7 +122,7 @@ fn interests(topics: u8) -> Vec<Interest> {
         .collect()
 }
 
-fn perform(world: &mut World, step: Step) {
+fn perform(world: &mut Simulation, step: Step) {
     let count = world.hosts.len();
     let of = |host: usize| host % count;
     match step {
@@ -138,7 +138,7 @@ fn perform(world: &mut World, step: Step) {
 }
 
 /// Every two have one connection, agree on it, and know what the other subscribes.
-fn check_that_all_are_joined(world: &World) {
+fn check_that_all_are_joined(world: &Simulation) {
     let count = world.hosts.len();
     for one in 0..count {
         assert_eq!(world.connections_of(one), count - 1, "connections of {one}: {world:#?}");
@@ -168,15 +168,15 @@ proptest! {
         count in 2_usize..=6,
         seed in any::<u64>(),
         acquaintance in prop_oneof![
-            Just(Acquaintance::All),
-            Just(Acquaintance::Twice),
-            Just(Acquaintance::OneSided),
-            Just(Acquaintance::Rendezvous),
-            Just(Acquaintance::Hidden),
+            Just(Topology::All),
+            Just(Topology::Twice),
+            Just(Topology::OneSided),
+            Just(Topology::Rendezvous),
+            Just(Topology::Hidden),
         ],
         steps in steps(),
     ) {
-        let mut world = World::new(plans(count, seed, acquaintance), seed);
+        let mut world = Simulation::new(plans(count, seed, acquaintance), seed);
         for step in steps {
             perform(&mut world, step);
         }
@@ -202,11 +202,11 @@ proptest! {
         count in 2_usize..=6,
         seed in any::<u64>(),
         pauses in proptest::collection::vec(0_u64..300, 6),
-        acquaintance in prop_oneof![Just(Acquaintance::All), Just(Acquaintance::Twice)],
+        acquaintance in prop_oneof![Just(Topology::All), Just(Topology::Twice)],
     ) {
-        let mut world = World::new(plans(count, seed, acquaintance), seed);
+        let mut world = Simulation::new(plans(count, seed, acquaintance), seed);
         let mut order: Vec<_> = (0..count).collect();
-        let mut chance = Chance(seed);
+        let mut chance = SplitMix64(seed);
         order.sort_by_cached_key(|_| chance.draw());
         for (host, pause) in order.into_iter().zip(pauses) {
             world.start(host, 1);
@@ -223,22 +223,22 @@ proptest! {
 
 #[test]
 fn one_that_meets_itself_does_not_dial_itself_again() {
-    let mut world = World::new(plans(1, 1, Acquaintance::Twice), 1);
+    let mut world = Simulation::new(plans(1, 1, Topology::Twice), 1);
     world.start(0, 1);
     world.run(LONG);
     assert_eq!(world.connections_of(0), 0);
     let reports = world.hosts[0].mesh.as_ref().unwrap().reports(|_| SystemTime::UNIX_EPOCH);
     assert_eq!(reports.len(), 2);
-    assert!(reports.iter().all(|report| report.state == PeerState::Oneself), "{reports:?}");
+    assert!(reports.iter().all(|report| report.state == PeerState::SelfConnection), "{reports:?}");
     assert_eq!(world.hosts[0].mesh.as_ref().unwrap().deadline(), None);
 }
 
 #[test]
 fn a_session_is_not_taken_over_by_another_service_of_its_identity() {
     for started in [2, 0] {
-        let mut plans = plans(3, 1, Acquaintance::All);
+        let mut plans = plans(3, 1, Topology::All);
         plans[1].identity = plans[0].identity;
-        let mut world = World::new(plans, 1);
+        let mut world = Simulation::new(plans, 1);
         world.start(0, 1);
         world.start(2, 1);
         world.run(LONG);
@@ -253,8 +253,8 @@ fn a_session_is_not_taken_over_by_another_service_of_its_identity() {
         for host in [0, 2] {
             let address = address(host, 0).to_string();
             let report = reports.iter().find(|report| report.address == address).unwrap();
-            assert_eq!(report.state, PeerState::Waiting);
-            let why = report.why_not.as_deref().unwrap();
+            assert_eq!(report.state, PeerState::Backoff);
+            let why = report.last_error.as_deref().unwrap();
             assert!(why.contains("identity"), "{why}");
         }
         // It has its turn when the first one is gone.
@@ -266,9 +266,9 @@ fn a_session_is_not_taken_over_by_another_service_of_its_identity() {
 
 #[test]
 fn a_silent_session_gives_way_to_another_service_of_its_identity() {
-    let mut plans = plans(3, 1, Acquaintance::All);
+    let mut plans = plans(3, 1, Topology::All);
     plans[1].identity = plans[0].identity;
-    let mut world = World::new(plans, 1);
+    let mut world = Simulation::new(plans, 1);
     world.start(0, 1);
     world.start(2, 1);
     world.run(LONG);
@@ -284,11 +284,11 @@ fn a_silent_session_gives_way_to_another_service_of_its_identity() {
 
 #[test]
 fn connections_that_come_and_those_that_are_dialled_do_not_take_each_others_places() {
-    let limits = Limits { connections: 4, of_one_source: 2, strangers: 2 };
+    let limits = Limits { connections: 4, per_source: 2, pending: 2 };
     let peer = address(1, 0);
     let start = Start {
         identity: identity(0, 1),
-        run: Run { started: 1, chance: 1 },
+        run: ServiceInstance { started: 1, chance: 1 },
         label: String::new(),
         listens: Some(address(0, 0)),
         peers: vec![peer.to_string()],
@@ -302,19 +302,19 @@ fn connections_that_come_and_those_that_are_dialled_do_not_take_each_others_plac
         from.filter(|from| mesh.accepted(address(0, 0), *from, Duration::ZERO).is_some()).count()
     };
     assert_eq!(come(&mut mesh), 8, "each takes the place of one before it");
-    assert_eq!(mesh.lines.len(), 2);
+    assert_eq!(mesh.connections.len(), 2);
     for count in 3..16 {
         let ends = Ok((address(0, 0), peer));
         assert!(mesh.dialled(&peer.to_string(), ends, Duration::ZERO).is_some());
-        assert_eq!(mesh.lines.len(), count);
+        assert_eq!(mesh.connections.len(), count);
     }
     assert_eq!(come(&mut mesh), 8);
-    assert_eq!(mesh.lines.len(), 15);
+    assert_eq!(mesh.connections.len(), 15);
 }
 
 #[test]
 fn a_service_that_starts_again_takes_the_place_of_the_one_that_was_cut_off() {
-    let mut world = World::new(plans(2, 1, Acquaintance::All), 1);
+    let mut world = Simulation::new(plans(2, 1, Topology::All), 1);
     world.start(0, 1);
     world.start(1, 1);
     world.run(LONG);
@@ -333,7 +333,7 @@ fn a_service_that_starts_again_takes_the_place_of_the_one_that_was_cut_off() {
 #[test]
 fn services_that_start_at_the_same_time_by_their_clock_have_other_sessions() {
     for restarts in [0, 1] {
-        let mut world = World::new(plans(2, 1, Acquaintance::All), 1);
+        let mut world = Simulation::new(plans(2, 1, Topology::All), 1);
         world.start(0, 816);
         world.start(1, 816);
         let mut numbers = Vec::new();
@@ -353,7 +353,7 @@ fn services_that_start_at_the_same_time_by_their_clock_have_other_sessions() {
 
 #[test]
 fn a_peer_that_is_cut_off_is_missed_by_both_sides() {
-    let mut world = World::new(plans(2, 1, Acquaintance::All), 1);
+    let mut world = Simulation::new(plans(2, 1, Topology::All), 1);
     world.start(0, 1);
     world.start(1, 1);
     world.run(LONG);
@@ -369,7 +369,7 @@ fn a_peer_that_is_cut_off_is_missed_by_both_sides() {
 #[test]
 fn report_names_why_the_last_session_ended() {
     for seed in 0..20 {
-        let mut world = World::new(plans(2, seed, Acquaintance::All), seed);
+        let mut world = Simulation::new(plans(2, seed, Topology::All), seed);
         world.start(0, 1);
         world.start(1, 1);
         world.run(LONG);
@@ -385,28 +385,28 @@ fn report_names_why_the_last_session_ended() {
         let address = address(goes, 0).to_string();
         let report = reports.iter().find(|report| report.address == address).unwrap();
         // The address may have been dialled again already, in vain.
-        let why = report.why_not.as_deref().unwrap();
+        let why = report.last_error.as_deref().unwrap();
         assert!(["it left", "connection refused"].contains(&why), "seed {seed}: {why}");
     }
 }
 
 #[test]
 fn one_that_had_come_by_itself_is_told_of_while_it_is_away() {
-    let away = |world: &mut World| {
+    let away = |world: &mut Simulation| {
         let now = world.now;
         let mesh = world.hosts[0].mesh.as_mut().unwrap();
         mesh.tick(now);
         let mut reports = mesh.reports(|_| SystemTime::UNIX_EPOCH);
-        reports.retain(|report| report.state == PeerState::Away);
-        assert!(reports.iter().all(|report| report.why_not.is_some()));
+        reports.retain(|report| report.state == PeerState::Departed);
+        assert!(reports.iter().all(|report| report.last_error.is_some()));
         let known =
             reports.into_iter().map(|report| (report.identity, report.label, report.address));
         known.collect::<Vec<_>>()
     };
     for says_goodbye in [false, true] {
-        let mut plans = plans(2, 1, Acquaintance::All);
+        let mut plans = plans(2, 1, Topology::All);
         plans[0].peers.clear();
-        let mut world = World::new(plans, 1);
+        let mut world = Simulation::new(plans, 1);
         world.start(0, 1);
         world.start(1, 1);
         world.run(LONG);
@@ -425,7 +425,7 @@ fn one_that_had_come_by_itself_is_told_of_while_it_is_away() {
         world.run(world.timing.lost_after + Duration::from_secs(1));
         assert_eq!(away(&mut world), expected);
         let lost_after = world.timing.lost_after;
-        world.run(if says_goodbye { lost_after } else { world.timing.forgotten_after });
+        world.run(if says_goodbye { lost_after } else { world.timing.forget_after });
         assert_eq!(away(&mut world), []);
         // Or until another one is where it was.
         world.start(1, 3);

@@ -5,30 +5,30 @@
 //! carry its letters.
 //!
 //! The logic knows no sockets, threads or clock: `protocol` (what is said), `framing`,
-//! `session` (one connection), `pair` (which of the connections with a node counts), `book`
+//! `session` (one connection), `arbitration` (which of the connections with a node counts), `book`
 //! (whom to dial, and when), `directory` (interests and their changes), `admission` (how many
 //! may come), `mesh` and `answers` (all of it). `service`, `socket`, `names`, `queue` and `handle` bind it to the world.
 
+mod address_book;
 mod admission;
-mod answers;
-mod book;
-mod directory;
+mod close_reason;
+mod connection_protocol;
 mod event;
+mod event_loop;
+mod event_queue;
+mod frame_handling;
 mod framing;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzing;
 mod handle;
 mod identity;
-mod listening;
+mod interests;
+mod listener;
 mod mesh;
-mod names;
-mod pair;
 mod protocol;
-mod queue;
-mod reason;
 mod report;
-mod service;
-mod session;
+mod resolver;
+mod session_arbitration;
 mod socket;
 
 #[cfg(test)]
@@ -36,16 +36,16 @@ mod loopback_tests;
 #[cfg(test)]
 mod mesh_tests;
 #[cfg(test)]
-mod session_tests;
+mod protocol_tests;
 #[cfg(test)]
 mod simulation;
 
-pub(crate) use directory::{Change, Interest, MOST_INTERESTS};
-pub(crate) use event::Event;
+pub(crate) use event::PeerEvent;
 pub(crate) use handle::{INSECURE, Peers, check, first_address};
-pub use identity::NodeIdentity;
-pub(crate) use identity::{Run, SessionNumber};
+pub use identity::NodeId;
+pub(crate) use identity::{ServiceInstance, SessionId};
+pub(crate) use interests::{Interest, InterestChange, MAX_INTERESTS};
 #[cfg(test)]
 pub(crate) use protocol::VERSION;
 pub(crate) use report::{PeerReport, PeerState};
-pub(crate) use socket::is_here;
+pub(crate) use socket::is_local_address;

@@ -6,17 +6,17 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::admission::Limits;
-use super::directory::{Change, Interest, Interests, collect};
-use super::event::Event;
-use super::identity::{Chance, NodeIdentity, Run, SessionNumber};
+use super::connection_protocol::Timing;
+use super::event::PeerEvent;
+use super::identity::{NodeId, ServiceInstance, SessionId, SplitMix64};
+use super::interests::{Interest, InterestChange, Interests, collect};
 use super::mesh::{Action, Mesh, Start};
-use super::pair::Connection;
-use super::session::Timing;
+use super::session_arbitration::ConnectionId;
 
 /// How a host is set up.
 #[derive(Debug, Clone)]
-pub(super) struct Plan {
-    pub(super) identity: NodeIdentity,
+pub(super) struct HostConfig {
+    pub(super) identity: NodeId,
     pub(super) addresses: Vec<SocketAddr>,
     pub(super) listens: bool,
     pub(super) peers: Vec<String>,
@@ -25,21 +25,21 @@ pub(super) struct Plan {
 
 #[derive(Debug)]
 pub(super) struct Host {
-    pub(super) plan: Plan,
+    pub(super) plan: HostConfig,
     pub(super) mesh: Option<Mesh>,
     /// Which of its lives: what was sent to an earlier one does not arrive.
     life: u32,
-    wires: HashMap<Connection, usize>,
+    wires: HashMap<ConnectionId, usize>,
     pub(super) interests: Interests,
     /// What it knows by its events alone.
-    pub(super) sessions: BTreeMap<NodeIdentity, Known>,
-    used: BTreeSet<(NodeIdentity, SessionNumber)>,
+    pub(super) sessions: BTreeMap<NodeId, KnownPeer>,
+    used: BTreeSet<(NodeId, SessionId)>,
     pub(super) events: usize,
 }
 
 #[derive(Debug)]
-pub(super) struct Known {
-    pub(super) session: SessionNumber,
+pub(super) struct KnownPeer {
+    pub(super) session: SessionId,
     pub(super) interests: BTreeMap<String, Interest>,
     has_heard: bool,
     letters: u64,
@@ -50,48 +50,48 @@ pub(super) struct Known {
 struct End {
     host: usize,
     life: u32,
-    connection: Option<Connection>,
+    connection: Option<ConnectionId>,
     is_open: bool,
 }
 
 #[derive(Debug)]
-struct Wire {
+struct SimulatedLink {
     ends: [End; 2],
     address: String,
     /// By when what goes to each end has arrived: nothing overtakes.
     busy: [Duration; 2],
     /// What waits for the cable to be mended.
-    held: [Vec<Parcel>; 2],
+    held: [Vec<SimulatedPacket>; 2],
 }
 
 #[derive(Debug)]
-enum Parcel {
-    Knock,
+enum SimulatedPacket {
+    ConnectRequest,
     Opened,
     Bytes(Vec<u8>),
     Closed,
 }
 
 #[derive(Debug)]
-enum Happening {
-    Arrives { wire: usize, end: usize, parcel: Parcel },
+enum SimulatedEvent {
+    Arrives { wire: usize, end: usize, parcel: SimulatedPacket },
     Fails { host: usize, life: u32, address: String },
 }
 
 #[derive(Debug)]
-pub(super) struct World {
+pub(super) struct Simulation {
     pub(super) now: Duration,
     pub(super) hosts: Vec<Host>,
-    wires: Vec<Wire>,
-    agenda: BTreeMap<(Duration, u64), Happening>,
+    wires: Vec<SimulatedLink>,
+    agenda: BTreeMap<(Duration, u64), SimulatedEvent>,
     cuts: BTreeSet<(usize, usize)>,
-    chance: Chance,
+    chance: SplitMix64,
     next: u64,
     pub(super) timing: Timing,
 }
 
-impl World {
-    pub(super) fn new(plans: Vec<Plan>, seed: u64) -> Self {
+impl Simulation {
+    pub(super) fn new(plans: Vec<HostConfig>, seed: u64) -> Self {
         let hosts = plans.into_iter().map(|plan| Host {
             plan,
             mesh: None,
@@ -108,7 +108,7 @@ impl World {
             wires: Vec::new(),
             agenda: BTreeMap::new(),
             cuts: BTreeSet::new(),
-            chance: Chance(seed),
+            chance: SplitMix64(seed),
             next: 0,
             timing: Timing::new(Duration::from_secs(3)),
         }
@@ -123,7 +123,7 @@ impl World {
         let plan = host.plan.clone();
         let start = Start {
             identity: plan.identity,
-            run: Run { started, chance: self.chance.draw() },
+            run: ServiceInstance { started, chance: self.chance.draw() },
             label: format!("host {index}"),
             listens: plan.listens.then(|| plan.addresses[0]),
             peers: plan.peers,
@@ -147,7 +147,7 @@ impl World {
             while let Some(action) = mesh.next_action() {
                 if let Action::Close { connection, rest } = action {
                     let wire = self.hosts[index].wires[&connection];
-                    self.post(wire, index, connection, Parcel::Bytes(rest));
+                    self.post(wire, index, connection, SimulatedPacket::Bytes(rest));
                 }
             }
         }
@@ -155,7 +155,7 @@ impl World {
         host.life += 1;
         host.sessions.clear();
         for (connection, wire) in std::mem::take(&mut host.wires) {
-            self.post(wire, index, connection, Parcel::Closed);
+            self.post(wire, index, connection, SimulatedPacket::Closed);
         }
     }
 
@@ -173,7 +173,7 @@ impl World {
             for end in 0..2 {
                 // At once: what is on its way now was sent later.
                 for parcel in std::mem::take(&mut self.wires[wire].held[end]) {
-                    self.happens(Happening::Arrives { wire, end, parcel });
+                    self.handle(SimulatedEvent::Arrives { wire, end, parcel });
                 }
             }
         }
@@ -224,7 +224,7 @@ impl World {
                 {
                     self.now = moment;
                     let (_, happening) = self.agenda.pop_first().unwrap();
-                    self.happens(happening);
+                    self.handle(happening);
                 }
                 (Some((moment, host)), _) if moment <= end => {
                     self.now = moment;
@@ -239,42 +239,48 @@ impl World {
         self.now = end;
     }
 
-    fn schedule(&mut self, moment: Duration, happening: Happening) {
+    fn schedule(&mut self, moment: Duration, happening: SimulatedEvent) {
         self.next += 1;
         self.agenda.insert((moment, self.next), happening);
     }
 
     /// Sends a parcel to one end of a wire.
-    fn send(&mut self, wire: usize, end: usize, parcel: Parcel) {
+    fn send(&mut self, wire: usize, end: usize, parcel: SimulatedPacket) {
         let delay = Duration::from_micros(20 + self.chance.draw() % 40_000);
         let busy = &mut self.wires[wire].busy[end];
         *busy = (*busy).max(self.now + delay);
         let moment = *busy;
-        self.schedule(moment, Happening::Arrives { wire, end, parcel });
+        self.schedule(moment, SimulatedEvent::Arrives { wire, end, parcel });
     }
 
     /// Sends a parcel from a host's connection to the other side.
-    fn post(&mut self, wire: usize, host: usize, connection: Connection, parcel: Parcel) {
+    fn post(
+        &mut self,
+        wire: usize,
+        host: usize,
+        connection: ConnectionId,
+        parcel: SimulatedPacket,
+    ) {
         let ends = &mut self.wires[wire].ends;
         let own = ends
             .iter()
             .position(|end| end.host == host && end.connection == Some(connection))
             .unwrap();
-        if matches!(parcel, Parcel::Closed) {
+        if matches!(parcel, SimulatedPacket::Closed) {
             ends[own].is_open = false;
         }
         self.send(wire, 1 - own, parcel);
     }
 
-    fn happens(&mut self, happening: Happening) {
+    fn handle(&mut self, happening: SimulatedEvent) {
         let (wire, end, parcel) = match happening {
-            Happening::Fails { host, life, address } => {
+            SimulatedEvent::Fails { host, life, address } => {
                 if self.hosts[host].life == life {
                     self.report(host, &address, None);
                 }
                 return;
             }
-            Happening::Arrives { wire, end, parcel } => (wire, end, parcel),
+            SimulatedEvent::Arrives { wire, end, parcel } => (wire, end, parcel),
         };
         let [a, b] = self.wires[wire].ends.each_ref().map(|end| end.host);
         let is_cut = self.cuts.contains(&(a.min(b), a.max(b)));
@@ -285,44 +291,48 @@ impl World {
         let End { host, life, connection, is_open } = self.wires[wire].ends[end];
         let is_alive = self.hosts[host].life == life && self.hosts[host].mesh.is_some();
         match parcel {
-            Parcel::Knock => {
+            SimulatedPacket::ConnectRequest => {
                 let host = &mut self.hosts[b];
-                let ours = host.plan.addresses[0];
-                let theirs = SocketAddr::new("10.9.9.9".parse().unwrap(), 1000 + a as u16);
-                let theirs = SocketAddr::new(theirs.ip(), theirs.port());
+                let local_address = host.plan.addresses[0];
+                let peer_address = SocketAddr::new("10.9.9.9".parse().unwrap(), 1000 + a as u16);
+                let peer_address = SocketAddr::new(peer_address.ip(), peer_address.port());
                 let accepted = match &mut host.mesh {
-                    Some(mesh) if host.plan.listens => mesh.accepted(ours, theirs, self.now),
+                    Some(mesh) if host.plan.listens => {
+                        mesh.accepted(local_address, peer_address, self.now)
+                    }
                     _ => None,
                 };
                 let Some(connection) = accepted else {
-                    return self.send(wire, 0, Parcel::Closed);
+                    return self.send(wire, 0, SimulatedPacket::Closed);
                 };
                 host.wires.insert(connection, wire);
                 let life = host.life;
                 self.wires[wire].ends[1] =
                     End { host: b, life, connection: Some(connection), is_open: true };
-                self.send(wire, 0, Parcel::Opened);
+                self.send(wire, 0, SimulatedPacket::Opened);
                 self.pump(b);
             }
-            Parcel::Opened if is_alive && is_open => self.open(wire),
-            Parcel::Closed if is_alive && is_open && connection.is_none() => {
+            SimulatedPacket::Opened if is_alive && is_open => self.open(wire),
+            SimulatedPacket::Closed if is_alive && is_open && connection.is_none() => {
                 self.wires[wire].ends[end].is_open = false;
                 let address = self.wires[wire].address.clone();
                 self.report(host, &address, None);
             }
-            Parcel::Bytes(bytes) if is_alive && is_open => {
+            SimulatedPacket::Bytes(bytes) if is_alive && is_open => {
                 let mesh = self.hosts[host].mesh.as_mut().unwrap();
                 mesh.received(connection.unwrap(), &bytes, self.now);
                 self.pump(host);
             }
-            Parcel::Closed if is_alive && is_open => {
+            SimulatedPacket::Closed if is_alive && is_open => {
                 let mesh = self.hosts[host].mesh.as_mut().unwrap();
                 mesh.broken(connection.unwrap(), "closed", self.now);
                 self.pump(host);
             }
-            Parcel::Closed => {}
+            SimulatedPacket::Closed => {}
             // Nobody is here any more who would take it.
-            Parcel::Opened | Parcel::Bytes(_) => self.send(wire, 1 - end, Parcel::Closed),
+            SimulatedPacket::Opened | SimulatedPacket::Bytes(_) => {
+                self.send(wire, 1 - end, SimulatedPacket::Closed)
+            }
         }
     }
 
@@ -355,12 +365,12 @@ impl World {
         let other = self.hosts.iter().position(|host| host.plan.addresses.contains(&to));
         let Some(other) = other else {
             let moment = self.now + Duration::from_millis(1);
-            return self.schedule(moment, Happening::Fails { host, life, address });
+            return self.schedule(moment, SimulatedEvent::Fails { host, life, address });
         };
         if self.cuts.contains(&(host.min(other), host.max(other))) {
             // Nobody answers, and that takes its time.
-            let moment = self.now + self.timing.introducing;
-            return self.schedule(moment, Happening::Fails { host, life, address });
+            let moment = self.now + self.timing.handshake_timeout;
+            return self.schedule(moment, SimulatedEvent::Fails { host, life, address });
         }
         let ends = [host, other].map(|host| End {
             host,
@@ -368,10 +378,14 @@ impl World {
             connection: None,
             is_open: true,
         });
-        let wire =
-            Wire { ends, address, busy: [Duration::ZERO; 2], held: [Vec::new(), Vec::new()] };
+        let wire = SimulatedLink {
+            ends,
+            address,
+            busy: [Duration::ZERO; 2],
+            held: [Vec::new(), Vec::new()],
+        };
         self.wires.push(wire);
-        self.send(self.wires.len() - 1, 1, Parcel::Knock);
+        self.send(self.wires.len() - 1, 1, SimulatedPacket::ConnectRequest);
     }
 
     /// Does what a host's mesh wants done.
@@ -380,7 +394,7 @@ impl World {
             let host = &mut self.hosts[index];
             let Some(mesh) = &mut host.mesh else { return };
             let mut parcels = Vec::new();
-            for connection in mesh.lines.keys().copied().collect::<Vec<_>>() {
+            for connection in mesh.connections.keys().copied().collect::<Vec<_>>() {
                 let mut bytes = Vec::new();
                 loop {
                     let output = mesh.output(connection).to_vec();
@@ -391,7 +405,7 @@ impl World {
                     bytes.extend(output);
                 }
                 if !bytes.is_empty() {
-                    parcels.push((connection, Parcel::Bytes(bytes)));
+                    parcels.push((connection, SimulatedPacket::Bytes(bytes)));
                 }
             }
             let action = mesh.next_action();
@@ -406,9 +420,9 @@ impl World {
                 Some(Action::Close { connection, rest }) => {
                     let wire = self.hosts[index].wires.remove(&connection).unwrap();
                     if !rest.is_empty() {
-                        self.post(wire, index, connection, Parcel::Bytes(rest));
+                        self.post(wire, index, connection, SimulatedPacket::Bytes(rest));
                     }
-                    self.post(wire, index, connection, Parcel::Closed);
+                    self.post(wire, index, connection, SimulatedPacket::Closed);
                 }
             }
         }
@@ -428,13 +442,13 @@ impl World {
 
 impl Host {
     /// Checks what every user of peers relies on.
-    fn hears(&mut self, event: Event) {
+    fn hears(&mut self, event: PeerEvent) {
         self.events += 1;
         match event {
-            Event::Appeared { node, session, .. } => {
+            PeerEvent::Connected { node, session, .. } => {
                 assert_ne!(node, self.plan.identity, "it met itself");
                 assert!(self.used.insert((node, session)), "the number of a session came again");
-                let known = Known {
+                let known = KnownPeer {
                     session,
                     interests: BTreeMap::new(),
                     has_heard: false,
@@ -443,32 +457,32 @@ impl Host {
                 };
                 assert!(self.sessions.insert(node, known).is_none(), "two sessions with {node}");
             }
-            Event::Interests { node, session, changes } => {
+            PeerEvent::Interests { node, session, changes } => {
                 let known = self.sessions.get_mut(&node).expect("it has appeared");
                 assert_eq!(known.session, session);
                 assert!(!changes.is_empty() || !known.has_heard, "nothing has changed");
                 known.has_heard = true;
                 for change in changes {
                     match change {
-                        Change::Set(interest) => {
+                        InterestChange::Set(interest) => {
                             let topic = interest.topic.clone();
                             let before = known.interests.insert(topic, interest.clone());
                             assert_ne!(before, Some(interest));
                         }
-                        Change::Gone(topic) => {
+                        InterestChange::Removed(topic) => {
                             known.interests.remove(&topic).expect("it was there");
                         }
                     }
                 }
             }
-            Event::Letter { node, session, bytes } => {
+            PeerEvent::ControlMessage { node, session, bytes } => {
                 let known = self.sessions.get_mut(&node).expect("it has appeared");
                 assert_eq!(known.session, session);
                 let number = u64::from_le_bytes(bytes.try_into().unwrap());
                 assert_eq!(number, known.letters, "letters in order, and once");
                 known.letters += 1;
             }
-            Event::Vanished { node, session, .. } => {
+            PeerEvent::Disconnected { node, session, .. } => {
                 let known = self.sessions.remove(&node).expect("it has appeared");
                 assert_eq!(known.session, session);
             }
@@ -481,7 +495,7 @@ impl Host {
         heard == other.sessions[&self.plan.identity].told
     }
 
-    pub(super) fn identity(&self) -> NodeIdentity {
+    pub(super) fn identity(&self) -> NodeId {
         self.plan.identity
     }
 }

@@ -14,7 +14,7 @@ use nix::sys::socket::{
 ///
 /// Who listens at an address of its own leaves from there, too, if that leads anywhere: its
 /// peers see one address, and the traffic keeps to one network.
-pub(super) fn begin_to_connect(to: SocketAddr, own: Option<IpAddr>) -> io::Result<TcpStream> {
+pub(super) fn start_connect(to: SocketAddr, own: Option<IpAddr>) -> io::Result<TcpStream> {
     let family = if to.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
     let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
     let stream = TcpStream::from(socket(family, SockType::Stream, flags, None)?);
@@ -38,7 +38,7 @@ pub(super) fn begin_to_connect(to: SocketAddr, own: Option<IpAddr>) -> io::Resul
 
 /// Has this machine the address, as far as can be told? Connections from one that it does not have any
 /// more move nothing, and the system does not end them.
-pub(crate) fn is_here(address: IpAddr) -> bool {
+pub(crate) fn is_local_address(address: IpAddr) -> bool {
     let bound = UdpSocket::bind((address, 0));
     !bound.is_err_and(|error| error.kind() == ErrorKind::AddrNotAvailable)
 }
@@ -50,7 +50,7 @@ pub(super) fn stop_listening(listener: &TcpListener) {
 }
 
 /// Our end of a connection and the other.
-pub(super) fn ends(stream: &TcpStream) -> io::Result<(SocketAddr, SocketAddr)> {
+pub(super) fn local_and_peer(stream: &TcpStream) -> io::Result<(SocketAddr, SocketAddr)> {
     let canonical = |address: SocketAddr| match address.ip().to_canonical() {
         // As it is: there is a scope beside the address.
         IpAddr::V6(_) => address,
@@ -64,41 +64,41 @@ pub(super) fn connected(stream: &TcpStream) -> io::Result<(SocketAddr, SocketAdd
     if let Some(error) = stream.take_error()? {
         return Err(error);
     }
-    let (ours, theirs) = ends(stream)?;
+    let (local_address, peer_address) = local_and_peer(stream)?;
     // Where nobody listens, a port that was picked by chance can meet itself.
-    if ours == theirs {
+    if local_address == peer_address {
         return Err(Errno::ECONNREFUSED.into());
     }
     stream.set_nodelay(true)?;
-    Ok((ours, theirs))
+    Ok((local_address, peer_address))
 }
 
 /// What a read or a write did.
 #[derive(Debug)]
-pub(super) enum Moved {
+pub(super) enum IoOutcome {
     Bytes(usize),
     /// Not now.
-    Nothing,
+    WouldBlock,
     /// Never again; and why.
-    Over(String),
+    Closed(String),
 }
 
-fn moved(result: io::Result<usize>) -> Moved {
+fn moved(result: io::Result<usize>) -> IoOutcome {
     match result {
-        Ok(0) => Moved::Over("the other side closed it".to_owned()),
-        Ok(count) => Moved::Bytes(count),
+        Ok(0) => IoOutcome::Closed("the other side closed it".to_owned()),
+        Ok(count) => IoOutcome::Bytes(count),
         Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
-            Moved::Nothing
+            IoOutcome::WouldBlock
         }
-        Err(error) => Moved::Over(error.to_string()),
+        Err(error) => IoOutcome::Closed(error.to_string()),
     }
 }
 
-pub(super) fn read(mut stream: &TcpStream, room: &mut [u8]) -> Moved {
+pub(super) fn read(mut stream: &TcpStream, room: &mut [u8]) -> IoOutcome {
     moved(stream.read(room))
 }
 
 /// Not with nothing.
-pub(super) fn write(mut stream: &TcpStream, bytes: &[u8]) -> Moved {
+pub(super) fn write(mut stream: &TcpStream, bytes: &[u8]) -> IoOutcome {
     moved(stream.write(bytes))
 }

@@ -57,13 +57,13 @@ pub(super) fn read(from: &Slice, bytes: &mut [u8]) -> Result<()> {
 
 /// A part of a segment's body.
 #[derive(Debug)]
-pub(super) struct Part {
+pub(super) struct SegmentPart {
     segment: Segment,
     offset: u64,
     length: u64,
 }
 
-impl Part {
+impl SegmentPart {
     /// None if the segment is shorter.
     pub(super) fn new(segment: &Segment, offset: u64, length: u64) -> Option<Self> {
         let is_inside =
@@ -74,7 +74,7 @@ impl Part {
 
 // SAFETY: a segment never moves or changes its size, and stays mapped until the last handle to it
 // is gone, of which this is one. Its bytes are reached as atomics or by devices only.
-unsafe impl HostMapping for Part {
+unsafe impl HostMapping for SegmentPart {
     fn address(&self) -> u64 {
         self.segment.body() as u64 + self.offset
     }

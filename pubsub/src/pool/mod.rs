@@ -2,10 +2,10 @@
 //! say what of it is whose.
 
 mod bytes;
+mod control;
 mod copies;
-mod ledger;
-mod note;
 mod pieces;
+mod sample_info;
 mod streams;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -17,94 +17,97 @@ use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use gpu::{Device, DeviceName, Slice, Stream, Uuid};
-use ipc::{Block, Caller, Layout, MappedWords, Owner, Participant, Place, Segment, Statistics};
+use ipc::{
+    Block, BlockRange, Caller, Layout, MappedWords, Owner, Participant, Segment, Statistics,
+};
 use serde::{Deserialize, Serialize};
 
-use crate::below;
 use crate::error::{Error, ErrorKind, Result};
+use crate::error_mapping;
 use crate::lock::lock;
-use crate::settings::{SharedPlace, without_device};
+use crate::settings::{SharedLocation, device_error};
 
 use self::copies::Copies;
 use self::streams::Streams;
 
 pub(crate) use self::bytes::{borrow, borrow_mut};
-pub(crate) use self::copies::Begun;
 #[cfg(test)]
-pub(crate) use self::ledger::GRANULE;
-pub use self::ledger::Readiness;
-pub(crate) use self::ledger::{LEFT_TO_STREAMS, Ledger, MOST_PIECES, Turn};
-pub use self::note::{Metadata, Times, Way};
-pub(crate) use self::note::{Note, Stage, origin_of, origin_words};
+pub(crate) use self::control::GRANULE;
+pub use self::control::Readiness;
+pub(crate) use self::control::{MAX_PIECES, OWNED_BY_STREAMS, PoolControl, SyncPoint};
+pub(crate) use self::copies::InFlightCopies;
 use self::pieces::Pieces;
-pub(crate) use self::pieces::{Kept, Piece};
-pub(crate) use self::streams::{Handed, Rest, Tended};
+pub(crate) use self::pieces::{Piece, PieceStored};
+pub use self::sample_info::{DeliveryPath, Metadata, Times};
+pub(crate) use self::sample_info::{SampleInfo, Stage, id_from_words, id_to_words};
+pub(crate) use self::streams::{PollBackoff, StreamPoller, StreamWrite};
 
 pub(crate) const LAYOUT: Layout = Layout::new("fabricast pool", 5);
 /// The host's memory is a device's, too: of the one that is made of it.
-const HOST: DeviceName = DeviceName::stand_in(0);
+const HOST_DEVICE: DeviceName = DeviceName::emulated(0);
 /// A process asks for more memory again only after this time, if none came.
-const ASK_AGAIN: Duration = Duration::from_secs(1);
+const GROWTH_RETRY: Duration = Duration::from_secs(1);
 
 /// Whose messages lie in a pool. Two pools, since with one two nodes that publish to each
 /// other may each wait for the room that the other's messages take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, PartialOrd, Ord)]
 pub(crate) enum Direction {
     /// Of this node's processes.
-    Here,
+    Local,
     /// Of other nodes.
-    Arrivals,
+    Inbound,
 }
 
 impl Direction {
-    pub(crate) const BOTH: [Self; 2] = [Self::Here, Self::Arrivals];
+    pub(crate) const BOTH: [Self; 2] = [Self::Local, Self::Inbound];
 }
 
 /// Which of a node's pools.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct PoolId {
-    pub(crate) place: SharedPlace,
+    pub(crate) place: SharedLocation,
     pub(crate) direction: Direction,
 }
 
 impl fmt::Display for PoolId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let direction = match self.direction {
-            Direction::Here => "published",
-            Direction::Arrivals => "arriving",
+            Direction::Local => "published",
+            Direction::Inbound => "arriving",
         };
         match self.place {
-            SharedPlace::Host => write!(f, "{direction} messages on the host"),
-            SharedPlace::Device(uuid) => write!(f, "{direction} messages on {}", Uuid(uuid)),
+            SharedLocation::Host => write!(f, "{direction} messages on the host"),
+            SharedLocation::Device(uuid) => write!(f, "{direction} messages on {}", Uuid(uuid)),
         }
     }
 }
 
-impl SharedPlace {
+impl SharedLocation {
     /// The device whose memory it is, as this process sees it.
     pub(crate) fn device(self) -> Result<Device> {
         let operation = "find the device of a pool";
         match self {
-            Self::Host => Device::open(HOST),
+            Self::Host => Device::open(HOST_DEVICE),
             Self::Device(uuid) => Device::find(Uuid(uuid)),
         }
-        .map_err(|cause| without_device(operation, cause))
+        .map_err(|cause| device_error(operation, cause))
     }
 }
 
 /// Addresses for a pool's memory.
 #[derive(Debug)]
-struct View {
+struct Mapping {
     device: Device,
     memory: gpu::Importer,
 }
 
-impl View {
+impl Mapping {
     fn new(id: PoolId, limit: u64) -> Result<Self> {
         let operation = "reserve a pool's addresses";
         let device = id.place.device()?;
-        let memory =
-            device.importer(limit).map_err(|cause| below::of_device(operation, cause).on(id))?;
+        let memory = device
+            .importer(limit)
+            .map_err(|cause| error_mapping::from_device(operation, cause).on(id))?;
         Ok(Self { device, memory })
     }
 }
@@ -118,102 +121,103 @@ pub(crate) struct Pool {
     id: PoolId,
     limit: u64,
     segment: Segment,
-    ledger: Ledger<MappedWords>,
+    control: PoolControl<MappedWords>,
     /// Where it is mapped. It is tried each time that it is needed and not there yet.
-    view: OnceLock<View>,
+    mapping: OnceLock<Mapping>,
     pieces: Mutex<Pieces>,
     /// For copies in and out of a device's memory; made when one is first needed.
     stream: OnceLock<Stream>,
     copies: Copies,
     streams: Streams,
     /// When this process last asked for more: pieces admitted then and one, and the time.
-    asked: Mutex<Option<(usize, Instant)>>,
+    last_growth_request: Mutex<Option<(usize, Instant)>>,
 }
 
 impl Pool {
     /// Books without memory.
-    pub(crate) fn create(id: PoolId, limit: u64, most_blocks: u32) -> Result<Self> {
+    pub(crate) fn create(id: PoolId, limit: u64, max_blocks: u32) -> Result<Self> {
         let operation = "make a pool";
-        let words = Ledger::<MappedWords>::words_needed(most_blocks);
+        let words = PoolControl::<MappedWords>::required_words(max_blocks);
         let segment = Segment::create(LAYOUT, words * size_of::<u64>())
-            .map_err(|cause| below::of_segment(operation, cause).on(id))?;
-        let ledger = Ledger::format(segment.words(), id, limit, most_blocks)?;
+            .map_err(|cause| error_mapping::from_segment(operation, cause).on(id))?;
+        let control = PoolControl::format(segment.words(), id, limit, max_blocks)?;
         segment.mark_ready();
-        let pool = Self::over(segment, ledger)?;
-        pool.view()?;
+        let pool = Self::over(segment, control)?;
+        pool.mapping()?;
         Ok(pool)
     }
 
     /// What another process made, mapped at once.
     #[cfg(test)]
-    pub(crate) fn open(books: OwnedFd) -> Result<Self> {
-        let pool = Self::keep(books)?;
-        pool.check_view()?;
+    pub(crate) fn open(control_segment: OwnedFd) -> Result<Self> {
+        let pool = Self::keep(control_segment)?;
+        pool.ensure_mapped()?;
         Ok(pool)
     }
 
     /// What another process made, to be kept for those that use it: also if its memory is that
     /// of a device which this process does not see, or if it cannot be mapped now.
-    pub(crate) fn keep(books: OwnedFd) -> Result<Self> {
-        let (segment, ledger) = Self::attach(books)?;
-        Self::over(segment, ledger)
+    pub(crate) fn keep(control_segment: OwnedFd) -> Result<Self> {
+        let (segment, control) = Self::attach(control_segment)?;
+        Self::over(segment, control)
     }
 
-    fn attach(books: OwnedFd) -> Result<(Segment, Ledger<MappedWords>)> {
-        let segment = Segment::open(books, LAYOUT)
-            .map_err(|cause| below::of_segment("open a pool", cause))?;
-        let ledger = Ledger::attach(segment.words())?;
-        Ok((segment, ledger))
+    fn attach(control_segment: OwnedFd) -> Result<(Segment, PoolControl<MappedWords>)> {
+        let segment = Segment::open(control_segment, LAYOUT)
+            .map_err(|cause| error_mapping::from_segment("open a pool", cause))?;
+        let control = PoolControl::attach(segment.words())?;
+        Ok((segment, control))
     }
 
-    fn over(segment: Segment, ledger: Ledger<MappedWords>) -> Result<Self> {
+    fn over(segment: Segment, control: PoolControl<MappedWords>) -> Result<Self> {
         Ok(Self {
-            id: ledger.id()?,
-            limit: ledger.limit(),
+            id: control.id()?,
+            limit: control.limit(),
             segment,
-            ledger,
-            view: OnceLock::new(),
+            control,
+            mapping: OnceLock::new(),
             pieces: Mutex::default(),
             stream: OnceLock::new(),
             copies: Copies::default(),
             streams: Streams::default(),
-            asked: Mutex::default(),
+            last_growth_request: Mutex::default(),
         })
     }
 
-    fn view(&self) -> Result<&View> {
-        match self.view.get() {
-            Some(view) => Ok(view),
-            None => self.make_view(),
+    fn mapping(&self) -> Result<&Mapping> {
+        match self.mapping.get() {
+            Some(mapping) => Ok(mapping),
+            None => self.create_mapping(),
         }
     }
 
     #[cold]
-    fn make_view(&self) -> Result<&View> {
-        let view = View::new(self.id, self.limit)?;
-        Ok(self.view.get_or_init(|| view))
+    fn create_mapping(&self) -> Result<&Mapping> {
+        let mapping = Mapping::new(self.id, self.limit)?;
+        Ok(self.mapping.get_or_init(|| mapping))
     }
 
     /// Can this process map it? Tried anew if it could not before.
-    pub(crate) fn check_view(&self) -> Result<()> {
-        self.view().map(drop)
+    pub(crate) fn ensure_mapped(&self) -> Result<()> {
+        self.mapping().map(drop)
     }
 
     /// Are these the books of this pool, and not those of another that is called the same?
-    pub(crate) fn has_books(&self, books: BorrowedFd<'_>) -> Result<bool> {
+    pub(crate) fn has_control_segment(&self, control_segment: BorrowedFd<'_>) -> Result<bool> {
         let identity = |file: BorrowedFd<'_>| {
             nix::sys::stat::fstat(file).map(|found| (found.st_dev, found.st_ino))
         };
-        let same = identity(self.books()).and_then(|own| Ok(own == identity(books)?));
-        same.map_err(|cause| Error::of("compare the books of pools", cause).on(self.id))
+        let same =
+            identity(self.control_segment()).and_then(|own| Ok(own == identity(control_segment)?));
+        same.map_err(|cause| Error::of("compare pool control segments", cause).on(self.id))
     }
 
-    pub(crate) fn books(&self) -> BorrowedFd<'_> {
+    pub(crate) fn control_segment(&self) -> BorrowedFd<'_> {
         self.segment.as_fd()
     }
 
-    pub(crate) fn ledger(&self) -> &Ledger<MappedWords> {
-        &self.ledger
+    pub(crate) fn control(&self) -> &PoolControl<MappedWords> {
+        &self.control
     }
 
     pub(crate) fn id(&self) -> PoolId {
@@ -226,37 +230,37 @@ impl Pool {
 
     /// The device whose memory it is; None if this process does not see it.
     pub(crate) fn device(&self) -> Option<&Device> {
-        self.view().ok().map(|view| &view.device)
+        self.mapping().ok().map(|mapping| &mapping.device)
     }
 
     // ------------------------------------------------------------- pieces
 
     /// Memory for a further piece, which nobody uses yet.
     pub(crate) fn make_piece(&self, at_least: u64) -> Result<Piece> {
-        let made = self.view()?.device.allocate_shared(at_least, &[]);
-        let (memory, length) = made
-            .and_then(|memory| memory.export_piece(0))
-            .map_err(|cause| below::of_device("make a piece of a pool", cause).on(self.id))?;
+        let made = self.mapping()?.device.allocate_shared(at_least, &[]);
+        let (memory, length) = made.and_then(|memory| memory.export_piece(0)).map_err(|cause| {
+            error_mapping::from_device("make a piece of a pool", cause).on(self.id)
+        })?;
         Ok(Piece { memory, length, name: pieces::random_name()? })
     }
 
     /// Keeps a piece that some process had. Once more is harmless; where another one is known
     /// by this number the right one stays.
-    pub(crate) fn keep_piece(&self, number: usize, piece: Piece) -> Kept {
-        lock(&self.pieces).keep(number, piece, self.ledger.name_of(number))
+    pub(crate) fn store_piece(&self, number: usize, piece: Piece) -> PieceStored {
+        lock(&self.pieces).keep(number, piece, self.control.name_of(number))
     }
 
     /// Keeps a piece that the service gives, in place of what it gave before.
-    pub(crate) fn follow_piece(&self, number: usize, piece: Piece) -> Result<()> {
-        lock(&self.pieces).follow(number, piece).map_err(|error| error.on(self.id))?;
-        self.ledger.wake();
+    pub(crate) fn adopt_piece(&self, number: usize, piece: Piece) -> Result<()> {
+        lock(&self.pieces).adopt(number, piece).map_err(|error| error.on(self.id))?;
+        self.control.wake();
         Ok(())
     }
 
     /// A piece, for another process.
     pub(crate) fn piece(&self, number: usize) -> Result<Option<Piece>> {
         let copied = lock(&self.pieces).get(number).map(Piece::try_clone).transpose();
-        copied.map_err(|cause| Error::of("hand on a piece of a pool", cause).on(self.id))
+        copied.map_err(|cause| Error::of("duplicate a piece of a pool", cause).on(self.id))
     }
 
     /// How many pieces this process has, the first ones.
@@ -265,8 +269,8 @@ impl Pool {
     }
 
     /// Maps the pieces that messages lie in, as far as this process has them.
-    pub(crate) fn map_admitted(&self) -> Result<()> {
-        match self.reach(self.length()) {
+    pub(crate) fn map_admitted_pieces(&self) -> Result<()> {
+        match self.map_until(self.length()) {
             // The rest follows.
             Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(()),
             reached => reached,
@@ -275,21 +279,23 @@ impl Pool {
 
     /// Maps pieces until what lies before this can be reached.
     #[cold]
-    fn reach(&self, end: u64) -> Result<()> {
-        let operation = "reach a message in its pool";
-        let memory = &self.view()?.memory;
+    fn map_until(&self, end: u64) -> Result<()> {
+        let operation = "map a message";
+        let memory = &self.mapping()?.memory;
         let mut pieces = lock(&self.pieces);
         while memory.memory().length() < end {
-            let Some(piece) = pieces.next_to_map(|number| self.ledger.name_of(number)) else {
-                if end > self.ledger.end() {
-                    let detail = "no memory was ever there";
+            let Some(piece) = pieces.next_to_map(|number| self.control.name_of(number)) else {
+                if end > self.control.end() {
+                    let detail = "no memory was ever mapped at this address";
                     return Err(Error::new(operation, ErrorKind::Malformed, detail).on(self.id));
                 }
-                let detail = "this process has not been given that memory yet";
+                let detail = "this process has not received that piece yet";
                 return Err(Error::new(operation, ErrorKind::WouldBlock, detail).on(self.id));
             };
             let mapped = memory.add(piece.memory.as_fd(), piece.length);
-            mapped.map_err(|cause| below::of_device("map a piece of a pool", cause).on(self.id))?;
+            mapped.map_err(|cause| {
+                error_mapping::from_device("map a piece of a pool", cause).on(self.id)
+            })?;
             pieces.is_mapped();
         }
         Ok(())
@@ -300,39 +306,39 @@ impl Pool {
         let operation = "admit a piece to a pool";
         let found = lock(&self.pieces).get(number).map(|piece| (piece.length, piece.name));
         let Some((length, name)) = found else {
-            let detail = format!("piece {number} is not there");
+            let detail = format!("piece {number} is not mapped");
             return Err(Error::new(operation, ErrorKind::InvalidArgument, detail).on(self.id));
         };
-        self.ledger.admit(caller, number, length, name).map_err(|error| error.on(self.id))
+        self.control.admit(caller, number, length, name).map_err(|error| error.on(self.id))
     }
 
     pub(crate) fn admitted(&self) -> usize {
-        self.ledger.admitted()
+        self.control.admitted()
     }
 
     /// Bytes that were admitted.
     pub(crate) fn length(&self) -> u64 {
-        self.ledger.length()
+        self.control.length()
     }
 
     pub(crate) fn may_grow(&self, bytes: u64) -> bool {
         let length = self.length().checked_add(bytes);
-        length.is_some_and(|length| length <= self.limit) && self.admitted() < MOST_PIECES
+        length.is_some_and(|length| length <= self.limit) && self.admitted() < MAX_PIECES
     }
 
     /// Should this process ask for so many bytes more? Not if it did, and nothing came since;
     /// but after a while again.
-    pub(crate) fn should_ask(&self, bytes: u64) -> bool {
+    pub(crate) fn should_request_growth(&self, bytes: u64) -> bool {
         if !self.may_grow(bytes) {
             return false;
         }
         let (admitted, now) = (self.admitted(), Instant::now());
-        let mut asked = lock(&self.asked);
-        let is_under_way = asked.is_some_and(|(before, when)| {
-            before == admitted && now.saturating_duration_since(when) < ASK_AGAIN
+        let mut last_growth_request = lock(&self.last_growth_request);
+        let is_under_way = last_growth_request.is_some_and(|(before, when)| {
+            before == admitted && now.saturating_duration_since(when) < GROWTH_RETRY
         });
         if !is_under_way {
-            *asked = Some((admitted, now));
+            *last_growth_request = Some((admitted, now));
         }
         !is_under_way
     }
@@ -340,33 +346,39 @@ impl Pool {
     // ------------------------------------------------------------- blocks
 
     /// In the caller's own name.
-    pub(crate) fn allocate(&self, caller: &Caller<'_>, bytes: u64) -> Result<(Block, Place)> {
+    pub(crate) fn allocate(&self, caller: &Caller<'_>, bytes: u64) -> Result<(Block, BlockRange)> {
         let owner = Owner::participant(caller.me);
-        let allocated = self.ledger.allocate(caller, owner, bytes);
-        allocated.map_err(|cause| below::of_allocator("allocate in a pool", cause).on(self.id))
+        let allocated = self.control.allocate(caller, owner, bytes);
+        allocated
+            .map_err(|cause| error_mapping::from_allocator("allocate in a pool", cause).on(self.id))
     }
 
     /// What the caller allocated.
     pub(crate) fn free(&self, caller: &Caller<'_>, block: Block) -> Result<()> {
-        let freed = self.ledger.free(caller, block, Owner::participant(caller.me));
-        freed.map_err(|cause| below::of_allocator("free in a pool", cause).on(self.id))
+        let freed = self.control.free(caller, block, Owner::participant(caller.me));
+        freed.map_err(|cause| error_mapping::from_allocator("free in a pool", cause).on(self.id))
     }
 
     /// Frees all that somebody owns who is dead, or leaves; gives how many blocks.
     pub(crate) fn reclaim(&self, caller: &Caller<'_>, who: Participant) -> Result<usize> {
-        let reclaimed = self.ledger.reclaim(caller, who);
-        reclaimed.map_err(|cause| below::of_allocator("reclaim in a pool", cause).on(self.id))
+        let reclaimed = self.control.reclaim(caller, who);
+        reclaimed
+            .map_err(|cause| error_mapping::from_allocator("reclaim in a pool", cause).on(self.id))
     }
 
     /// Those that have blocks in their own name.
     pub(crate) fn owners(&self, caller: &Caller<'_>) -> Result<BTreeSet<Participant>> {
-        let owners = self.ledger.owners(caller);
-        owners.map_err(|cause| below::of_allocator("look at a pool", cause).on(self.id))
+        let owners = self.control.owners(caller);
+        owners.map_err(|cause| {
+            error_mapping::from_allocator("read pool statistics", cause).on(self.id)
+        })
     }
 
     pub(crate) fn statistics(&self, caller: &Caller<'_>) -> Result<Statistics> {
-        let statistics = self.ledger.statistics(caller);
-        statistics.map_err(|cause| below::of_allocator("look at a pool", cause).on(self.id))
+        let statistics = self.control.statistics(caller);
+        statistics.map_err(|cause| {
+            error_mapping::from_allocator("read pool statistics", cause).on(self.id)
+        })
     }
 
     // -------------------------------------------------------------- bytes
@@ -374,50 +386,52 @@ impl Pool {
     /// So many bytes of a block's place. [`WouldBlock`](ErrorKind::WouldBlock) as long as this
     /// process was not given the memory.
     #[inline]
-    pub(crate) fn slice(&self, place: Place, length: u64) -> Result<Slice> {
+    pub(crate) fn slice(&self, place: BlockRange, length: u64) -> Result<Slice> {
         if length > place.length {
             let operation = "find a message in its pool";
             let detail = format!("{length} bytes in a block of {}", place.length);
             return Err(Error::new(operation, ErrorKind::Malformed, detail).on(self.id));
         }
-        let memory = self.view()?.memory.memory();
+        let memory = self.mapping()?.memory.memory();
         memory.slice(place.offset, length).or_else(|_| self.slice_slowly(place, length))
     }
 
     #[cold]
-    fn slice_slowly(&self, place: Place, length: u64) -> Result<Slice> {
-        self.reach(place.offset.saturating_add(place.length))?;
-        let slice = self.view()?.memory.memory().slice(place.offset, length);
-        slice.map_err(|cause| below::of_device("find a message in its pool", cause).on(self.id))
+    fn slice_slowly(&self, place: BlockRange, length: u64) -> Result<Slice> {
+        self.map_until(place.offset.saturating_add(place.length))?;
+        let slice = self.mapping()?.memory.memory().slice(place.offset, length);
+        slice.map_err(|cause| {
+            error_mapping::from_device("find a message in its pool", cause).on(self.id)
+        })
     }
 
     /// Copies bytes into a part of the pool.
     pub(crate) fn write(&self, to: &Slice, bytes: &[u8], longest: Duration) -> Result<()> {
-        if self.id.place == SharedPlace::Host {
+        if self.id.place == SharedLocation::Host {
             return bytes::write(to, bytes);
         }
         let written = self.stream()?.upload(to, bytes, longest);
-        written.map_err(|cause| below::of_device("write a message", cause).on(self.id))
+        written.map_err(|cause| error_mapping::from_device("write a message", cause).on(self.id))
     }
 
     /// Copies bytes out of a part of the pool.
     pub(crate) fn read(&self, from: &Slice, bytes: &mut [u8], longest: Duration) -> Result<()> {
-        if self.id.place == SharedPlace::Host {
+        if self.id.place == SharedLocation::Host {
             return bytes::read(from, bytes);
         }
         let read = self.stream()?.download(from, bytes, longest);
-        read.map_err(|cause| below::of_device("read a message", cause).on(self.id))
+        read.map_err(|cause| error_mapping::from_device("read a message", cause).on(self.id))
     }
 
     /// Copies other memory into a part of the pool, and waits until it is there.
     pub(crate) fn copy(&self, to: &Slice, from: &Slice, longest: Duration) -> Result<()> {
         let operation = "copy into a message";
-        let on = |cause| below::of_device(operation, cause).on(self.id);
-        if self.id.place == SharedPlace::Host {
+        let on = |cause| error_mapping::from_device(operation, cause).on(self.id);
+        if self.id.place == SharedLocation::Host {
             return self.copy_to_host(to, from, longest);
         }
         let stream = self.stream()?;
-        self.follow_default(stream, from).map_err(on)?;
+        self.wait_for_default_stream(stream, from).map_err(on)?;
         stream.copy(to, from).map_err(on)?;
         stream.synchronize(longest).map_err(on)
     }
@@ -426,9 +440,9 @@ impl Pool {
         if let Some(stream) = self.stream.get() {
             return Ok(stream);
         }
-        let stream = self.view()?.device.stream();
-        let stream =
-            stream.map_err(|cause| below::of_device("make a stream", cause).on(self.id))?;
+        let stream = self.mapping()?.device.stream();
+        let stream = stream
+            .map_err(|cause| error_mapping::from_device("make a stream", cause).on(self.id))?;
         Ok(self.stream.get_or_init(|| stream))
     }
 }

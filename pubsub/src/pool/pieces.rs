@@ -29,13 +29,13 @@ pub(super) fn random_name() -> Result<u64> {
 
 /// What became of a piece that was handed over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kept {
+pub(crate) enum PieceStored {
     /// It is the one that is known by its number.
-    Yes,
+    Stored,
     /// It is, and what was taken for it was not.
-    InPlaceOfAnother,
+    Replaced,
     /// Another one is, or those before it are not there.
-    No,
+    Rejected,
 }
 
 /// The first pieces of a pool.
@@ -56,36 +56,41 @@ impl Pieces {
     }
 
     /// Keeps a piece, where the books say so much of its name.
-    pub(super) fn keep(&mut self, number: usize, piece: Piece, in_books: Option<u64>) -> Kept {
-        let is_right = in_books.is_none_or(|name| name == piece.name);
+    pub(super) fn keep(
+        &mut self,
+        number: usize,
+        piece: Piece,
+        recorded_name: Option<u64>,
+    ) -> PieceStored {
+        let is_right = recorded_name.is_none_or(|name| name == piece.name);
         match self.all.get(number) {
-            Some(known) if known.name == piece.name => Kept::Yes,
-            Some(_) if in_books.is_some() && is_right && number >= self.mapped => {
+            Some(known) if known.name == piece.name => PieceStored::Stored,
+            Some(_) if recorded_name.is_some() && is_right && number >= self.mapped => {
                 self.all.truncate(number);
                 self.all.push(piece);
-                Kept::InPlaceOfAnother
+                PieceStored::Replaced
             }
-            None if is_right && number == self.all.len() && number < super::MOST_PIECES => {
+            None if is_right && number == self.all.len() && number < super::MAX_PIECES => {
                 self.all.push(piece);
-                Kept::Yes
+                PieceStored::Stored
             }
-            _ => Kept::No,
+            _ => PieceStored::Rejected,
         }
     }
 
     /// Keeps a piece in place of all that were given by its number before, or by a later one.
-    pub(super) fn follow(&mut self, number: usize, piece: Piece) -> Result<()> {
+    pub(super) fn adopt(&mut self, number: usize, piece: Piece) -> Result<()> {
         match self.all.get(number) {
             Some(known) if known.name == piece.name => return Ok(()),
             Some(_) if number >= self.mapped => self.all.truncate(number),
-            None if number == self.all.len() && number < super::MOST_PIECES => {}
+            None if number == self.all.len() && number < super::MAX_PIECES => {}
             _ => {
                 let detail = format!(
-                    "piece {number}, where {} are known and {} are in use",
+                    "piece {number} out of range: {} are known and {} in use",
                     self.all.len(),
                     self.mapped
                 );
-                let operation = "keep a piece of a pool";
+                let operation = "store a piece of a pool";
                 return Err(Error::new(operation, ErrorKind::InvalidArgument, detail));
             }
         }
@@ -94,8 +99,11 @@ impl Pieces {
     }
 
     /// The next one to be mapped, if it is the one that the books name.
-    pub(super) fn next_to_map(&self, in_books: impl Fn(usize) -> Option<u64>) -> Option<&Piece> {
-        self.all.get(self.mapped).filter(|piece| in_books(self.mapped) == Some(piece.name))
+    pub(super) fn next_to_map(
+        &self,
+        recorded_name: impl Fn(usize) -> Option<u64>,
+    ) -> Option<&Piece> {
+        self.all.get(self.mapped).filter(|piece| recorded_name(self.mapped) == Some(piece.name))
     }
 
     pub(super) fn is_mapped(&mut self) {

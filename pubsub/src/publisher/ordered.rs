@@ -4,16 +4,16 @@ use std::time::{Duration, Instant};
 
 use gpu::{Slice, Stream};
 
-use super::{Post, Publisher};
+use super::{Publisher, PublisherState};
 use crate::error::{Error, Result};
 use crate::loan::Sent;
-use crate::loans::Borrower;
-use crate::pool::Rest;
+use crate::loan_limit::Borrower;
+use crate::pool::PollBackoff;
 
 /// How long one waits, at most, until it looks whether streams hold what it waits for.
-pub(super) const LOOK_FOR_STREAMS: Duration = Duration::from_millis(50);
+pub(super) const STREAM_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
-impl Post {
+impl PublisherState {
     /// Waits by one of the bells; but what streams let go of rings none, and is looked for again
     /// and again.
     pub(super) fn wait<T>(
@@ -23,20 +23,20 @@ impl Post {
         mut look: impl FnMut() -> Option<Result<T>>,
         mut wait: impl FnMut(Instant, &mut dyn FnMut() -> Option<Result<T>>) -> Option<Result<T>>,
     ) -> Option<Result<T>> {
-        let (house, here) = (&self.desk.house, &self.desk.here);
-        let interruption = house.interruption();
-        let name = |error: Error| error.on(self.desk.topic.name());
+        let (node, local) = (&self.context.node, &self.context.local);
+        let interruption = node.interruption();
+        let name = |error: Error| error.on(self.context.topic.name());
         let mut look =
             || look().or_else(|| interruption.check(operation).map_err(name).err().map(Err));
-        let mut rest = Rest::NEW;
+        let mut backoff = PollBackoff::NEW;
         loop {
-            let end = if here.waits_for_streams() {
-                here.free_what_is_done(&house.caller());
-                rest.next(deadline)
-            } else if here.ledger().is_ordered() {
+            let end = if local.is_waiting_for_streams() {
+                local.free_completed(&node.caller());
+                backoff.next(deadline)
+            } else if local.control().is_stream_ordered() {
                 // Streams may have to be waited for soon.
-                rest = Rest::NEW;
-                deadline.min(Instant::now() + LOOK_FOR_STREAMS)
+                backoff = PollBackoff::NEW;
+                deadline.min(Instant::now() + STREAM_CHECK_INTERVAL)
             } else {
                 deadline
             };
@@ -62,24 +62,24 @@ impl Publisher {
     ///
     /// ```
     /// # use std::time::Duration;
-    /// # use pubsub::{MemoryPlace, Node, NodeOptions, TopicSettings};
+    /// # use pubsub::{MemoryLocation, Node, NodeOptions, TopicSettings};
     /// # let directory = std::env::temp_dir().join(format!("fabricast-doc-push-on-{}", std::process::id()));
     /// # let path = directory.clone();
     /// # let node = Node::join(NodeOptions { directory, ..NodeOptions::default() })?;
-    /// # let patience = Duration::from_secs(10);
-    /// let device = gpu::Device::open("stand-in:0".parse()?)?;
-    /// let memory = MemoryPlace::Device(device.name());
+    /// # let timeout = Duration::from_secs(10);
+    /// let device = gpu::Device::open("emulated:0".parse()?)?;
+    /// let memory = MemoryLocation::Device(device.name());
     /// let topic = node.topic("frames", &TopicSettings { memory, ..TopicSettings::default() })?;
     /// let (publisher, mut subscriber) = (topic.publisher()?, topic.subscriber()?);
     ///
     /// let (frame, producing) = (device.allocate(4096)?, device.stream()?);
     /// producing.fill(&frame.whole(), 7)?; // … or a kernel
-    /// publisher.push_on(&producing, &frame.whole(), patience)?;
+    /// publisher.push_on(&producing, &frame.whole(), timeout)?;
     ///
     /// let (result, consuming) = (device.allocate(4096)?, device.stream()?);
-    /// let sample = subscriber.pull_on(&consuming, patience)?; // it may not be written yet
+    /// let sample = subscriber.pull_on(&consuming, timeout)?; // it may not be written yet
     /// consuming.copy(&result.whole(), sample.slice())?; // begins when it is
-    /// consuming.synchronize(patience)?;
+    /// consuming.synchronize(timeout)?;
     /// assert_eq!(sample.readiness()?, pubsub::Readiness::Ready);
     /// # drop((sample, subscriber, publisher, topic, node));
     /// # std::fs::remove_dir_all(path)?;
@@ -89,13 +89,13 @@ impl Publisher {
     /// # Errors
     /// As [`push_slice`](Self::push_slice); [`InvalidArgument`](crate::ErrorKind::InvalidArgument) for a
     /// stream of another kind of device.
-    pub fn push_on(&self, stream: &Stream, from: &Slice, patience: Duration) -> Result<Sent> {
-        let deadline = ipc::deadline(patience);
-        let mut loan = self.borrow(from.length(), Borrower::Passing, || deadline)?;
-        loan.copy_on(stream, from, patience)?;
-        let interruption = self.post.desk.house.interruption();
+    pub fn push_on(&self, stream: &Stream, from: &Slice, timeout: Duration) -> Result<Sent> {
+        let deadline = ipc::deadline(timeout);
+        let mut loan = self.borrow(from.length(), Borrower::Transient, || deadline)?;
+        loan.copy_on(stream, from, timeout)?;
+        let interruption = self.state.context.node.interruption();
         let attempt = loan.publish_in_order(stream, Some(deadline))?;
-        attempt.in_time(crate::loan::ON_A_STREAM, &interruption)
+        attempt.into_sent(crate::loan::PUBLISH_ON_STREAM, &interruption)
     }
 
     /// As [`push_on`](Self::push_on), if there is room now; None if there is not.
@@ -103,9 +103,9 @@ impl Publisher {
     /// # Errors
     /// As [`push_on`](Self::push_on), but for the deadline.
     pub fn try_push_on(&self, stream: &Stream, from: &Slice) -> Result<Option<Sent>> {
-        let borrowed = self.try_borrow(from.length(), Borrower::Passing)?;
+        let borrowed = self.try_borrow(from.length(), Borrower::Transient)?;
         let Some(mut loan) = borrowed else { return Ok(None) };
-        loan.copy_on(stream, from, gpu::PATIENCE)?;
+        loan.copy_on(stream, from, gpu::DEFAULT_TIMEOUT)?;
         Ok(loan.try_publish_on(stream)?.sent())
     }
 }

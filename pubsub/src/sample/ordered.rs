@@ -5,10 +5,10 @@ use std::time::Instant;
 use gpu::{Point, Stream};
 
 use super::Sample;
-use crate::below;
 use crate::error::{Error, ErrorKind, Result};
-use crate::pool::{Readiness, Rest};
-use crate::subscriber::Departure;
+use crate::error_mapping;
+use crate::pool::{PollBackoff, Readiness};
+use crate::subscriber::DeferredRelease;
 use crate::topic::Entry;
 
 impl Sample {
@@ -19,15 +19,15 @@ impl Sample {
     /// # Errors
     /// [`Evicted`](ErrorKind::Evicted) if it is not [valid](Self::is_valid) any more.
     pub fn readiness(&self) -> Result<Readiness> {
-        let operation = "look at a message";
-        let Some(turn) = self.entry.turn else { return Ok(Readiness::Ready) };
-        let found = self.pool().ledger().readiness(self.entry.block, turn);
+        let operation = "check a message";
+        let Some(sync_point) = self.entry.sync_point else { return Ok(Readiness::Ready) };
+        let found = self.pool().control().readiness(self.entry.block, sync_point);
         // Afterwards: what was found while it was held is right.
         self.check(operation)?;
         found.ok_or_else(|| {
-            let detail = "its memory is another message's";
+            let detail = "the block holds another message";
             let error = Error::new(operation, ErrorKind::Malformed, detail);
-            error.on(self.shared.desk.topic.name())
+            error.on(self.shared.context.topic.name())
         })
     }
 
@@ -44,13 +44,13 @@ impl Sample {
     ///
     /// ```
     /// # use std::time::Duration;
-    /// # use pubsub::{MemoryPlace, Node, NodeOptions, TopicSettings};
+    /// # use pubsub::{MemoryLocation, Node, NodeOptions, TopicSettings};
     /// # let directory = std::env::temp_dir().join(format!("fabricast-doc-release-on-{}", std::process::id()));
     /// # let path = directory.clone();
     /// # let node = Node::join(NodeOptions { directory, ..NodeOptions::default() })?;
     /// # let patience = Duration::from_secs(10);
-    /// let device = gpu::Device::open("stand-in:0".parse()?)?;
-    /// let memory = MemoryPlace::Device(device.name());
+    /// let device = gpu::Device::open("emulated:0".parse()?)?;
+    /// let memory = MemoryLocation::Device(device.name());
     /// let topic = node.topic("frames", &TopicSettings { memory, ..TopicSettings::default() })?;
     /// let (publisher, mut subscriber) = (topic.publisher()?, topic.subscriber()?);
     /// # let (frame, producing) = (device.allocate(4096)?, device.stream()?);
@@ -70,41 +70,41 @@ impl Sample {
     /// reads may be another message. If the device refuses, the message is held for as long as
     /// its subscriber is there.
     pub fn release_on(mut self, stream: &Stream) -> Result<()> {
-        let operation = "release in the order of a stream";
-        self.shared.desk.house.check_fork(operation)?;
+        let operation = "release in stream order";
+        self.shared.context.node.check_not_forked(operation)?;
         let (direction, block) = (self.direction, self.entry.block);
-        let ledger = self.pool().ledger();
+        let control = self.pool().control();
         // Before it is looked whether it is still held: who is not removed then is not before this
         // is seen by who removes it.
-        let place = self.shared.seat(direction).place();
-        ledger.is_passing(block, self.shared.desk.topic.number(), place);
+        let place = self.shared.subscription_id(direction).index();
+        control.begin_stream_read(block, self.shared.context.topic.number(), place);
         let read = stream.point();
         if let Err(error) = self.check(operation) {
-            self.shared.has_passed(direction, block);
+            self.shared.end_stream_read(direction, block);
             return Err(error);
         }
         match read {
             Ok(point) => {
-                self.departs(Some(point));
+                self.defer_release(Some(point));
                 Ok(())
             }
             Err(cause) => {
-                self.departs(None);
-                Err(below::of_device(operation, cause))
+                self.defer_release(None);
+                Err(error_mapping::from_device(operation, cause))
             }
         }
     }
 
-    fn departs(&mut self, read: Option<Point>) {
-        self.is_mine = false;
+    fn defer_release(&mut self, read: Option<Point>) {
+        self.is_owned = false;
         let Self { direction, position, entry: Entry { block, .. }, .. } = *self;
-        self.shared.departs(Departure { direction, position, block, read });
+        self.shared.defer_release(DeferredRelease { direction, position, block, read });
     }
 
     /// Waits until it is written, for as long as a device may take for anything.
     pub(super) fn await_ready(&self, operation: &'static str) -> Result<()> {
-        let deadline = Instant::now() + gpu::PATIENCE;
-        let mut rest = Rest::NEW;
+        let deadline = Instant::now() + gpu::DEFAULT_TIMEOUT;
+        let mut backoff = PollBackoff::NEW;
         loop {
             let (kind, detail) = match self.readiness()? {
                 Readiness::Ready => return Ok(()),
@@ -115,12 +115,12 @@ impl Sample {
                     (ErrorKind::DeadlineExceeded, "its publisher's stream has not written it")
                 }
                 Readiness::Pending => {
-                    let pause = rest.next(deadline).saturating_duration_since(Instant::now());
+                    let pause = backoff.next(deadline).saturating_duration_since(Instant::now());
                     std::thread::sleep(pause);
                     continue;
                 }
             };
-            return Err(Error::new(operation, kind, detail).on(self.shared.desk.topic.name()));
+            return Err(Error::new(operation, kind, detail).on(self.shared.context.topic.name()));
         }
     }
 }

@@ -9,23 +9,23 @@ use ipc::{Channel, ChannelError, Participant};
 use super::protocol::{self, Notice};
 
 /// Messages that may wait for one who does not listen.
-const MOST_WAITING: usize = 4096;
+const MAX_QUEUED_MESSAGES: usize = 4096;
 /// Their bytes: more than any report has.
-const MOST_BYTES: usize = 16 << 20;
+const MAX_QUEUED_BYTES: usize = 16 << 20;
 /// Their descriptors, which all others would lack: those of all lives, and as many more.
-const MOST_FILES: usize = 2 * Participant::PLACES as usize;
+const MAX_QUEUED_DESCRIPTORS: usize = 2 * Participant::SLOTS as usize;
 
 /// Descriptors that may wait for all together: a process has 1024, if nothing else was set up.
-const MOST_FILES_OF_ALL: usize = 2 * Participant::PLACES as usize;
+const MAX_QUEUED_DESCRIPTORS_TOTAL: usize = 2 * Participant::SLOTS as usize;
 /// And those of such as have taken nothing for a while: one that joins is told all lives at once,
 /// and takes them.
-const MOST_FILES_OF_STUCK: usize = Participant::PLACES as usize / 4;
-const STUCK: Duration = Duration::from_secs(2);
+const MAX_QUEUED_DESCRIPTORS_STALLED: usize = Participant::SLOTS as usize / 4;
+const STALL_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Descriptors on their way to one who does not take them. The system counts those of all
 /// processes of a user together, also those sent to one that is stopped: if there were too many,
 /// nobody could be sent any more.
-const MOST_ON_THEIR_WAY: usize = 128;
+const MAX_DESCRIPTORS_IN_FLIGHT: usize = 128;
 
 #[derive(Debug)]
 pub(super) struct Connection {
@@ -35,11 +35,11 @@ pub(super) struct Connection {
     bytes: usize,
     files: usize,
     /// When something went out last, or began to wait.
-    moved: Instant,
+    last_progress: Instant,
     /// Descriptors that were sent since all had been taken.
-    on_their_way: usize,
+    descriptors_in_flight: usize,
     /// What waits does so until descriptors have arrived, here or elsewhere: nothing tells when.
-    is_held_up: bool,
+    is_stalled: bool,
     is_broken: bool,
 }
 
@@ -50,9 +50,9 @@ impl Connection {
             waiting: VecDeque::new(),
             bytes: 0,
             files: 0,
-            moved: Instant::now(),
-            on_their_way: 0,
-            is_held_up: false,
+            last_progress: Instant::now(),
+            descriptors_in_flight: 0,
+            is_stalled: false,
             is_broken: false,
         }
     }
@@ -68,16 +68,17 @@ impl Connection {
         }
         let bytes = protocol::encode(notice);
         if self.waiting.is_empty() {
-            self.moved = Instant::now();
+            self.last_progress = Instant::now();
         }
         self.bytes += bytes.len();
         self.files += descriptors.len();
         self.waiting.push_back((bytes, descriptors));
         self.flush();
-        let is_too_much =
-            self.waiting.len() > MOST_WAITING || self.bytes > MOST_BYTES || self.files > MOST_FILES;
+        let is_too_much = self.waiting.len() > MAX_QUEUED_MESSAGES
+            || self.bytes > MAX_QUEUED_BYTES
+            || self.files > MAX_QUEUED_DESCRIPTORS;
         if is_too_much {
-            self.give_up();
+            self.mark_broken();
         }
     }
 
@@ -89,38 +90,38 @@ impl Connection {
     }
 
     fn send_waiting(&mut self) {
-        self.is_held_up = false;
+        self.is_stalled = false;
         while let Some((bytes, descriptors)) = self.waiting.front() {
-            let on_their_way = self.on_their_way + descriptors.len();
-            if !descriptors.is_empty() && on_their_way > MOST_ON_THEIR_WAY {
-                self.is_held_up = self.channel.has_untaken();
-                if self.is_held_up {
+            let descriptors_in_flight = self.descriptors_in_flight + descriptors.len();
+            if !descriptors.is_empty() && descriptors_in_flight > MAX_DESCRIPTORS_IN_FLIGHT {
+                self.is_stalled = self.channel.has_unreceived();
+                if self.is_stalled {
                     return;
                 }
-                self.on_their_way = 0;
+                self.descriptors_in_flight = 0;
             }
             let borrowed: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
             match self.channel.send(bytes, &borrowed, Duration::ZERO) {
                 Ok(()) => {
                     self.bytes -= bytes.len();
                     self.files -= descriptors.len();
-                    self.on_their_way += descriptors.len();
-                    self.moved = Instant::now();
+                    self.descriptors_in_flight += descriptors.len();
+                    self.last_progress = Instant::now();
                     self.waiting.pop_front();
                 }
                 Err(ChannelError::DeadlineExceeded { .. }) => return,
-                Err(ChannelError::TooManyOnTheirWay) => {
-                    self.is_held_up = true;
+                Err(ChannelError::TooManyDescriptorsInFlight) => {
+                    self.is_stalled = true;
                     return;
                 }
-                Err(_) => self.give_up(),
+                Err(_) => self.mark_broken(),
             }
         }
     }
 
     /// The other side cannot be told what it has to know: it comes back, and is told all.
-    pub(super) fn give_up(&mut self) {
-        (self.is_broken, self.is_held_up) = (true, false);
+    pub(super) fn mark_broken(&mut self) {
+        (self.is_broken, self.is_stalled) = (true, false);
         self.waiting.clear();
         (self.bytes, self.files) = (0, 0);
     }
@@ -132,17 +133,17 @@ impl Connection {
     }
 
     /// Is there something to be sent as soon as there is room?
-    pub(super) fn has_waiting(&self) -> bool {
-        !self.waiting.is_empty() && !self.is_held_up
+    pub(super) fn has_queued(&self) -> bool {
+        !self.waiting.is_empty() && !self.is_stalled
     }
 
     /// Is there something to be sent at another time, of which nobody tells?
-    pub(super) fn is_held_up(&self) -> bool {
-        self.is_held_up
+    pub(super) fn is_stalled(&self) -> bool {
+        self.is_stalled
     }
 
     /// Do descriptors wait?
-    pub(super) fn keeps_files(&self) -> bool {
+    pub(super) fn has_queued_descriptors(&self) -> bool {
         self.files > 0
     }
 
@@ -154,18 +155,27 @@ impl Connection {
 
 /// Gives up those for which too many descriptors wait together, so that the service does not run out
 /// of them: first those for which most do.
-pub(super) fn relieve<'a>(now: Instant, connections: impl Iterator<Item = &'a mut Connection>) {
-    let mut waited: Vec<_> = connections.filter(|it| it.keeps_files()).collect();
+pub(super) fn drop_stalled<'a>(
+    now: Instant,
+    connections: impl Iterator<Item = &'a mut Connection>,
+) {
+    let mut waited: Vec<_> = connections.filter(|it| it.has_queued_descriptors()).collect();
     waited.sort_unstable_by_key(|it| it.files);
-    let is_stuck = |it: &Connection| now.saturating_duration_since(it.moved) >= STUCK;
+    let is_stuck =
+        |it: &Connection| now.saturating_duration_since(it.last_progress) >= STALL_TIMEOUT;
     let mut all: usize = waited.iter().map(|it| it.files).sum();
     let mut stuck: usize = waited.iter().filter(|it| is_stuck(it)).map(|it| it.files).sum();
     for connection in waited.into_iter().rev() {
         let files = connection.files;
         let is_stuck = is_stuck(connection);
-        if all > MOST_FILES_OF_ALL || (is_stuck && stuck > MOST_FILES_OF_STUCK) {
-            tracing::debug!(files, "a process is given up that takes no descriptors");
-            connection.give_up();
+        if all > MAX_QUEUED_DESCRIPTORS_TOTAL
+            || (is_stuck && stuck > MAX_QUEUED_DESCRIPTORS_STALLED)
+        {
+            tracing::debug!(
+                files,
+                "dropping the connection of a process that receives no descriptors"
+            );
+            connection.mark_broken();
             all -= files;
             stuck -= if is_stuck { files } else { 0 };
         }
@@ -183,7 +193,7 @@ mod tests {
     use super::*;
 
     /// What waits for one who does not listen, before and after it is given up.
-    fn until_given_up(notice: &Notice, files: usize) -> (usize, usize, usize) {
+    fn send_until_broken(notice: &Notice, files: usize) -> (usize, usize, usize) {
         let (near, _far) = Channel::pair().unwrap();
         let mut connection = Connection::new(near);
         let null = OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
@@ -194,18 +204,18 @@ mod tests {
             most = most.max((connection.waiting.len(), bytes, files));
             connection.send(notice, copies());
         }
-        assert!(!connection.has_waiting());
+        assert!(!connection.has_queued());
         most
     }
 
     #[test]
     fn what_waits_for_one_who_does_not_listen_is_bounded() {
         let left = Notice::Left;
-        let (messages, ..) = until_given_up(&left, 0);
-        assert_eq!(messages, MOST_WAITING);
-        let lives = Notice::Lives { participants: vec![1; 32] };
-        let (_, _, files) = until_given_up(&lives, 32);
-        assert!((Participant::PLACES as usize..=MOST_FILES).contains(&files), "{files}");
+        let (messages, ..) = send_until_broken(&left, 0);
+        assert_eq!(messages, MAX_QUEUED_MESSAGES);
+        let pidfds = Notice::Pidfds { participants: vec![1; 32] };
+        let (_, _, files) = send_until_broken(&pidfds, 32);
+        assert!((Participant::SLOTS as usize..=MAX_QUEUED_DESCRIPTORS).contains(&files), "{files}");
         let row = crate::Row::Subscriber {
             topic: "x".repeat(200),
             participant: "y".repeat(200),
@@ -213,8 +223,11 @@ mod tests {
             missed: 0,
         };
         let rows = Notice::Rows { request: 1, rows: vec![row; 64], is_last: false };
-        let (messages, bytes, _) = until_given_up(&rows, 0);
-        assert!(messages < MOST_WAITING && bytes <= MOST_BYTES, "{messages} of {bytes}");
+        let (messages, bytes, _) = send_until_broken(&rows, 0);
+        assert!(
+            messages < MAX_QUEUED_MESSAGES && bytes <= MAX_QUEUED_BYTES,
+            "{messages} of {bytes}"
+        );
     }
 
     /// Receives all that is there, as the number of a participant each.
@@ -222,7 +235,7 @@ mod tests {
         let mut all = Vec::new();
         while let Ok(message) = far.receive(Duration::ZERO) {
             match protocol::decode("test", &message.bytes).unwrap() {
-                Notice::Lives { participants } => all.extend(participants),
+                Notice::Pidfds { participants } => all.extend(participants),
                 other => panic!("{other:?}"),
             }
             assert_eq!(message.descriptors.len(), 1);
@@ -236,14 +249,14 @@ mod tests {
         let mut connection = Connection::new(near);
         let null = OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
         for number in 0..300 {
-            let notice = Notice::Lives { participants: vec![number] };
+            let notice = Notice::Pidfds { participants: vec![number] };
             connection.send(&notice, vec![null.try_clone().unwrap()]);
         }
-        assert!(connection.is_held_up() && !connection.has_waiting());
+        assert!(connection.is_stalled() && !connection.has_queued());
         connection.flush();
         let mut all = taken(&far);
-        assert_eq!(all.len(), MOST_ON_THEIR_WAY);
-        while connection.is_held_up() {
+        assert_eq!(all.len(), MAX_DESCRIPTORS_IN_FLIGHT);
+        while connection.is_stalled() {
             connection.flush();
             all.extend(taken(&far));
         }
@@ -257,8 +270,8 @@ mod tests {
         let waits = |files: usize| {
             let (near, far) = Channel::pair().unwrap();
             let mut connection = Connection::new(near);
-            for _ in 0..MOST_ON_THEIR_WAY + files {
-                let notice = Notice::Lives { participants: vec![1] };
+            for _ in 0..MAX_DESCRIPTORS_IN_FLIGHT + files {
+                let notice = Notice::Pidfds { participants: vec![1] };
                 connection.send(&notice, vec![null.try_clone().unwrap()]);
             }
             assert_eq!(connection.files, files);
@@ -269,16 +282,16 @@ mod tests {
         let broken = |all: &[Connection]| all.iter().map(Connection::is_broken).collect::<Vec<_>>();
         let (mut all, fars) = all_of([20, 200, 100]);
         let now = Instant::now();
-        relieve(now, all.iter_mut());
+        drop_stalled(now, all.iter_mut());
         assert_eq!(broken(&all), [false; 3], "they have their time");
         // One of them goes on.
-        all[2].moved = now + STUCK;
-        relieve(now + STUCK, all.iter_mut());
+        all[2].last_progress = now + STALL_TIMEOUT;
+        drop_stalled(now + STALL_TIMEOUT, all.iter_mut());
         assert_eq!(broken(&all), [false, true, false]);
-        assert!(!all[1].keeps_files());
+        assert!(!all[1].has_queued_descriptors());
         drop((all, fars));
         let (mut all, _fars) = all_of([200, 20, 300]);
-        relieve(Instant::now(), all.iter_mut());
+        drop_stalled(Instant::now(), all.iter_mut());
         assert_eq!(broken(&all), [false, false, true], "too many for any time");
     }
 
@@ -286,11 +299,11 @@ mod tests {
     fn nothing_is_counted_that_was_sent() {
         let (near, far) = Channel::pair().unwrap();
         let mut connection = Connection::new(near);
-        for _ in 0..3 * MOST_WAITING {
+        for _ in 0..3 * MAX_QUEUED_MESSAGES {
             connection.send(&Notice::Left, Vec::new());
             far.receive(Duration::ZERO).unwrap();
         }
-        assert!(!connection.is_broken() && !connection.has_waiting());
+        assert!(!connection.is_broken() && !connection.has_queued());
         assert_eq!((connection.bytes, connection.files), (0, 0));
     }
 }

@@ -21,43 +21,43 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use ipc::{Channel, Credentials, Incarnation};
+use ipc::{Channel, Credentials, ForkGeneration};
 use nix::fcntl::{FcntlArg, Flock, FlockArg, fcntl};
 use nix::libc;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock::lock;
-use crate::peers::NodeIdentity;
+use crate::peers::NodeId;
 
-const SERVICE: &str = "node.lock";
-const STANDING: &str = "node.standing";
-const MEMBERS: &str = "node.members";
-const SOCKET: &str = "node.sock";
+const LOCK_FILE: &str = "node.lock";
+const PRIORITY_FILE: &str = "node.priority";
+const MEMBERS_FILE: &str = "node.members";
+const SOCKET_FILE: &str = "node.sock";
 
 /// Where processes join.
-pub(crate) fn socket_in(directory: &Path) -> PathBuf {
-    directory.join(SOCKET)
+pub(crate) fn socket_path(directory: &Path) -> PathBuf {
+    directory.join(SOCKET_FILE)
 }
 
 /// The lock of who serves.
-pub(crate) fn lock_in(directory: &Path) -> PathBuf {
-    directory.join(SERVICE)
+pub(crate) fn lock_path(directory: &Path) -> PathBuf {
+    directory.join(LOCK_FILE)
 }
 
 /// Makes the directory of a node, or refuses one that others could tamper with, or that no socket
 /// can be in.
 pub(crate) fn prepare(operation: &'static str, directory: &Path) -> Result<()> {
-    Channel::check_path(&socket_in(directory))
+    Channel::check_path(&socket_path(directory))
         .map_err(|error| Error::because(operation, ErrorKind::InvalidArgument, error))?;
     DirBuilder::new()
         .recursive(true)
         .mode(0o700)
         .create(directory)
-        .map_err(|error| not_there(operation, directory, error))?;
+        .map_err(|error| directory_error(operation, directory, error))?;
     check(operation, directory)
 }
 
-fn not_there(operation: &'static str, directory: &Path, error: io::Error) -> Error {
+fn directory_error(operation: &'static str, directory: &Path, error: io::Error) -> Error {
     let kind = match error.kind() {
         io::ErrorKind::PermissionDenied => ErrorKind::Denied,
         _ => ErrorKind::Failed,
@@ -70,7 +70,7 @@ pub(crate) fn check(operation: &'static str, directory: &Path) -> Result<()> {
     let found = match fs::symlink_metadata(directory) {
         Ok(found) => found,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(not_there(operation, directory, error)),
+        Err(error) => return Err(directory_error(operation, directory, error)),
     };
     let (own, mode) = (Credentials::of_this_process().user, found.mode() & 0o7777);
     let detail = if found.is_symlink() {
@@ -80,7 +80,7 @@ pub(crate) fn check(operation: &'static str, directory: &Path) -> Result<()> {
     } else if found.uid() != own {
         format!("it is another user's (user {}, this process is of user {own})", found.uid())
     } else if mode & 0o022 != 0 {
-        format!("others may write in it (mode {mode:o}): chmod go-w it")
+        format!("it is writable for other users (mode {mode:o}). chmod go-w it")
     } else {
         return Ok(());
     };
@@ -88,23 +88,23 @@ pub(crate) fn check(operation: &'static str, directory: &Path) -> Result<()> {
 }
 
 /// A file, by device and number.
-type Key = (u64, u64);
+type FileId = (u64, u64);
 
 /// The locks that this process holds. A forked child finds its parent's here.
-static HELD: Mutex<BTreeMap<Key, Incarnation>> = Mutex::new(BTreeMap::new());
+static HELD: Mutex<BTreeMap<FileId, ForkGeneration>> = Mutex::new(BTreeMap::new());
 
 /// A lock of a file in a node's directory, of this process and nobody else.
 #[derive(Debug)]
-pub(crate) struct RecordLock<const IS_CLAIM: bool> {
+pub(crate) struct RecordLock<const IS_PRIORITY: bool> {
     file: Option<File>,
-    key: Key,
-    born: Incarnation,
+    key: FileId,
+    fork_generation: ForkGeneration,
 }
 
 /// The right to serve a node.
-pub(crate) type Office = RecordLock<false>;
+pub(crate) type LeaderLock = RecordLock<false>;
 /// Says that this process is to serve the node for as long as it is there.
-pub(crate) type Claim = RecordLock<true>;
+pub(crate) type PriorityLock = RecordLock<true>;
 
 fn failed(operation: &'static str, directory: &Path) -> impl Fn(io::Error) -> Error + Copy {
     move |error| Error::of(operation, error).on(directory.display())
@@ -121,8 +121,8 @@ fn open(directory: &Path, name: &str) -> io::Result<File> {
         .open(directory.join(name))
 }
 
-impl<const IS_CLAIM: bool> RecordLock<IS_CLAIM> {
-    const NAME: &str = if IS_CLAIM { STANDING } else { SERVICE };
+impl<const IS_PRIORITY: bool> RecordLock<IS_PRIORITY> {
+    const NAME: &str = if IS_PRIORITY { PRIORITY_FILE } else { LOCK_FILE };
 
     /// Takes it, if nobody has it.
     pub(crate) fn take(operation: &'static str, directory: &Path) -> Result<Option<Self>> {
@@ -138,9 +138,9 @@ impl<const IS_CLAIM: bool> RecordLock<IS_CLAIM> {
         let key = (found.dev(), found.ino());
         match fcntl(&file, FcntlArg::F_SETLK(&whole(libc::F_WRLCK))) {
             Ok(_) => {
-                let born = Incarnation::current();
-                held.insert(key, born);
-                Ok(Some(Self { file: Some(file), key, born }))
+                let fork_generation = ForkGeneration::current();
+                held.insert(key, fork_generation);
+                Ok(Some(Self { file: Some(file), key, fork_generation }))
             }
             Err(nix::errno::Errno::EAGAIN | nix::errno::Errno::EACCES) => Ok(None),
             Err(error) => Err(failed(error.into())),
@@ -169,7 +169,7 @@ impl<const IS_CLAIM: bool> RecordLock<IS_CLAIM> {
 }
 
 /// Does this process hold the lock of a file?
-fn is_own(held: &BTreeMap<Key, Incarnation>, directory: &Path, name: &str) -> bool {
+fn is_own(held: &BTreeMap<FileId, ForkGeneration>, directory: &Path, name: &str) -> bool {
     let found = fs::metadata(directory.join(name));
     let holder = found.ok().and_then(|found| held.get(&(found.dev(), found.ino())).copied());
     holder.is_some_and(|holder| holder.is_current())
@@ -186,10 +186,10 @@ fn whole(kind: i32) -> libc::flock {
     }
 }
 
-impl<const IS_CLAIM: bool> Drop for RecordLock<IS_CLAIM> {
+impl<const IS_PRIORITY: bool> Drop for RecordLock<IS_PRIORITY> {
     fn drop(&mut self) {
         let file = self.file.take();
-        if !self.born.is_current() {
+        if !self.fork_generation.is_current() {
             // Closing it would take the lock from this child, if it has it by itself.
             std::mem::forget(file);
             return;
@@ -204,20 +204,20 @@ impl<const IS_CLAIM: bool> Drop for RecordLock<IS_CLAIM> {
 
 /// Held by every member of a node.
 #[derive(Debug)]
-pub(crate) struct Membership(Option<Flock<File>>, Incarnation);
+pub(crate) struct MemberLock(Option<Flock<File>>, ForkGeneration);
 
-impl Membership {
+impl MemberLock {
     /// Nobody holds it alone for longer than it takes to see that this can be.
-    const PATIENCE: Duration = Duration::from_secs(5);
+    const TIMEOUT: Duration = Duration::from_secs(5);
 
     /// Holds it, together with others.
     pub(crate) fn hold(operation: &'static str, directory: &Path) -> Result<Self> {
         let failed = failed(operation, directory);
-        let mut file = open(directory, MEMBERS).map_err(failed)?;
-        let end = Instant::now() + Self::PATIENCE;
+        let mut file = open(directory, MEMBERS_FILE).map_err(failed)?;
+        let end = Instant::now() + Self::TIMEOUT;
         loop {
             match Flock::lock(file, FlockArg::LockSharedNonblock) {
-                Ok(lock) => return Ok(Self(Some(lock), Incarnation::current())),
+                Ok(lock) => return Ok(Self(Some(lock), ForkGeneration::current())),
                 // A service looks whether anybody is there.
                 Err((back, nix::errno::Errno::EAGAIN)) if Instant::now() < end => file = back,
                 Err((_, error)) => return Err(failed(error.into())),
@@ -227,28 +227,28 @@ impl Membership {
     }
 
     /// Of which node, by the last service that founded one.
-    pub(crate) fn node(&self) -> Option<NodeIdentity> {
+    pub(crate) fn node(&self) -> Option<NodeId> {
         self.0.as_ref().and_then(|file| identity_in(file))
     }
 
     /// The node that was founded in this directory last.
-    pub(crate) fn node_of(
+    pub(crate) fn read_node_id(
         operation: &'static str,
         directory: &Path,
-    ) -> Result<Option<NodeIdentity>> {
-        Ok(identity_in(&open(directory, MEMBERS).map_err(failed(operation, directory))?))
+    ) -> Result<Option<NodeId>> {
+        Ok(identity_in(&open(directory, MEMBERS_FILE).map_err(failed(operation, directory))?))
     }
 
     /// Says which node it is, before anybody becomes a member of it. By who holds the
     /// [office](Office).
-    pub(crate) fn name_node(
+    pub(crate) fn write_node_id(
         operation: &'static str,
         directory: &Path,
-        node: Option<NodeIdentity>,
+        node: Option<NodeId>,
     ) -> Result<()> {
         let failed = failed(operation, directory);
-        let file = open(directory, MEMBERS).map_err(failed)?;
-        ipc::limits::check_file_size(size_of::<NodeIdentity>() as u64).map_err(failed)?;
+        let file = open(directory, MEMBERS_FILE).map_err(failed)?;
+        ipc::limits::check_file_size(size_of::<NodeId>() as u64).map_err(failed)?;
         file.write_all_at(&node.map_or([0; 16], |node| node.0), 0).map_err(failed)
     }
 
@@ -257,7 +257,7 @@ impl Membership {
         let failed = failed(operation, directory);
         let mut options = OpenOptions::new();
         options.read(true).write(true).custom_flags(libc::O_NOFOLLOW);
-        let file = match options.open(directory.join(MEMBERS)) {
+        let file = match options.open(directory.join(MEMBERS_FILE)) {
             // Nobody has ever been there; asking changes nothing about that.
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
             opened => opened.map_err(failed)?,
@@ -270,13 +270,13 @@ impl Membership {
     }
 }
 
-fn identity_in(file: &File) -> Option<NodeIdentity> {
+fn identity_in(file: &File) -> Option<NodeId> {
     let mut bytes = [0; 16];
     file.read_exact_at(&mut bytes, 0).ok()?;
-    (bytes != [0; 16]).then_some(NodeIdentity(bytes))
+    (bytes != [0; 16]).then_some(NodeId(bytes))
 }
 
-impl Drop for Membership {
+impl Drop for MemberLock {
     fn drop(&mut self) {
         if !self.1.is_current() {
             // The lock is the parent's, who shares the file with its child.
@@ -298,54 +298,54 @@ mod tests {
     #[test]
     fn one_serves_at_a_time_also_within_a_process() {
         let directory = directory("election");
-        let office = Office::take("test", &directory).unwrap().unwrap();
-        assert!(Office::take("test", &directory).unwrap().is_none());
-        drop(office);
-        assert!(Office::take("test", &directory).unwrap().is_some());
+        let leader_lock = LeaderLock::take("test", &directory).unwrap().unwrap();
+        assert!(LeaderLock::take("test", &directory).unwrap().is_none());
+        drop(leader_lock);
+        assert!(LeaderLock::take("test", &directory).unwrap().is_some());
         fs::remove_dir_all(&directory).unwrap();
     }
 
     #[test]
     fn it_is_known_who_claims_to_serve() {
         let directory = directory("claim");
-        assert_eq!(Claim::holder("test", &directory).unwrap(), None);
-        assert!(!directory.join(STANDING).exists(), "asking leaves nothing behind");
-        let claim = Claim::take("test", &directory).unwrap().unwrap();
-        assert!(Claim::take("test", &directory).unwrap().is_none());
-        assert_eq!(Claim::holder("test", &directory).unwrap(), Some(std::process::id()));
+        assert_eq!(PriorityLock::holder("test", &directory).unwrap(), None);
+        assert!(!directory.join(PRIORITY_FILE).exists(), "asking leaves nothing behind");
+        let priority_lock = PriorityLock::take("test", &directory).unwrap().unwrap();
+        assert!(PriorityLock::take("test", &directory).unwrap().is_none());
+        assert_eq!(PriorityLock::holder("test", &directory).unwrap(), Some(std::process::id()));
         // They are not each other's.
-        let office = Office::take("test", &directory).unwrap().unwrap();
-        drop(office);
-        assert_eq!(Claim::holder("test", &directory).unwrap(), Some(std::process::id()));
-        drop(claim);
-        assert_eq!(Claim::holder("test", &directory).unwrap(), None);
+        let leader_lock = LeaderLock::take("test", &directory).unwrap().unwrap();
+        drop(leader_lock);
+        assert_eq!(PriorityLock::holder("test", &directory).unwrap(), Some(std::process::id()));
+        drop(priority_lock);
+        assert_eq!(PriorityLock::holder("test", &directory).unwrap(), None);
         fs::remove_dir_all(&directory).unwrap();
     }
 
     #[test]
     fn members_are_seen_while_they_are_there() {
         let directory = directory("members");
-        assert!(!Membership::is_held("test", &directory).unwrap());
-        assert!(!directory.join(MEMBERS).exists(), "asking leaves nothing behind");
-        let one = Membership::hold("test", &directory).unwrap();
-        let other = Membership::hold("test", &directory).unwrap();
+        assert!(!MemberLock::is_held("test", &directory).unwrap());
+        assert!(!directory.join(MEMBERS_FILE).exists(), "asking leaves nothing behind");
+        let one = MemberLock::hold("test", &directory).unwrap();
+        let other = MemberLock::hold("test", &directory).unwrap();
         drop(one);
-        assert!(Membership::is_held("test", &directory).unwrap());
+        assert!(MemberLock::is_held("test", &directory).unwrap());
         drop(other);
-        assert!(!Membership::is_held("test", &directory).unwrap());
+        assert!(!MemberLock::is_held("test", &directory).unwrap());
         fs::remove_dir_all(&directory).unwrap();
     }
 
     #[test]
     fn the_members_know_of_which_node_they_are() {
         let directory = directory("named");
-        let node = NodeIdentity([7; 16]);
-        let member = Membership::hold("test", &directory).unwrap();
+        let node = NodeId([7; 16]);
+        let member = MemberLock::hold("test", &directory).unwrap();
         assert_eq!(member.node(), None);
-        Membership::name_node("test", &directory, Some(node)).unwrap();
+        MemberLock::write_node_id("test", &directory, Some(node)).unwrap();
         assert_eq!(member.node(), Some(node));
-        assert_eq!(Membership::node_of("test", &directory).unwrap(), Some(node));
-        Membership::name_node("test", &directory, None).unwrap();
+        assert_eq!(MemberLock::read_node_id("test", &directory).unwrap(), Some(node));
+        MemberLock::write_node_id("test", &directory, None).unwrap();
         assert_eq!(member.node(), None);
         fs::remove_dir_all(&directory).unwrap();
     }
@@ -354,7 +354,7 @@ mod tests {
     #[allow(unsafe_code)]
     fn a_child_may_serve_when_its_parent_does_not_any_more() {
         let directory = directory("forked");
-        let office = Office::take("test", &directory).unwrap().unwrap();
+        let leader_lock = LeaderLock::take("test", &directory).unwrap().unwrap();
         let (read, write) = nix::unistd::pipe().unwrap();
         // SAFETY: the child takes no lock but the one of this module, which nobody holds: the
         // tests of one process that use it run before and after.
@@ -363,13 +363,13 @@ mod tests {
                 drop(write);
                 // Until its parent has let go.
                 let _ = nix::unistd::read(&read, &mut [0]);
-                let taken = Office::take("test", &directory).is_ok_and(|taken| taken.is_some());
+                let taken = LeaderLock::take("test", &directory).is_ok_and(|taken| taken.is_some());
                 // SAFETY: ends the child at once.
                 unsafe { libc::_exit(i32::from(!taken)) }
             }
             nix::unistd::ForkResult::Parent { child } => {
                 drop(read);
-                drop(office);
+                drop(leader_lock);
                 drop(write);
                 let status = nix::sys::wait::waitpid(child, None).unwrap();
                 assert!(matches!(status, nix::sys::wait::WaitStatus::Exited(_, 0)), "{status:?}");
@@ -400,8 +400,8 @@ mod tests {
         let user = Credentials::of_this_process().user + 1;
         // Who may do everything can make one that is another's.
         if std::os::unix::fs::chown(&others, Some(user), None).is_ok() {
-            let why = refused(&others);
-            assert!(why.contains(&format!("another user's (user {user},")), "{why}");
+            let reason = refused(&others);
+            assert!(reason.contains(&format!("another user's (user {user},")), "{reason}");
         }
         fs::remove_dir_all(&directory).unwrap();
     }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use ipc::{ChannelListener, Credentials, DirectoryLock};
 
-use super::election::{self, Membership, Office, lock_in, socket_in};
+use super::election::{self, LeaderLock, MemberLock, lock_path, socket_path};
 use crate::error::{Error, ErrorKind, Result};
 
 /// How a node is, as far as its directory tells.
@@ -31,7 +31,7 @@ pub enum Condition {
 /// # Errors
 /// [`Denied`](ErrorKind::Denied); [`Failed`](ErrorKind::Failed) if it cannot be looked at.
 pub fn check_directory(directory: &Path) -> Result<()> {
-    election::check("look at the directory of a node", directory)
+    election::check("read the directory of a node", directory)
 }
 
 /// Removes what processes left in the directory of a node that nobody is at any more; or only
@@ -55,44 +55,44 @@ pub fn check_directory(directory: &Path) -> Result<()> {
 /// # Errors
 /// [`Failed`](ErrorKind::Failed) if the directory cannot be looked into;
 /// [`Denied`](ErrorKind::Denied) if others may write in it.
-pub fn clean(directory: &Path, is_rehearsal: bool) -> Result<Condition> {
+pub fn clean(directory: &Path, dry_run: bool) -> Result<Condition> {
     const OPERATION: &str = "clean up after a node";
     let failed = |error: std::io::Error| Error::of(OPERATION, error).on(directory.display());
-    let socket = socket_in(directory);
+    let socket = socket_path(directory);
     let found = match fs::symlink_metadata(&socket) {
         Ok(found) => found,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Condition::Clean),
         Err(error) => return Err(failed(error)),
     };
     if found.uid() != Credentials::of_this_process().user {
-        let why = "it is another user's";
-        return Ok(Condition::Unknown(socket, why.to_owned()));
+        let reason = "it is another user's";
+        return Ok(Condition::Unknown(socket, reason.to_owned()));
     }
     // Where others may write anybody can have put it there.
     election::check(OPERATION, directory)?;
-    if fs::symlink_metadata(lock_in(directory)).is_err() {
-        let why = "no lock of a node is beside it";
-        return Ok(Condition::Unknown(socket, why.to_owned()));
+    if fs::symlink_metadata(lock_path(directory)).is_err() {
+        let reason = "no lock file of a node beside it";
+        return Ok(Condition::Unknown(socket, reason.to_owned()));
     }
     // As long as this has the office, nobody begins to serve.
-    let Some(_office) = Office::take(OPERATION, directory)? else {
+    let Some(_leader_lock) = LeaderLock::take(OPERATION, directory)? else {
         return Ok(Condition::Alive(socket, "a process serves the node".to_owned()));
     };
-    if Membership::is_held(OPERATION, directory)? {
-        let why = "processes are at the node, and are about to serve it";
-        return Ok(Condition::Alive(socket, why.to_owned()));
+    if MemberLock::is_held(OPERATION, directory)? {
+        let reason = "members of the node are about to serve it";
+        return Ok(Condition::Alive(socket, reason.to_owned()));
     }
     let _alone = DirectoryLock::take(directory).map_err(|error| {
         Error::because(OPERATION, ErrorKind::Failed, error).on(directory.display())
     })?;
-    if !ChannelListener::is_abandoned(&socket) {
-        let why = match ChannelListener::other_than_socket(&socket) {
+    if !ChannelListener::is_stale(&socket) {
+        let reason = match ChannelListener::non_socket_kind(&socket) {
             Some(found) => format!("it is {found}, not a socket"),
-            None => "a process listens at it, and is not at the node".to_owned(),
+            None => "a process that is no member of the node listens at it".to_owned(),
         };
-        return Ok(Condition::Unknown(socket, why));
+        return Ok(Condition::Unknown(socket, reason));
     }
-    if !is_rehearsal {
+    if !dry_run {
         fs::remove_file(&socket).map_err(failed)?;
     }
     Ok(Condition::Dead(vec![socket]))
@@ -110,16 +110,16 @@ mod tests {
         let name = format!("fabricast-leftovers-{}", std::process::id());
         let directory = std::env::temp_dir().join(name);
         prepare("test", &directory).unwrap();
-        let socket = socket_in(&directory);
+        let socket = socket_path(&directory);
         assert_eq!(clean(&directory, false).unwrap(), Condition::Clean);
         // As a killed one leaves it: the standard library does not remove it.
         drop(UnixListener::bind(&socket).unwrap());
         let is_unknown = |found| matches!(found, Condition::Unknown(..));
         assert!(is_unknown(clean(&directory, false).unwrap()), "there was never a node");
-        let office = Office::take("test", &directory).unwrap().unwrap();
+        let leader_lock = LeaderLock::take("test", &directory).unwrap().unwrap();
         assert!(matches!(clean(&directory, false).unwrap(), Condition::Alive(..)));
-        drop(office);
-        let member = Membership::hold("test", &directory).unwrap();
+        drop(leader_lock);
+        let member = MemberLock::hold("test", &directory).unwrap();
         assert!(matches!(clean(&directory, false).unwrap(), Condition::Alive(..)));
         drop(member);
         assert!(socket.exists());
@@ -134,8 +134,8 @@ mod tests {
         drop(listener);
         fs::remove_file(&socket).unwrap();
         fs::write(&socket, "a file").unwrap();
-        let Condition::Unknown(_, why) = clean(&directory, false).unwrap() else { panic!() };
-        assert_eq!(why, "it is a regular file, not a socket");
+        let Condition::Unknown(_, reason) = clean(&directory, false).unwrap() else { panic!() };
+        assert_eq!(reason, "it is a regular file, not a socket");
         fs::remove_dir_all(directory).unwrap();
     }
 }

@@ -10,8 +10,8 @@ pub(crate) mod election;
 mod leftovers;
 mod process;
 pub(crate) mod protocol;
-mod reception;
 mod registry;
+mod server;
 
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
@@ -20,20 +20,20 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use ipc::{ChannelListener, Incarnation};
+use ipc::{ChannelListener, ForkGeneration};
 use nix::sys::signal::{SigSet, Signal};
 
 pub use self::leftovers::{Condition, check_directory, clean};
 pub use self::process::ServiceProcess;
 #[cfg(any(test, feature = "fuzzing"))]
-pub use self::reception::fuzzing::{HeardGuests, hear_guests};
+pub use self::server::fuzzing::{ClientOutcome, run_clients};
 
-use self::election::{Office, socket_in};
-use self::reception::Reception;
-use crate::carrier::NetworkOptions;
+use self::election::{LeaderLock, socket_path};
+use self::server::Service;
 use crate::error::{Error, Result};
+use crate::network_options::NetworkOptions;
 use crate::node::Budgets;
-use crate::peers::NodeIdentity;
+use crate::peers::NodeId;
 use crate::wake::WakeFd;
 
 const SERVING: &str = "serve a node";
@@ -46,45 +46,52 @@ pub(crate) struct ServiceOptions {
     pub(crate) budgets: Budgets,
     pub(crate) network: Option<NetworkOptions>,
     /// This process has the [claim](election::Claim): the office is given to nobody else.
-    pub(crate) stands: Arc<AtomicBool>,
+    pub(crate) has_priority: Arc<AtomicBool>,
     /// Until then it is given to nobody at all.
-    pub(crate) stays_until: Option<Instant>,
+    pub(crate) min_term_until: Option<Instant>,
     /// Of the node, if it is founded anew.
-    pub(crate) identity: NodeIdentity,
+    pub(crate) identity: NodeId,
 }
 
 /// The service of a node, as long as it is held.
 #[derive(Debug)]
-pub(crate) struct Service {
+pub(crate) struct ServiceThread {
     /// True if it could not go on.
     thread: Option<JoinHandle<bool>>,
     is_over: Arc<AtomicBool>,
     bell: Arc<WakeFd>,
-    born: Incarnation,
+    fork_generation: ForkGeneration,
 }
 
-impl Service {
+impl ServiceThread {
     /// Serves the node of a directory, unless another one does.
     pub(crate) fn start(options: ServiceOptions) -> Result<Option<Self>> {
         election::prepare(SERVING, &options.directory)?;
-        let Some(office) = Office::take(SERVING, &options.directory)? else { return Ok(None) };
+        let Some(leader_lock) = LeaderLock::take(SERVING, &options.directory)? else {
+            return Ok(None);
+        };
         let failed = |error: std::io::Error| Error::of(SERVING, error);
-        let path = socket_in(&options.directory);
+        let path = socket_path(&options.directory);
         let listener = listen(&path)?;
         let bell = Arc::new(WakeFd::new().map_err(failed)?);
         let is_over = Arc::new(AtomicBool::new(false));
-        let reception = Reception::new(options, listener, Arc::clone(&bell), Arc::clone(&is_over))?;
+        let service = Service::new(options, listener, Arc::clone(&bell), Arc::clone(&is_over))?;
         let thread = std::thread::Builder::new()
             .name("fabricast-node".into())
             .spawn(move || {
                 block_file_size_signal();
-                let has_failed = reception.serve();
+                let has_failed = service.serve();
                 // Only now may another one serve.
-                drop(office);
+                drop(leader_lock);
                 has_failed
             })
             .map_err(failed)?;
-        Ok(Some(Self { thread: Some(thread), is_over, bell, born: Incarnation::current() }))
+        Ok(Some(Self {
+            thread: Some(thread),
+            is_over,
+            bell,
+            fork_generation: ForkGeneration::current(),
+        }))
     }
 
     /// Has it ended by itself?
@@ -98,7 +105,7 @@ impl Service {
     }
 
     fn end(&mut self) -> bool {
-        if !self.born.is_current() {
+        if !self.fork_generation.is_current() {
             // In a forked child: the thread is the parent's.
             std::mem::forget(self.thread.take());
             return false;
@@ -132,7 +139,7 @@ fn listen(path: &Path) -> Result<ChannelListener> {
     ChannelListener::bind(path).map_err(|error| Error::of(SERVING, error).on(path.display()))
 }
 
-impl Drop for Service {
+impl Drop for ServiceThread {
     fn drop(&mut self) {
         self.end();
     }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::Path;
 
-use super::election::Office;
+use super::election::LeaderLock;
 use crate::error::Result;
 
 /// The process that serves a node.
@@ -34,7 +34,7 @@ impl ServiceProcess {
     /// # Errors
     /// [`Failed`](crate::ErrorKind::Failed) if the lock of the service cannot be looked at.
     pub fn of(directory: &Path) -> Result<Option<Self>> {
-        let number = Office::holder("tell which process serves a node", directory)?;
+        let number = LeaderLock::holder("find the process that serves a node", directory)?;
         Ok(number.map(|number| Self { number, is_stopped: is_stopped(number) }))
     }
 
@@ -48,7 +48,7 @@ impl ServiceProcess {
 impl fmt::Display for ServiceProcess {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.number {
-            0 => f.write_str("a process that cannot be seen from here"),
+            0 => f.write_str("a process in another PID namespace"),
             number => write!(f, "process {number}"),
         }
     }

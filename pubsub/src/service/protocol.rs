@@ -6,7 +6,7 @@
 use std::os::fd::OwnedFd;
 
 use control::codec::{self, DecodeError};
-use ipc::{Life, Participant};
+use ipc::{Participant, PidFd};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -19,9 +19,9 @@ use crate::text::shortened;
 /// The version of these messages.
 pub(crate) const VERSION: u8 = 8;
 /// The longest label.
-pub(crate) const LONGEST_LABEL: usize = 64;
+pub(crate) const MAX_LABEL: usize = 64;
 /// Lives in one message, with room for what else it may carry.
-pub(crate) const LIVES_AT_ONCE: usize = 32;
+pub(crate) const MAX_PIDFDS_PER_MESSAGE: usize = 32;
 
 /// What a process says to the service.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -29,11 +29,11 @@ pub(crate) enum Request {
     /// The first: it joins. With its life.
     Hello { label: String },
     /// The first: it was a member of the node that another service served. With its life and
-    /// the hall; [`Lives`](Self::Lives), [`Pool`](Self::Pool)s, [`Topic`](Self::Topic)s and
-    /// [`Returned`](Self::Returned) follow.
-    Again { label: String, participant: u32 },
+    /// the hall; [`Pidfds`](Self::Lives), [`Pool`](Self::Pool)s, [`Topic`](Self::Topic)s and
+    /// [`RejoinDone`](Self::Returned) follow.
+    Rejoin { label: String, participant: u32 },
     /// Whom it knows. With their lives.
-    Lives { participants: Vec<u32> },
+    Pidfds { participants: Vec<u32> },
     /// A pool that it uses. With the books.
     Pool { pool: PoolId },
     /// Its pieces, from one on: length and name of each. With their memory.
@@ -41,28 +41,28 @@ pub(crate) enum Request {
     /// A topic that it uses. With its segment.
     Topic { number: u32 },
     /// That was all that it has.
-    Returned,
+    RejoinDone,
     /// It wants to use a topic, and made it if settings are given.
     Open { request: u64, name: String, settings: Option<SharedSettings> },
     /// It needs a topic so many times less than it was given to it.
-    Forget { number: u32, given: u64 },
+    CloseTopic { number: u32, granted: u64 },
     /// A loan did not fit into a pool.
     Grow { pool: PoolId, bytes: u64 },
     /// Its publishers or subscribers of a topic came or went.
-    Changed { number: u32 },
+    ParticipantsChanged { number: u32 },
     /// It has all that was sent up to this.
-    Mapped { ticket: u64 },
+    AcknowledgePieces { ticket: u64 },
     /// Who is there? May be asked by who has not joined.
     Report { request: u64 },
     /// It leaves, and uses nothing any more.
     Leave,
     /// A publisher of a topic waits for room, or found none.
-    Waits { number: u32 },
+    PublisherBlocked { number: u32 },
     /// It is to serve the node for as long as it is there, and has the
     /// [claim](super::election::Claim): who serves in passing is to give the office up.
     TakeOver,
     /// It has made a publisher of a topic, by this line: memory for its loans is to be reserved.
-    Publish { request: u64, number: u32, publisher: u64 },
+    AdmitPublisher { request: u64, number: u32, publisher: u64 },
 }
 
 /// What the service says to a process.
@@ -72,21 +72,21 @@ pub(crate) enum Notice {
     /// service's life.
     Welcome { participant: u32 },
     /// Who is there. With their lives.
-    Lives { participants: Vec<u32> },
+    Pidfds { participants: Vec<u32> },
     /// A pool. With its books.
     Pool { pool: PoolId },
     /// A piece of it, to be kept and acknowledged. With the memory.
     Piece { pool: PoolId, number: u32, length: u64, name: u64, ticket: u64 },
     /// All pieces that were sent are in use now.
-    Grown { pool: PoolId },
+    PoolGrown { pool: PoolId },
     /// A topic; its pools were sent before. With its segment.
     Topic { request: u64, number: u32 },
     /// A request cannot be fulfilled.
-    Refused { request: u64, why: Refusal },
+    Refused { request: u64, reason: Refusal },
     /// Rows of a report; the last ones say so.
     Rows { request: u64, rows: Vec<Row>, is_last: bool },
     /// The node's service ends the connection, and why.
-    SeenOff { why: Refusal },
+    Rejected { reason: Refusal },
     /// It may go.
     Left,
     /// A publisher may publish.
@@ -102,11 +102,11 @@ pub(crate) struct Refusal {
 
 impl Refusal {
     /// The longest explanation, in bytes.
-    const LONGEST: usize = 1000;
+    const MAX_DETAIL: usize = 1000;
 
     pub(crate) fn new(kind: ErrorKind, detail: impl Into<String>) -> Self {
         let mut detail = detail.into();
-        detail.truncate(shortened(&detail, Self::LONGEST).len());
+        detail.truncate(shortened(&detail, Self::MAX_DETAIL).len());
         Self { kind, detail }
     }
 
@@ -144,7 +144,7 @@ pub(crate) fn decode<T: Serialize + DeserializeOwned>(
 ) -> Result<T> {
     codec::decode(VERSION, bytes).map_err(|error| match error {
         DecodeError::Tag { found, expected } => {
-            let detail = format!("version {found}, where this build speaks {expected}");
+            let detail = format!("protocol version {found}, this build has {expected}");
             Error::new(operation, ErrorKind::VersionMismatch, detail)
         }
         other => Error::new(operation, ErrorKind::Malformed, other.to_string()),
@@ -152,22 +152,22 @@ pub(crate) fn decode<T: Serialize + DeserializeOwned>(
 }
 
 /// The lives that came with the names of whose they are. Names of nobody are passed over.
-pub(crate) fn lives(
+pub(crate) fn pidfds(
     participants: &[u32],
     descriptors: Vec<OwnedFd>,
-) -> Result<Vec<(Participant, Life)>> {
-    let operation = "learn of the lives of others";
+) -> Result<Vec<(Participant, PidFd)>> {
+    let operation = "receive pidfds of participants";
     if participants.len() != descriptors.len() {
-        let detail = "another number of descriptors than it speaks of";
+        let detail = "wrong number of descriptors";
         return Err(Error::new(operation, ErrorKind::Malformed, detail));
     }
-    let mut lives = Vec::with_capacity(participants.len());
+    let mut pidfds = Vec::with_capacity(participants.len());
     for (number, descriptor) in participants.iter().zip(descriptors) {
-        let life = Life::from_fd(descriptor)
+        let pidfd = PidFd::from_fd(descriptor)
             .map_err(|error| Error::because(operation, ErrorKind::Malformed, error))?;
-        lives.extend(Participant::from_number(*number).map(|who| (who, life)));
+        pidfds.extend(Participant::from_number(*number).map(|who| (who, pidfd)));
     }
-    Ok(lives)
+    Ok(pidfds)
 }
 
 #[cfg(test)]
@@ -195,6 +195,6 @@ mod tests {
         let there = Refusal::of(&error).into_error("open a topic");
         assert_eq!(there.to_string(), error.to_string());
         let long = Refusal::new(ErrorKind::Failed, "é".repeat(4000));
-        assert!(long.detail.len() <= Refusal::LONGEST);
+        assert!(long.detail.len() <= Refusal::MAX_DETAIL);
     }
 }

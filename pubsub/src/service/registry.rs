@@ -10,24 +10,24 @@ use ipc::{Caller, Participant};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::node::Budgets;
-use crate::peers::MOST_INTERESTS;
-use crate::pool::{Direction, Kept as PieceKept, MOST_PIECES, Piece, Pool, PoolId};
-use crate::settings::{LONGEST_TOPIC, Reserve, SharedPlace, SharedSettings};
+use crate::peers::MAX_INTERESTS;
+use crate::pool::{Direction, MAX_PIECES, Piece, PieceStored, Pool, PoolId};
+use crate::settings::{MAX_TOPIC_NAME, Reserve, SharedLocation, SharedSettings};
 use crate::text::counted;
 use crate::topic::Topic;
 
 /// Bytes by which a pool grows at least, and as many as it is worth to ask for at once.
-const LEAST_PIECE: u64 = 4 << 20;
-const MOST_PIECE: u64 = 1 << 30;
+const MIN_PIECE: u64 = 4 << 20;
+const MAX_PIECE: u64 = 1 << 30;
 /// Blocks of a pool, free ones too. Of books that large only what is used takes memory.
-const MOST_BLOCKS: u32 = 1 << 19;
+const MAX_BLOCKS: u32 = 1 << 19;
 /// How long a pool's new piece waits for all to have it. One who did not take it in this time
 /// is stopped, or starved: it gets it later, and what lies there waits for it.
-const HANDING_OUT: Duration = Duration::from_secs(2);
+const PIECE_ACK_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A topic, and who uses it.
 #[derive(Debug)]
-pub(super) struct Kept {
+pub(super) struct TopicEntry {
     pub(super) topic: Arc<Topic>,
     users: BTreeSet<Participant>,
     /// The process that it was made for, unless another service made it.
@@ -37,55 +37,55 @@ pub(super) struct Kept {
     pub(super) subscribes: bool,
 }
 
-impl Kept {
-    fn made_by(&self) -> String {
-        self.creator.as_ref().map_or_else(String::new, |creator| format!(", made by {creator}"))
+impl TopicEntry {
+    fn created_by(&self) -> String {
+        self.creator.as_ref().map_or_else(String::new, |creator| format!(", created by {creator}"))
     }
 }
 
 /// A pool, and whether it is growing.
 #[derive(Debug)]
-pub(super) struct Keeping {
+pub(super) struct PoolEntry {
     pub(super) pool: Arc<Pool>,
-    pub(super) growing: Option<Growing>,
+    pub(super) pending_piece: Option<PendingPiece>,
 }
 
 /// A piece that is not used yet, since not all have mapped it.
 #[derive(Debug)]
-pub(super) struct Growing {
+pub(super) struct PendingPiece {
     pub(super) number: usize,
     /// From those that are named here an acknowledgement of this is awaited.
     pub(super) ticket: u64,
-    pub(super) awaits: BTreeSet<Participant>,
+    pub(super) awaiting: BTreeSet<Participant>,
     pub(super) since: Instant,
 }
 
-impl Growing {
+impl PendingPiece {
     /// Had those that are awaited their time?
-    pub(super) fn has_had_its_time(&self, now: Instant) -> bool {
-        now.saturating_duration_since(self.since) >= HANDING_OUT
+    pub(super) fn is_overdue(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.since) >= PIECE_ACK_TIMEOUT
     }
 }
 
 #[derive(Debug)]
 pub(super) struct Registry {
-    pub(super) topics: BTreeMap<u32, Kept>,
+    pub(super) topics: BTreeMap<u32, TopicEntry>,
     by_name: HashMap<String, u32>,
     /// Topics that nobody uses.
     unused: BTreeSet<u32>,
-    pub(super) pools: HashMap<PoolId, Keeping>,
+    pub(super) pools: HashMap<PoolId, PoolEntry>,
     budgets: Budgets,
-    most_topics: usize,
+    max_topics: usize,
 }
 
 /// The pools that a topic draws from.
-pub(super) fn pools_of(place: SharedPlace) -> [PoolId; 2] {
+pub(super) fn pools_of(place: SharedLocation) -> [PoolId; 2] {
     Direction::BOTH.map(|direction| PoolId { place, direction })
 }
 
 /// How many messages a pool can keep, whatever free blocks lie between them and in each piece.
-fn room(most_blocks: u32) -> u64 {
-    (u64::from(most_blocks) / 2).saturating_sub(MOST_PIECES as u64)
+fn block_capacity(max_blocks: u32) -> u64 {
+    (u64::from(max_blocks) / 2).saturating_sub(MAX_PIECES as u64)
 }
 
 impl Registry {
@@ -96,11 +96,11 @@ impl Registry {
             unused: BTreeSet::new(),
             pools: HashMap::new(),
             budgets,
-            most_topics: MOST_INTERESTS,
+            max_topics: MAX_INTERESTS,
         }
     }
 
-    pub(super) fn named(&self, name: &str) -> Option<&Kept> {
+    pub(super) fn named(&self, name: &str) -> Option<&TopicEntry> {
         self.by_name.get(name).and_then(|number| self.topics.get(number))
     }
 
@@ -112,20 +112,21 @@ impl Registry {
         number: impl FnOnce() -> u32,
     ) -> Result<u32> {
         let operation = "open a topic";
-        if name.is_empty() || name.len() > LONGEST_TOPIC || name.chars().any(char::is_control) {
+        if name.is_empty() || name.len() > MAX_TOPIC_NAME || name.chars().any(char::is_control) {
             let detail =
-                format!("a name has 1 to {LONGEST_TOPIC} bytes and no control characters in it");
+                format!("a name has 1 to {MAX_TOPIC_NAME} bytes and no control characters in it");
             return Err(Error::new(operation, ErrorKind::InvalidArgument, detail));
         }
         if let Some(kept) = self.named(name) {
             let found = kept.topic.settings();
             return match settings {
-                Some(wanted) if found.differs_within(&wanted).next().is_some() => {
-                    let differs = found.differs_within(&wanted).collect::<Vec<_>>().join(", ");
+                Some(requested) if found.differences_within_node(&requested).next().is_some() => {
+                    let differs =
+                        found.differences_within_node(&requested).collect::<Vec<_>>().join(", ");
                     let detail = format!(
-                        "it is {found}{}; asked for was {wanted}: another {differs}. Opened without settings \
+                        "it is {found}{}; asked for was {requested}: another {differs}. Opened without settings \
                          it is taken as it is; it can be made anew when no process uses it any more",
-                        kept.made_by()
+                        kept.created_by()
                     );
                     Err(Error::new(operation, ErrorKind::SettingsDiffer, detail).on(name))
                 }
@@ -133,19 +134,19 @@ impl Registry {
             };
         }
         let Some(settings) = settings else {
-            let detail = "nobody has made it, and no settings were given";
-            return Err(Error::new(operation, ErrorKind::Unknown, detail).on(name));
+            let detail = "the topic does not exist, and no settings were given to create it";
+            return Err(Error::new(operation, ErrorKind::NotFound, detail).on(name));
         };
         settings.check(operation)?;
-        if self.topics.len() >= self.most_topics {
+        if self.topics.len() >= self.max_topics {
             let detail = format!(
                 "a node has at most {} topics. Close some that are not used",
-                self.most_topics
+                self.max_topics
             );
             return Err(Error::new(operation, ErrorKind::TooMany, detail).on(name));
         }
-        let wanted = settings.reserves(0).blocks;
-        self.afford(operation, &settings, wanted).map_err(|error| error.on(name))?;
+        let requested = settings.reserves(0).blocks;
+        self.check_budget(operation, &settings, requested).map_err(|error| error.on(name))?;
         for id in pools_of(settings.place) {
             self.make_pool(id).map_err(|error| error.on(name))?;
         }
@@ -156,7 +157,7 @@ impl Registry {
     fn insert(&mut self, topic: Topic) -> u32 {
         let number = topic.number();
         self.by_name.insert(topic.name().to_owned(), number);
-        let kept = Kept {
+        let kept = TopicEntry {
             topic: Arc::new(topic),
             users: BTreeSet::new(),
             creator: None,
@@ -176,14 +177,14 @@ impl Registry {
     }
 
     /// A process uses a topic. True if nobody did.
-    pub(super) fn uses(&mut self, number: u32, who: Participant) -> bool {
+    pub(super) fn add_user(&mut self, number: u32, who: Participant) -> bool {
         let Some(kept) = self.topics.get_mut(&number) else { return false };
         kept.users.insert(who);
         self.unused.remove(&number)
     }
 
     /// A process does not use a topic any more. True if it did.
-    pub(super) fn uses_no_more(&mut self, number: u32, who: Participant) -> bool {
+    pub(super) fn remove_user(&mut self, number: u32, who: Participant) -> bool {
         let Some(kept) = self.topics.get_mut(&number) else { return false };
         let has_used = kept.users.remove(&who);
         if kept.users.is_empty() {
@@ -193,9 +194,13 @@ impl Registry {
     }
 
     /// A process uses none of these topics any more; gives those that it did use.
-    pub(super) fn uses_none(&mut self, who: Participant, of: impl Fn(u32) -> bool) -> Vec<u32> {
+    pub(super) fn remove_user_from(
+        &mut self,
+        who: Participant,
+        of: impl Fn(u32) -> bool,
+    ) -> Vec<u32> {
         let of = self.topics.keys().copied().filter(|number| of(*number)).collect::<Vec<_>>();
-        of.into_iter().filter(|number| self.uses_no_more(*number, who)).collect()
+        of.into_iter().filter(|number| self.remove_user(*number, who)).collect()
     }
 
     /// Topics that nobody uses, and that are kept all the same.
@@ -208,7 +213,7 @@ impl Registry {
     }
 
     /// What topics may reserve of a place's memory; nothing if that cannot be told.
-    pub(super) fn budget(&self, place: SharedPlace) -> u64 {
+    pub(super) fn budget(&self, place: SharedLocation) -> u64 {
         self.budgets.of(place).unwrap_or_default()
     }
 
@@ -216,57 +221,58 @@ impl Registry {
     /// The first one's were reserved with the topic. Done again it is harmless.
     pub(super) fn admit_publisher(&self, number: u32, who: Participant, id: u64) -> Result<()> {
         let operation = "make a publisher";
-        let gone = || Error::new(operation, ErrorKind::Unknown, "it has gone again");
+        let gone = || Error::new(operation, ErrorKind::NotFound, "the topic was removed");
         let topic = &self.topics.get(&number).ok_or_else(gone)?.topic;
-        let line = topic.publisher(id);
-        if !line.is_of(who, id) {
+        let slot = topic.publisher(id);
+        if !slot.is_of(who, id) {
             return Err(gone().on(topic.name()));
         }
-        if line.is_promised() {
+        if slot.has_reservation() {
             return Ok(());
         }
-        let (settings, promised) = (topic.settings(), topic.promised());
+        let (settings, reserved_publishers) = (topic.settings(), topic.reserved_publishers());
         let of = |publishers| settings.reserves(publishers).blocks;
-        let more = of(promised + 1) - of(promised);
+        let more = of(reserved_publishers + 1) - of(reserved_publishers);
         if more > 0 {
-            self.afford(operation, settings, more).map_err(|error| error.on(topic.name()))?;
+            self.check_budget(operation, settings, more).map_err(|error| error.on(topic.name()))?;
         }
-        if line.promise(who) { Ok(()) } else { Err(gone().on(topic.name())) }
+        if slot.reserve(who) { Ok(()) } else { Err(gone().on(topic.name())) }
     }
 
     /// Refuses so many messages more that the budget cannot bear together with what there is.
-    fn afford(
+    fn check_budget(
         &self,
         operation: &'static str,
         settings: &SharedSettings,
-        wanted: u64,
+        requested: u64,
     ) -> Result<()> {
         let budget = self.budgets.of(settings.place)?;
         let topics = self.topics.values().map(|kept| &*kept.topic);
         let taken = topics
             .filter(|other| other.settings().place == settings.place)
-            .map(|other| other.settings().reserves(other.promised()))
+            .map(|other| other.settings().reserves(other.reserved_publishers()))
             .fold(Reserve::default(), Reserve::and);
-        let bytes = settings.memory_of(wanted);
+        let bytes = settings.bytes_for(requested);
         let refuse = |detail| Err(Error::new(operation, ErrorKind::OverBudget, detail));
         if taken.bytes.saturating_add(bytes) > budget {
             return refuse(format!(
                 "{} waiting or on loan × {} = {}, where topics reserve {} of a budget of {budget} \
                  bytes already",
-                counted(wanted, "message"),
+                counted(requested, "message"),
                 counted(settings.largest, "byte"),
                 counted(bytes, "byte"),
                 taken.bytes
             ));
         }
         let known = pools_of(settings.place).into_iter().filter_map(|id| self.pools.get(&id));
-        let room = known.map(|keeping| room(keeping.pool.ledger().most_blocks())).min();
-        let room = room.unwrap_or_else(|| self::room(MOST_BLOCKS));
-        if taken.blocks.saturating_add(wanted) > room {
+        let block_capacity =
+            known.map(|pool_entry| block_capacity(pool_entry.pool.control().max_blocks())).min();
+        let block_capacity = block_capacity.unwrap_or_else(|| self::block_capacity(MAX_BLOCKS));
+        if taken.blocks.saturating_add(requested) > block_capacity {
             return refuse(format!(
-                "{} waiting or on loan, where topics reserve {} of the {room} that a pool keeps \
+                "{} waiting or on loan, where topics reserve {} of the {block_capacity} that a pool keeps \
                  already",
-                counted(wanted, "message"),
+                counted(requested, "message"),
                 taken.blocks
             ));
         }
@@ -277,52 +283,52 @@ impl Registry {
         if !self.pools.contains_key(&id) {
             // Some more than topics may need: what is free lies between what is not.
             let budget = self.budgets.of(id.place)?;
-            let pool = Pool::create(id, budget.saturating_add(budget / 4), MOST_BLOCKS)?;
-            self.pools.insert(id, Keeping { pool: Arc::new(pool), growing: None });
+            let pool = Pool::create(id, budget.saturating_add(budget / 4), MAX_BLOCKS)?;
+            self.pools.insert(id, PoolEntry { pool: Arc::new(pool), pending_piece: None });
         }
         Ok(())
     }
 
     /// Takes back a pool that another service made.
-    pub(super) fn return_pool(&mut self, id: PoolId, books: OwnedFd) -> Result<()> {
-        let operation = "take back a pool";
-        if let Some(keeping) = self.pools.get(&id) {
-            if keeping.pool.has_books(books.as_fd())? {
+    pub(super) fn restore_pool(&mut self, id: PoolId, control_segment: OwnedFd) -> Result<()> {
+        let operation = "restore a pool";
+        if let Some(pool_entry) = self.pools.get(&id) {
+            if pool_entry.pool.has_control_segment(control_segment.as_fd())? {
                 return Ok(());
             }
-            let detail = "another one was made while this process was away";
+            let detail = "another one was created before this process rejoined";
             return Err(Error::new(operation, ErrorKind::Closed, detail).on(id));
         }
-        let pool = Pool::keep(books)?;
+        let pool = Pool::keep(control_segment)?;
         if pool.id() != id {
-            let detail = "its books are those of another pool";
+            let detail = "its control segment belongs to another pool";
             return Err(Error::new(operation, ErrorKind::Malformed, detail));
         }
         if pool.device().is_none() {
-            tracing::warn!(pool = %id, "this service does not see the device, and only keeps it");
+            tracing::warn!(pool = %id, "the service does not see the device; it only forwards the pool");
         }
-        self.pools.insert(id, Keeping { pool: Arc::new(pool), growing: None });
+        self.pools.insert(id, PoolEntry { pool: Arc::new(pool), pending_piece: None });
         Ok(())
     }
 
     /// Takes back pieces of a pool. Gives how many of the first ones whoever brings these has,
     /// as far as they are the right ones; and from which on others may have wrong ones.
-    pub(super) fn return_pieces(
+    pub(super) fn restore_pieces(
         &mut self,
         id: PoolId,
         first: u32,
         pieces: impl Iterator<Item = Piece>,
     ) -> Result<(usize, Option<usize>)> {
-        let Some(keeping) = self.pools.get(&id) else {
-            let detail = "its pool was not handed over";
-            return Err(Error::new("take back a piece of a pool", ErrorKind::Malformed, detail));
+        let Some(pool_entry) = self.pools.get(&id) else {
+            let detail = "its pool was not returned";
+            return Err(Error::new("restore a piece of a pool", ErrorKind::Malformed, detail));
         };
         let (mut has, mut replaced) = (first as usize, None);
         for (number, piece) in (first as usize..).zip(pieces) {
-            match keeping.pool.keep_piece(number, piece) {
-                PieceKept::No => break,
-                PieceKept::InPlaceOfAnother => replaced = replaced.or(Some(number)),
-                PieceKept::Yes => {}
+            match pool_entry.pool.store_piece(number, piece) {
+                PieceStored::Rejected => break,
+                PieceStored::Replaced => replaced = replaced.or(Some(number)),
+                PieceStored::Stored => {}
             }
             has = number + 1;
         }
@@ -330,8 +336,8 @@ impl Registry {
     }
 
     /// Takes back a topic that another service made. The same one is left as it is.
-    pub(super) fn return_topic(&mut self, number: u32, segment: OwnedFd) -> Result<()> {
-        let operation = "take back a topic";
+    pub(super) fn restore_topic(&mut self, number: u32, segment: OwnedFd) -> Result<()> {
+        let operation = "restore a topic";
         if self.topics.contains_key(&number) {
             return Ok(());
         }
@@ -339,11 +345,11 @@ impl Registry {
         let has_pools =
             pools_of(topic.settings().place).iter().all(|id| self.pools.contains_key(id));
         if topic.number() != number || !has_pools {
-            let detail = "it is another one, or its pools were not handed over";
+            let detail = "another topic has that number, or its pools were not returned";
             return Err(Error::new(operation, ErrorKind::Malformed, detail).on(topic.name()));
         }
         if self.by_name.contains_key(topic.name()) {
-            let detail = "a topic of that name was made meanwhile";
+            let detail = "a topic of that name was created in the meantime";
             return Err(Error::new(operation, ErrorKind::Closed, detail).on(topic.name()));
         }
         self.insert(topic);
@@ -351,14 +357,14 @@ impl Registry {
     }
 
     /// A topic and its two pools.
-    pub(super) fn desk(&self, number: u32) -> Option<(&Arc<Topic>, [&Arc<Pool>; 2])> {
+    pub(super) fn topic_and_pools(&self, number: u32) -> Option<(&Arc<Topic>, [&Arc<Pool>; 2])> {
         let topic = &self.topics.get(&number)?.topic;
-        let [here, arrivals] = pools_of(topic.settings().place);
-        Some((topic, [&self.pools.get(&here)?.pool, &self.pools.get(&arrivals)?.pool]))
+        let [local, inbound] = pools_of(topic.settings().place);
+        Some((topic, [&self.pools.get(&local)?.pool, &self.pools.get(&inbound)?.pool]))
     }
 
     /// Lets a topic go that nobody uses. True if it went.
-    pub(super) fn forget_unused(&mut self, number: u32) -> bool {
+    pub(super) fn remove_unused(&mut self, number: u32) -> bool {
         let is_unused = self.unused.remove(&number);
         if is_unused && let Some(kept) = self.topics.remove(&number) {
             self.by_name.remove(kept.topic.name());
@@ -374,9 +380,9 @@ impl Registry {
         id: PoolId,
         bytes: u64,
     ) -> Result<Option<usize>> {
-        let Some(keeping) = self.pools.get(&id) else { return Ok(None) };
-        let pool = &keeping.pool;
-        if keeping.growing.is_some() || !pool.may_grow(bytes) {
+        let Some(pool_entry) = self.pools.get(&id) else { return Ok(None) };
+        let pool = &pool_entry.pool;
+        if pool_entry.pending_piece.is_some() || !pool.may_grow(bytes) {
             return Ok(None);
         }
         let (held, admitted) = (pool.held(), pool.admitted());
@@ -384,79 +390,82 @@ impl Registry {
             return Ok(Some(admitted));
         }
         if held < admitted || pool.statistics(caller)?.total > pool.length() {
-            let detail = "a piece of it is with processes that are not back";
-            return Err(Error::new("let a pool grow", ErrorKind::Unknown, detail).on(id));
+            let detail = "a piece of the pool is held by processes that have not rejoined";
+            return Err(Error::new("grow a pool", ErrorKind::NotFound, detail).on(id));
         }
         // Twice as much as there was, so that many loans need few pieces.
-        let generous = pool.length().clamp(LEAST_PIECE, MOST_PIECE).max(bytes);
+        let generous = pool.length().clamp(MIN_PIECE, MAX_PIECE).max(bytes);
         let at_least = if pool.may_grow(generous) { generous } else { bytes };
-        let kept = pool.keep_piece(held, pool.make_piece(at_least)?);
-        Ok((kept != PieceKept::No).then_some(held))
+        let kept = pool.store_piece(held, pool.make_piece(at_least)?);
+        Ok((kept != PieceStored::Rejected).then_some(held))
     }
 
     /// Lets the pool use a piece that all have. If that cannot be done now, it is still growing.
     pub(super) fn admit_piece(&mut self, caller: &Caller<'_>, id: PoolId) -> Result<()> {
-        let Some(keeping) = self.pools.get_mut(&id) else { return Ok(()) };
-        let Some(growing) = &keeping.growing else { return Ok(()) };
-        let admitted = keeping.pool.admit_piece(caller, growing.number);
+        let Some(pool_entry) = self.pools.get_mut(&id) else { return Ok(()) };
+        let Some(pending_piece) = &pool_entry.pending_piece else { return Ok(()) };
+        let admitted = pool_entry.pool.admit_piece(caller, pending_piece.number);
         // Whoever holds the allocator's lock lets it go, or dies.
         if !admitted.as_ref().is_err_and(|error| error.kind() == ErrorKind::DeadlineExceeded) {
-            keeping.growing = None;
+            pool_entry.pending_piece = None;
         }
         admitted
     }
 
     /// Those in whose names there is anything.
-    pub(super) fn names(&self, caller: &Caller<'_>) -> Result<BTreeSet<Participant>> {
-        let mut names = BTreeSet::new();
+    pub(super) fn owners(&self, caller: &Caller<'_>) -> Result<BTreeSet<Participant>> {
+        let mut owners = BTreeSet::new();
         for kept in self.topics.values() {
-            names.extend(kept.topic.names());
+            owners.extend(kept.topic.owners());
         }
-        for keeping in self.pools.values() {
-            names.extend(keeping.pool.owners(caller)?);
+        for pool_entry in self.pools.values() {
+            owners.extend(pool_entry.pool.owners(caller)?);
         }
-        Ok(names)
+        Ok(owners)
     }
 
     /// Removes from topics and pools all that belongs to one who is dead or has left.
-    pub(super) fn bury(&self, caller: &Caller<'_>, who: Participant) -> Result<()> {
+    pub(super) fn reclaim(&self, caller: &Caller<'_>, who: Participant) -> Result<()> {
         // Topics first: a message that was published belongs to its topic, and whether it was
         // is told by the topic's books. One whose lock is held keeps what is in its pools, and
         // nothing of other topics. No time is spent on a second one.
         let (mut outcome, mut kept) = (Ok(()), BTreeSet::new());
-        let brief = Caller { patience: Duration::ZERO, ..*caller };
+        let brief = Caller { timeout: Duration::ZERO, ..*caller };
         for number in self.topics.keys() {
-            let Some((topic, [here, arrivals])) = self.desk(*number) else { continue };
+            let Some((topic, [local, inbound])) = self.topic_and_pools(*number) else { continue };
             let caller = if outcome.is_ok() { caller } else { &brief };
-            let buried = topic.bury_in(caller, who, here.ledger(), arrivals.ledger());
-            if buried.is_err() {
+            let reclaimed = topic.reclaim_in(caller, who, local.control(), inbound.control());
+            if reclaimed.is_err() {
                 kept.insert(topic.settings().place);
-                outcome = outcome.and(buried);
+                outcome = outcome.and(reclaimed);
             }
         }
-        for keeping in self.pools.values().filter(|it| !kept.contains(&it.pool.id().place)) {
+        for pool_entry in self.pools.values().filter(|it| !kept.contains(&it.pool.id().place)) {
             let caller = if outcome.is_ok() { caller } else { &brief };
-            outcome = outcome.and(keeping.pool.reclaim(caller, who).map(drop));
+            outcome = outcome.and(pool_entry.pool.reclaim(caller, who).map(drop));
         }
         outcome
     }
 
     /// The descriptor of a piece, to be sent.
     pub(super) fn piece(&self, id: PoolId, number: usize) -> Result<Option<Piece>> {
-        self.pools.get(&id).map_or(Ok(None), |keeping| keeping.pool.piece(number))
+        self.pools.get(&id).map_or(Ok(None), |pool_entry| pool_entry.pool.piece(number))
     }
 
     /// A pool's books, to be sent.
-    pub(super) fn books(&self, id: PoolId) -> Result<OwnedFd> {
-        let books = self.pools.get(&id).map(|keeping| keeping.pool.books().try_clone_to_owned());
-        sendable("hand out a pool", books)
+    pub(super) fn control_segment(&self, id: PoolId) -> Result<OwnedFd> {
+        let control_segment = self
+            .pools
+            .get(&id)
+            .map(|pool_entry| pool_entry.pool.control_segment().try_clone_to_owned());
+        sendable("send a pool", control_segment)
     }
 
     /// A topic's segment, to be sent.
     pub(super) fn segment(&self, number: u32) -> Result<OwnedFd> {
         let segment =
             self.topics.get(&number).map(|kept| kept.topic.segment().try_clone_to_owned());
-        sendable("hand out a topic", segment)
+        sendable("send a topic", segment)
     }
 }
 
@@ -464,7 +473,7 @@ impl Registry {
 fn sendable(operation: &'static str, copy: Option<io::Result<OwnedFd>>) -> Result<OwnedFd> {
     match copy {
         Some(copy) => copy.map_err(|error| Error::of(operation, error)),
-        None => Err(Error::new(operation, ErrorKind::Unknown, "it has gone again")),
+        None => Err(Error::new(operation, ErrorKind::NotFound, "the topic was removed")),
     }
 }
 

@@ -1,14 +1,14 @@
 use std::sync::Barrier;
 
-use ipc::Immortal;
+use ipc::AlwaysAlive;
 
 use super::*;
 use crate::pool::tests::is_held_by;
 use crate::{Reliability, TopicSettings};
 
-const HERE: PoolId = PoolId { place: SharedPlace::Host, direction: Direction::Here };
+const LOCAL: PoolId = PoolId { place: SharedLocation::Host, direction: Direction::Local };
 const SETTINGS: TopicSettings = TopicSettings {
-    memory: crate::MemoryPlace::Host,
+    memory: crate::MemoryLocation::Host,
     reliability: Reliability::Reliable,
     depth: 8,
     largest: 4096,
@@ -19,7 +19,7 @@ const SETTINGS: TopicSettings = TopicSettings {
 
 fn me() -> Caller<'static> {
     let me = Participant::new(0, 1).unwrap();
-    Caller { patience: Duration::from_millis(20), ..Caller::new(me, &Immortal) }
+    Caller { timeout: Duration::from_millis(20), ..Caller::new(me, &AlwaysAlive) }
 }
 
 fn registry() -> Registry {
@@ -41,15 +41,15 @@ fn with_a_topic() -> Registry {
 fn successor(last: &Registry) -> Registry {
     let mut next = registry();
     for id in last.pools.keys() {
-        next.return_pool(*id, last.books(*id).unwrap()).unwrap();
+        next.restore_pool(*id, last.control_segment(*id).unwrap()).unwrap();
     }
     next
 }
 
 fn is_growing(registry: &mut Registry, number: usize) {
     let since = Instant::now();
-    let growing = Growing { number, ticket: 1, awaits: BTreeSet::new(), since };
-    registry.pools.get_mut(&HERE).unwrap().growing = Some(growing);
+    let pending_piece = PendingPiece { number, ticket: 1, awaiting: BTreeSet::new(), since };
+    registry.pools.get_mut(&LOCAL).unwrap().pending_piece = Some(pending_piece);
 }
 
 fn brought(pool: &Pool) -> impl Iterator<Item = Piece> + '_ {
@@ -59,75 +59,75 @@ fn brought(pool: &Pool) -> impl Iterator<Item = Piece> + '_ {
 #[test]
 fn a_pool_that_cannot_use_a_piece_yet_uses_it_later() {
     let mut registry = with_a_topic();
-    let number = registry.grow(&me(), HERE, 1).unwrap().unwrap();
+    let number = registry.grow(&me(), LOCAL, 1).unwrap().unwrap();
     is_growing(&mut registry, number);
-    let pool = Arc::clone(&registry.pools[&HERE].pool);
+    let pool = Arc::clone(&registry.pools[&LOCAL].pool);
     // Somebody is stopped who has the allocator's lock.
     is_held_by(&pool, Participant::new(9, 1));
-    let error = registry.admit_piece(&me(), HERE).unwrap_err();
+    let error = registry.admit_piece(&me(), LOCAL).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
-    assert!(registry.pools[&HERE].growing.is_some(), "it is not tried again");
-    assert_eq!(registry.grow(&me(), HERE, 1).unwrap(), None);
+    assert!(registry.pools[&LOCAL].pending_piece.is_some(), "it is not tried again");
+    assert_eq!(registry.grow(&me(), LOCAL, 1).unwrap(), None);
     is_held_by(&pool, None);
-    registry.admit_piece(&me(), HERE).unwrap();
-    assert!(registry.pools[&HERE].growing.is_none());
+    registry.admit_piece(&me(), LOCAL).unwrap();
+    assert!(registry.pools[&LOCAL].pending_piece.is_none());
     assert_eq!(pool.admitted(), 1);
 }
 
 #[test]
 fn pieces_that_are_not_used_yet_come_before_new_ones() {
     let mut registry = with_a_topic();
-    assert_eq!(registry.grow(&me(), HERE, 1).unwrap(), Some(0));
+    assert_eq!(registry.grow(&me(), LOCAL, 1).unwrap(), Some(0));
     // As if its maker had died, and another came who has it late.
-    assert_eq!(registry.grow(&me(), HERE, 1).unwrap(), Some(0));
+    assert_eq!(registry.grow(&me(), LOCAL, 1).unwrap(), Some(0));
     is_growing(&mut registry, 0);
-    registry.admit_piece(&me(), HERE).unwrap();
-    assert_eq!(registry.grow(&me(), HERE, 1).unwrap(), Some(1));
+    registry.admit_piece(&me(), LOCAL).unwrap();
+    assert_eq!(registry.grow(&me(), LOCAL, 1).unwrap(), Some(1));
 }
 
 #[test]
 fn no_piece_is_made_in_place_of_one_that_is_used() {
     let mut last = with_a_topic();
-    last.grow(&me(), HERE, 1).unwrap();
+    last.grow(&me(), LOCAL, 1).unwrap();
     is_growing(&mut last, 0);
-    last.admit_piece(&me(), HERE).unwrap();
+    last.admit_piece(&me(), LOCAL).unwrap();
     let mut next = successor(&last);
-    assert_eq!(next.grow(&me(), HERE, 1).unwrap_err().kind(), ErrorKind::Unknown);
+    assert_eq!(next.grow(&me(), LOCAL, 1).unwrap_err().kind(), ErrorKind::NotFound);
     // Whoever has it is back.
-    let pool = Arc::clone(&last.pools[&HERE].pool);
-    assert_eq!(next.return_pieces(HERE, 0, brought(&pool)).unwrap(), (1, None));
-    assert_eq!(next.grow(&me(), HERE, 1).unwrap(), Some(1));
+    let pool = Arc::clone(&last.pools[&LOCAL].pool);
+    assert_eq!(next.restore_pieces(LOCAL, 0, brought(&pool)).unwrap(), (1, None));
+    assert_eq!(next.grow(&me(), LOCAL, 1).unwrap(), Some(1));
 }
 
 #[test]
 fn one_who_comes_late_with_another_piece_gets_the_right_one() {
     let mut last = with_a_topic();
-    last.grow(&me(), HERE, 1).unwrap();
+    last.grow(&me(), LOCAL, 1).unwrap();
     let mut next = successor(&last);
-    next.grow(&me(), HERE, 1).unwrap();
-    let late = Arc::clone(&last.pools[&HERE].pool);
-    assert_eq!(next.return_pieces(HERE, 0, brought(&late)).unwrap(), (0, None));
+    next.grow(&me(), LOCAL, 1).unwrap();
+    let late = Arc::clone(&last.pools[&LOCAL].pool);
+    assert_eq!(next.restore_pieces(LOCAL, 0, brought(&late)).unwrap(), (0, None));
     is_growing(&mut next, 0);
-    next.admit_piece(&me(), HERE).unwrap();
-    assert_eq!(next.return_pieces(HERE, 0, brought(&late)).unwrap(), (0, None));
+    next.admit_piece(&me(), LOCAL).unwrap();
+    assert_eq!(next.restore_pieces(LOCAL, 0, brought(&late)).unwrap(), (0, None));
     // The same is seen where the wrong one comes first.
     let mut third = successor(&next);
-    let right = Arc::clone(&next.pools[&HERE].pool);
-    assert_eq!(third.return_pieces(HERE, 0, brought(&late)).unwrap(), (0, None));
-    assert_eq!(third.return_pieces(HERE, 0, brought(&right)).unwrap(), (1, None));
+    let right = Arc::clone(&next.pools[&LOCAL].pool);
+    assert_eq!(third.restore_pieces(LOCAL, 0, brought(&late)).unwrap(), (0, None));
+    assert_eq!(third.restore_pieces(LOCAL, 0, brought(&right)).unwrap(), (1, None));
 }
 
 #[test]
 fn another_pool_of_the_same_kind_is_not_taken_for_the_one_there_is() {
     let (mut one, other) = (with_a_topic(), with_a_topic());
-    one.return_pool(HERE, one.books(HERE).unwrap()).unwrap();
-    let error = one.return_pool(HERE, other.books(HERE).unwrap()).unwrap_err();
+    one.restore_pool(LOCAL, one.control_segment(LOCAL).unwrap()).unwrap();
+    let error = one.restore_pool(LOCAL, other.control_segment(LOCAL).unwrap()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Closed);
 }
 
 #[test]
 fn messages_are_counted_and_not_only_their_bytes() {
-    let deepest = TopicSettings { depth: TopicSettings::MOST_DEPTH, largest: 64, ..SETTINGS };
+    let deepest = TopicSettings { depth: TopicSettings::MAX_DEPTH, largest: 64, ..SETTINGS };
     let mut registry = registry();
     let mut opened = 0;
     let error = loop {
@@ -147,18 +147,18 @@ fn messages_are_counted_and_not_only_their_bytes() {
 #[test]
 fn as_many_messages_fit_as_are_promised() {
     let mut registry = registry();
-    let deepest = TopicSettings { depth: TopicSettings::MOST_DEPTH, largest: 64, ..SETTINGS };
+    let deepest = TopicSettings { depth: TopicSettings::MAX_DEPTH, largest: 64, ..SETTINGS };
     registry.open("deep", Some(shared(&deepest)), || 1).unwrap();
-    let pool = Arc::clone(&registry.pools[&HERE].pool);
+    let pool = Arc::clone(&registry.pools[&LOCAL].pool);
     let mut blocks = Vec::new();
     while (blocks.len() as u64) < deepest.reserves(1).blocks {
         match pool.allocate(&me(), 64) {
             Ok((block, _)) => blocks.push(block),
             Err(error) => {
                 assert_eq!(error.kind(), ErrorKind::WouldBlock);
-                let number = registry.grow(&me(), HERE, 64).unwrap().unwrap();
+                let number = registry.grow(&me(), LOCAL, 64).unwrap().unwrap();
                 is_growing(&mut registry, number);
-                registry.admit_piece(&me(), HERE).unwrap();
+                registry.admit_piece(&me(), LOCAL).unwrap();
             }
         }
     }
@@ -173,7 +173,7 @@ fn as_many_messages_fit_as_are_promised() {
 
 /// A publisher of the topic 7, admitted or not.
 fn publish(registry: &Registry, who: Participant) -> (u64, Result<()>) {
-    let id = registry.desk(7).unwrap().0.claim(who).unwrap();
+    let id = registry.topic_and_pools(7).unwrap().0.claim(who).unwrap();
     (id, registry.admit_publisher(7, who, id))
 }
 
@@ -199,27 +199,27 @@ fn memory_for_the_loans_of_each_publisher_is_reserved() {
     let small = TopicSettings { depth: 1, loans: 1, ..SETTINGS };
     let error = registry.open("small", Some(shared(&small)), || 8).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::OverBudget);
-    let topic = Arc::clone(registry.desk(7).unwrap().0);
+    let topic = Arc::clone(registry.topic_and_pools(7).unwrap().0);
     topic.publisher(second).give_back();
     registry.admit_publisher(7, other, third).unwrap();
     // And so is that of who died.
     refused(publish(&registry, who).1.unwrap_err());
-    registry.bury(&me(), who).unwrap();
+    registry.reclaim(&me(), who).unwrap();
     let (_, admitted) = publish(&registry, other);
     admitted.unwrap();
-    assert_eq!(topic.promised(), 2);
+    assert_eq!(topic.reserved_publishers(), 2);
 }
 
 #[test]
 fn a_publisher_that_has_gone_is_promised_nothing() {
     let registry = with_a_topic();
     let who = Participant::new(5, 1).unwrap();
-    let topic = registry.desk(7).unwrap().0;
+    let topic = registry.topic_and_pools(7).unwrap().0;
     let id = topic.claim(who).unwrap();
     let unknown = |number, who, id| {
         let error = registry.admit_publisher(number, who, id).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Unknown);
-        assert_eq!(topic.promised(), 0);
+        assert_eq!(error.kind(), ErrorKind::NotFound);
+        assert_eq!(topic.reserved_publishers(), 0);
     };
     unknown(8, who, id);
     unknown(7, Participant::new(6, 1).unwrap(), id);
@@ -232,13 +232,13 @@ fn a_publisher_that_has_gone_is_promised_nothing() {
 #[test]
 fn those_that_left_something_are_named() {
     let registry = with_a_topic();
-    assert!(registry.names(&me()).unwrap().is_empty());
+    assert!(registry.owners(&me()).unwrap().is_empty());
     let other = Participant::new(5, 2).unwrap();
-    let (topic, _) = registry.desk(7).unwrap();
+    let (topic, _) = registry.topic_and_pools(7).unwrap();
     topic.claim(other).unwrap();
     let third = Participant::new(6, 1).unwrap();
-    topic.here().subscribe(&Caller::new(third, &Immortal)).unwrap();
-    assert_eq!(registry.names(&me()).unwrap().into_iter().collect::<Vec<_>>(), [third, other]);
+    topic.local().subscribe(&Caller::new(third, &AlwaysAlive)).unwrap();
+    assert_eq!(registry.owners(&me()).unwrap().into_iter().collect::<Vec<_>>(), [third, other]);
 }
 
 #[test]
@@ -246,15 +246,16 @@ fn a_held_lock_of_one_topic_does_not_stop_the_clean_up_of_others() {
     let mut registry = with_a_topic();
     registry.open("second", Some(shared(&SETTINGS)), || 8).unwrap();
     let [dead, stopped] = [5, 6].map(|place| Participant::new(place, 1).unwrap());
-    let [first, second] = [7, 8].map(|number| Arc::clone(registry.desk(number).unwrap().0));
+    let [first, second] =
+        [7, 8].map(|number| Arc::clone(registry.topic_and_pools(number).unwrap().0));
     for topic in [&first, &second] {
         topic.claim(dead).unwrap();
-        topic.here().subscribe(&Caller::new(dead, &Immortal)).unwrap();
+        topic.local().subscribe(&Caller::new(dead, &AlwaysAlive)).unwrap();
     }
-    first.here().publish(&Caller::new(stopped, &Immortal), Default::default(), |_| {}).unwrap();
+    first.local().publish(&Caller::new(stopped, &AlwaysAlive), Default::default(), |_| {}).unwrap();
     let is_clean = |topic: &Topic| {
-        let census = topic.census();
-        census.publishers.is_empty() && census.subscribers.is_empty()
+        let participants = topic.participants();
+        participants.publishers.is_empty() && participants.subscribers.is_empty()
     };
     let (is_held, may_go_on) = (Barrier::new(2), Barrier::new(2));
     std::thread::scope(|scope| {
@@ -263,29 +264,29 @@ fn a_held_lock_of_one_topic_does_not_stop_the_clean_up_of_others() {
                 is_held.wait();
                 may_go_on.wait();
             };
-            first.here().find_entries(&Caller::new(stopped, &Immortal), hold).unwrap();
+            first.local().find_entries(&Caller::new(stopped, &AlwaysAlive), hold).unwrap();
         });
         is_held.wait();
-        let error = registry.bury(&me(), dead).unwrap_err();
+        let error = registry.reclaim(&me(), dead).unwrap_err();
         let (held, others) = (is_clean(&first), is_clean(&second));
         may_go_on.wait();
         assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
         assert!(!held && others, "the others' clean-up waits for one lock");
     });
-    registry.bury(&me(), dead).unwrap();
+    registry.reclaim(&me(), dead).unwrap();
     assert!(is_clean(&first));
 }
 
 #[test]
 fn a_node_has_a_bounded_number_of_topics() {
     let mut registry = with_a_topic();
-    registry.most_topics = 2;
+    registry.max_topics = 2;
     registry.open("second", Some(shared(&SETTINGS)), || 8).unwrap();
     let error = registry.open("third", Some(shared(&SETTINGS)), || 9).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TooMany);
     assert!(error.to_string().contains("at most 2 topics"), "{error}");
     registry.open("first", None, || 10).unwrap();
-    assert!(registry.forget_unused(8));
+    assert!(registry.remove_unused(8));
     registry.open("third", Some(shared(&SETTINGS)), || 9).unwrap();
 }
 

@@ -5,13 +5,13 @@ use std::time::Duration;
 use gpu::Stream;
 
 use super::Subscriber;
-use crate::below;
 use crate::error::Result;
+use crate::error_mapping;
 use crate::pool::{Direction, Readiness};
 use crate::sample::Sample;
 use crate::topic::Entry;
 
-const OPERATION: &str = "pull in the order of a stream";
+const OPERATION: &str = "pull in stream order";
 
 impl Subscriber {
     /// The next message, for what is begun on this stream afterwards: if it was
@@ -28,9 +28,9 @@ impl Subscriber {
     /// As [`pull`](Self::pull); [`InvalidArgument`](crate::ErrorKind::InvalidArgument) for a stream of
     /// another kind of device than the one that messages lie on. If the device refuses, the
     /// message is still the next one.
-    pub fn pull_on(&mut self, stream: &Stream, patience: Duration) -> Result<Sample> {
+    pub fn pull_on(&mut self, stream: &Stream, timeout: Duration) -> Result<Sample> {
         self.check_stream(stream)?;
-        self.pull_in_time(OPERATION, patience, Some(stream))
+        self.pull_in_time(OPERATION, timeout, Some(stream))
     }
 
     /// As [`pull_on`](Self::pull_on), if there is a message now.
@@ -43,28 +43,34 @@ impl Subscriber {
     }
 
     fn check_stream(&self, stream: &Stream) -> Result<()> {
-        self.shared.desk.house.check_fork(OPERATION)?;
-        let pool = self.shared.desk.pool(Direction::Here);
+        self.shared.context.node.check_not_forked(OPERATION)?;
+        let pool = self.shared.context.pool(Direction::Local);
         // Messages on the host are there when they are published.
-        if pool.ledger().is_ordered() { pool.check_stream(OPERATION, stream) } else { Ok(()) }
+        if pool.control().is_stream_ordered() {
+            pool.check_stream(OPERATION, stream)
+        } else {
+            Ok(())
+        }
     }
 
     /// Does anything go on that this one waits for, and that rings no bell?
-    pub(super) fn waits_for_streams(&self) -> bool {
-        self.shared.departures.has_any() || self.waits_for_a_stream()
+    pub(super) fn is_waiting_for_streams(&self) -> bool {
+        self.shared.deferred_releases.has_any() || self.is_next_unwritten()
     }
 
     /// Is the next message one that a stream is still writing?
     #[inline]
-    pub(super) fn waits_for_a_stream(&self) -> bool {
-        let is_ordered = |ahead: &Option<(u64, Entry)>| ahead.is_some_and(|it| it.1.turn.is_some());
-        self.ahead.iter().any(is_ordered)
+    pub(super) fn is_next_unwritten(&self) -> bool {
+        let is_stream_ordered = |lookahead: &Option<(u64, Entry)>| {
+            lookahead.is_some_and(|it| it.1.sync_point.is_some())
+        };
+        self.lookahead.iter().any(is_stream_ordered)
     }
 
     /// Of a message that a stream writes, and those behind it: the first that is there, or for
     /// which this stream waits from now on. None if there is none yet.
     #[cold]
-    pub(super) fn take_in_order(
+    pub(super) fn take_stream_ordered(
         &mut self,
         direction: Direction,
         mut taken: (u64, Entry),
@@ -72,23 +78,23 @@ impl Subscriber {
     ) -> Result<Option<(u64, Entry)>> {
         loop {
             let (position, entry) = taken;
-            let Some(turn) = entry.turn else { return Ok(Some(taken)) };
-            let pool = self.shared.desk.pool(direction);
-            match pool.ledger().readiness(entry.block, turn) {
+            let Some(sync_point) = entry.sync_point else { return Ok(Some(taken)) };
+            let pool = self.shared.context.pool(direction);
+            match pool.control().readiness(entry.block, sync_point) {
                 Some(Readiness::Ready) => return Ok(Some(taken)),
                 Some(Readiness::Pending) => {
                     let Some(stream) = stream else {
-                        self.ahead[direction as usize] = Some(taken);
+                        self.lookahead[direction as usize] = Some(taken);
                         return Ok(None);
                     };
-                    let waits = pool.word_of(entry.block).and_then(|word| {
-                        let waits = stream.wait_for_word(&word, turn.ready());
-                        waits.map_err(|cause| below::of_device(OPERATION, cause))
+                    let waits = pool.sync_word(entry.block).and_then(|word| {
+                        let waits = stream.wait_for_word(&word, sync_point.ready());
+                        waits.map_err(|cause| error_mapping::from_device(OPERATION, cause))
                     });
                     return match waits {
                         Ok(()) => Ok(Some(taken)),
                         Err(error) => {
-                            self.ahead[direction as usize] = Some(taken);
+                            self.lookahead[direction as usize] = Some(taken);
                             Err(error)
                         }
                     };
@@ -97,7 +103,7 @@ impl Subscriber {
                 None => return Ok(Some(taken)),
                 Some(Readiness::Poisoned) => {
                     self.shared.release(direction, position);
-                    self.account.misses(1);
+                    self.loss_tracker.add_missed(1);
                 }
             }
             match self.take_from(direction) {

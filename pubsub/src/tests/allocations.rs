@@ -3,32 +3,32 @@
 
 use std::time::Instant;
 
-use testkit::allocations::{Counting, of_this_thread};
+use testkit::allocations::{CountingAllocator, of_this_thread};
 
-use super::{FAR, Home, Spin, TopicSettings, settings};
+use super::{TEST_TIMEOUT, TestNode, TopicSettings, WaitStrategy, settings};
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting::new();
+static ALLOCATOR: CountingAllocator = CountingAllocator::new();
 
 #[test]
 fn nothing_is_allocated_per_message() {
     const ROUNDS: u32 = 10_000;
-    let home = Home::new(&TopicSettings { depth: 8, ..settings() });
-    let (mut subscriber, publisher) = (home.subscriber(), home.publisher());
-    subscriber.set_spin(Spin::Always);
-    publisher.push(&[0; 64], FAR).unwrap();
-    drop(subscriber.pull(FAR).unwrap());
+    let node = TestNode::new(&TopicSettings { depth: 8, ..settings() });
+    let (mut subscriber, publisher) = (node.subscriber(), node.publisher());
+    subscriber.set_wait_strategy(WaitStrategy::Busy);
+    publisher.push(&[0; 64], TEST_TIMEOUT).unwrap();
+    drop(subscriber.pull(TEST_TIMEOUT).unwrap());
     let before = of_this_thread();
     let start = Instant::now();
     for _ in 0..ROUNDS {
-        let loan = publisher.loan(64, FAR).unwrap();
-        loan.publish(FAR).unwrap();
+        let loan = publisher.loan(64, TEST_TIMEOUT).unwrap();
+        loan.publish(TEST_TIMEOUT).unwrap();
         drop(subscriber.try_pull().unwrap().unwrap());
     }
     let took = start.elapsed();
     for number in 0..ROUNDS {
-        publisher.push(&number.to_le_bytes(), FAR).unwrap();
-        let sample = subscriber.pull(FAR).unwrap();
+        publisher.push(&number.to_le_bytes(), TEST_TIMEOUT).unwrap();
+        let sample = subscriber.pull(TEST_TIMEOUT).unwrap();
         let mut found = [0; 4];
         sample.read(0, &mut found).unwrap();
         assert_eq!(found, number.to_le_bytes());

@@ -3,10 +3,10 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-use gpu::{Device, DeviceName, stand_in};
+use gpu::{Device, DeviceName, emulated};
 
 use super::*;
-use crate::MemoryPlace;
+use crate::MemoryLocation;
 
 /// Of which others in this process have to be patient.
 const SLOW: u32 = 1;
@@ -16,43 +16,43 @@ pub(super) static MISBEHAVING: Mutex<()> = Mutex::new(());
 #[test]
 fn what_a_device_still_writes_to_is_nobody_elses() {
     let _alone = MISBEHAVING.lock().unwrap_or_else(PoisonError::into_inner);
-    let name = DeviceName::stand_in(SLOW);
-    let home = Home::new(&TopicSettings { memory: MemoryPlace::Device(name), ..settings() });
-    home.clerk.grow(home.here.id(), 1 << 20);
-    let publisher = home.publisher();
+    let name = DeviceName::emulated(SLOW);
+    let node = TestNode::new(&TopicSettings { memory: MemoryLocation::Device(name), ..settings() });
+    node.service.request_growth(node.local.id(), 1 << 20);
+    let publisher = node.publisher();
     let from = Device::open(name).unwrap().allocate(4096).unwrap();
     let delay = Duration::from_secs(4);
-    stand_in::behave(SLOW, stand_in::Behaviour { delay, ..Default::default() });
-    let mut loan = publisher.loan(4096, FAR).unwrap();
-    let error = loan.copy(&from.whole(), SOON).unwrap_err();
+    emulated::configure_faults(SLOW, emulated::FaultConfig { delay, ..Default::default() });
+    let mut loan = publisher.loan(4096, TEST_TIMEOUT).unwrap();
+    let error = loan.copy(&from.whole(), SHORT_TIMEOUT).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
-    stand_in::behave(SLOW, stand_in::Behaviour::default());
+    emulated::configure_faults(SLOW, emulated::FaultConfig::default());
     // Neither is it published, nor given back, as long as it is written to.
-    assert_eq!(loan.publish(FAR).unwrap_err().kind(), ErrorKind::DeadlineExceeded);
-    home.here.free_what_is_done(&home.caller());
-    assert_eq!(home.blocks_taken(), 1);
-    let end = Instant::now() + FAR;
-    while home.blocks_taken() > 0 {
+    assert_eq!(loan.publish(TEST_TIMEOUT).unwrap_err().kind(), ErrorKind::DeadlineExceeded);
+    node.local.free_completed(&node.caller());
+    assert_eq!(node.blocks_allocated(), 1);
+    let end = Instant::now() + TEST_TIMEOUT;
+    while node.blocks_allocated() > 0 {
         assert!(Instant::now() < end);
         std::thread::sleep(Duration::from_millis(10));
-        home.here.free_what_is_done(&home.caller());
+        node.local.free_completed(&node.caller());
     }
-    publisher.push_slice(&from.whole(), FAR).unwrap();
+    publisher.push_slice(&from.whole(), TEST_TIMEOUT).unwrap();
 }
 
 #[test]
 fn from_a_device_to_the_host_one_stream_is_enough() {
-    let home = Home::new(&settings());
-    let (mut subscriber, publisher) = (home.subscriber(), home.publisher());
+    let node = TestNode::new(&settings());
+    let (mut subscriber, publisher) = (node.subscriber(), node.publisher());
     for (number, byte) in [(0, 7), (0, 8), (1, 9)] {
-        let device = Device::open(DeviceName::stand_in(number)).unwrap();
+        let device = Device::open(DeviceName::emulated(number)).unwrap();
         let from = device.allocate(3 << 20).unwrap();
         let part = from.slice(0, u64::from(byte) * 1000).unwrap();
         let stream = device.stream().unwrap();
         stream.fill(&part, byte).unwrap();
-        stream.synchronize(FAR).unwrap();
-        publisher.push_slice(&part, FAR).unwrap();
-        let sample = subscriber.pull(FAR).unwrap();
+        stream.synchronize(TEST_TIMEOUT).unwrap();
+        publisher.push_slice(&part, TEST_TIMEOUT).unwrap();
+        let sample = subscriber.pull(TEST_TIMEOUT).unwrap();
         assert_eq!(sample.to_vec().unwrap(), vec![byte; usize::from(byte) * 1000]);
     }
 }

@@ -1,15 +1,15 @@
-//! Publishers and subscribers in one process or a few, with a stand-in for the node service.
+//! Publishers and subscribers in one process or a few, with a emulated for the node service.
 
 mod allocations;
 mod deaths;
 mod delivery;
 mod devices;
 mod limits;
-mod loans;
-mod ordered;
-mod ordered_deaths;
-mod readiness;
-mod waits;
+mod loan_limit;
+mod poll_descriptor;
+mod stream_order;
+mod stream_order_deaths;
+mod waiting;
 
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::AtomicU64;
@@ -18,22 +18,23 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use ipc::{
-    Caller, Incarnation, Layout, Life, MappedWords, Participant, Roster, Segment, Spin, Watch,
+    Caller, DoorbellWatcher, ForkGeneration, Layout, MappedWords, Participant, ParticipantTable,
+    PidFd, Segment, WaitStrategy,
 };
 
+use crate::context::{NodeContext, Retry, ServiceClient, TopicContext};
 use crate::error::{Error, ErrorKind, Result};
-use crate::hall::{Bell, Hall};
-use crate::house::{Desk, House, Office, Retry};
-use crate::peers::NodeIdentity;
-use crate::pool::{Direction, Ledger, Pool, PoolId};
-use crate::settings::{SharedPlace, SharedSettings};
+use crate::node_segment::{NodeSegment, PublishDoorbell};
+use crate::peers::NodeId;
+use crate::pool::{Direction, Pool, PoolControl, PoolId};
+use crate::settings::{SharedLocation, SharedSettings};
 use crate::topic::Topic;
 use crate::{Publisher, Reliability, Subscriber, TopicSettings};
 
 /// Reached only if something is wrong.
-const FAR: Duration = Duration::from_secs(60);
+const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 /// Waited for in vain.
-const SOON: Duration = Duration::from_millis(20);
+const SHORT_TIMEOUT: Duration = Duration::from_millis(20);
 const LIMIT: u64 = 64 << 20;
 
 fn settings() -> TopicSettings {
@@ -42,14 +43,14 @@ fn settings() -> TopicSettings {
 
 /// Does at once, and in the same process, what the node service does.
 #[derive(Debug)]
-struct Clerk {
+struct FakeService {
     me: Participant,
-    roster: Arc<Roster<MappedWords>>,
+    roster: Arc<ParticipantTable<MappedWords>>,
     pools: Vec<Arc<Pool>>,
     changes: AtomicU64,
-    waits: AtomicU64,
+    publisher_blocked: AtomicU64,
     is_closed: AtomicBool,
-    outward: Arc<Bell>,
+    publish_doorbell: Arc<PublishDoorbell>,
     attempts: Attempts,
 }
 
@@ -62,13 +63,13 @@ impl std::fmt::Debug for Attempts {
     }
 }
 
-impl Office for Clerk {
-    fn grow(&self, id: PoolId, bytes: u64) {
+impl ServiceClient for FakeService {
+    fn request_growth(&self, id: PoolId, bytes: u64) {
         let pool = self.pools.iter().find(|pool| pool.id() == id).unwrap();
         let number = pool.held();
         let Ok(piece) = pool.make_piece(bytes) else { return };
         if pool.may_grow(piece.length) {
-            pool.follow_piece(number, piece).unwrap();
+            pool.adopt_piece(number, piece).unwrap();
             pool.admit_piece(&Caller::new(self.me, &*self.roster), number).unwrap();
         }
     }
@@ -77,12 +78,12 @@ impl Office for Clerk {
         Ok(())
     }
 
-    fn changed(&self, _topic: u32) {
+    fn participants_changed(&self, _topic: u32) {
         self.changes.fetch_add(1, Relaxed);
     }
 
-    fn waits(&self, _topic: u32) {
-        self.waits.fetch_add(1, Relaxed);
+    fn publisher_blocked(&self, _topic: u32) {
+        self.publisher_blocked.fetch_add(1, Relaxed);
     }
 
     fn forget(&self, _topic: u32) {}
@@ -101,19 +102,19 @@ impl Office for Clerk {
 
 /// A node of one process, with one topic.
 #[derive(Debug)]
-struct Home {
-    hall: Segment,
-    clerk: Arc<Clerk>,
+struct TestNode {
+    node_segment: Segment,
+    service: Arc<FakeService>,
     topic: Arc<Topic>,
-    here: Arc<Pool>,
-    arrivals: Arc<Pool>,
+    local: Arc<Pool>,
+    inbound: Arc<Pool>,
 }
 
-const HALL: Layout = Layout::new("test hall", 1);
+const NODE_SEGMENT: Layout = Layout::new("test segment", 1);
 
-impl Home {
-    fn ledgers(&self) -> [&Ledger<MappedWords>; 2] {
-        [self.here.ledger(), self.arrivals.ledger()]
+impl TestNode {
+    fn controls(&self) -> [&PoolControl<MappedWords>; 2] {
+        [self.local.control(), self.inbound.control()]
     }
 
     fn new(settings: &TopicSettings) -> Self {
@@ -122,95 +123,98 @@ impl Home {
 
     fn with_limit(settings: &TopicSettings, limit: u64) -> Self {
         let settings = SharedSettings::of(settings).unwrap();
-        let hall = Segment::create(HALL, Roster::<MappedWords>::WORDS * 8).unwrap();
-        hall.mark_ready();
-        let roster = Arc::new(Roster::new(hall.words()).unwrap());
-        let me = roster.admit(Life::of_this_process().unwrap()).unwrap();
+        let node_segment =
+            Segment::create(NODE_SEGMENT, ParticipantTable::<MappedWords>::WORDS * 8).unwrap();
+        node_segment.mark_ready();
+        let roster = Arc::new(ParticipantTable::new(node_segment.words()).unwrap());
+        let me = roster.admit(PidFd::of_this_process().unwrap()).unwrap();
         let pool = |direction| {
             let id = PoolId { place: settings.place, direction };
             Arc::new(Pool::create(id, limit, 256).unwrap())
         };
-        let (here, arrivals) = (pool(Direction::Here), pool(Direction::Arrivals));
+        let (local, inbound) = (pool(Direction::Local), pool(Direction::Inbound));
         let topic = Arc::new(Topic::create(3, "test", &settings).unwrap());
-        Self::with_parts(hall, roster, me, topic, here, arrivals)
+        Self::with_parts(node_segment, roster, me, topic, local, inbound)
     }
 
     fn with_parts(
-        hall: Segment,
-        roster: Arc<Roster<MappedWords>>,
+        node_segment: Segment,
+        roster: Arc<ParticipantTable<MappedWords>>,
         me: Participant,
         topic: Arc<Topic>,
-        here: Arc<Pool>,
-        arrivals: Arc<Pool>,
+        local: Arc<Pool>,
+        inbound: Arc<Pool>,
     ) -> Self {
-        let clerk = Clerk {
+        let service = FakeService {
             me,
             roster,
-            pools: vec![Arc::clone(&here), Arc::clone(&arrivals)],
+            pools: vec![Arc::clone(&local), Arc::clone(&inbound)],
             changes: AtomicU64::new(0),
-            waits: AtomicU64::new(0),
+            publisher_blocked: AtomicU64::new(0),
             is_closed: AtomicBool::new(false),
             attempts: Attempts::default(),
-            outward: Arc::clone(Hall::create(NodeIdentity([1; 16])).unwrap().outward()),
+            publish_doorbell: Arc::clone(
+                NodeSegment::create(NodeId([1; 16])).unwrap().publish_doorbell(),
+            ),
         };
-        Self { hall, clerk: Arc::new(clerk), topic, here, arrivals }
+        Self { node_segment, service: Arc::new(service), topic, local, inbound }
     }
 
     fn caller(&self) -> Caller<'_> {
-        Caller::new(self.clerk.me, &*self.clerk.roster)
+        Caller::new(self.service.me, &*self.service.roster)
     }
 
-    fn desk_of(&self, me: Participant) -> Desk {
-        let house = House {
+    fn context_of(&self, me: Participant) -> TopicContext {
+        let node = NodeContext {
             me,
-            roster: Arc::clone(&self.clerk.roster),
-            office: Arc::clone(&self.clerk) as Arc<dyn Office>,
-            born: Incarnation::current(),
-            outward: Arc::clone(&self.clerk.outward),
-            waiting: Spin::default(),
+            roster: Arc::clone(&self.service.roster),
+            service: Arc::clone(&self.service) as Arc<dyn ServiceClient>,
+            fork_generation: ForkGeneration::current(),
+            publish_doorbell: Arc::clone(&self.service.publish_doorbell),
+            waiting: WaitStrategy::default(),
             interruptible: false,
-            watch: Watch::new(),
+            watch: DoorbellWatcher::new(),
         };
-        let (here, arrivals) = (Arc::clone(&self.here), Arc::clone(&self.arrivals));
-        Desk::new(&Arc::new(house), Arc::clone(&self.topic), here, arrivals)
+        let (local, inbound) = (Arc::clone(&self.local), Arc::clone(&self.inbound));
+        TopicContext::new(&Arc::new(node), Arc::clone(&self.topic), local, inbound)
     }
 
-    fn desk(&self) -> Desk {
-        self.desk_of(self.clerk.me)
+    fn context(&self) -> TopicContext {
+        self.context_of(self.service.me)
     }
 
     fn publisher(&self) -> Publisher {
-        Publisher::new(self.desk()).unwrap()
+        Publisher::new(self.context()).unwrap()
     }
 
     fn subscriber(&self) -> Subscriber {
-        Subscriber::new(self.desk()).unwrap()
+        Subscriber::new(self.context()).unwrap()
     }
 
-    fn blocks_taken(&self) -> u64 {
-        let taken = |pool: &Pool| pool.statistics(&self.caller()).unwrap().blocks_taken;
-        taken(&self.here) + taken(&self.arrivals)
+    fn blocks_allocated(&self) -> u64 {
+        let taken = |pool: &Pool| pool.statistics(&self.caller()).unwrap().blocks_allocated;
+        taken(&self.local) + taken(&self.inbound)
     }
 
     /// Tries again what a lock was in the way of; gives how much is left.
     fn retry(&self) -> usize {
-        let mut attempts = self.clerk.attempts.0.lock().unwrap();
-        let caller = Caller { patience: SOON, ..self.caller() };
+        let mut attempts = self.service.attempts.0.lock().unwrap();
+        let caller = Caller { timeout: SHORT_TIMEOUT, ..self.caller() };
         attempts.retain_mut(|attempt| !attempt(&caller));
         attempts.len()
     }
 
     fn close(&self) {
-        self.clerk.is_closed.store(true, Release);
+        self.service.is_closed.store(true, Release);
     }
 
     fn open(&self) {
-        self.clerk.is_closed.store(false, Release);
+        self.service.is_closed.store(false, Release);
     }
 
     /// How many publishers wait for something at this moment.
     fn waiting(&self) -> usize {
-        let publishers = self.topic.census().publishers;
+        let publishers = self.topic.participants().publishers;
         publishers.into_iter().filter(|seen| seen.waits_since.is_some()).count()
     }
 }

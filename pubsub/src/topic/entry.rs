@@ -2,8 +2,8 @@
 
 use ipc::Block;
 
-use crate::pool::Turn;
-use crate::settings::MOST_METADATA;
+use crate::pool::SyncPoint;
+use crate::settings::MAX_METADATA;
 
 /// Words of an entry.
 pub(crate) const WORDS: usize = 6;
@@ -46,14 +46,16 @@ pub(crate) struct Entry {
     /// Does the note tell which node it comes from?
     pub(crate) has_origin: bool,
     /// A stream writes it, and says in this turn of its block's word that it has.
-    pub(crate) turn: Option<Turn>,
+    pub(crate) sync_point: Option<SyncPoint>,
 }
 
 impl Entry {
     #[inline]
     pub(crate) fn to_words(self) -> [u64; WORDS] {
         let origin = if self.has_origin { HAS_ORIGIN } else { 0 };
-        let turn = self.turn.map_or(0, |turn| u64::from(turn.to_bits()) << 32 | IS_ORDERED);
+        let sync_point = self
+            .sync_point
+            .map_or(0, |sync_point| u64::from(sync_point.to_bits()) << 32 | IS_ORDERED);
         let place = self.offset >> GRANULE_BITS;
         let above = (place >> PLACE_BITS & ABOVE) << PLACE_ABOVE;
         [
@@ -62,7 +64,7 @@ impl Entry {
             self.publisher,
             self.sequence,
             self.published_at,
-            u64::from(self.metadata) | origin | above | turn,
+            u64::from(self.metadata) | origin | above | sync_point,
         ]
     }
 
@@ -70,7 +72,7 @@ impl Entry {
     pub(crate) fn from_words(words: [u64; WORDS]) -> Self {
         let metadata = (words[5] & METADATA) as u16;
         let place = words[1] >> LENGTH_BITS | (words[5] >> PLACE_ABOVE & ABOVE) << PLACE_BITS;
-        let (is_ordered, upper) = (words[5] & IS_ORDERED != 0, (words[5] >> 32) as u32);
+        let (is_stream_ordered, upper) = (words[5] & IS_ORDERED != 0, (words[5] >> 32) as u32);
         Self {
             block: Block::from_bits(words[0]),
             offset: place << GRANULE_BITS,
@@ -78,9 +80,9 @@ impl Entry {
             publisher: words[2],
             sequence: words[3],
             published_at: words[4],
-            metadata: metadata.min(MOST_METADATA as u16),
+            metadata: metadata.min(MAX_METADATA as u16),
             has_origin: words[5] & HAS_ORIGIN != 0,
-            turn: is_ordered.then(|| Turn::from_bits(upper)),
+            sync_point: is_stream_ordered.then(|| SyncPoint::from_bits(upper)),
         }
     }
 }
@@ -95,8 +97,8 @@ mod tests {
         assert_eq!(1 << GRANULE_BITS, GRANULE);
         let largest = u64::from(u32::MAX) << GRANULE_BITS;
         for (offset, length) in [(0, 0), (GRANULE, 1), (largest, largest), (1 << 32, 1 << 39)] {
-            for (metadata, has_origin, turn) in
-                [(0, false, None), (256, true, Some(Turn::from_bits(u32::MAX)))]
+            for (metadata, has_origin, sync_point) in
+                [(0, false, None), (256, true, Some(SyncPoint::from_bits(u32::MAX)))]
             {
                 let entry = Entry {
                     block: Block::from_bits(0x1234_5678_9abc_def0),
@@ -107,7 +109,7 @@ mod tests {
                     published_at: 7,
                     metadata,
                     has_origin,
-                    turn,
+                    sync_point,
                 };
                 assert_eq!(Entry::from_words(entry.to_words()), entry);
             }

@@ -15,7 +15,7 @@ use ipc::{Participant, Words};
 
 use super::TopicWords;
 use super::entry::Entry;
-use super::layout::{LINE, MISSED, MISSED_NEXT, MISSED_WORDS, MOST_PUBLISHERS};
+use super::layout::{CACHE_LINE_WORDS, MISSED, MISSED_NEXT, MISSED_WORDS, PUBLISHER_SLOTS};
 use crate::settings::Reliability;
 
 /// Of all together.
@@ -28,7 +28,7 @@ const BEGUN: usize = 2;
 const COUNT: usize = 0;
 const PUBLISHER: usize = 1;
 /// Stands for a destination that found no place in the table.
-const NOWHERE: u64 = u64::MAX;
+const NO_SLOT: u64 = u64::MAX;
 
 /// What nodes missed of a topic that were given up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -41,7 +41,7 @@ pub(crate) struct NodesMissed {
 
 /// Where the sums of a publisher are.
 fn of_publisher(publisher: u64) -> usize {
-    LINE + (publisher & 0xff) as usize % MOST_PUBLISHERS * 2
+    CACHE_LINE_WORDS + (publisher & 0xff) as usize % PUBLISHER_SLOTS * 2
 }
 
 impl<W: Words + Clone> TopicWords<W> {
@@ -72,15 +72,15 @@ impl<W: Words + Clone> TopicWords<W> {
             std::array::from_fn(|which| self.words().load(MISSED + which, Acquire));
         let mut missed = 0;
         if self.settings().reliability == Reliability::Reliable {
-            for seat in self.here().seats_of(role) {
-                self.here().each_unreleased_by(seat, from, |words| {
+            for subscription_id in self.local().subscriptions_of(role) {
+                self.local().for_each_unreleased(subscription_id, from, |words| {
                     missed += 1;
                     count(&mut sums, Entry::from_words(words).publisher);
                 });
             }
         }
         if missed == 0 {
-            self.forget_destination(node);
+            self.remove_destination(node);
             return 0;
         }
         sums[MESSAGES] = sums[MESSAGES].wrapping_add(missed);
@@ -88,7 +88,7 @@ impl<W: Words + Clone> TopicWords<W> {
         for (which, sum) in sums.into_iter().enumerate().filter(|(which, _)| *which != BEGUN) {
             self.set_sum(MISSED_NEXT + which, sum);
         }
-        let place = self.place_of_destination(node).map_or(NOWHERE, |place| place as u64 + 1);
+        let place = self.destination_slot(node).map_or(NO_SLOT, |place| place as u64 + 1);
         // One store: this is the moment.
         self.words().store(MISSED_NEXT + BEGUN, place, Release);
         self.finish_giving_up();
@@ -135,4 +135,4 @@ fn count(sums: &mut [u64; MISSED_WORDS], publisher: u64) {
     }
 }
 
-const _: () = assert!(BEGUN < LINE && COUNT < PUBLISHER && PUBLISHER < 2);
+const _: () = assert!(BEGUN < CACHE_LINE_WORDS && COUNT < PUBLISHER && PUBLISHER < 2);

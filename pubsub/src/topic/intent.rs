@@ -8,11 +8,11 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 
 use ipc::{Block, Caller, Owner, Published, QueueError, Words};
 
-use super::Line;
+use super::TopicQueue;
 use super::entry::{Entry, WORDS};
-use crate::below;
 use crate::error::{Error, ErrorKind, Result};
-use crate::pool::Ledger;
+use crate::error_mapping;
+use crate::pool::PoolControl;
 
 /// The word in which one who hands blocks over says which one it is about to.
 #[derive(Debug, Clone, Copy)]
@@ -23,10 +23,10 @@ pub(super) struct Intent<'a, W> {
 
 /// Between whom blocks go.
 #[derive(Debug)]
-pub(super) struct HandOver<'a, W: Words + Clone> {
+pub(super) struct BlockHandoff<'a, W: Words + Clone> {
     pub(super) intent: Intent<'a, W>,
-    pub(super) queue: &'a Line<W>,
-    pub(super) ledger: &'a Ledger<W>,
+    pub(super) queue: &'a TopicQueue<W>,
+    pub(super) control: &'a PoolControl<W>,
     pub(super) topic: Owner,
 }
 
@@ -46,8 +46,8 @@ impl<W: Words> Intent<'_, W> {
     }
 }
 
-impl<W: Words + Clone> HandOver<'_, W> {
-    /// Publishes a message whose block is the caller's; then it is the topic's. `note` is
+impl<W: Words + Clone> BlockHandoff<'_, W> {
+    /// Publishes a message whose block is the caller's; then it is the topic's. `record` is
     /// told its position when it is certain that it will be delivered unless the caller dies.
     /// Nobody else may use the same intent meanwhile.
     #[inline]
@@ -55,19 +55,19 @@ impl<W: Words + Clone> HandOver<'_, W> {
         &self,
         caller: &Caller<'_>,
         entry: Entry,
-        note: impl FnOnce(u64),
+        record: impl FnOnce(u64),
     ) -> std::result::Result<Published, QueueError> {
-        let hand_over = |position| {
-            note(position);
+        let handoff = |position| {
+            record(position);
             self.intent.declare(entry.block);
             let mine = Owner::participant(caller.me);
-            if let Err(error) = self.ledger.transfer(entry.block, mine, self.topic) {
+            if let Err(error) = self.control.transfer(entry.block, mine, self.topic) {
                 // It stays the caller's, and is freed with all that is the caller's.
                 tracing::error!(block = ?entry.block, %error, "a message's block is not its publisher's");
             }
         };
         let dispose = |words| self.dispose(caller, words);
-        let published = self.queue.publish_with(caller, entry.to_words(), hand_over, dispose)?;
+        let published = self.queue.publish_with(caller, entry.to_words(), handoff, dispose)?;
         self.intent.clear();
         Ok(published)
     }
@@ -77,12 +77,12 @@ impl<W: Words + Clone> HandOver<'_, W> {
         let operation = "clean up after a publisher";
         let Some(block) = self.intent.block() else { return Ok(()) };
         // Still its own, and freed with all that is; or delivered, read and freed already.
-        if self.ledger.owner(block) == Ok(self.topic) {
+        if self.control.owner(block) == Ok(self.topic) {
             let mut is_delivered = false;
             let each = |words: [u64; WORDS]| is_delivered |= words[0] == block.to_bits();
             let looked = self.queue.find_entries(caller, each);
-            looked.map_err(|cause| below::of_queue(operation, cause))?;
-            if !is_delivered && !self.ledger.retire(caller, block, self.topic) {
+            looked.map_err(|cause| error_mapping::from_queue(operation, cause))?;
+            if !is_delivered && !self.control.retire(caller, block, self.topic) {
                 let detail = "a block could not be freed";
                 return Err(Error::new(operation, ErrorKind::DeadlineExceeded, detail));
             }
@@ -94,6 +94,6 @@ impl<W: Words + Clone> HandOver<'_, W> {
     /// Frees what nobody reads any more.
     #[inline]
     pub(super) fn dispose(&self, caller: &Caller<'_>, words: [u64; WORDS]) {
-        self.ledger.retire(caller, Block::from_bits(words[0]), self.topic);
+        self.control.retire(caller, Block::from_bits(words[0]), self.topic);
     }
 }

@@ -1,17 +1,17 @@
 //! Where everything lies in a topic's words.
 //!
 //! ```text
-//!   0 number, and what it is like        64 publishers: 64 lines
-//!  34 publishers' serials              576 origins: 64 lines
-//!  35 who delivers what arrives       1088 alarms: 32 lines
+//!   0 number, and what it is like        64 publishers: 64 slots
+//!  34 publishers' serials              576 origins: 64 slots
+//!  35 who delivers what arrives       1088 alarms: 32 slots
 //!  36 its intent                      1344 destinations: 32 of 2 words
-//!  38 is it carried                   1408 what nodes missed: 17 lines
-//!  39 uses of origins                 1544 that, as it is about to be: 17 lines
-//!  40 publishers lost, here           1680 the last lost, here: 16 of 3 words
+//!  38 is it carried                   1408 what nodes missed: 17 slots
+//!  39 uses of origins                 1544 that, as it is about to be: 17 slots
+//!  40 publishers lost, local           1680 the last lost, local: 16 of 3 words
 //!  41 and elsewhere                   1728 and elsewhere
 //!  42 subscribers evicted             1776 changes of what follows
-//!  43 losses that others were told of 1784 what was published elsewhere: 64 lines
-//!  44 loans of each publisher         2296 the queue of what is published here
+//!  43 losses that others were told of 1784 what was published elsewhere: 64 slots
+//!  44 loans of each publisher         2296 the queue of what is published local
 //!  45 messages that publishers dropped     the queue of what arrives
 //!  46 the type of its values
 //! ```
@@ -29,48 +29,49 @@ pub(super) const LARGEST: usize = 32;
 pub(super) const RELEASE: usize = 33;
 pub(super) const SERIAL: usize = 34;
 pub(super) const WRITER: usize = 35;
-pub(super) const ARRIVING: usize = 36;
-pub(super) const CARRIED: usize = 38;
+pub(super) const INBOUND_INTENT: usize = 36;
+pub(super) const REPLICATED: usize = 38;
 /// How often lines of origins were used.
 pub(super) const ORIGIN_USES: usize = 39;
 pub(super) const LOST: usize = 40;
 pub(super) const EVICTIONS: usize = 42;
-pub(super) const LOST_TOLD: usize = 43;
+pub(super) const LOSSES_SENT: usize = 43;
 pub(super) const LOANS: usize = 44;
 /// How often publishers here found no room, and dropped a message.
 pub(super) const DROPS: usize = 45;
 /// The length of the type's name, 0 if there is none, and the name.
 pub(super) const TYPE_LENGTH: usize = 46;
 pub(super) const TYPE: usize = 47;
-pub(super) const MOST_LOST: usize = 16;
+pub(super) const MAX_REMEMBERED_LOSSES: usize = 16;
 
-pub(super) const LINE: usize = 8;
+pub(super) const CACHE_LINE_WORDS: usize = 8;
 pub(super) const PUBLISHERS: usize = 64;
 /// Publishers of a topic at a time on one node.
-pub(crate) const MOST_PUBLISHERS: usize = 64;
-pub(super) const ORIGINS: usize = PUBLISHERS + MOST_PUBLISHERS * LINE;
+pub(crate) const PUBLISHER_SLOTS: usize = 64;
+pub(super) const ORIGINS: usize = PUBLISHERS + PUBLISHER_SLOTS * CACHE_LINE_WORDS;
 /// Topics of other nodes of which it is known what was delivered.
-pub(crate) const MOST_ORIGINS: usize = 64;
-pub(super) const ALARMS: usize = ORIGINS + MOST_ORIGINS * LINE;
+pub(crate) const MAX_ORIGINS: usize = 64;
+pub(super) const SUBSCRIBERS: usize = ORIGINS + MAX_ORIGINS * CACHE_LINE_WORDS;
 /// As many as a queue has places for.
-pub(super) const MOST_SUBSCRIBERS: usize = 32;
-pub(super) const DESTINATIONS: usize = ALARMS + MOST_SUBSCRIBERS * LINE;
+pub(super) const MAX_SUBSCRIBERS: usize = 32;
+pub(super) const DESTINATIONS: usize = SUBSCRIBERS + MAX_SUBSCRIBERS * CACHE_LINE_WORDS;
 /// Nodes that a topic may be owed to.
-pub(super) const MOST_DESTINATIONS: usize = 32;
-pub(super) const MISSED: usize = DESTINATIONS + 2 * MOST_DESTINATIONS;
+pub(super) const MAX_DESTINATIONS: usize = 32;
+pub(super) const MISSED: usize = DESTINATIONS + 2 * MAX_DESTINATIONS;
 /// A line for all together, and two words for each publisher.
-pub(super) const MISSED_WORDS: usize = LINE + 2 * MOST_PUBLISHERS;
+pub(super) const MISSED_WORDS: usize = CACHE_LINE_WORDS + 2 * PUBLISHER_SLOTS;
 pub(super) const MISSED_NEXT: usize = MISSED + MISSED_WORDS;
 pub(super) const LAST_LOST: usize = MISSED_NEXT + MISSED_WORDS;
 /// A node, and a publisher's name there.
 pub(super) const LOST_WORDS: usize = 3;
 /// How often a line of what was published elsewhere was written.
-pub(super) const ELSEWHERE_CHANGES: usize = LAST_LOST + 2 * MOST_LOST * LOST_WORDS;
-pub(super) const ELSEWHERE: usize = ELSEWHERE_CHANGES + LINE;
+pub(super) const REMOTE_HEARTBEAT_CHANGES: usize =
+    LAST_LOST + 2 * MAX_REMEMBERED_LOSSES * LOST_WORDS;
+pub(super) const REMOTE_HEARTBEATS: usize = REMOTE_HEARTBEAT_CHANGES + CACHE_LINE_WORDS;
 /// Publishers of other nodes of which the number of the last message is noted.
-pub(super) const MOST_ELSEWHERE: usize = 64;
-pub(super) const QUEUES: usize = ELSEWHERE + MOST_ELSEWHERE * LINE;
+pub(super) const MAX_REMOTE_HEARTBEATS: usize = 64;
+pub(super) const QUEUES: usize = REMOTE_HEARTBEATS + MAX_REMOTE_HEARTBEATS * CACHE_LINE_WORDS;
 
-const _: () = assert!(ELSEWHERE_CHANGES.is_multiple_of(LINE) && QUEUES == 2296);
+const _: () = assert!(REMOTE_HEARTBEAT_CHANGES.is_multiple_of(CACHE_LINE_WORDS) && QUEUES == 2296);
 const _: () = assert!(TYPE + crate::TypeName::WORDS <= PUBLISHERS);
-const _: () = assert!(NAME + crate::settings::LONGEST_TOPIC.div_ceil(8) <= PLACE);
+const _: () = assert!(NAME + crate::settings::MAX_TOPIC_NAME.div_ceil(8) <= PLACE);

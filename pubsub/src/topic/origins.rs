@@ -12,12 +12,12 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 use ipc::{Caller, Published, QueueError, Words};
 
 use super::entry::Entry;
-use super::layout::{ARRIVING, LINE, MOST_ORIGINS, ORIGIN_USES, ORIGINS, WRITER};
-use super::{Line, TopicWords};
-use crate::below;
+use super::layout::{CACHE_LINE_WORDS, INBOUND_INTENT, MAX_ORIGINS, ORIGIN_USES, ORIGINS, WRITER};
+use super::{TopicQueue, TopicWords};
 use crate::error::{Error, ErrorKind, Result};
+use crate::error_mapping;
 use crate::lock::lock;
-use crate::pool::{Ledger, origin_words};
+use crate::pool::{PoolControl, id_to_words};
 
 /// Its node, and its number there.
 const IDENTITY: usize = 0;
@@ -35,9 +35,9 @@ const COPY_BITS: u32 = 2;
 /// No message.
 const NONE: u64 = u64::MAX;
 /// Nowhere, since nobody wanted it: it counts.
-const NOWHERE: u64 = u64::MAX;
+const NO_POSITION: u64 = u64::MAX;
 /// Lines that one node has at most: those of topics that it made anew take each other's place.
-pub(super) const MOST_OF_NODE: usize = 8;
+pub(super) const MAX_ORIGINS_PER_NODE: usize = 8;
 
 /// Where messages come from: a topic of a node. One that the node makes anew under the same name
 /// is another, since its messages begin from 0 on again.
@@ -51,7 +51,7 @@ pub(crate) struct OriginId {
 
 impl OriginId {
     fn words(&self) -> [u64; 3] {
-        let [low, high] = origin_words(&self.node);
+        let [low, high] = id_to_words(&self.node);
         [low, high, self.topic]
     }
 }
@@ -62,9 +62,9 @@ pub(crate) enum Delivery {
     /// It was delivered, and its block is the topic's.
     Delivered(Published),
     /// Nobody subscribes: it counts as delivered, and the block is still the caller's.
-    Nobody,
+    NoSubscribers,
     /// It, or a later one, was delivered before; the block is still the caller's.
-    Before,
+    Duplicate,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -75,47 +75,47 @@ pub(super) struct Origin<'a, W> {
 
 impl<'a, W: Words> Origin<'a, W> {
     fn all(words: &'a W) -> impl Iterator<Item = Self> {
-        (0..MOST_ORIGINS).map(move |number| Self { words, at: ORIGINS + number * LINE })
+        (0..MAX_ORIGINS).map(move |number| Self { words, at: ORIGINS + number * CACHE_LINE_WORDS })
     }
 
     fn find(words: &'a W, origin: &OriginId) -> Option<Self> {
         let identity = origin.words();
-        Self::all(words).find(|line| line.state() != FREE && line.identity() == identity)
+        Self::all(words).find(|slot| slot.state() != FREE && slot.identity() == identity)
     }
 
-    /// A line for one that has none. `received` is what nobody may lose.
-    fn make(words: &'a W, origin: &OriginId, received: &[OriginId]) -> Option<Self> {
-        let line = Self::place_for(words, origin, received)?;
+    /// A line for one that has none. `tracked_origins` is what nobody may lose.
+    fn make(words: &'a W, origin: &OriginId, tracked_origins: &[OriginId]) -> Option<Self> {
+        let slot = Self::place_for(words, origin, tracked_origins)?;
         // Whoever dies in the middle of this leaves a line that is nobody's.
-        words.store(line.at + STATE, FREE, Release);
+        words.store(slot.at + STATE, FREE, Release);
         for (at, word) in origin.words().into_iter().enumerate() {
-            words.store(line.at + IDENTITY + at, word, Release);
+            words.store(slot.at + IDENTITY + at, word, Release);
         }
-        words.store(line.at + COPIES, NONE, Release);
-        words.store(line.at + COPIES + COPY, NONE, Release);
-        words.store(line.at + STATE, line.used(0), Release);
-        Some(line)
+        words.store(slot.at + COPIES, NONE, Release);
+        words.store(slot.at + COPIES + COPY, NONE, Release);
+        words.store(slot.at + STATE, slot.used(0), Release);
+        Some(slot)
     }
 
     /// A free line; else that of one that nothing comes from now: the longest unused, but
     /// first of those that have a later one of the same node beside them. A node that has many
     /// already takes one of its own.
-    fn place_for(words: &'a W, origin: &OriginId, received: &[OriginId]) -> Option<Self> {
+    fn place_for(words: &'a W, origin: &OriginId, tracked_origins: &[OriginId]) -> Option<Self> {
         let node = &origin.words()[..2];
-        let of_node = Self::all(words).filter(|line| line.is_of(node)).count();
-        if of_node < MOST_OF_NODE
-            && let Some(free) = Self::all(words).find(|line| line.state() == FREE)
+        let of_node = Self::all(words).filter(|slot| slot.is_of(node)).count();
+        if of_node < MAX_ORIGINS_PER_NODE
+            && let Some(free) = Self::all(words).find(|slot| slot.state() == FREE)
         {
             return Some(free);
         }
-        let is_idle = |line: &Self| {
-            let identity = line.identity();
-            !received.iter().any(|one| one.words() == identity)
+        let is_idle = |slot: &Self| {
+            let identity = slot.identity();
+            !tracked_origins.iter().any(|one| one.words() == identity)
         };
-        let may_go = |line: &Self| of_node < MOST_OF_NODE || line.is_of(node);
-        let idle = Self::all(words).filter(|line| line.state() != FREE && may_go(line));
-        idle.filter(is_idle).min_by_key(|line| {
-            let (node, uses) = (line.identity(), line.uses());
+        let may_go = |slot: &Self| of_node < MAX_ORIGINS_PER_NODE || slot.is_of(node);
+        let idle = Self::all(words).filter(|slot| slot.state() != FREE && may_go(slot));
+        idle.filter(is_idle).min_by_key(|slot| {
+            let (node, uses) = (slot.identity(), slot.uses());
             let is_latest = !Self::all(words).any(|it| it.is_of(&node[..2]) && it.uses() > uses);
             (is_latest, uses)
         })
@@ -167,13 +167,13 @@ impl<'a, W: Words> Origin<'a, W> {
     /// The last message that was delivered. The other copy is looked at only if what the current
     /// one says did not happen: what is in it otherwise is about to be said, or was taken back,
     /// and where that was to be another's message may be now.
-    pub(super) fn last(&self, queue: &Line<W>) -> Option<u64> {
+    pub(super) fn last(&self, queue: &TopicQueue<W>) -> Option<u64> {
         let current = self.current();
         let (number, position) = self.copy(current);
         if number == NONE {
             return None;
         }
-        if position == NOWHERE || queue.was_delivered(position) {
+        if position == NO_POSITION || queue.was_delivered(position) {
             return Some(number);
         }
         let (number, _) = self.copy(1 - current);
@@ -181,7 +181,7 @@ impl<'a, W: Words> Origin<'a, W> {
     }
 
     /// This message is about to be delivered at this position. What was said before counts.
-    pub(super) fn note(&self, number: u64, position: u64) {
+    pub(super) fn record(&self, number: u64, position: u64) {
         let next = 1 - self.current();
         let at = self.at + COPIES + next * COPY;
         self.words.store(at, number, Release);
@@ -190,10 +190,10 @@ impl<'a, W: Words> Origin<'a, W> {
     }
 
     /// What was said and did not happen is taken back. Nobody has delivered anything since.
-    fn settle(&self, queue: &Line<W>) {
+    fn mark_disposed(&self, queue: &TopicQueue<W>) {
         let current = self.current();
         let (number, position) = self.copy(current);
-        let happened = number == NONE || position == NOWHERE || queue.was_delivered(position);
+        let happened = number == NONE || position == NO_POSITION || queue.was_delivered(position);
         if self.state() != FREE && !happened {
             self.words.store(self.at + STATE, self.holds(1 - current, self.uses()), Release);
         }
@@ -203,29 +203,29 @@ impl<'a, W: Words> Origin<'a, W> {
 impl<W: Words + Clone> TopicWords<W> {
     /// The last message of a node's topic that was delivered.
     pub(crate) fn delivered(&self, origin: &OriginId) -> Option<u64> {
-        Origin::find(self.words(), origin)?.last(self.arrivals())
+        Origin::find(self.words(), origin)?.last(self.inbound())
     }
 
     /// This process receives it from now on: what was delivered of it stays known, whoever
     /// else comes.
-    pub(crate) fn receives(&self, origin: OriginId) {
-        lock(&self.received).push(origin);
+    pub(crate) fn track_origin(&self, origin: OriginId) {
+        lock(&self.tracked_origins).push(origin);
     }
 
     /// It does not any more.
-    pub(crate) fn receives_no_more(&self, origin: &OriginId) {
-        let mut all = lock(&self.received);
+    pub(crate) fn untrack_origin(&self, origin: &OriginId) {
+        let mut all = lock(&self.tracked_origins);
         if let Some(place) = all.iter().position(|one| one == origin) {
             all.swap_remove(place);
         }
     }
 
     /// No message of this one will come any more.
-    pub(crate) fn forget_origin(&self, origin: &OriginId) {
+    pub(crate) fn remove_origin(&self, origin: &OriginId) {
         // Its line must not be given to another meanwhile.
-        let _all = lock(&self.received);
-        if let Some(line) = Origin::find(self.words(), origin) {
-            self.words().store(line.at + STATE, FREE, Release);
+        let _all = lock(&self.tracked_origins);
+        if let Some(slot) = Origin::find(self.words(), origin) {
+            self.words().store(slot.at + STATE, FREE, Release);
         }
     }
 
@@ -238,37 +238,39 @@ impl<W: Words + Clone> TopicWords<W> {
         caller: &Caller<'_>,
         (origin, number): (&OriginId, u64),
         entry: Entry,
-        arrivals: &Ledger<W>,
+        inbound: &PoolControl<W>,
     ) -> Result<Delivery> {
-        let line = self.origin_to_write(caller, origin, arrivals)?;
-        if line.last(self.arrivals()).is_some_and(|last| number <= last) {
-            return Ok(Delivery::Before);
+        let slot = self.origin_to_write(caller, origin, inbound)?;
+        if slot.last(self.inbound()).is_some_and(|last| number <= last) {
+            return Ok(Delivery::Duplicate);
         }
-        let way = self.arriving(arrivals);
-        match way.publish(caller, entry, |position| line.note(number, position)) {
+        let way = self.inbound_handoff(inbound);
+        match way.publish(caller, entry, |position| slot.record(number, position)) {
             Ok(published) => {
                 // Those that wait for messages wait there.
-                self.here().ring_messages();
+                self.local().ring_messages();
                 Ok(Delivery::Delivered(published))
             }
             Err(QueueError::NoSubscribers) => {
-                line.note(number, NOWHERE);
-                Ok(Delivery::Nobody)
+                slot.record(number, NO_POSITION);
+                Ok(Delivery::NoSubscribers)
             }
-            Err(cause) => Err(below::of_queue("deliver a message", cause).on(self.name())),
+            Err(cause) => {
+                Err(error_mapping::from_queue("deliver a message", cause).on(self.name()))
+            }
         }
     }
 
     /// A message that is dropped, for want of room, counts as delivered.
-    pub(crate) fn pass_over_in(
+    pub(crate) fn skip_in(
         &self,
         caller: &Caller<'_>,
         (origin, number): (&OriginId, u64),
-        arrivals: &Ledger<W>,
+        inbound: &PoolControl<W>,
     ) -> Result<()> {
-        let line = self.origin_to_write(caller, origin, arrivals)?;
-        if line.last(self.arrivals()).is_none_or(|last| number > last) {
-            line.note(number, NOWHERE);
+        let slot = self.origin_to_write(caller, origin, inbound)?;
+        if slot.last(self.inbound()).is_none_or(|last| number > last) {
+            slot.record(number, NO_POSITION);
         }
         Ok(())
     }
@@ -277,35 +279,39 @@ impl<W: Words + Clone> TopicWords<W> {
         &self,
         caller: &Caller<'_>,
         origin: &OriginId,
-        arrivals: &Ledger<W>,
+        inbound: &PoolControl<W>,
     ) -> Result<Origin<'_, W>> {
         if self.words().load(WRITER, Acquire) != u64::from(caller.me.number()) {
-            self.settle_arrivals(caller, arrivals)?;
+            self.settle_inbound(caller, inbound)?;
             self.words().store(WRITER, u64::from(caller.me.number()), Release);
         }
         if let Some(found) = Origin::find(self.words(), origin) {
             return Ok(found);
         }
-        let received = lock(&self.received);
-        Origin::make(self.words(), origin, &received).ok_or_else(|| {
-            let detail = format!("messages of {MOST_ORIGINS} topics of other nodes come already");
+        let tracked_origins = lock(&self.tracked_origins);
+        Origin::make(self.words(), origin, &tracked_origins).ok_or_else(|| {
+            let detail = format!("table of origins full: {MAX_ORIGINS}");
             Error::new("deliver a message", ErrorKind::TooMany, detail).on(self.name())
         })
     }
 
     /// After the one who delivered has died: what it was about to deliver and did not.
-    pub(super) fn settle_arrivals(&self, caller: &Caller<'_>, arrivals: &Ledger<W>) -> Result<()> {
-        let operation = "clean up after one who delivered";
+    pub(super) fn settle_inbound(
+        &self,
+        caller: &Caller<'_>,
+        inbound: &PoolControl<W>,
+    ) -> Result<()> {
+        let operation = "clean up after a replication writer";
         // Whoever takes the lock from the dead finishes what was delivered.
-        let looked = self.arrivals().find_entries(caller, |_| {});
-        looked.map_err(|cause| below::of_queue(operation, cause).on(self.name()))?;
-        Origin::all(self.words()).for_each(|line| line.settle(self.arrivals()));
-        self.arriving(arrivals).recover(caller)?;
+        let looked = self.inbound().find_entries(caller, |_| {});
+        looked.map_err(|cause| error_mapping::from_queue(operation, cause).on(self.name()))?;
+        Origin::all(self.words()).for_each(|slot| slot.mark_disposed(self.inbound()));
+        self.inbound_handoff(inbound).recover(caller)?;
         Ok(())
     }
 
     /// Has this one delivered, or been about to?
-    pub(super) fn is_writer(&self, who: ipc::Participant) -> bool {
+    pub(super) fn is_inbound_writer(&self, who: ipc::Participant) -> bool {
         self.words().load(WRITER, Acquire) == u64::from(who.number())
     }
 
@@ -314,15 +320,18 @@ impl<W: Words + Clone> TopicWords<W> {
         ipc::Participant::from_number(self.words().load(WRITER, Acquire) as u32)
     }
 
-    pub(super) fn has_no_writer(&self) {
+    pub(super) fn clear_inbound_writer(&self) {
         self.words().store(WRITER, 0, Release);
     }
 
-    fn arriving<'a>(&'a self, arrivals: &'a Ledger<W>) -> super::intent::HandOver<'a, W> {
-        self.hand_over(
-            super::intent::Intent { words: self.words(), at: ARRIVING },
-            self.arrivals(),
-            arrivals,
+    fn inbound_handoff<'a>(
+        &'a self,
+        inbound: &'a PoolControl<W>,
+    ) -> super::intent::BlockHandoff<'a, W> {
+        self.handoff(
+            super::intent::Intent { words: self.words(), at: INBOUND_INTENT },
+            self.inbound(),
+            inbound,
         )
     }
 }

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use ipc::{Participant, Words};
 
+use super::backpressure::Backpressure;
 use super::intent::Intent;
-use super::layout::{DROPS, LINE, MOST_PUBLISHERS, PUBLISHERS, SERIAL};
-use super::pressure::Pressure;
+use super::layout::{CACHE_LINE_WORDS, DROPS, PUBLISHER_SLOTS, PUBLISHERS, SERIAL};
 use crate::error::{Error, ErrorKind, Result};
 
-const WHO: usize = 0;
+const OWNER: usize = 0;
 const NUMBER: usize = 1;
 const SEQUENCE: usize = 2;
 const INTENT: usize = 3;
@@ -21,18 +21,18 @@ const DROPPED: usize = 7;
 /// Beside the number of a publisher: it is at the line no more. What it did is known until the next.
 const GONE: u64 = 1 << 63;
 /// Beside the name of whose it is: the service has reserved memory for its loans.
-const PROMISED: u64 = 1 << 32;
+const RESERVED: u64 = 1 << 32;
 
 /// One publisher's line.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct PublisherLine<'a, W> {
+pub(crate) struct PublisherSlot<'a, W> {
     words: &'a W,
-    slot: usize,
+    index: usize,
 }
 
 /// What a line says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct PublisherSeen {
+pub(crate) struct PublisherInfo {
     /// In whose name.
     pub(crate) who: Participant,
     /// Its name among all publishers that the topic ever had on this node.
@@ -71,42 +71,43 @@ pub(super) fn last_serial<W: Words>(words: &W) -> u64 {
 }
 
 /// The lines of all publishers.
-pub(super) fn lines<W: Words>(words: &W) -> impl Iterator<Item = PublisherLine<'_, W>> {
-    (0..MOST_PUBLISHERS).map(|slot| PublisherLine { words, slot })
+pub(super) fn slots<W: Words>(words: &W) -> impl Iterator<Item = PublisherSlot<'_, W>> {
+    (0..PUBLISHER_SLOTS).map(|index| PublisherSlot { words, index })
 }
 
 /// A line for one publisher more; with the serial that it has now. Of those that are free the one that
 /// was left first: what the last publisher of a line did is known for a while.
-pub(super) fn claim<W: Words>(words: &W, me: Participant) -> Result<(PublisherLine<'_, W>, u64)> {
-    let free = |line: &PublisherLine<'_, W>| {
-        words.compare_exchange(line.at(WHO), 0, u64::from(me.number())).is_ok()
+pub(super) fn claim<W: Words>(words: &W, me: Participant) -> Result<(PublisherSlot<'_, W>, u64)> {
+    let free = |slot: &PublisherSlot<'_, W>| {
+        words.compare_exchange(slot.at(OWNER), 0, u64::from(me.number())).is_ok()
     };
-    let mut all: Vec<_> = lines(words).collect();
-    all.sort_by_key(|line| line.word(NUMBER) & !GONE);
-    let Some(line) = all.into_iter().find(free) else {
-        let detail = format!("{MOST_PUBLISHERS} publish on this node");
+    let mut all: Vec<_> = slots(words).collect();
+    all.sort_by_key(|slot| slot.word(NUMBER) & !GONE);
+    let Some(slot) = all.into_iter().find(free) else {
+        let detail =
+            format!("the topic has {PUBLISHER_SLOTS} publishers on this node, the maximum");
         return Err(Error::new("make a publisher", ErrorKind::TooMany, detail));
     };
     // First: whoever sees something of what follows sees that it is not the last one's.
-    words.store(line.at(NUMBER), 0, Release);
+    words.store(slot.at(NUMBER), 0, Release);
     for which in [SEQUENCE, MESSAGES, BYTES, WAITS, DROPPED] {
-        words.store(line.at(which), 0, Release);
+        words.store(slot.at(which), 0, Release);
     }
     let serial = words.fetch_add(SERIAL, 1).wrapping_add(1);
-    words.store(line.at(NUMBER), serial, Release);
-    Ok((line, serial))
+    words.store(slot.at(NUMBER), serial, Release);
+    Ok((slot, serial))
 }
 
-impl<'a, W: Words> PublisherLine<'a, W> {
+impl<'a, W: Words> PublisherSlot<'a, W> {
     /// The line of a publisher's id.
     #[inline]
     pub(crate) fn of(words: &'a W, id: u64) -> Self {
-        Self { words, slot: (id & 0xff) as usize % MOST_PUBLISHERS }
+        Self { words, index: (id & 0xff) as usize % PUBLISHER_SLOTS }
     }
 
     #[inline]
     fn at(&self, which: usize) -> usize {
-        PUBLISHERS + self.slot * LINE + which
+        PUBLISHERS + self.index * CACHE_LINE_WORDS + which
     }
 
     #[inline]
@@ -116,41 +117,41 @@ impl<'a, W: Words> PublisherLine<'a, W> {
 
     /// The publisher's id, with this serial.
     pub(crate) fn id(&self, serial: u64) -> u64 {
-        serial << 8 | self.slot as u64
+        serial << 8 | self.index as u64
     }
 
     /// Is it still this publisher's?
     #[inline]
     pub(crate) fn is_of(&self, me: Participant, id: u64) -> bool {
-        self.word(WHO) as u32 == me.number() && self.word(NUMBER) == id >> 8
+        self.word(OWNER) as u32 == me.number() && self.word(NUMBER) == id >> 8
     }
 
     /// Has memory been reserved for its loans?
-    pub(crate) fn is_promised(&self) -> bool {
-        self.words.load(self.at(WHO), Acquire) & PROMISED != 0
+    pub(crate) fn has_reservation(&self) -> bool {
+        self.words.load(self.at(OWNER), Acquire) & RESERVED != 0
     }
 
     /// Memory is reserved for its loans until it [is given back](Self::give_back). False if it is
     /// not this one's any more.
-    pub(crate) fn promise(&self, who: Participant) -> bool {
-        let unpromised = u64::from(who.number());
-        let promised = unpromised | PROMISED;
-        match self.words.compare_exchange(self.at(WHO), unpromised, promised) {
+    pub(crate) fn reserve(&self, who: Participant) -> bool {
+        let unreserved = u64::from(who.number());
+        let reserved_publishers = unreserved | RESERVED;
+        match self.words.compare_exchange(self.at(OWNER), unreserved, reserved_publishers) {
             Ok(_) => true,
-            Err(found) => found == promised,
+            Err(found) => found == reserved_publishers,
         }
     }
 
     pub(super) fn who(&self) -> Option<Participant> {
-        Participant::from_number(self.words.load(self.at(WHO), Acquire) as u32)
+        Participant::from_number(self.words.load(self.at(OWNER), Acquire) as u32)
     }
 
     pub(super) fn intent(&self) -> Intent<'a, W> {
         Intent { words: self.words, at: self.at(INTENT) }
     }
 
-    pub(crate) fn pressure(&self) -> Pressure<'a, W> {
-        Pressure { words: self.words, at: self.at(WAITS) }
+    pub(crate) fn backpressure(&self) -> Backpressure<'a, W> {
+        Backpressure { words: self.words, at: self.at(WAITS) }
     }
 
     /// A message of this number is about to be published, or dropped. Who subscribes from here on
@@ -166,7 +167,7 @@ impl<'a, W: Words> PublisherLine<'a, W> {
         let words = self.words;
         words.store(self.at(MESSAGES), self.word(MESSAGES).wrapping_add(1), Release);
         words.store(self.at(BYTES), self.word(BYTES).wrapping_add(bytes), Relaxed);
-        self.pressure().relieved();
+        self.backpressure().relieved();
     }
 
     /// One found no room.
@@ -186,7 +187,7 @@ impl<'a, W: Words> PublisherLine<'a, W> {
         let (publisher, last) = self.last()?;
         let word = |which| self.words.load(self.at(which), Acquire);
         // One that died at a message has published it, or never will.
-        let is_idle = word(WHO) == 0 || word(SEQUENCE) == last;
+        let is_idle = word(OWNER) == 0 || word(SEQUENCE) == last;
         (is_idle && word(NUMBER) & !GONE == publisher >> 8).then_some((publisher, last))
     }
 
@@ -198,30 +199,30 @@ impl<'a, W: Words> PublisherLine<'a, W> {
         (serial != 0).then(|| (self.id(serial), last))
     }
 
-    pub(crate) fn seen(&self) -> Option<PublisherSeen> {
+    pub(crate) fn seen(&self) -> Option<PublisherInfo> {
         let who = self.who()?;
         let serial = self.words.load(self.at(NUMBER), Acquire);
-        (serial != 0 && serial & GONE == 0).then(|| PublisherSeen {
+        (serial != 0 && serial & GONE == 0).then(|| PublisherInfo {
             who,
             id: self.id(serial),
             sequence: self.word(SEQUENCE),
             messages: self.word(MESSAGES),
             bytes: self.word(BYTES),
             dropped: self.word(DROPPED),
-            waits_since: self.pressure().since(Duration::ZERO),
+            waits_since: self.backpressure().since(Duration::ZERO),
         })
     }
 
     /// For the next publisher. Its intent is settled, and nothing is promised to it any more. What it
     /// did stays known until there is another one.
     pub(crate) fn give_back(&self) {
-        self.pressure().clear();
+        self.backpressure().clear();
         // First: who dies with the line in its name, before it has made it its own, is another one.
         let number = self.word(NUMBER);
         if number != 0 {
             self.words.store(self.at(NUMBER), number | GONE, Release);
         }
-        self.words.store(self.at(WHO), 0, Release);
+        self.words.store(self.at(OWNER), 0, Release);
     }
 }
 
@@ -233,19 +234,19 @@ mod tests {
 
     #[test]
     fn killed_while_it_takes_a_used_line_it_is_not_the_last_publisher() {
-        let words = &LocalWords::zeroed(PUBLISHERS + MOST_PUBLISHERS * LINE);
+        let words = &LocalWords::zeroed(PUBLISHERS + PUBLISHER_SLOTS * CACHE_LINE_WORDS);
         let [first, second] = [1, 2].map(|place| Participant::new(place, 1).unwrap());
-        let (line, serial) = claim(&words, first).unwrap();
-        line.count(8);
-        assert_eq!(line.seen().map(|seen| (seen.who, seen.id)), Some((first, line.id(serial))));
-        line.give_back();
+        let (slot, serial) = claim(&words, first).unwrap();
+        slot.count(8);
+        assert_eq!(slot.seen().map(|seen| (seen.who, seen.id)), Some((first, slot.id(serial))));
+        slot.give_back();
         // It has taken the line, and nothing more.
-        words.compare_exchange(line.at(WHO), 0, u64::from(second.number())).unwrap();
-        assert_eq!((line.who(), line.seen()), (Some(second), None));
-        assert!(!line.is_of(second, line.id(serial)));
+        words.compare_exchange(slot.at(OWNER), 0, u64::from(second.number())).unwrap();
+        assert_eq!((slot.who(), slot.seen()), (Some(second), None));
+        assert!(!slot.is_of(second, slot.id(serial)));
         // What the last one did is known all the same.
-        assert_eq!(line.last(), Some((line.id(serial), 1)));
-        line.give_back();
-        assert_eq!(line.settled(), Some((line.id(serial), 1)));
+        assert_eq!(slot.last(), Some((slot.id(serial), 1)));
+        slot.give_back();
+        assert_eq!(slot.settled(), Some((slot.id(serial), 1)));
     }
 }

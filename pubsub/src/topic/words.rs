@@ -5,24 +5,24 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::time::Duration;
 
 use ipc::{
-    Caller, Owner, Part, Participant, Published, Queue, QueueError, QueueSetup, Seat, WhenFull,
-    Words,
+    Caller, OverflowPolicy, Owner, Participant, Published, Queue, QueueError, QueueSetup,
+    SubscriptionId, WordRange, Words,
 };
 
-use super::alarm::{self, Alarm};
 use super::entry::{self, Entry};
-use super::intent::{HandOver, Intent};
+use super::intent::{BlockHandoff, Intent};
 use super::layout;
 use super::origins::OriginId;
-use super::publishers::{self, PublisherLine};
-use crate::below;
+use super::publishers::{self, PublisherSlot};
+use super::subscribers::{self, SubscriberSlot};
 use crate::error::{Error, ErrorKind, Result};
-use crate::pool::{Direction, LEFT_TO_STREAMS, Ledger};
-use crate::settings::{LONGEST_TOPIC, Reliability, SharedPlace, SharedSettings};
+use crate::error_mapping;
+use crate::pool::{Direction, OWNED_BY_STREAMS, PoolControl};
+use crate::settings::{MAX_TOPIC_NAME, Reliability, SharedLocation, SharedSettings};
 use crate::type_name::TypeName;
 
 /// A topic's queue.
-pub(crate) type Line<W> = Queue<Part<W>, { entry::WORDS }>;
+pub(crate) type TopicQueue<W> = Queue<WordRange<W>, { entry::WORDS }>;
 
 /// A topic.
 #[derive(Debug)]
@@ -32,27 +32,28 @@ pub(crate) struct TopicWords<W> {
     name: String,
     settings: SharedSettings,
     owner: Owner,
-    here: Line<W>,
-    arrivals: Line<W>,
+    local: TopicQueue<W>,
+    inbound: TopicQueue<W>,
     /// What this process receives from: nobody else gets the line of one of these.
-    pub(super) received: Mutex<Vec<OriginId>>,
+    pub(super) tracked_origins: Mutex<Vec<OriginId>>,
 }
 
 impl<W: Words + Clone> TopicWords<W> {
     fn setup(settings: &SharedSettings) -> QueueSetup {
-        let when_full = match settings.reliability {
-            Reliability::Reliable => WhenFull::Refuse,
-            Reliability::DropOldest => WhenFull::DropOldest,
-            Reliability::DropNewest => WhenFull::DropNewest,
+        let overflow_policy = match settings.reliability {
+            Reliability::Reliable => OverflowPolicy::Reject,
+            Reliability::DropOldest => OverflowPolicy::DropOldest,
+            Reliability::DropNewest => OverflowPolicy::DropNewest,
         };
-        QueueSetup { depth: settings.depth, when_full }
+        QueueSetup { depth: settings.depth, overflow_policy }
     }
 
     fn queue_words(settings: &SharedSettings) -> usize {
-        Line::<W>::words_needed(Self::setup(settings)).next_multiple_of(layout::LINE)
+        TopicQueue::<W>::required_words(Self::setup(settings))
+            .next_multiple_of(layout::CACHE_LINE_WORDS)
     }
 
-    pub(crate) fn words_needed(settings: &SharedSettings) -> usize {
+    pub(crate) fn required_words(settings: &SharedSettings) -> usize {
         layout::QUEUES + 2 * Self::queue_words(settings)
     }
 
@@ -67,16 +68,16 @@ impl<W: Words + Clone> TopicWords<W> {
         let invalid = |detail: String| {
             Error::new(operation, ErrorKind::InvalidArgument, detail).on(name.escape_debug())
         };
-        if name.is_empty() || name.len() > LONGEST_TOPIC {
-            let detail = format!("a name of {} bytes: 1 to {LONGEST_TOPIC}", name.len());
+        if name.is_empty() || name.len() > MAX_TOPIC_NAME {
+            let detail = format!("a name of {} bytes: 1 to {MAX_TOPIC_NAME}", name.len());
             return Err(invalid(detail));
         }
-        if Owner::other(number).is_none_or(|owner| owner == LEFT_TO_STREAMS) {
+        if Owner::other(number).is_none_or(|owner| owner == OWNED_BY_STREAMS) {
             return Err(invalid(format!("the number {number}")));
         }
         for part in Self::queues(&words, settings)? {
-            Line::format_zeroed(part, Self::setup(settings))
-                .map_err(|cause| below::of_queue(operation, cause).on(name))?;
+            TopicQueue::format_zeroed(part, Self::setup(settings))
+                .map_err(|cause| error_mapping::from_queue(operation, cause).on(name))?;
         }
         for (at, bytes) in name.as_bytes().chunks(8).enumerate() {
             let mut word = [0; 8];
@@ -108,12 +109,12 @@ impl<W: Words + Clone> TopicWords<W> {
         Self::attach(words)
     }
 
-    fn queues(words: &W, settings: &SharedSettings) -> Result<[Part<W>; 2]> {
+    fn queues(words: &W, settings: &SharedSettings) -> Result<[WordRange<W>; 2]> {
         let count = Self::queue_words(settings);
-        let part = |number| Part::new(words.clone(), layout::QUEUES + number * count, count);
+        let part = |number| WordRange::new(words.clone(), layout::QUEUES + number * count, count);
         match (part(0), part(1)) {
-            (Some(here), Some(arrivals)) => Ok([here, arrivals]),
-            _ => Err(malformed("it is cut off")),
+            (Some(local), Some(inbound)) => Ok([local, inbound]),
+            _ => Err(malformed("the segment is truncated")),
         }
     }
 
@@ -121,48 +122,49 @@ impl<W: Words + Clone> TopicWords<W> {
     pub(crate) fn attach(words: W) -> Result<Self> {
         let word = |at| words.load(at, Acquire);
         let place = [layout::PLACE, layout::UUID, layout::UUID + 1].map(word);
-        let place = SharedPlace::from_words(place);
-        let place = place.ok_or_else(|| malformed("its memory is nowhere"))?;
+        let place = SharedLocation::from_words(place);
+        let place = place.ok_or_else(|| malformed("unknown memory location"))?;
         let kinds = [Reliability::Reliable, Reliability::DropOldest, Reliability::DropNewest];
         let reliability = word(layout::RELIABILITY);
         let reliability = kinds.into_iter().find(|kind| *kind as u64 == reliability);
         let settings = SharedSettings {
             place,
-            reliability: reliability.ok_or_else(|| malformed("of no known reliability"))?,
+            reliability: reliability.ok_or_else(|| malformed("unknown reliability"))?,
             depth: u32::try_from(word(layout::DEPTH))
                 .ok()
-                .filter(|depth| (1..=crate::TopicSettings::MOST_DEPTH).contains(depth))
-                .ok_or_else(|| malformed("its depth makes no sense"))?,
+                .filter(|depth| (1..=crate::TopicSettings::MAX_DEPTH).contains(depth))
+                .ok_or_else(|| malformed("depth out of range"))?,
             largest: word(layout::LARGEST),
             loans: u32::try_from(word(layout::LOANS))
                 .ok()
-                .filter(|loans| (1..=crate::TopicSettings::MOST_LOANS).contains(loans))
-                .ok_or_else(|| malformed("its loans make no sense"))?,
+                .filter(|loans| (1..=crate::TopicSettings::MAX_LOANS).contains(loans))
+                .ok_or_else(|| malformed("number of loans out of range"))?,
             release_microseconds: word(layout::RELEASE),
             type_name: match word(layout::TYPE_LENGTH) {
                 0 => None,
                 length => {
                     let name = std::array::from_fn(|at| word(layout::TYPE + at));
                     let name = TypeName::from_words(length, name);
-                    Some(name.ok_or_else(|| malformed("the name of its type is no text"))?)
+                    Some(name.ok_or_else(|| malformed("type name is not UTF-8"))?)
                 }
             },
         };
         let length = usize::try_from(word(layout::NAME_LENGTH)).unwrap_or(usize::MAX);
-        if length == 0 || length > LONGEST_TOPIC {
-            return Err(malformed("its name is of no length"));
+        if length == 0 || length > MAX_TOPIC_NAME {
+            return Err(malformed("name is empty or too long"));
         }
         let bytes = (0..length.div_ceil(8)).flat_map(|at| word(layout::NAME + at).to_le_bytes());
         let name = String::from_utf8(bytes.take(length).collect());
-        let name = name.map_err(|_| malformed("its name is no text"))?;
+        let name = name.map_err(|_| malformed("name is not UTF-8"))?;
         let number = u32::try_from(word(layout::NUMBER)).unwrap_or(u32::MAX);
-        let owner = Owner::other(number).ok_or_else(|| malformed("its number is too large"))?;
-        let [here, arrivals] = Self::queues(&words, &settings)?.map(|part| {
-            Line::attach(part).map_err(|cause| below::of_queue("open a topic", cause).on(&name))
+        let owner = Owner::other(number).ok_or_else(|| malformed("topic number out of range"))?;
+        let [local, inbound] = Self::queues(&words, &settings)?.map(|part| {
+            TopicQueue::attach(part)
+                .map_err(|cause| error_mapping::from_queue("open a topic", cause).on(&name))
         });
-        let (here, arrivals) = (here?, arrivals?);
-        let received = Mutex::default();
-        Ok(Self { words, number, name, settings, owner, here, arrivals, received })
+        let (local, inbound) = (local?, inbound?);
+        let tracked_origins = Mutex::default();
+        Ok(Self { words, number, name, settings, owner, local, inbound, tracked_origins })
     }
 
     pub(crate) fn name(&self) -> &str {
@@ -179,21 +181,21 @@ impl<W: Words + Clone> TopicWords<W> {
 
     /// What is published on this node.
     #[inline]
-    pub(crate) fn here(&self) -> &Line<W> {
-        &self.here
+    pub(crate) fn local(&self) -> &TopicQueue<W> {
+        &self.local
     }
 
     /// What comes from other nodes.
     #[inline]
-    pub(crate) fn arrivals(&self) -> &Line<W> {
-        &self.arrivals
+    pub(crate) fn inbound(&self) -> &TopicQueue<W> {
+        &self.inbound
     }
 
     #[inline]
-    pub(crate) fn queue(&self, direction: Direction) -> &Line<W> {
+    pub(crate) fn queue(&self, direction: Direction) -> &TopicQueue<W> {
         match direction {
-            Direction::Here => &self.here,
-            Direction::Arrivals => &self.arrivals,
+            Direction::Local => &self.local,
+            Direction::Inbound => &self.inbound,
         }
     }
 
@@ -202,36 +204,36 @@ impl<W: Words + Clone> TopicWords<W> {
     }
 
     pub(super) fn queue_error(&self, operation: &'static str, cause: QueueError) -> Error {
-        below::of_queue(operation, cause).on(&self.name)
+        error_mapping::from_queue(operation, cause).on(&self.name)
     }
 
-    pub(super) fn hand_over<'a>(
+    pub(super) fn handoff<'a>(
         &self,
         intent: Intent<'a, W>,
-        queue: &'a Line<W>,
-        ledger: &'a Ledger<W>,
-    ) -> HandOver<'a, W> {
-        HandOver { intent, queue, ledger, topic: self.owner }
+        queue: &'a TopicQueue<W>,
+        control: &'a PoolControl<W>,
+    ) -> BlockHandoff<'a, W> {
+        BlockHandoff { intent, queue, control, topic: self.owner }
     }
 
     // --------------------------------------------------------- publishing
 
     /// A line in the publishers' table; gives the publisher's id.
     pub(crate) fn claim(&self, me: Participant) -> Result<u64> {
-        let (line, serial) =
+        let (slot, serial) =
             publishers::claim(&self.words, me).map_err(|error| error.on(&self.name))?;
-        Ok(line.id(serial))
+        Ok(slot.id(serial))
     }
 
     /// For how many publishers' loans memory is reserved.
-    pub(crate) fn promised(&self) -> u64 {
-        publishers::lines(&self.words).filter(PublisherLine::is_promised).count() as u64
+    pub(crate) fn reserved_publishers(&self) -> u64 {
+        publishers::slots(&self.words).filter(PublisherSlot::has_reservation).count() as u64
     }
 
     /// The line of a publisher.
     #[inline]
-    pub(crate) fn publisher(&self, id: u64) -> PublisherLine<'_, W> {
-        PublisherLine::of(&self.words, id)
+    pub(crate) fn publisher(&self, id: u64) -> PublisherSlot<'_, W> {
+        PublisherSlot::of(&self.words, id)
     }
 
     /// Publishes on this node a message whose block is the caller's. Nobody else may publish
@@ -241,14 +243,14 @@ impl<W: Words + Clone> TopicWords<W> {
         &self,
         caller: &Caller<'_>,
         entry: Entry,
-        here: &Ledger<W>,
+        local: &PoolControl<W>,
     ) -> std::result::Result<Published, QueueError> {
-        let line = self.publisher(entry.publisher);
+        let slot = self.publisher(entry.publisher);
         // First: one that subscribes meanwhile and does not get it knows that it came before.
-        line.begin(entry.sequence);
+        slot.begin(entry.sequence);
         let published =
-            self.hand_over(line.intent(), &self.here, here).publish(caller, entry, |_| {})?;
-        line.count(entry.length);
+            self.handoff(slot.intent(), &self.local, local).publish(caller, entry, |_| {})?;
+        slot.count(entry.length);
         Ok(published)
     }
 
@@ -257,10 +259,10 @@ impl<W: Words + Clone> TopicWords<W> {
     pub(crate) fn dispose(
         &self,
         caller: &Caller<'_>,
-        ledger: &Ledger<W>,
+        control: &PoolControl<W>,
         words: [u64; entry::WORDS],
     ) -> bool {
-        ledger.retire(caller, Entry::from_words(words).block, self.owner)
+        control.retire(caller, Entry::from_words(words).block, self.owner)
     }
 
     /// Lets go of a message that was taken from one of the queues; frees it, if nobody else
@@ -269,38 +271,38 @@ impl<W: Words + Clone> TopicWords<W> {
     pub(crate) fn release_in(
         &self,
         caller: &Caller<'_>,
-        (direction, seat): (Direction, Seat),
+        (direction, subscription_id): (Direction, SubscriptionId),
         position: u64,
-        ledger: &Ledger<W>,
+        control: &PoolControl<W>,
     ) {
         let queue = self.queue(direction);
-        if let Some(words) = queue.release_by(seat, position)
-            && self.dispose(caller, ledger, words)
+        if let Some(words) = queue.release_by(subscription_id, position)
+            && self.dispose(caller, control, words)
         {
-            queue.settle(position);
+            queue.mark_disposed(position);
         }
     }
 
     // ------------------------------------------------------- subscribing
 
     /// Joins a subscriber's seats at the two queues.
-    pub(crate) fn enrol(&self, here: Seat, arrivals: Seat) {
-        Alarm::of(&self.words, here).enrol(here, arrivals);
+    pub(crate) fn join_subscriptions(&self, local: SubscriptionId, inbound: SubscriptionId) {
+        SubscriberSlot::of(&self.words, local).join_subscriptions(local, inbound);
     }
 
     /// A subscriber says how many messages it missed, for reports.
-    pub(crate) fn says_missed(&self, here: Seat, count: u64) {
-        Alarm::of(&self.words, here).says_missed(count);
+    pub(crate) fn report_missed(&self, local: SubscriptionId, count: u64) {
+        SubscriberSlot::of(&self.words, local).report_missed(count);
     }
 
     /// How long a subscriber was in somebody's way, if it was evicted for that.
-    pub(crate) fn evicted(&self, here: Seat) -> Option<Duration> {
-        Alarm::of(&self.words, here).evicted(here)
+    pub(crate) fn evicted(&self, local: SubscriptionId) -> Option<Duration> {
+        SubscriberSlot::of(&self.words, local).evicted(local)
     }
 
     /// How many subscribers were evicted so far since they were in somebody's way.
     pub(crate) fn evictions(&self) -> u64 {
-        alarm::evictions(&self.words)
+        subscribers::evictions(&self.words)
     }
 }
 

@@ -2,11 +2,11 @@
 //! cable is cut and mended, and processes are killed.
 #![allow(missing_docs, unreachable_pub)]
 
-mod cables;
-#[path = "../node/ground.rs"]
-#[allow(dead_code)]
-mod ground;
-mod other_side;
+mod child;
+mod network;
 mod peers;
 mod recovery;
+#[path = "../node/support.rs"]
+#[allow(dead_code)]
+mod support;
 mod topics;

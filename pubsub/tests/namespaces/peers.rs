@@ -6,21 +6,21 @@ use std::time::Duration;
 
 use pubsub::{NetworkOptions, Node, NodeOptions, Publisher, Row, TopicSettings};
 
-use crate::cables::{NODES, Network, address, cut, make_hub, mend, run_inside};
-use crate::ground::{Ground, options, until};
+use crate::network::{NODES, Network, address, cut, make_hub, mend, run_inside};
+use crate::support::{TestDir, options, until};
 
 /// A node that publishes in a topic of its own.
 struct Member {
     number: u8,
     node: Node,
     _publisher: Publisher,
-    _ground: Ground,
+    _ground: TestDir,
 }
 
 impl Member {
     /// Starts a node in a network of its own.
     fn start(number: u8) -> Self {
-        let ground = Ground::new();
+        let test_dir = TestDir::new();
         let network = NetworkOptions {
             listen: Some(address(number)),
             rendezvous: Some(address(1).to_string()),
@@ -30,11 +30,11 @@ impl Member {
             lost_after: Duration::from_secs(6),
             ..NetworkOptions::default()
         };
-        let options = NodeOptions { network: Some(network), ..options(ground.path()) };
+        let options = NodeOptions { network: Some(network), ..options(test_dir.path()) };
         // Its threads are in the network of the one that starts them.
         let node = Network::new(number).within(|| Node::join(options).unwrap());
         let topic = node.topic(&format!("topic {number}"), &TopicSettings::default()).unwrap();
-        Self { number, node, _publisher: topic.publisher().unwrap(), _ground: ground }
+        Self { number, node, _publisher: topic.publisher().unwrap(), _ground: test_dir }
     }
 
     fn rows(&self) -> Vec<Row> {
@@ -42,7 +42,7 @@ impl Member {
     }
 
     /// How it stands with another node: whether there is a connection, and since when or why not.
-    fn stands_with(&self, other: u8) -> Option<(bool, String)> {
+    fn session_with(&self, other: u8) -> Option<(bool, String)> {
         let name = format!("node {other}");
         self.rows().into_iter().find_map(|row| match row {
             Row::Peer { label, is_connected, detail, .. } if label == name => {
@@ -53,7 +53,7 @@ impl Member {
     }
 
     fn is_connected_to(&self, other: u8) -> bool {
-        self.stands_with(other).is_some_and(|(is_connected, _)| is_connected)
+        self.session_with(other).is_some_and(|(is_connected, _)| is_connected)
     }
 
     /// Is it connected to all of these, and told what they publish?
@@ -62,7 +62,7 @@ impl Member {
         others.into_iter().filter(|other| *other != self.number).all(|other| {
             let name = format!("topic {other}");
             let is_told = |row: &Row| {
-                matches!(row, Row::Elsewhere { topic, publishes: true, .. } if *topic == name)
+                matches!(row, Row::RemoteTopic { topic, publishes: true, .. } if *topic == name)
             };
             self.is_connected_to(other) && rows.iter().any(is_told)
         })
@@ -100,7 +100,7 @@ pub fn inside() {
     drop(left);
     for member in &members {
         until("one that left", || !member.is_connected_to(number));
-        let why = member.stands_with(number).map(|(_, why)| why);
+        let why = member.session_with(number).map(|(_, why)| why);
         // It may be forgotten already, or be tried again.
         assert_ne!(why.as_deref(), Some("it was not heard for too long"));
     }

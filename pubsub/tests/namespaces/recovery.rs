@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use pubsub::{NetworkOptions, Node, NodeOptions, Publisher, TopicSettings};
 use testkit::children::{self, Child};
 
-use crate::cables::{Network, address, cut, ip, ip_of, make_hub, mend, run_inside};
-use crate::ground::{Ground, PATIENCE, options, until};
+use crate::network::{Network, address, cut, ip, ip_of, make_hub, mend, run_inside};
+use crate::support::{TIMEOUT, TestDir, options, until};
 
 /// How long a node is waited for that is not heard.
 const LOST_AFTER: Duration = Duration::from_secs(2);
@@ -41,9 +41,9 @@ fn network_of(number: u8) -> NetworkOptions {
     }
 }
 
-fn join(number: u8, ground: &Ground) -> Node {
+fn join(number: u8, test_dir: &TestDir) -> Node {
     let network = Some(network_of(number));
-    Node::join(NodeOptions { network, ..options(ground.path()) }).unwrap()
+    Node::join(NodeOptions { network, ..options(test_dir.path()) }).unwrap()
 }
 
 /// Publishes all the time, whether anybody takes it or not.
@@ -60,14 +60,14 @@ pub fn read_for_ever(place: &std::path::Path, number: u8) -> ! {
     let node = Node::join(NodeOptions { network, ..options(place) }).unwrap();
     let mut subscriber = node.topic(TOPIC, &settings()).unwrap().subscriber().unwrap();
     loop {
-        if subscriber.pull(PATIENCE).is_ok() {
+        if subscriber.pull(TIMEOUT).is_ok() {
             children::say("came");
         }
     }
 }
 
 /// Something is in the way for a while, and then it is not.
-struct Event<'a> {
+struct Outage<'a> {
     name: &'a str,
     begins: &'a dyn Fn(),
     ends: &'a dyn Fn(),
@@ -77,7 +77,7 @@ struct Event<'a> {
 }
 
 /// Waits until messages come, has it happen, and measures how soon they come again.
-fn measure(event: &Event<'_>, came: &AtomicU64) {
+fn measure(event: &Outage<'_>, came: &AtomicU64) {
     let is_long = std::env::var_os("FABRICAST_TEST_LONG").is_some();
     let (longest, attempts) =
         if is_long { (Duration::MAX, 1) } else { (Duration::from_secs(5), ATTEMPTS) };
@@ -114,14 +114,14 @@ pub fn inside() {
     make_hub();
     let networks = [1, 2].map(Network::new);
     networks.iter().for_each(|network| network.within(ask_neighbours_often));
-    let grounds = [Ground::new(), Ground::new()];
-    let writer = networks[0].within(|| join(1, &grounds[0]));
+    let test_dirs = [TestDir::new(), TestDir::new()];
+    let writer = networks[0].within(|| join(1, &test_dirs[0]));
     let publisher = writer.topic(TOPIC, &settings()).unwrap().publisher().unwrap();
     let is_over = Arc::new(AtomicBool::new(false));
     let over = Arc::clone(&is_over);
     let publishing = std::thread::spawn(move || publish(&publisher, &over));
-    links(&networks, &grounds[1]);
-    frozen(&networks[1]);
+    links(&networks, &test_dirs[1]);
+    stopped_service(&networks[1]);
     is_over.store(true, Relaxed);
     publishing.join().unwrap();
 }
@@ -130,8 +130,8 @@ fn seconds(all: &[f32]) -> Vec<Duration> {
     all.iter().map(|seconds| Duration::from_secs_f32(*seconds)).collect()
 }
 
-fn links(networks: &[Network; 2], ground: &Ground) {
-    let reader = networks[1].within(|| join(2, ground));
+fn links(networks: &[Network; 2], test_dir: &TestDir) {
+    let reader = networks[1].within(|| join(2, test_dir));
     let mut subscriber = reader.topic(TOPIC, &settings()).unwrap().subscriber().unwrap();
     let (came, is_over) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
     let (count, over) = (Arc::clone(&came), Arc::clone(&is_over));
@@ -143,7 +143,7 @@ fn links(networks: &[Network; 2], ground: &Ground) {
         }
     });
     measure(
-        &Event {
+        &Outage {
             name: "a link is down",
             begins: &|| cut(2),
             ends: &|| mend(2),
@@ -156,7 +156,7 @@ fn links(networks: &[Network; 2], ground: &Ground) {
     let elsewhere = format!("neigh replace {} lladdr 02:00:00:00:00:99 dev wire", ip_of(2));
     let forgotten = format!("neigh del {} dev wire", ip_of(2));
     measure(
-        &Event {
+        &Outage {
             name: "a link is down one way",
             begins: &|| networks[0].within(|| ip(&elsewhere)),
             ends: &|| networks[0].within(|| ip(&forgotten)),
@@ -167,7 +167,7 @@ fn links(networks: &[Network; 2], ground: &Ground) {
     );
     let other = ip_of(12);
     measure(
-        &Event {
+        &Outage {
             name: "a node has another address",
             begins: &|| (),
             ends: &|| {
@@ -187,10 +187,10 @@ fn links(networks: &[Network; 2], ground: &Ground) {
     reading.join().unwrap();
 }
 
-fn frozen(network: &Network) {
-    let ground = Ground::new();
-    let words = [ground.path().to_str().unwrap(), "reads-in-its-service", "2"];
-    let mut command = children::again(words);
+fn stopped_service(network: &Network) {
+    let test_dir = TestDir::new();
+    let words = [test_dir.path().to_str().unwrap(), "reads-in-its-service", "2"];
+    let mut command = children::respawn(words);
     let command = command.stdout(std::process::Stdio::piped());
     let mut child = network.within(|| Child::start(command));
     let came = Arc::new(AtomicU64::new(0));
@@ -203,9 +203,9 @@ fn frozen(network: &Network) {
         }
     });
     measure(
-        &Event {
+        &Outage {
             name: "a service does not run",
-            begins: &|| child.stop(PATIENCE),
+            begins: &|| child.stop(TIMEOUT),
             ends: &|| child.resume(),
             lasts: &seconds(&[1.7, 4.0, 12.0, 20.0]),
             bound: RECOVERED,

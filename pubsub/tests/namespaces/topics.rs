@@ -9,40 +9,40 @@ use std::time::Duration;
 
 use pubsub::{Node, Publisher, Row, Sample, Subscriber, Topic, TopicSettings};
 
-use crate::cables::{NODES, Network, cut, make_hub, mend, run_inside};
-use crate::ground::{Ground, Other, PATIENCE, until};
+use crate::network::{NODES, Network, cut, make_hub, mend, run_inside};
+use crate::support::{ChildProcess, TIMEOUT, TestDir, until};
 
 /// A topic, the nodes that publish on it, and those that read it: some of them twice.
-struct Line {
+struct Flow {
     topic: &'static str,
     from: &'static [u8],
     to: &'static [u8],
 }
 
-const WIDE: Line = Line { topic: "wide", from: &[1], to: &[2, 3, 3, 4, 5] };
-const GATHERED: Line = Line { topic: "gathered", from: &[1, 2, 3, 4], to: &[5] };
-const AROUND: Line = Line { topic: "around", from: &[1, 3, 5], to: &[1, 3, 5] };
-const LINES: [Line; 3] = [WIDE, GATHERED, AROUND];
+const WIDE: Flow = Flow { topic: "wide", from: &[1], to: &[2, 3, 3, 4, 5] };
+const GATHERED: Flow = Flow { topic: "gathered", from: &[1, 2, 3, 4], to: &[5] };
+const AROUND: Flow = Flow { topic: "around", from: &[1, 3, 5], to: &[1, 3, 5] };
+const FLOWS: [Flow; 3] = [WIDE, GATHERED, AROUND];
 
 /// Rings have 8 MiB if nobody says otherwise.
-const LONGER_THAN_A_RING: usize = 9 << 20;
+const BEYOND_RING_SIZE: usize = 9 << 20;
 /// Between two messages of a publisher: the processors are for what happens meanwhile, too.
 const REST: Duration = Duration::from_millis(4);
 
 fn settings() -> TopicSettings {
-    TopicSettings { depth: 3, largest: LONGER_THAN_A_RING as u64, ..TopicSettings::default() }
+    TopicSettings { depth: 3, largest: BEYOND_RING_SIZE as u64, ..TopicSettings::default() }
 }
 
 /// What stands beside a message's bytes.
 #[derive(Debug, PartialEq)]
-struct Mark {
+struct MessageMark {
     publisher: u8,
     number: u64,
     checksum: u32,
     is_last: bool,
 }
 
-impl Mark {
+impl MessageMark {
     fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = vec![self.publisher, u8::from(self.is_last)];
         bytes.extend(self.number.to_le_bytes());
@@ -69,7 +69,7 @@ impl Mark {
 fn length(number: u64) -> usize {
     const LENGTHS: [usize; 8] = [0, 1, 63, 4096, 4097, 70_001, 300_000, 0];
     match number % 97 {
-        50 => LONGER_THAN_A_RING,
+        50 => BEYOND_RING_SIZE,
         80 => 2 << 20,
         _ => LENGTHS[number as usize % LENGTHS.len()],
     }
@@ -83,13 +83,14 @@ fn publish(publisher: &Publisher, node: u8, bytes: &[u8], is_over: &AtomicBool) 
         // Other bytes each time.
         let start = number as usize % (bytes.len() - length + 1);
         let part = &bytes[start..start + length];
-        let mark = Mark { publisher: node, number, checksum: crc32fast::hash(part), is_last };
-        let mut loan = publisher.loan(part.len() as u64, PATIENCE).unwrap();
+        let mark =
+            MessageMark { publisher: node, number, checksum: crc32fast::hash(part), is_last };
+        let mut loan = publisher.loan(part.len() as u64, TIMEOUT).unwrap();
         loan.write(0, part).unwrap();
         loan.set_metadata(&mark.to_bytes()).unwrap();
-        loan.publish(PATIENCE).unwrap();
+        loan.publish(TIMEOUT).unwrap();
         if is_last {
-            return publisher.flush(PATIENCE).unwrap();
+            return publisher.flush(TIMEOUT).unwrap();
         }
         std::thread::sleep(REST);
     }
@@ -97,7 +98,7 @@ fn publish(publisher: &Publisher, node: u8, bytes: &[u8], is_over: &AtomicBool) 
 
 /// One who reads, and how many messages there were.
 struct Reader {
-    line: &'static Line,
+    flow: &'static Flow,
     node: u8,
     subscriber: Subscriber,
 }
@@ -105,13 +106,13 @@ struct Reader {
 impl Reader {
     /// Reads all of all publishers.
     fn read(&mut self, count: &AtomicU64) {
-        let mut next: BTreeMap<u8, u64> = self.line.from.iter().map(|node| (*node, 0)).collect();
+        let mut next: BTreeMap<u8, u64> = self.flow.from.iter().map(|node| (*node, 0)).collect();
         let mut going = next.len();
         while going > 0 {
-            let name = format!("{} at node {}", self.line.topic, self.node);
-            let sample = self.subscriber.pull(PATIENCE);
+            let name = format!("{} at node {}", self.flow.topic, self.node);
+            let sample = self.subscriber.pull(TIMEOUT);
             let sample = sample.unwrap_or_else(|error| panic!("{name} at {next:?}: {error}"));
-            let mark = Mark::of(&sample);
+            let mark = MessageMark::of(&sample);
             let expected = next.get_mut(&mark.publisher).unwrap();
             assert_eq!(mark.number, *expected, "{name}: {mark:?}");
             *expected += 1;
@@ -142,21 +143,21 @@ fn count_rows(node: &Node, is_one: impl Fn(&Row) -> bool) -> usize {
 /// The five nodes. Their members leave before their services end.
 struct Nodes {
     nodes: Vec<Node>,
-    services: Vec<Other>,
+    services: Vec<ChildProcess>,
     networks: Vec<Network>,
-    grounds: Vec<Ground>,
+    test_dirs: Vec<TestDir>,
 }
 
 impl Nodes {
     fn start() -> Self {
         make_hub();
-        let grounds: Vec<_> = (1..=NODES).map(|_| Ground::new()).collect();
+        let test_dirs: Vec<_> = (1..=NODES).map(|_| TestDir::new()).collect();
         let networks: Vec<_> = (1..=NODES).map(Network::new).collect();
         let services: Vec<_> = (1..=NODES)
-            .map(|number| serve(&networks[index(number)], number, &grounds[index(number)]))
+            .map(|number| serve(&networks[index(number)], number, &test_dirs[index(number)]))
             .collect();
-        let nodes = grounds.iter().map(Ground::join_served).collect();
-        Self { nodes, services, networks, grounds }
+        let nodes = test_dirs.iter().map(TestDir::join_served).collect();
+        Self { nodes, services, networks, test_dirs }
     }
 
     fn at(&self, number: u8) -> &Node {
@@ -167,7 +168,7 @@ impl Nodes {
     fn replace_service(&mut self, number: u8) {
         let index = index(number);
         self.services[index].kill();
-        self.services[index] = serve(&self.networks[index], number, &self.grounds[index]);
+        self.services[index] = serve(&self.networks[index], number, &self.test_dirs[index]);
     }
 
     fn others(&self, number: u8) -> impl Iterator<Item = &Node> {
@@ -188,54 +189,54 @@ fn index(number: u8) -> usize {
     usize::from(number) - 1
 }
 
-fn serve(network: &Network, number: u8, ground: &Ground) -> Other {
-    network.within(|| Other::start(&format!("serves {number}"), ground.path()))
+fn serve(network: &Network, number: u8, test_dir: &TestDir) -> ChildProcess {
+    network.within(|| ChildProcess::start(&format!("serves {number}"), test_dir.path()))
 }
 
 /// What happens in the namespaces.
 pub fn inside() {
     let mut nodes = Nodes::start();
-    let topics: Vec<BTreeMap<u8, Topic>> = LINES
+    let topics: Vec<BTreeMap<u8, Topic>> = FLOWS
         .iter()
-        .map(|line| {
-            let members = line.from.iter().chain(line.to);
-            members.map(|node| (*node, nodes.at(*node).topic(line.topic, &settings()).unwrap()))
+        .map(|flow| {
+            let members = flow.from.iter().chain(flow.to);
+            members.map(|node| (*node, nodes.at(*node).topic(flow.topic, &settings()).unwrap()))
         })
         .map(Iterator::collect)
         .collect();
     let mut readers: Vec<Reader> = Vec::new();
-    for (line, topics) in LINES.iter().zip(&topics) {
-        for node in line.to {
+    for (flow, topics) in FLOWS.iter().zip(&topics) {
+        for node in flow.to {
             let subscriber = topics[node].subscriber().unwrap();
-            readers.push(Reader { line, node: *node, subscriber });
+            readers.push(Reader { flow, node: *node, subscriber });
         }
     }
     let mut publishers: Vec<(u8, Publisher)> = Vec::new();
-    for (line, topics) in LINES.iter().zip(&topics) {
-        publishers.extend(line.from.iter().map(|node| (*node, topics[node].publisher().unwrap())));
+    for (flow, topics) in FLOWS.iter().zip(&topics) {
+        publishers.extend(flow.from.iter().map(|node| (*node, topics[node].publisher().unwrap())));
     }
-    let mut victim = Other::start("reads-for-ever wide", nodes.grounds[index(4)].path());
+    let mut victim = ChildProcess::start("reads-for-ever wide", nodes.test_dirs[index(4)].path());
     let reads_wide = |row: &Row| matches!(row, Row::Subscriber { topic, .. } if topic == "wide");
     until("one more who reads", || count_rows(nodes.at(4), reads_wide) == 2);
-    for line in &LINES {
-        for from in line.from {
+    for flow in &FLOWS {
+        for from in flow.from {
             let others: std::collections::BTreeSet<_> =
-                line.to.iter().filter(|to| *to != from).collect();
+                flow.to.iter().filter(|to| *to != from).collect();
             until("all who want it", || {
                 count_rows(
                     nodes.at(*from),
-                    |row| matches!(row, Row::Sent { topic, .. } if topic == line.topic),
+                    |row| matches!(row, Row::Sent { topic, .. } if topic == flow.topic),
                 ) == others.len()
             });
         }
     }
 
-    let bytes: Vec<u8> = (0..LONGER_THAN_A_RING + 4096).map(|at| ((at * 31) >> 3) as u8).collect();
+    let bytes: Vec<u8> = (0..BEYOND_RING_SIZE + 4096).map(|at| ((at * 31) >> 3) as u8).collect();
     let (bytes, is_over) = (&bytes[..], &AtomicBool::new(false));
     let counts: Vec<AtomicU64> = readers.iter().map(|_| AtomicU64::new(0)).collect();
-    let of = |line: &Line| {
-        let readers = LINES.iter().flat_map(|line| line.to.iter().map(|_| line.topic));
-        let name = line.topic;
+    let of = |flow: &Flow| {
+        let readers = FLOWS.iter().flat_map(|flow| flow.to.iter().map(|_| flow.topic));
+        let name = flow.topic;
         counts.iter().zip(readers).filter(move |(_, topic)| *topic == name).map(|(it, _)| it)
     };
     std::thread::scope(|scope| {
@@ -246,7 +247,7 @@ pub fn inside() {
             scope.spawn(move || publish(&publisher, node, bytes, is_over));
         }
         // Also if something fails: then all end, and it is told.
-        let _over = Over(is_over);
+        let _over = StopOnDrop(is_over);
         go_on("messages", counts.iter());
 
         nodes.replace_service(3);
@@ -270,7 +271,7 @@ pub fn inside() {
     });
     for reader in &mut readers {
         let more = reader.subscriber.try_pull().unwrap();
-        assert!(more.is_none(), "{} at node {}: one more", reader.line.topic, reader.node);
+        assert!(more.is_none(), "{} at node {}: one more", reader.flow.topic, reader.node);
         assert_eq!(reader.subscriber.poll_event(), None);
     }
     let counts: Vec<_> = counts.iter().map(|count| count.load(Relaxed)).collect();
@@ -286,9 +287,9 @@ pub fn inside() {
 }
 
 /// Ends what is published when it is dropped.
-struct Over<'a>(&'a AtomicBool);
+struct StopOnDrop<'a>(&'a AtomicBool);
 
-impl Drop for Over<'_> {
+impl Drop for StopOnDrop<'_> {
     fn drop(&mut self) {
         self.0.store(true, Relaxed);
     }

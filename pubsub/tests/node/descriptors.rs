@@ -5,12 +5,12 @@ use std::collections::HashSet;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use pubsub::{Event, Subscriber};
 
-use crate::ground::{Ground, Other, PATIENCE, message, number_of, settings};
+use crate::support::{ChildProcess, TIMEOUT, TestDir, message, number_of, settings};
 
 /// Some of those that have something.
 fn told(loops: &Epoll) -> Vec<usize> {
     let mut events = [EpollEvent::empty(); 32];
-    let longest = EpollTimeout::try_from(PATIENCE).unwrap();
+    let longest = EpollTimeout::try_from(TIMEOUT).unwrap();
     let count = loops.wait(&mut events, longest).unwrap();
     assert!(count > 0, "nobody says that there is something");
     events[..count].iter().map(|event| usize::try_from(event.data()).unwrap()).collect()
@@ -32,8 +32,8 @@ fn watched(subscribers: &[Subscriber], how: EpollFlags) -> Epoll {
 #[test]
 fn one_thread_reads_what_several_processes_publish() {
     const MESSAGES: u64 = 2000;
-    let ground = Ground::new();
-    let node = ground.join();
+    let test_dir = TestDir::new();
+    let node = test_dir.join();
     let names = ["one", "two", "three"];
     let subscriber = |name: &&str| {
         let topic = node.topic(name, &settings()).unwrap();
@@ -43,7 +43,7 @@ fn one_thread_reads_what_several_processes_publish() {
     let loops = watched(&subscribers, EpollFlags::EPOLLET);
     let mut others: Vec<_> = names
         .iter()
-        .map(|name| Other::start(&format!("publishes {name} {MESSAGES}"), ground.path()))
+        .map(|name| ChildProcess::start(&format!("publishes {name} {MESSAGES}"), test_dir.path()))
         .collect();
     let mut expected = [0; 3];
     while expected != [MESSAGES; 3] {
@@ -54,17 +54,17 @@ fn one_thread_reads_what_several_processes_publish() {
             }
         }
     }
-    others.iter_mut().for_each(Other::finish);
+    others.iter_mut().for_each(ChildProcess::finish);
 }
 
 #[test]
 fn one_who_polls_hears_that_a_publisher_was_killed() {
-    let ground = Ground::new();
-    let node = ground.join();
+    let test_dir = TestDir::new();
+    let node = test_dir.join();
     let topic = node.topic("numbers", &settings()).unwrap();
     let mut subscribers = [topic.subscriber().unwrap()];
     let loops = watched(&subscribers, EpollFlags::EPOLLET);
-    let mut other = Other::start("publishes-for-ever numbers", ground.path());
+    let mut other = ChildProcess::start("publishes-for-ever numbers", test_dir.path());
     let mut expected = 0;
     // It may be told of, and not be there any more: then it asks again.
     let event = loop {
@@ -88,8 +88,8 @@ fn one_who_polls_hears_that_a_publisher_was_killed() {
 fn of_very_many_topics_those_are_told_of_that_have_something() {
     // More than the kernel waits for at once.
     const TOPICS: usize = 140;
-    let ground = Ground::new();
-    let node = ground.join();
+    let test_dir = TestDir::new();
+    let node = test_dir.join();
     let topics: Vec<_> =
         (0..TOPICS).map(|at| node.topic(&format!("topic {at}"), &settings()).unwrap()).collect();
     let mut subscribers: Vec<_> = topics.iter().map(|topic| topic.subscriber().unwrap()).collect();
@@ -98,7 +98,7 @@ fn of_very_many_topics_those_are_told_of_that_have_something() {
         let mut missing = HashSet::new();
         for at in (round..TOPICS).step_by(3) {
             let number = at as u64;
-            topics[at].publisher().unwrap().push(&message(number), PATIENCE).unwrap();
+            topics[at].publisher().unwrap().push(&message(number), TIMEOUT).unwrap();
             missing.insert(at);
         }
         while !missing.is_empty() {

@@ -5,19 +5,21 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use ipc::{Channel, Life};
+use ipc::{Channel, PidFd};
 use pubsub::Row;
 use testkit::children::ForkedChild;
 
-use crate::ground::{Ground, Other, PATIENCE, message, number_of, publish, settings, until};
+use crate::support::{
+    ChildProcess, TIMEOUT, TestDir, message, number_of, publish, settings, until,
+};
 
 fn connect(directory: &Path) -> Channel {
-    Channel::connect(&directory.join("node.sock"), PATIENCE).unwrap()
+    Channel::connect(&directory.join("node.sock"), TIMEOUT).unwrap()
 }
 
 /// What the service says before it ends the connection, if anything.
 fn answer(channel: &Channel) -> Vec<u8> {
-    channel.receive(PATIENCE).map(|message| message.bytes).unwrap_or_default()
+    channel.receive(TIMEOUT).map(|message| message.bytes).unwrap_or_default()
 }
 
 /// What is said at a node's socket begins with it.
@@ -27,19 +29,19 @@ const HELLO: [u8; 3] = [VERSION, 0, 0];
 
 /// Messages still flow.
 #[track_caller]
-fn is_well(ground: &Ground) {
-    let node = ground.join();
+fn is_well(test_dir: &TestDir) {
+    let node = test_dir.join();
     let topic = node.topic("numbers", &settings()).unwrap();
     let mut subscriber = topic.subscriber().unwrap();
-    topic.publisher().unwrap().push(&message(7), PATIENCE).unwrap();
-    assert_eq!(number_of(&subscriber.pull(PATIENCE).unwrap()), 7);
+    topic.publisher().unwrap().push(&message(7), TIMEOUT).unwrap();
+    assert_eq!(number_of(&subscriber.pull(TIMEOUT).unwrap()), 7);
 }
 
 #[test]
 fn garbage_is_turned_away() {
-    let ground = Ground::new();
-    let _node = ground.join();
-    let life = Life::of_this_process().unwrap();
+    let test_dir = TestDir::new();
+    let _node = test_dir.join();
+    let life = PidFd::of_this_process().unwrap();
     let null: OwnedFd = std::fs::File::open("/dev/null").unwrap().into();
     // What is wrong with each is told.
     let trailing = [&HELLO[..], b"trailing"].concat();
@@ -52,47 +54,47 @@ fn garbage_is_turned_away() {
         (&trailing, vec![&null]),
     ];
     for (bytes, files) in cases {
-        let channel = connect(ground.path());
+        let channel = connect(test_dir.path());
         let files: Vec<_> = files.iter().map(|file| file.as_fd()).collect();
-        channel.send(bytes, &files, PATIENCE).unwrap();
+        channel.send(bytes, &files, TIMEOUT).unwrap();
         assert!(!answer(&channel).is_empty(), "{bytes:?} was not answered");
-        assert!(channel.receive(PATIENCE).is_err(), "{bytes:?} was not the end");
+        assert!(channel.receive(TIMEOUT).is_err(), "{bytes:?} was not the end");
     }
     // A member that speaks nonsense afterwards.
-    let channel = connect(ground.path());
-    channel.send(&HELLO, &[life.as_fd()], PATIENCE).unwrap();
-    assert!(!channel.receive(PATIENCE).unwrap().descriptors.is_empty(), "it is no member");
-    channel.send(&[VERSION; 5000], &[], PATIENCE).unwrap();
-    while channel.receive(PATIENCE).is_ok() {}
-    is_well(&ground);
+    let channel = connect(test_dir.path());
+    channel.send(&HELLO, &[life.as_fd()], TIMEOUT).unwrap();
+    assert!(!channel.receive(TIMEOUT).unwrap().descriptors.is_empty(), "it is no member");
+    channel.send(&[VERSION; 5000], &[], TIMEOUT).unwrap();
+    while channel.receive(TIMEOUT).is_ok() {}
+    is_well(&test_dir);
 }
 
 #[test]
 fn a_process_that_joins_by_the_life_of_another_is_not_taken_for_it() {
-    let ground = Ground::new();
-    let _node = ground.join();
-    let child = ForkedChild::new(|| std::thread::sleep(PATIENCE));
-    let channel = connect(ground.path());
-    channel.send(&HELLO, &[child.pidfd().as_fd()], PATIENCE).unwrap();
+    let test_dir = TestDir::new();
+    let _node = test_dir.join();
+    let child = ForkedChild::new(|| std::thread::sleep(TIMEOUT));
+    let channel = connect(test_dir.path());
+    channel.send(&HELLO, &[child.pidfd().as_fd()], TIMEOUT).unwrap();
     // Refused where the kernel does not tell which process it is; else it is a member.
-    let is_member = !channel.receive(PATIENCE).unwrap().descriptors.is_empty();
+    let is_member = !channel.receive(TIMEOUT).unwrap().descriptors.is_empty();
     child.kill();
     assert!(child.was_killed());
     if is_member {
         std::thread::sleep(Duration::from_millis(500));
-        assert!(!channel.has_ended(), "the end of another process was taken for this one's");
+        assert!(!channel.is_shut_down(), "the end of another process was taken for this one's");
     }
-    is_well(&ground);
+    is_well(&test_dir);
 }
 
 #[test]
 fn a_crowd_that_says_nothing_holds_up_nobody() {
-    let ground = Ground::new();
-    let _node = ground.join();
-    let crowd: Vec<_> = (0..300).map(|_| connect(ground.path())).collect();
-    is_well(&ground);
+    let test_dir = TestDir::new();
+    let _node = test_dir.join();
+    let crowd: Vec<_> = (0..300).map(|_| connect(test_dir.path())).collect();
+    is_well(&test_dir);
     drop(crowd);
-    is_well(&ground);
+    is_well(&test_dir);
 }
 
 /// Sends a frame as it is, which channels would not.
@@ -128,9 +130,9 @@ fn send_raw(channel: &Channel, bytes: &[u8], files: &[RawFd]) {
 /// Below what channels send: frames that say one thing of their descriptors, and bring another.
 #[test]
 fn frames_that_do_not_keep_to_the_form_are_turned_away() {
-    let ground = Ground::new();
-    let _node = ground.join();
-    let life = Life::of_this_process().unwrap();
+    let test_dir = TestDir::new();
+    let _node = test_dir.join();
+    let life = PidFd::of_this_process().unwrap();
     let hello = |announced: u8| vec![announced, VERSION, 0, 0];
     let mut long = hello(1);
     long.resize(200 << 10, 0);
@@ -145,13 +147,13 @@ fn frames_that_do_not_keep_to_the_form_are_turned_away() {
         (long, 1),
     ];
     for (bytes, count) in cases {
-        let channel = connect(ground.path());
+        let channel = connect(test_dir.path());
         send_raw(&channel, &bytes, &vec![life.as_fd().as_raw_fd(); count]);
         let length = bytes.len();
         assert!(!answer(&channel).is_empty(), "{count} with {length} bytes: not answered");
-        assert!(channel.receive(PATIENCE).is_err(), "{count} with {length} bytes: not the end");
+        assert!(channel.receive(TIMEOUT).is_err(), "{count} with {length} bytes: not the end");
     }
-    is_well(&ground);
+    is_well(&test_dir);
 }
 
 /// Those that come and go, say nothing, or nonsense, or speak another version: by the hundred,
@@ -159,9 +161,9 @@ fn frames_that_do_not_keep_to_the_form_are_turned_away() {
 #[test]
 fn a_flood_of_connections_is_in_nobodys_way() {
     const COUNT: u64 = 3000;
-    let ground = Ground::new();
-    let service = Other::start("serves", ground.path());
-    let node = ground.join_served();
+    let test_dir = TestDir::new();
+    let service = ChildProcess::start("serves", test_dir.path());
+    let node = test_dir.join_served();
     let topic = node.topic("numbers", &settings()).unwrap();
     let (publisher, mut subscriber) = (topic.publisher().unwrap(), topic.subscriber().unwrap());
     // Who is a member is answered meanwhile, too.
@@ -169,7 +171,7 @@ fn a_flood_of_connections_is_in_nobodys_way() {
         assert!(matches!(node.report().unwrap().first(), Some(Row::Node { .. })));
         service.descriptors()
     };
-    let life = Life::of_this_process().unwrap();
+    let life = PidFd::of_this_process().unwrap();
     // The process of the service is a member, too.
     let is_member = |row: &Row| matches!(row, Row::Process { .. });
     until("two members", || {
@@ -183,7 +185,7 @@ fn a_flood_of_connections_is_in_nobodys_way() {
                 let mut kept = Vec::new();
                 for number in (0_u32..).take_while(|_| !is_over.load(Ordering::Relaxed)) {
                     // It may be full for a while.
-                    let path = ground.path().join("node.sock");
+                    let path = test_dir.path().join("node.sock");
                     let short = Duration::from_millis(100);
                     let Ok(channel) = Channel::connect(&path, short) else { continue };
                     let other = [VERSION - 1, 0, 0];
@@ -204,7 +206,7 @@ fn a_flood_of_connections_is_in_nobodys_way() {
         }
         let reader = scope.spawn(|| {
             for expected in 0..COUNT {
-                assert_eq!(number_of(&subscriber.pull(PATIENCE).unwrap()), expected);
+                assert_eq!(number_of(&subscriber.pull(TIMEOUT).unwrap()), expected);
             }
         });
         let mut most = 0;
@@ -225,15 +227,15 @@ fn a_flood_of_connections_is_in_nobodys_way() {
 /// Neither who serves nor anybody else keeps anything of them, also if nobody comes in their place.
 #[test]
 fn those_that_left_cost_nothing() {
-    let ground = Ground::new();
-    let serving = Other::start("reads numbers 2", ground.path());
-    let node = ground.join_served();
-    let bystander = Other::start("reads numbers 2", ground.path());
+    let test_dir = TestDir::new();
+    let serving = ChildProcess::start("reads numbers 2", test_dir.path());
+    let node = test_dir.join_served();
+    let bystander = ChildProcess::start("reads numbers 2", test_dir.path());
     let publisher = node.topic("numbers", &settings()).unwrap().publisher().unwrap();
     until("two that read", || publisher.subscribers() == 2);
     // Those that have read one have all that they open by themselves.
-    publisher.push(&message(0), PATIENCE).unwrap();
-    publisher.flush(PATIENCE).unwrap();
+    publisher.push(&message(0), TIMEOUT).unwrap();
+    publisher.flush(TIMEOUT).unwrap();
     let members = || {
         let is_member = |row: &&Row| matches!(row, Row::Process { .. });
         node.report().unwrap().iter().filter(is_member).count()
@@ -241,13 +243,13 @@ fn those_that_left_cost_nothing() {
     until("three members", || members() == 3);
     let descriptors = || [&serving, &bystander].map(|other| other.descriptors());
     let before = descriptors();
-    let life = Life::of_this_process().unwrap();
+    let life = PidFd::of_this_process().unwrap();
     let guests: Vec<_> = (0..20)
         .map(|_| {
-            let channel = connect(ground.path());
-            channel.send(&HELLO, &[life.as_fd()], PATIENCE).unwrap();
+            let channel = connect(test_dir.path());
+            channel.send(&HELLO, &[life.as_fd()], TIMEOUT).unwrap();
             // The lives of all others; what is said of those that come later is never read.
-            assert!(!channel.receive(PATIENCE).unwrap().descriptors.is_empty(), "it is no member");
+            assert!(!channel.receive(TIMEOUT).unwrap().descriptors.is_empty(), "it is no member");
             channel
         })
         .collect();
@@ -259,32 +261,32 @@ fn those_that_left_cost_nothing() {
 
 #[test]
 fn client_that_never_reads_is_disconnected() {
-    let ground = Ground::new();
-    let node = ground.join();
+    let test_dir = TestDir::new();
+    let node = test_dir.join();
     let members = || {
         let is_member = |row: &&Row| matches!(row, Row::Process { .. });
         node.report().unwrap().iter().filter(is_member).count()
     };
     let before = members();
-    let channel = connect(ground.path());
-    let life = Life::of_this_process().unwrap();
-    channel.send(&HELLO, &[life.as_fd()], PATIENCE).unwrap();
+    let channel = connect(test_dir.path());
+    let life = PidFd::of_this_process().unwrap();
+    channel.send(&HELLO, &[life.as_fd()], TIMEOUT).unwrap();
     until("it to be a member", || members() == before + 1);
     // It asks for reports, many of them, and takes none.
     const REPORT: u8 = 12;
     let refused = (0..20_000_u32).find_map(|number| {
         let request = [VERSION, REPORT, (number % 100) as u8];
-        channel.send(&request, &[], PATIENCE).err()
+        channel.send(&request, &[], TIMEOUT).err()
     });
     assert!(refused.is_some(), "all its requests were taken");
     until("it to be no member any more", || members() == before);
-    is_well(&ground);
+    is_well(&test_dir);
 }
 
 #[test]
 fn a_fork_is_noticed() {
-    let ground = Ground::new();
-    let node = ground.join();
+    let test_dir = TestDir::new();
+    let node = test_dir.join();
     let topic = node.topic("numbers", &settings()).unwrap();
     let mut subscriber = topic.subscriber().unwrap();
     let publisher = topic.publisher().unwrap();
@@ -292,12 +294,12 @@ fn a_fork_is_noticed() {
     let child = ForkedChild::new(|| {
         let refused = [
             node.topic("other", &settings()).err().map(|error| error.kind()),
-            publisher.push(&message(1), PATIENCE).err().map(|error| error.kind()),
+            publisher.push(&message(1), TIMEOUT).err().map(|error| error.kind()),
             subscriber.try_pull().err().map(|error| error.kind()),
         ];
         assert!(refused.iter().all(|kind| *kind == Some(pubsub::ErrorKind::Forked)));
     });
     assert!(child.wait().success(), "the child took itself for its parent");
-    publisher.push(&message(2), PATIENCE).unwrap();
-    assert_eq!(number_of(&subscriber.pull(PATIENCE).unwrap()), 2);
+    publisher.push(&message(2), TIMEOUT).unwrap();
+    assert_eq!(number_of(&subscriber.pull(TIMEOUT).unwrap()), 2);
 }

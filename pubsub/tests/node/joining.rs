@@ -4,30 +4,32 @@ use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
 use pubsub::TopicSettings;
-use pubsub::{Budgets, ErrorKind, MemoryPlace, Node, NodeOptions, Reliability, Row, ServiceMode};
+use pubsub::{
+    Budgets, ErrorKind, MemoryLocation, Node, NodeOptions, Reliability, Row, ServiceMode,
+};
 
-use crate::ground::{
-    Ground, Other, PATIENCE, message, number_of, on_a_device, options, orders, publish, settings,
-    until,
+use crate::support::{
+    ChildProcess, TIMEOUT, TestDir, message, number_of, on_a_device, options, orders, publish,
+    settings, until,
 };
 
 #[test]
 fn the_order_of_starting_does_not_matter() {
     // The reader first, the writer first, or both at once; and who comes first serves.
     for reader_first in [true, false] {
-        let ground = Ground::new();
-        let node = ground.join();
+        let test_dir = TestDir::new();
+        let node = test_dir.join();
         let topic = node.topic("numbers", &settings()).unwrap();
         let mut other;
         if reader_first {
-            other = Other::start("reads numbers 100", ground.path());
+            other = ChildProcess::start("reads numbers 100", test_dir.path());
             until("a reader", || has_subscriber(&node));
             publish(&topic.publisher().unwrap(), 0..100);
         } else {
             let mut subscriber = topic.subscriber().unwrap();
-            other = Other::start("publishes numbers 100", ground.path());
+            other = ChildProcess::start("publishes numbers 100", test_dir.path());
             for expected in 0..100 {
-                assert_eq!(number_of(&subscriber.pull(PATIENCE).unwrap()), expected);
+                assert_eq!(number_of(&subscriber.pull(TIMEOUT).unwrap()), expected);
             }
         }
         other.finish();
@@ -47,12 +49,12 @@ fn processes_come_in_every_order() {
         // The two who read are alike.
         let at = |order: &[usize; 4], who| order.iter().position(|it| *it == who);
         for order in orders::<4>().into_iter().filter(|order| at(order, 2) < at(order, 3)) {
-            let ground = Ground::new();
+            let test_dir = TestDir::new();
             let mut others = [const { None }; 4];
             for who in order {
                 let outside = if who == 0 { "" } else { outside };
                 others[who] =
-                    Some(Other::start(&format!("{outside}{}", roles[who]), ground.path()));
+                    Some(ChildProcess::start(&format!("{outside}{}", roles[who]), test_dir.path()));
                 // Or it waits. When these three are there they may be through already.
                 let is_served = || outside.is_empty() || others[0].is_some();
                 if others[1..].iter().any(Option::is_none) && is_served() {
@@ -60,7 +62,7 @@ fn processes_come_in_every_order() {
                     let is_publisher = |row: &Row| matches!(row, Row::Publisher { .. });
                     let is_reader = |row: &Row| matches!(row, Row::Subscriber { .. });
                     until("all that were started", || {
-                        let rows = pubsub::report(ground.path()).unwrap_or_default();
+                        let rows = pubsub::report(test_dir.path()).unwrap_or_default();
                         let publishers = rows.iter().filter(|row| is_publisher(row)).count();
                         let has_publisher = publishers == usize::from(others[1].is_some());
                         let has_readers = rows.iter().filter(|row| is_reader(row)).count();
@@ -69,7 +71,7 @@ fn processes_come_in_every_order() {
                 }
             }
             let [serves, rest @ ..] = &mut others;
-            rest.iter_mut().flatten().for_each(Other::finish);
+            rest.iter_mut().flatten().for_each(ChildProcess::finish);
             serves.as_mut().unwrap().end();
         }
     }
@@ -77,25 +79,26 @@ fn processes_come_in_every_order() {
 
 #[test]
 fn many_join_at_once_where_nobody_serves_yet() {
-    let ground = Ground::new();
+    let test_dir = TestDir::new();
     let mut readers: Vec<_> =
-        (0..6).map(|_| Other::start("reads numbers 50", ground.path())).collect();
-    let node = ground.join();
+        (0..6).map(|_| ChildProcess::start("reads numbers 50", test_dir.path())).collect();
+    let node = test_dir.join();
     let topic = node.topic("numbers", &settings()).unwrap();
     until("six readers", || {
         let rows = node.report().unwrap();
         rows.iter().filter(|row| matches!(row, Row::Subscriber { .. })).count() == 6
     });
     publish(&topic.publisher().unwrap(), 0..50);
-    readers.iter_mut().for_each(Other::finish);
+    readers.iter_mut().for_each(ChildProcess::finish);
 }
 
 /// For ever is the caller's wish.
 #[test]
 fn patience_may_be_endless() {
     const EVER: Duration = Duration::MAX;
-    let ground = Ground::new();
-    let join = || Node::join(NodeOptions { patience: EVER, ..options(ground.path()) }).unwrap();
+    let test_dir = TestDir::new();
+    let join =
+        || Node::join(NodeOptions { service_timeout: EVER, ..options(test_dir.path()) }).unwrap();
     let (serving, node) = (join(), join());
     let settings = TopicSettings { release_deadline: EVER, ..settings() };
     let topic = node.topic("numbers", &settings).unwrap();
@@ -128,16 +131,16 @@ fn patience_may_be_endless() {
 
 #[test]
 fn a_topic_is_waited_for_no_longer_than_was_said_while_the_service_is_stopped() {
-    let ground = Ground::new();
-    let service = Other::start("serves", ground.path());
-    let node = ground.join_served();
+    let test_dir = TestDir::new();
+    let service = ChildProcess::start("serves", test_dir.path());
+    let node = test_dir.join_served();
     let timeout = Duration::from_millis(300);
     let waits = |expected| {
         let since = std::time::Instant::now();
         assert_eq!(node.wait_for_topic("numbers", timeout).unwrap_err().kind(), expected);
-        assert!(since.elapsed() < PATIENCE / 2, "{:?}", since.elapsed());
+        assert!(since.elapsed() < TIMEOUT / 2, "{:?}", since.elapsed());
     };
-    waits(ErrorKind::Unknown);
+    waits(ErrorKind::NotFound);
     service.stop();
     waits(ErrorKind::DeadlineExceeded);
     service.resume();
@@ -148,9 +151,9 @@ fn a_topic_is_waited_for_no_longer_than_was_said_while_the_service_is_stopped() 
 
 #[test]
 fn a_topic_is_what_its_maker_said() {
-    let ground = Ground::new();
-    let (node, other) = (ground.join(), ground.join());
-    assert_eq!(node.open("numbers").unwrap_err().kind(), ErrorKind::Unknown);
+    let test_dir = TestDir::new();
+    let (node, other) = (test_dir.join(), test_dir.join());
+    assert_eq!(node.open("numbers").unwrap_err().kind(), ErrorKind::NotFound);
     let topic = node.topic("numbers", &settings()).unwrap();
     assert_eq!(other.open("numbers").unwrap().settings().unwrap(), settings());
     let deeper = TopicSettings { depth: 9, ..settings() };
@@ -166,14 +169,14 @@ fn a_topic_is_what_its_maker_said() {
 
 #[test]
 fn what_can_never_be_is_refused() {
-    let ground = Ground::new();
-    let too_small = Budgets { host: Some(Budgets::LEAST - 1), device: None };
-    let refused = Node::join(NodeOptions { budgets: too_small, ..options(ground.path()) });
+    let test_dir = TestDir::new();
+    let too_small = Budgets { host: Some(Budgets::MIN - 1), device: None };
+    let refused = Node::join(NodeOptions { budgets: too_small, ..options(test_dir.path()) });
     let error = refused.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
     assert!(error.detail().contains("511 bytes of the host's"), "{error}");
     let budgets = Budgets { host: Some(1 << 20), device: Some(1 << 20) };
-    let node = Node::join(NodeOptions { budgets, ..options(ground.path()) }).unwrap();
+    let node = Node::join(NodeOptions { budgets, ..options(test_dir.path()) }).unwrap();
     let kind =
         |name: &str, settings: TopicSettings| node.topic(name, &settings).unwrap_err().kind();
     let good = settings();
@@ -188,7 +191,7 @@ fn what_can_never_be_is_refused() {
     let error = node.topic("x", &large).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::OverBudget);
     assert!(error.to_string().contains("1048576"), "{error}");
-    let memory = MemoryPlace::Device("cuda:99".parse().unwrap());
+    let memory = MemoryLocation::Device("cuda:99".parse().unwrap());
     assert_eq!(kind("x", TopicSettings { memory, ..good }), ErrorKind::NoDevice);
     // All that there is room for, and no more.
     let topics: Vec<_> =
@@ -201,36 +204,36 @@ fn what_can_never_be_is_refused() {
 
 #[test]
 fn a_place_that_others_can_write_is_refused() {
-    let ground = Ground::new();
-    std::fs::create_dir_all(ground.path()).unwrap();
-    std::fs::set_permissions(ground.path(), PermissionsExt::from_mode(0o777)).unwrap();
-    assert_eq!(Node::join(options(ground.path())).unwrap_err().kind(), ErrorKind::Denied);
+    let test_dir = TestDir::new();
+    std::fs::create_dir_all(test_dir.path()).unwrap();
+    std::fs::set_permissions(test_dir.path(), PermissionsExt::from_mode(0o777)).unwrap();
+    assert_eq!(Node::join(options(test_dir.path())).unwrap_err().kind(), ErrorKind::Denied);
     let long = "l".repeat(65);
-    let error = Node::join(NodeOptions { label: long, ..options(ground.path()) }).unwrap_err();
+    let error = Node::join(NodeOptions { label: long, ..options(test_dir.path()) }).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
 }
 
 #[test]
 fn where_nobody_may_serve_joining_ends_with_the_deadline() {
-    let ground = Ground::new();
+    let test_dir = TestDir::new();
     let options = NodeOptions {
-        service: ServiceMode::Outside,
-        patience: Duration::from_millis(50),
-        ..options(ground.path())
+        service: ServiceMode::External,
+        service_timeout: Duration::from_millis(50),
+        ..options(test_dir.path())
     };
     assert_eq!(Node::join(options).unwrap_err().kind(), ErrorKind::DeadlineExceeded);
-    assert_eq!(pubsub::report(ground.path()).unwrap_err().kind(), ErrorKind::Unknown);
+    assert_eq!(pubsub::report(test_dir.path()).unwrap_err().kind(), ErrorKind::NotFound);
 }
 
 #[test]
 fn memory_of_the_dead_is_used_again() {
-    let ground = Ground::new();
-    let node = ground.join();
+    let test_dir = TestDir::new();
+    let node = test_dir.join();
     let topic = node.topic("numbers", &settings()).unwrap();
     let mut subscriber = topic.subscriber().unwrap();
     for _ in 0..3 {
-        let mut other = Other::start("loans numbers 4", ground.path());
-        assert_eq!(number_of(&subscriber.pull(PATIENCE).unwrap()), 0);
+        let mut other = ChildProcess::start("loans numbers 4", test_dir.path());
+        assert_eq!(number_of(&subscriber.pull(TIMEOUT).unwrap()), 0);
         let blocks = |node: &Node| -> u64 {
             let rows = node.report().unwrap();
             rows.iter()
@@ -245,8 +248,8 @@ fn memory_of_the_dead_is_used_again() {
 
 #[test]
 fn one_who_only_takes_is_removed_and_named() {
-    let ground = Ground::new();
-    let node = ground.join();
+    let test_dir = TestDir::new();
+    let node = test_dir.join();
     let hasty = TopicSettings { release_deadline: Duration::from_millis(300), ..settings() };
     let topic = node.topic("numbers", &hasty).unwrap();
     let calm = node.topic("calm", &settings()).unwrap();
@@ -255,23 +258,23 @@ fn one_who_only_takes_is_removed_and_named() {
         (topic.publisher().unwrap(), topic.subscriber().unwrap(), topic.subscriber().unwrap());
     let held = {
         publish(&publisher, 0..8);
-        let held: Vec<_> = (0..8).map(|_| greedy.pull(PATIENCE).unwrap()).collect();
+        let held: Vec<_> = (0..8).map(|_| greedy.pull(TIMEOUT).unwrap()).collect();
         for expected in 0..8 {
-            assert_eq!(number_of(&good.pull(PATIENCE).unwrap()), expected);
+            assert_eq!(number_of(&good.pull(TIMEOUT).unwrap()), expected);
         }
         held
     };
     // Nobody is in the way of another topic.
     publish(&calm.publisher().unwrap(), 0..3);
-    assert_eq!(number_of(&other.pull(PATIENCE).unwrap()), 0);
+    assert_eq!(number_of(&other.pull(TIMEOUT).unwrap()), 0);
     for number in 8..20 {
         publish(&publisher, number..number + 1);
-        assert_eq!(number_of(&good.pull(PATIENCE).unwrap()), number);
+        assert_eq!(number_of(&good.pull(TIMEOUT).unwrap()), number);
     }
-    assert_eq!(greedy.pull(PATIENCE).unwrap_err().kind(), ErrorKind::Evicted);
+    assert_eq!(greedy.pull(TIMEOUT).unwrap_err().kind(), ErrorKind::Evicted);
     drop(held);
     assert_eq!(
-        publisher.push(&message(1)[..8].repeat(1000), PATIENCE).unwrap_err().kind(),
+        publisher.push(&message(1)[..8].repeat(1000), TIMEOUT).unwrap_err().kind(),
         ErrorKind::TooLong
     );
     assert_eq!(topic.settings().unwrap().reliability, Reliability::Reliable);
@@ -280,24 +283,24 @@ fn one_who_only_takes_is_removed_and_named() {
 /// The parent's service, socket, locks and handles are left as they are.
 #[test]
 fn a_forked_child_that_drops_its_node_leaves_it_to_its_parent() {
-    let ground = Ground::new();
-    let node = ground.join();
+    let test_dir = TestDir::new();
+    let node = test_dir.join();
     let topic = node.topic("t", &settings()).unwrap();
     let (publisher, mut subscriber) = (topic.publisher().unwrap(), topic.subscriber().unwrap());
-    publisher.push(b"one", PATIENCE).unwrap();
-    let sample = subscriber.pull(PATIENCE).unwrap();
+    publisher.push(b"one", TIMEOUT).unwrap();
+    let sample = subscriber.pull(TIMEOUT).unwrap();
     let mut all = Some((node, topic, publisher, subscriber, sample));
     let child = testkit::children::ForkedChild::new(|| drop(all.take()));
     assert!(child.wait().success());
     let (node, topic, publisher, mut subscriber, sample) = all.take().unwrap();
     assert_eq!(sample.to_vec().unwrap(), b"one");
-    publisher.push(b"two", PATIENCE).unwrap();
-    assert_eq!(subscriber.pull(PATIENCE).unwrap().to_vec().unwrap(), b"two");
+    publisher.push(b"two", TIMEOUT).unwrap();
+    assert_eq!(subscriber.pull(TIMEOUT).unwrap().to_vec().unwrap(), b"two");
     // Another process finds service and topic where they were, and nobody else serves.
-    let other = ground.join_served();
+    let other = test_dir.join_served();
     assert_eq!(other.identity(), node.identity());
     let mut late = other.open("t").unwrap().subscriber().unwrap();
-    publisher.push(b"three", PATIENCE).unwrap();
-    assert_eq!(late.pull(PATIENCE).unwrap().to_vec().unwrap(), b"three");
+    publisher.push(b"three", TIMEOUT).unwrap();
+    assert_eq!(late.pull(TIMEOUT).unwrap().to_vec().unwrap(), b"three");
     drop((topic, sample));
 }

@@ -5,13 +5,14 @@ use std::time::{Duration, Instant};
 
 use pubsub::{ErrorKind, Node, NodeOptions};
 
-use crate::ground::{Ground, Other, options, settings};
+use crate::support::{ChildProcess, TestDir, options, settings};
 
 /// What comes of each limit: first refusals, then none any more.
-fn sweep(ground: &Ground, role: &str, limits: impl Iterator<Item = u64>) {
+fn sweep(test_dir: &TestDir, role: &str, limits: impl Iterator<Item = u64>) {
     let outcomes: Vec<_> = limits
         .map(|limit| {
-            let mut other = Other::start_speaking(&format!("{role} {limit}"), ground.path());
+            let mut other =
+                ChildProcess::start_speaking(&format!("{role} {limit}"), test_dir.path());
             let outcome = other.line();
             other.finish();
             (limit, outcome.expect("it says what came of it"))
@@ -32,32 +33,33 @@ fn descriptors() -> impl Iterator<Item = u64> {
 
 #[test]
 fn a_process_with_few_descriptors_hears_which_limit_it_is() {
-    sweep(&Ground::new(), "has-few-descriptors", descriptors());
+    sweep(&TestDir::new(), "has-few-descriptors", descriptors());
 }
 
 #[test]
 fn a_process_with_few_descriptors_joins_another_that_serves_or_hears_why_not() {
-    let ground = Ground::new();
-    let node = ground.join();
-    sweep(&ground, "outside has-few-descriptors", descriptors());
+    let test_dir = TestDir::new();
+    let node = test_dir.join();
+    sweep(&test_dir, "outside has-few-descriptors", descriptors());
     drop(node);
 }
 
 #[test]
 fn a_process_whose_files_must_be_short_is_not_killed() {
     let limits = (0..33).map(|bits| (1_u64 << bits) - 1);
-    sweep(&Ground::new(), "has-short-files", limits);
+    sweep(&TestDir::new(), "has-short-files", limits);
 }
 
 #[test]
 fn a_service_without_descriptors_tells_those_that_come() {
-    let ground = Ground::new();
-    let mut service = Other::start_speaking("serves-with-few-descriptors 80", ground.path());
+    let test_dir = TestDir::new();
+    let mut service =
+        ChildProcess::start_speaking("serves-with-few-descriptors 80", test_dir.path());
     assert_eq!(service.line().as_deref(), Some("serves"));
     let mut nodes = Vec::new();
     let since = Instant::now();
     let error = loop {
-        match Node::join(NodeOptions { label: "one more".into(), ..options(ground.path()) }) {
+        match Node::join(NodeOptions { label: "one more".into(), ..options(test_dir.path()) }) {
             Ok(node) if nodes.len() < 64 => nodes.push(node),
             Ok(_) => panic!("more than there are descriptors for"),
             Err(error) => break error,
@@ -77,22 +79,22 @@ fn a_service_without_descriptors_tells_those_that_come() {
 
 #[test]
 fn a_directory_too_long_for_a_socket_is_refused_before_anything_is_made() {
-    let ground = Ground::new();
-    let directory = ground.path().join("d".repeat(135));
+    let test_dir = TestDir::new();
+    let directory = test_dir.path().join("d".repeat(135));
     let error = Node::join(options(&directory)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
     assert!(error.to_string().contains("1 to 107 bytes"), "{error}");
-    assert!(!ground.path().exists(), "nothing was made");
+    assert!(!test_dir.path().exists(), "nothing was made");
 }
 
 #[test]
 fn a_file_in_place_of_the_socket_is_not_taken_for_a_listener() {
-    let ground = Ground::new();
-    drop(ground.join());
-    std::fs::write(ground.path().join("node.sock"), "a file").unwrap();
+    let test_dir = TestDir::new();
+    drop(test_dir.join());
+    std::fs::write(test_dir.path().join("node.sock"), "a file").unwrap();
     for error in [
-        Node::join(options(ground.path())).unwrap_err(),
-        pubsub::report(ground.path()).unwrap_err(),
+        Node::join(options(test_dir.path())).unwrap_err(),
+        pubsub::report(test_dir.path()).unwrap_err(),
     ] {
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
         assert!(

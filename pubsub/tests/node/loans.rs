@@ -6,16 +6,18 @@ use pubsub::{
     Attempt, Budgets, Error, ErrorKind, Loan, Node, NodeOptions, Publisher, Row, TopicSettings,
 };
 
-use crate::ground::{Ground, Other, PATIENCE, number_of, options, publish, settings, until};
+use crate::support::{
+    ChildProcess, TIMEOUT, TestDir, number_of, options, publish, settings, until,
+};
 
 const MEBIBYTE: u64 = 1 << 20;
 const LOANS: u32 = 4;
 
 /// Serves a node where topics may take so many MiB.
-fn join(ground: &Ground, budget: u64) -> Node {
+fn join(test_dir: &TestDir, budget: u64) -> Node {
     let budget = Some(budget * MEBIBYTE);
     let budgets = Budgets { host: budget, device: budget };
-    Node::join(NodeOptions { budgets, ..options(ground.path()) }).unwrap()
+    Node::join(NodeOptions { budgets, ..options(test_dir.path()) }).unwrap()
 }
 
 /// Of messages of 1 MiB.
@@ -38,9 +40,9 @@ fn all_loans(publisher: &Publisher) -> Vec<Loan> {
 
 #[test]
 fn what_others_borrow_takes_nothing_of_what_a_topic_was_promised() {
-    let ground = Ground::new();
+    let test_dir = TestDir::new();
     // Eight messages and four loans; one message, and the eight loans of two publishers each.
-    let node = join(&ground, 12 + 1 + 16);
+    let node = join(&test_dir, 12 + 1 + 16);
     let calm = node.topic("calm", &large(8, LOANS)).unwrap();
     let greedy = node.topic("greedy", &large(1, 8)).unwrap();
     let takers = [greedy.publisher().unwrap(), greedy.publisher().unwrap()];
@@ -55,16 +57,16 @@ fn what_others_borrow_takes_nothing_of_what_a_topic_was_promised() {
     // All that the other topic was promised is there: nobody has to give anything back for it.
     let (mut reader, publisher) = (calm.subscriber().unwrap(), calm.publisher().unwrap());
     for _ in 0..8 {
-        publisher.loan(MEBIBYTE, PATIENCE).unwrap().publish(PATIENCE).unwrap();
+        publisher.loan(MEBIBYTE, TIMEOUT).unwrap().publish(TIMEOUT).unwrap();
     }
     let mut loans = all_loans(&publisher);
     assert_eq!(loans.len(), LOANS as usize);
     let Attempt::Full(last) = loans.pop().unwrap().try_publish().unwrap() else {
         panic!("there is no room in the queue")
     };
-    drop(reader.pull(PATIENCE).unwrap());
-    last.publish(PATIENCE).unwrap();
-    drop(publisher.loan(MEBIBYTE, PATIENCE).unwrap());
+    drop(reader.pull(TIMEOUT).unwrap());
+    last.publish(TIMEOUT).unwrap();
+    drop(publisher.loan(MEBIBYTE, TIMEOUT).unwrap());
     // A publisher that goes leaves its memory to another one, when its last loan has gone, too.
     let [first, second] = takers;
     drop(first);
@@ -76,15 +78,15 @@ fn what_others_borrow_takes_nothing_of_what_a_topic_was_promised() {
 
 #[test]
 fn what_was_promised_to_one_who_is_killed_is_promised_to_others() {
-    let ground = Ground::new();
+    let test_dir = TestDir::new();
     // Eight messages, and the loans of two publishers.
-    let node = join(&ground, 8 + 2 * 4);
+    let node = join(&test_dir, 8 + 2 * 4);
     let topic = node.topic("numbers", &large(8, LOANS)).unwrap();
     let mut subscriber = topic.subscriber().unwrap();
     for _ in 0..3 {
         // It has two.
-        let mut other = Other::start("loans numbers 4", ground.path());
-        assert_eq!(number_of(&subscriber.pull(PATIENCE).unwrap()), 0);
+        let mut other = ChildProcess::start("loans numbers 4", test_dir.path());
+        assert_eq!(number_of(&subscriber.pull(TIMEOUT).unwrap()), 0);
         is_refused(&topic.publisher().unwrap_err(), ErrorKind::OverBudget, "numbers");
         other.kill();
         until("its publishers to be forgotten", || {
@@ -97,13 +99,13 @@ fn what_was_promised_to_one_who_is_killed_is_promised_to_others() {
 
 #[test]
 fn the_next_service_keeps_what_the_last_one_promised() {
-    let ground = Ground::new();
-    let mut service = Other::start("serves", ground.path());
-    let served = ground.join_served();
+    let test_dir = TestDir::new();
+    let mut service = ChildProcess::start("serves", test_dir.path());
+    let served = test_dir.join_served();
     let topic = served.topic("numbers", &large(8, LOANS)).unwrap();
     let mut publishers = vec![topic.publisher().unwrap(), topic.publisher().unwrap()];
     // It serves when the first one has gone.
-    let node = join(&ground, 8 + 2 * 4);
+    let node = join(&test_dir, 8 + 2 * 4);
     service.kill();
     until("the node to be served again", || node.serves());
     is_refused(&topic.publisher().unwrap_err(), ErrorKind::OverBudget, "numbers");
@@ -112,15 +114,15 @@ fn the_next_service_keeps_what_the_last_one_promised() {
     let mut subscriber = topic.subscriber().unwrap();
     publish(&publishers[1], 0..3);
     for expected in 0..3 {
-        assert_eq!(number_of(&subscriber.pull(PATIENCE).unwrap()), expected);
+        assert_eq!(number_of(&subscriber.pull(TIMEOUT).unwrap()), expected);
     }
 }
 
 #[test]
 fn publishers_come_while_services_die() {
-    let ground = Ground::new();
-    let mut service = Other::start("serves", ground.path());
-    let node = ground.join_served();
+    let test_dir = TestDir::new();
+    let mut service = ChildProcess::start("serves", test_dir.path());
+    let node = test_dir.join_served();
     let topic = node.topic("numbers", &settings()).unwrap();
     let mut subscriber = topic.subscriber().unwrap();
     std::thread::scope(|scope| {
@@ -132,10 +134,10 @@ fn publishers_come_while_services_die() {
         for _ in 0..4 {
             std::thread::sleep(Duration::from_millis(20));
             service.kill();
-            service = Other::start("serves", ground.path());
+            service = ChildProcess::start("serves", test_dir.path());
         }
         for expected in 0..400 {
-            assert_eq!(number_of(&subscriber.pull(PATIENCE).unwrap()), expected);
+            assert_eq!(number_of(&subscriber.pull(TIMEOUT).unwrap()), expected);
         }
         coming.join().unwrap();
     });
@@ -147,8 +149,8 @@ fn publishers_come_while_services_die() {
 
 #[test]
 fn loans_are_a_setting_like_others() {
-    let ground = Ground::new();
-    let node = ground.join();
+    let test_dir = TestDir::new();
+    let node = test_dir.join();
     let topic = node.topic("numbers", &settings()).unwrap();
     assert_eq!(topic.settings().unwrap().loans, TopicSettings::default().loans);
     let rows = node.report().unwrap();
@@ -162,7 +164,7 @@ fn loans_are_a_setting_like_others() {
     let deeper = TopicSettings { depth: 9, ..other };
     let error = node.topic("numbers", &deeper).unwrap_err();
     assert!(error.detail().contains(": another loans, depth. "), "{error}");
-    for loans in [0, TopicSettings::MOST_LOANS + 1] {
+    for loans in [0, TopicSettings::MAX_LOANS + 1] {
         let error = node.topic("others", &TopicSettings { loans, ..settings() }).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
     }

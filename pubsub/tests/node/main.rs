@@ -3,15 +3,15 @@
 //! Messages lie in host memory, or in that of the device that `FABRICAST_TEST_DEVICE` names.
 #![allow(missing_docs, unreachable_pub)]
 
+mod child;
+mod dedicated_service;
 mod descriptors;
-mod ground;
 mod hostile;
 mod joining;
 mod limits;
 mod loans;
 mod messages;
-mod ordered;
-mod other_side;
-mod standing;
-mod succession;
+mod stream_order;
+mod support;
+mod takeover;
 mod typed;

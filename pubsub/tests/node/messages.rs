@@ -4,14 +4,16 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use pubsub::{ErrorKind, Event, Reliability, Row, TopicSettings};
 
-use crate::ground::{Ground, Other, PATIENCE, message, number_of, publish, settings, until};
+use crate::support::{
+    ChildProcess, TIMEOUT, TestDir, message, number_of, publish, settings, until,
+};
 
 /// More than the buffer of a socket holds: it comes in parts, as they are taken.
 #[test]
 fn a_report_longer_than_a_sockets_buffer_arrives() {
     const TOPICS: usize = 250;
-    let ground = Ground::new();
-    let node = ground.join();
+    let test_dir = TestDir::new();
+    let node = test_dir.join();
     let name = |number: usize| format!("{number:0>200}");
     let topics: Vec<_> =
         (0..TOPICS).map(|number| node.topic(&name(number), &settings()).unwrap()).collect();
@@ -26,20 +28,20 @@ fn a_report_longer_than_a_sockets_buffer_arrives() {
         assert_eq!(count(|row| matches!(row, Row::Publisher { .. })), TOPICS);
         assert_eq!(count(|row| matches!(row, Row::Subscriber { .. })), 2 * TOPICS);
     };
-    is_complete(&pubsub::report(ground.path()).unwrap());
+    is_complete(&pubsub::report(test_dir.path()).unwrap());
     is_complete(&node.report().unwrap());
     drop((subscribers, publishers));
 }
 
 #[test]
 fn a_message_says_where_it_comes_from() {
-    let ground = Ground::new();
-    let node = ground.join();
+    let test_dir = TestDir::new();
+    let node = test_dir.join();
     let topic = node.topic("numbers", &settings()).unwrap();
     let (publisher, mut subscriber) = (topic.publisher().unwrap(), topic.subscriber().unwrap());
     let now = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64;
     let before = now();
-    let mut loan = publisher.loan(10, PATIENCE).unwrap();
+    let mut loan = publisher.loan(10, TIMEOUT).unwrap();
     assert_eq!(loan.length(), 10);
     loan.write(2, b"content").unwrap();
     loan.write(0, b"no").unwrap();
@@ -47,8 +49,8 @@ fn a_message_says_where_it_comes_from() {
     loan.set_metadata(&[5; 256]).unwrap();
     assert_eq!(loan.set_metadata(&[5; 257]).unwrap_err().kind(), ErrorKind::InvalidArgument);
     assert_eq!(loan.write(9, b"no").unwrap_err().kind(), ErrorKind::InvalidArgument);
-    assert_eq!(loan.publish(PATIENCE).unwrap().readers, 1);
-    let sample = subscriber.pull(PATIENCE).unwrap();
+    assert_eq!(loan.publish(TIMEOUT).unwrap().subscribers, 1);
+    let sample = subscriber.pull(TIMEOUT).unwrap();
     assert_eq!(sample.to_vec().unwrap(), b"nocontent!");
     assert_eq!(&*sample.metadata(), [5; 256]);
     assert_eq!((sample.publisher(), sample.sequence()), (publisher.id(), 1));
@@ -64,15 +66,15 @@ fn a_message_says_where_it_comes_from() {
 
 #[test]
 fn one_copy_for_all_and_for_as_long_as_anybody_holds_it() {
-    let ground = Ground::new();
-    let node = ground.join();
+    let test_dir = TestDir::new();
+    let node = test_dir.join();
     let topic = node.topic("numbers", &settings()).unwrap();
     let publisher = topic.publisher().unwrap();
     let mut readers: Vec<_> = (0..8).map(|_| topic.subscriber().unwrap()).collect();
     publish(&publisher, 0..2);
-    let held: Vec<_> = readers.iter_mut().map(|reader| reader.pull(PATIENCE).unwrap()).collect();
+    let held: Vec<_> = readers.iter_mut().map(|reader| reader.pull(TIMEOUT).unwrap()).collect();
     assert!(held.iter().all(|sample| sample.address() == held[0].address()));
-    let last = readers[0].pull(PATIENCE).unwrap();
+    let last = readers[0].pull(TIMEOUT).unwrap();
     drop((readers, publisher, topic, node));
     // The subscribers are gone, and the node, too: not what was read.
     assert!(held.iter().all(|sample| number_of(sample) == 0));
@@ -81,8 +83,8 @@ fn one_copy_for_all_and_for_as_long_as_anybody_holds_it() {
 
 #[test]
 fn best_effort_tells_what_was_missed() {
-    let ground = Ground::new();
-    let node = ground.join();
+    let test_dir = TestDir::new();
+    let node = test_dir.join();
     for reliability in [Reliability::DropOldest, Reliability::DropNewest] {
         let name = reliability.to_string();
         let topic = node.topic(&name, &TopicSettings { reliability, ..settings() }).unwrap();
@@ -103,14 +105,14 @@ fn best_effort_tells_what_was_missed() {
             }
         }
         publish(&publisher, 20..21);
-        assert_eq!(number_of(&subscriber.pull(PATIENCE).unwrap()), 20);
+        assert_eq!(number_of(&subscriber.pull(TIMEOUT).unwrap()), 20);
     }
 }
 
 #[test]
 fn a_reliable_topic_slows_its_publisher() {
-    let ground = Ground::new();
-    let node = ground.join();
+    let test_dir = TestDir::new();
+    let node = test_dir.join();
     let topic = node.topic("numbers", &settings()).unwrap();
     let (publisher, mut subscriber) = (topic.publisher().unwrap(), topic.subscriber().unwrap());
     publish(&publisher, 0..8);
@@ -120,9 +122,9 @@ fn a_reliable_topic_slows_its_publisher() {
     assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
     assert_eq!(publisher.flush(short).unwrap_err().kind(), ErrorKind::DeadlineExceeded);
     for expected in 0..8 {
-        assert_eq!(number_of(&subscriber.pull(PATIENCE).unwrap()), expected);
+        assert_eq!(number_of(&subscriber.pull(TIMEOUT).unwrap()), expected);
     }
-    publisher.flush(PATIENCE).unwrap();
+    publisher.flush(TIMEOUT).unwrap();
     assert!(subscriber.try_pull().unwrap().is_none());
     let error = subscriber.pull(short).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
@@ -134,7 +136,7 @@ fn a_reliable_topic_slows_its_publisher() {
     }
     let mut next = std::collections::HashMap::new();
     for _ in 0..8 {
-        let sample = subscriber.pull(PATIENCE).unwrap();
+        let sample = subscriber.pull(TIMEOUT).unwrap();
         let expected = next.entry(sample.publisher()).or_insert(0);
         assert_eq!(number_of(&sample), *expected);
         *expected += 1;
@@ -144,31 +146,31 @@ fn a_reliable_topic_slows_its_publisher() {
 
 #[test]
 fn sizes_from_nothing_to_the_largest() {
-    let ground = Ground::new();
-    let node = ground.join();
+    let test_dir = TestDir::new();
+    let node = test_dir.join();
     let largest = 24 << 20;
     let topic = node.topic("large", &TopicSettings { largest, depth: 2, ..settings() }).unwrap();
     let (publisher, mut subscriber) = (topic.publisher().unwrap(), topic.subscriber().unwrap());
     for length in [0, 1, 7, 8, 4095, 4096, 4097, 1 << 20, largest - 1, largest] {
         let bytes: Vec<u8> = (0..length).map(|at| (at * 7 + length) as u8).collect();
-        publisher.push(&bytes, PATIENCE).unwrap();
-        let sample = subscriber.pull(PATIENCE).unwrap();
+        publisher.push(&bytes, TIMEOUT).unwrap();
+        let sample = subscriber.pull(TIMEOUT).unwrap();
         assert_eq!(sample.length(), length);
         assert!(sample.to_vec().unwrap() == bytes, "other bytes, {length} of them");
     }
-    let error = publisher.loan(largest + 1, PATIENCE).unwrap_err();
+    let error = publisher.loan(largest + 1, TIMEOUT).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TooLong);
 }
 
 #[test]
 fn readers_learn_of_a_publisher_that_dies() {
-    let ground = Ground::new();
-    let node = ground.join();
+    let test_dir = TestDir::new();
+    let node = test_dir.join();
     let topic = node.topic("numbers", &settings()).unwrap();
     let mut subscriber = topic.subscriber().unwrap();
-    let mut other = Other::start("publishes-for-ever numbers", ground.path());
+    let mut other = ChildProcess::start("publishes-for-ever numbers", test_dir.path());
     for expected in 0..20 {
-        assert_eq!(number_of(&subscriber.pull(PATIENCE).unwrap()), expected);
+        assert_eq!(number_of(&subscriber.pull(TIMEOUT).unwrap()), expected);
     }
     other.kill();
     until("word of its death", || {
@@ -182,20 +184,20 @@ const BEST_EFFORT: [Reliability; 2] = [Reliability::DropOldest, Reliability::Dro
 #[test]
 fn stopped_subscriber_costs_others_no_messages_and_no_time() {
     for reliability in BEST_EFFORT {
-        let ground = Ground::new();
-        let node = ground.join();
+        let test_dir = TestDir::new();
+        let node = test_dir.join();
         let topic = node.topic("numbers", &TopicSettings { reliability, ..settings() }).unwrap();
         let mut reader = topic.subscriber().unwrap();
         let publisher = topic.publisher().unwrap();
-        let stopped = Other::start("subscribes numbers", ground.path());
+        let stopped = ChildProcess::start("subscribes numbers", test_dir.path());
         until("the other subscriber", || publisher.subscribers() == 2);
         stopped.stop();
         let mut longest = Duration::ZERO;
         for number in 0..400 {
             let start = Instant::now();
-            assert!(!publisher.push(&message(number), PATIENCE).unwrap().is_dropped);
+            assert!(!publisher.push(&message(number), TIMEOUT).unwrap().is_dropped);
             longest = longest.max(start.elapsed());
-            assert_eq!(number_of(&reader.pull(PATIENCE).unwrap()), number, "{reliability}");
+            assert_eq!(number_of(&reader.pull(TIMEOUT).unwrap()), number, "{reliability}");
         }
         assert_eq!(reader.missed(), 0, "{reliability}");
         assert!(longest < Duration::from_secs(1), "{reliability}: a push took {longest:?}");
@@ -204,29 +206,29 @@ fn stopped_subscriber_costs_others_no_messages_and_no_time() {
 
 #[test]
 fn memory_grows_without_waiting_for_stopped_processes() {
-    let ground = Ground::new();
-    let node = ground.join();
+    let test_dir = TestDir::new();
+    let node = test_dir.join();
     let (reliability, largest) = (Reliability::DropOldest, 1 << 20);
     let settings = TopicSettings { reliability, largest, ..settings() };
     let topic = node.topic("numbers", &settings).unwrap();
     let (mut reader, publisher) = (topic.subscriber().unwrap(), topic.publisher().unwrap());
-    let stopped = Other::start("subscribes numbers", ground.path());
+    let stopped = ChildProcess::start("subscribes numbers", test_dir.path());
     until("the other subscriber", || publisher.subscribers() == 2);
     stopped.stop();
     let mut kept = Vec::new();
     for number in 0..20 {
         let start = Instant::now();
-        publisher.push(&vec![number; 1 << 20], PATIENCE).unwrap();
+        publisher.push(&vec![number; 1 << 20], TIMEOUT).unwrap();
         assert!(start.elapsed() < Duration::from_secs(1), "{number}: {:?}", start.elapsed());
-        kept.push(reader.pull(PATIENCE).unwrap());
+        kept.push(reader.pull(TIMEOUT).unwrap());
     }
 }
 
 #[test]
 fn subscribers_that_keep_all_samples_of_a_best_effort_topic_are_told_and_evicted() {
     for reliability in BEST_EFFORT {
-        let ground = Ground::new();
-        let node = ground.join();
+        let test_dir = TestDir::new();
+        let node = test_dir.join();
         let release_deadline = Duration::from_millis(200);
         let settings = TopicSettings { reliability, release_deadline, ..settings() };
         let topic = node.topic("numbers", &settings).unwrap();
@@ -237,7 +239,7 @@ fn subscribers_that_keep_all_samples_of_a_best_effort_topic_are_told_and_evicted
             let samples: Vec<_> = (0..24)
                 .map(|number| {
                     publish(&publisher, number..number + 1);
-                    keeper.pull(PATIENCE).unwrap()
+                    keeper.pull(TIMEOUT).unwrap()
                 })
                 .collect();
             kept.push((keeper, samples));
@@ -245,8 +247,8 @@ fn subscribers_that_keep_all_samples_of_a_best_effort_topic_are_told_and_evicted
         // The first one was told when there was more than it may hold.
         assert_eq!(kept[0].0.try_pull().unwrap_err().kind(), ErrorKind::TooManySamples);
         let mut reader = topic.subscriber().unwrap();
-        until("room", || !publisher.push(&message(7), PATIENCE).unwrap().is_dropped);
-        assert_eq!(number_of(&reader.pull(PATIENCE).unwrap()), 7);
+        until("room", || !publisher.push(&message(7), TIMEOUT).unwrap().is_dropped);
+        assert_eq!(number_of(&reader.pull(TIMEOUT).unwrap()), 7);
         assert!(reader.missed() > 0, "{reliability}: what was dropped meanwhile is told");
         assert_eq!(kept[0].0.try_pull().unwrap_err().kind(), ErrorKind::Evicted);
         assert!(publisher.counters().evicted > 0 && publisher.counters().dropped > 0);
@@ -255,8 +257,8 @@ fn subscribers_that_keep_all_samples_of_a_best_effort_topic_are_told_and_evicted
 
 #[test]
 fn messages_dropped_behind_the_last_one_are_told_also_when_their_publisher_has_ended() {
-    let ground = Ground::new();
-    let node = ground.join();
+    let test_dir = TestDir::new();
+    let node = test_dir.join();
     let settings = TopicSettings { reliability: Reliability::DropNewest, ..settings() };
     let topic = node.topic("numbers", &settings).unwrap();
     let mut reader = topic.subscriber().unwrap();
@@ -269,6 +271,6 @@ fn messages_dropped_behind_the_last_one_are_told_also_when_their_publisher_has_e
     assert_eq!((reader.poll_event(), reader.missed()), (None, 32));
     let publisher = topic.publisher().unwrap();
     publish(&publisher, 0..1);
-    assert_eq!(reader.pull(PATIENCE).unwrap().sequence(), 1);
+    assert_eq!(reader.pull(TIMEOUT).unwrap().sequence(), 1);
     assert_eq!((reader.poll_event(), reader.missed()), (None, 32));
 }

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use pubsub::{ErrorKind, Reliability, TopicSettings};
 
-use crate::ground::{Ground, PATIENCE};
+use crate::support::{TIMEOUT, TestDir};
 
 /// Waited for in vain.
-const SOON: Duration = Duration::from_millis(50);
+const SHORT_TIMEOUT: Duration = Duration::from_millis(50);
 
 pubsub::plain! {
     /// Where something is.
@@ -24,25 +24,25 @@ fn pose(number: u64) -> Pose {
 
 #[test]
 fn typed_topic_carries_values_between_members() {
-    let ground = Ground::new();
-    let (node, other) = (ground.join(), ground.join());
+    let test_dir = TestDir::new();
+    let (node, other) = (test_dir.join(), test_dir.join());
     let publisher = node.topic_of::<Pose>("pose").unwrap().publisher().unwrap();
     let mut subscriber = other.topic_of::<Pose>("pose").unwrap().subscriber().unwrap();
-    publisher.wait_for_subscribers(1, PATIENCE).unwrap();
+    publisher.wait_for_subscribers(1, TIMEOUT).unwrap();
     for number in 0..5 {
-        assert_eq!(publisher.publish(&pose(number), PATIENCE).unwrap().readers, 1);
-        assert_eq!(subscriber.pull(PATIENCE).unwrap(), pose(number));
+        assert_eq!(publisher.publish(&pose(number), TIMEOUT).unwrap().subscribers, 1);
+        assert_eq!(subscriber.pull(TIMEOUT).unwrap(), pose(number));
     }
     assert!(subscriber.try_pull().unwrap().is_none());
     publisher.try_publish(&pose(7)).unwrap().unwrap();
-    let sample = subscriber.untyped().pull(PATIENCE).unwrap();
+    let sample = subscriber.untyped().pull(TIMEOUT).unwrap();
     assert_eq!((sample.sequence(), subscriber.value_of(&sample).unwrap()), (6, pose(7)));
 }
 
 #[test]
 fn type_of_another_size_is_refused() {
-    let ground = Ground::new();
-    let node = ground.join();
+    let test_dir = TestDir::new();
+    let node = test_dir.join();
     let topic = node.topic_of::<Pose>("pose").unwrap();
     let error = node.topic_of::<[u8; 31]>("pose").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::SettingsDiffer, "{error}");
@@ -77,8 +77,8 @@ mod elsewhere {
 
 #[test]
 fn type_of_another_name_is_refused_and_of_another_module_is_not() {
-    let ground = Ground::new();
-    let (node, other) = (ground.join(), ground.join());
+    let test_dir = TestDir::new();
+    let (node, other) = (test_dir.join(), test_dir.join());
     let topic = node.topic_of::<Pose>("pose").unwrap();
     other.topic_of::<elsewhere::Pose>("pose").unwrap();
     let error = other.topic_of::<elsewhere::Twist>("pose").unwrap_err();
@@ -104,8 +104,8 @@ mod outdated {
 
 #[test]
 fn type_of_the_same_name_and_another_size_is_refused_with_both_sizes() {
-    let ground = Ground::new();
-    let (node, other) = (ground.join(), ground.join());
+    let test_dir = TestDir::new();
+    let (node, other) = (test_dir.join(), test_dir.join());
     let topic = node.topic_of::<outdated::Pose>("pose").unwrap();
     let error = other.topic_of::<Pose>("pose").unwrap_err();
     assert_eq!((error.kind(), error.subject()), (ErrorKind::SettingsDiffer, Some("pose")));
@@ -128,16 +128,16 @@ fn type_of_the_same_name_and_another_size_is_refused_with_both_sizes() {
 
 #[test]
 fn topic_without_a_type_and_one_of_values_are_open_to_each_other() {
-    let ground = Ground::new();
-    let (node, other) = (ground.join(), ground.join());
+    let test_dir = TestDir::new();
+    let (node, other) = (test_dir.join(), test_dir.join());
     let values = node.topic_of::<Pose>("pose").unwrap();
     let name = values.untyped().settings().unwrap().type_name;
     assert_eq!(name.map(|name| name.to_string()).as_deref(), Some("Pose"));
     let largest = size_of::<Pose>() as u64;
     let bytes = other.topic("pose", &TopicSettings { largest, ..Default::default() }).unwrap();
     let mut subscriber = bytes.subscriber().unwrap();
-    values.publisher().unwrap().publish(&pose(3), PATIENCE).unwrap();
-    assert_eq!(subscriber.pull(PATIENCE).unwrap().length(), largest);
+    values.publisher().unwrap().publish(&pose(3), TIMEOUT).unwrap();
+    assert_eq!(subscriber.pull(TIMEOUT).unwrap().length(), largest);
     // The other way round.
     let bytes = node.topic("raw", &TopicSettings { largest, ..Default::default() }).unwrap();
     assert_eq!(bytes.settings().unwrap().type_name, None);
@@ -147,13 +147,13 @@ fn topic_without_a_type_and_one_of_values_are_open_to_each_other() {
 
 #[test]
 fn message_that_is_no_value_is_an_error_and_the_next_is_read() {
-    let ground = Ground::new();
-    let node = ground.join();
+    let test_dir = TestDir::new();
+    let node = test_dir.join();
     let topic = node.topic_of::<u64>("numbers").unwrap();
     let (publisher, mut subscriber) = (topic.publisher().unwrap(), topic.subscriber().unwrap());
-    publisher.untyped().push(b"short", PATIENCE).unwrap();
-    publisher.publish(&7, PATIENCE).unwrap();
-    let error = subscriber.pull(PATIENCE).unwrap_err();
+    publisher.untyped().push(b"short", TIMEOUT).unwrap();
+    publisher.publish(&7, TIMEOUT).unwrap();
+    let error = subscriber.pull(TIMEOUT).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Malformed, "{error}");
     let publisher = publisher.untyped().id();
     assert_eq!(
@@ -163,25 +163,25 @@ fn message_that_is_no_value_is_an_error_and_the_next_is_read() {
              where a u64 has 8: publish values of that type only"
         )
     );
-    assert_eq!(subscriber.pull(PATIENCE).unwrap(), 7);
+    assert_eq!(subscriber.pull(TIMEOUT).unwrap(), 7);
 }
 
 #[test]
 fn subscriber_takes_a_topic_as_it_is_and_waits_for_it() {
-    let ground = Ground::new();
-    let node = ground.join();
-    let error = node.subscribe("later", SOON).unwrap_err();
-    assert_eq!((error.kind(), error.subject()), (ErrorKind::Unknown, Some("later")));
+    let test_dir = TestDir::new();
+    let node = test_dir.join();
+    let error = node.subscribe("later", SHORT_TIMEOUT).unwrap_err();
+    assert_eq!((error.kind(), error.subject()), (ErrorKind::NotFound, Some("later")));
     let settings = TopicSettings { depth: 3, largest: 100, ..Default::default() };
     std::thread::scope(|scope| {
         let reads = scope.spawn(|| {
-            let mut subscriber = node.subscribe("later", PATIENCE).unwrap();
-            subscriber.pull(PATIENCE).unwrap().to_vec().unwrap()
+            let mut subscriber = node.subscribe("later", TIMEOUT).unwrap();
+            subscriber.pull(TIMEOUT).unwrap().to_vec().unwrap()
         });
-        std::thread::sleep(SOON);
+        std::thread::sleep(SHORT_TIMEOUT);
         let publisher = node.topic("later", &settings).unwrap().publisher().unwrap();
-        publisher.wait_for_subscribers(1, PATIENCE).unwrap();
-        publisher.push(b"hello", PATIENCE).unwrap();
+        publisher.wait_for_subscribers(1, TIMEOUT).unwrap();
+        publisher.push(b"hello", TIMEOUT).unwrap();
         assert_eq!(reads.join().unwrap(), b"hello");
     });
 }

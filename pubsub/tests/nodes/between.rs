@@ -4,11 +4,11 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
-use pubsub::{ErrorKind, MemoryPlace, NetworkOptions, Node, NodeOptions, Row, TopicSettings};
+use pubsub::{ErrorKind, MemoryLocation, NetworkOptions, Node, NodeOptions, Row, TopicSettings};
 
-use crate::ground::{Ground, PATIENCE, message, number_of, options, publish, settings, until};
+use crate::support::{TIMEOUT, TestDir, message, number_of, options, publish, settings, until};
 
-pub use testkit::addresses::to_listen as address;
+pub use testkit::addresses::unused_listen_address as address;
 
 /// A node that listens, and knows of others.
 pub fn network(listen: SocketAddr, peers: &[SocketAddr]) -> NetworkOptions {
@@ -40,53 +40,53 @@ pub fn until_wanted(node: &Node, topic: &str, nodes: usize) {
 }
 
 /// Does the service keep a topic's messages for other nodes?
-pub fn is_carried(node: &Node, topic: &str) -> bool {
+pub fn is_replicated(node: &Node, topic: &str) -> bool {
     let rows = node.report().unwrap();
     rows.iter().any(|row| {
         matches!(row, Row::Subscriber { topic: of, participant, .. }
-            if of == topic && participant == "carrier")
+            if of == topic && participant == "replication")
     })
 }
 
 /// Waits until it does.
 #[track_caller]
 pub fn until_carried(node: &Node, topic: &str) {
-    until("another node that wants the topic", || is_carried(node, topic));
+    until("another node that wants the topic", || is_replicated(node, topic));
 }
 
 #[test]
 fn a_topic_is_opened_as_another_node_has_it() {
-    let (grounds, addresses) = ([Ground::new(), Ground::new()], [address(), address()]);
-    let first = join(grounds[0].path(), network(addresses[0], &[]));
-    let second = join(grounds[1].path(), network(addresses[1], &[addresses[0]]));
-    assert_eq!(second.open("numbers").unwrap_err().kind(), ErrorKind::Unknown);
-    let wanted = TopicSettings { memory: MemoryPlace::Host, depth: 3, ..settings() };
-    let there = first.topic("numbers", &wanted).unwrap();
+    let (test_dirs, addresses) = ([TestDir::new(), TestDir::new()], [address(), address()]);
+    let first = join(test_dirs[0].path(), network(addresses[0], &[]));
+    let second = join(test_dirs[1].path(), network(addresses[1], &[addresses[0]]));
+    assert_eq!(second.open("numbers").unwrap_err().kind(), ErrorKind::NotFound);
+    let wanted = TopicSettings { memory: MemoryLocation::Host, depth: 3, ..settings() };
+    let remote = first.topic("numbers", &wanted).unwrap();
     // Nobody has anything to do with it yet.
-    assert_eq!(second.open("numbers").unwrap_err().kind(), ErrorKind::Unknown);
-    let publisher = there.publisher().unwrap();
+    assert_eq!(second.open("numbers").unwrap_err().kind(), ErrorKind::NotFound);
+    let publisher = remote.publisher().unwrap();
     until("it to be told of", || {
         let rows = second.report().unwrap();
-        let is_so = |row: &Row| matches!(row, Row::Elsewhere { topic, depth: 3, publishes: true, .. } if topic == "numbers");
+        let is_so = |row: &Row| matches!(row, Row::RemoteTopic { topic, depth: 3, publishes: true, .. } if topic == "numbers");
         rows.iter().any(is_so)
     });
-    let here = second.open("numbers").unwrap();
-    assert_eq!(here.settings().unwrap(), wanted);
+    let local = second.open("numbers").unwrap();
+    assert_eq!(local.settings().unwrap(), wanted);
     let rows = second.report().unwrap();
-    assert!(!rows.iter().any(|row| matches!(row, Row::Elsewhere { .. })), "it is here, too");
-    let mut subscriber = here.subscriber().unwrap();
+    assert!(!rows.iter().any(|row| matches!(row, Row::RemoteTopic { .. })), "it is here, too");
+    let mut subscriber = local.subscriber().unwrap();
     until_wanted(&first, "numbers", 1);
     for number in 0..20 {
         publish(&publisher, number..number + 1);
-        assert_eq!(number_of(&subscriber.pull(PATIENCE).unwrap()), number);
+        assert_eq!(number_of(&subscriber.pull(TIMEOUT).unwrap()), number);
     }
 }
 
 #[test]
 fn messages_go_from_node_to_node_both_ways_at_once() {
-    let (grounds, addresses) = ([Ground::new(), Ground::new()], [address(), address()]);
-    let first = join(grounds[0].path(), network(addresses[0], &[]));
-    let second = join(grounds[1].path(), network(addresses[1], &[addresses[0]]));
+    let (test_dirs, addresses) = ([TestDir::new(), TestDir::new()], [address(), address()]);
+    let first = join(test_dirs[0].path(), network(addresses[0], &[]));
+    let second = join(test_dirs[1].path(), network(addresses[1], &[addresses[0]]));
     let nodes = [first, second];
     let topics = nodes.each_ref().map(|node| node.topic("numbers", &settings()).unwrap());
     let mut subscribers = topics.each_ref().map(|topic| topic.subscriber().unwrap());
@@ -100,7 +100,7 @@ fn messages_go_from_node_to_node_both_ways_at_once() {
             scope.spawn(move || {
                 let mut next = [0, 0];
                 for _ in 0..1000 {
-                    let sample = subscriber.pull(PATIENCE).unwrap();
+                    let sample = subscriber.pull(TIMEOUT).unwrap();
                     let which = usize::from(sample.origin().is_some());
                     assert_eq!(number_of(&sample), next[which]);
                     next[which] += 1;
@@ -126,27 +126,33 @@ fn messages_go_from_node_to_node_both_ways_at_once() {
 
 #[test]
 fn both_nodes_say_that_a_topic_is_another_one_at_the_other() {
-    let (grounds, addresses) = ([Ground::new(), Ground::new()], [address(), address()]);
-    let first = join(grounds[0].path(), network(addresses[0], &[]));
-    let second = join(grounds[1].path(), network(addresses[1], &[addresses[0]]));
+    let (test_dirs, addresses) = ([TestDir::new(), TestDir::new()], [address(), address()]);
+    let first = join(test_dirs[0].path(), network(addresses[0], &[]));
+    let second = join(test_dirs[1].path(), network(addresses[1], &[addresses[0]]));
     let other = TopicSettings { largest: 8192, ..settings() };
     let publisher = first.topic("numbers", &settings()).unwrap().publisher().unwrap();
     let subscriber = second.topic("numbers", &other).unwrap().subscriber().unwrap();
-    let misfit = |node: &Node| {
+    let incompatible_topic = |node: &Node| {
         let rows = node.report().unwrap();
-        rows.into_iter().find(|row| matches!(row, Row::Misfit { .. }))
+        rows.into_iter().find(|row| matches!(row, Row::IncompatibleTopic { .. }))
     };
     for (node, wanted_there) in [(&first, true), (&second, false)] {
-        until("the misfit", || misfit(node).is_some());
-        let Some(Row::Misfit {
-            topic, is_wanted_there, is_wanted_here, differs, here, there, ..
-        }) = misfit(node)
+        until("the misfit", || incompatible_topic(node).is_some());
+        let Some(Row::IncompatibleTopic {
+            topic,
+            is_wanted_remotely,
+            is_wanted_locally,
+            differs,
+            local,
+            remote,
+            ..
+        }) = incompatible_topic(node)
         else {
             unreachable!("a misfit")
         };
-        assert_eq!((topic.as_str(), is_wanted_there), ("numbers", wanted_there));
-        assert_eq!((is_wanted_here, &*differs), (!wanted_there, &["largest".to_owned()][..]));
-        let sizes = [here, there].map(|side| side.contains("up to 4096 bytes"));
+        assert_eq!((topic.as_str(), is_wanted_remotely), ("numbers", wanted_there));
+        assert_eq!((is_wanted_locally, &*differs), (!wanted_there, &["largest".to_owned()][..]));
+        let sizes = [local, remote].map(|side| side.contains("up to 4096 bytes"));
         assert_eq!(sizes, [wanted_there, !wanted_there]);
     }
     // Who listens is named by where it does, by either side, and for how long it has been there.
@@ -159,15 +165,15 @@ fn both_nodes_say_that_a_topic_is_another_one_at_the_other() {
         assert!(rows.iter().any(is_so), "{rows:?}");
     }
     drop(subscriber);
-    until("the misfit to be over", || misfit(&first).is_none());
+    until("the misfit to be over", || incompatible_topic(&first).is_none());
     drop(publisher);
 }
 
 /// What happens when two nodes come together, in any order.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Happens {
-    WriterComes,
-    ReaderComes,
+    WriterJoins,
+    ReaderJoins,
     Publishes,
     Subscribes,
 }
@@ -175,7 +181,7 @@ enum Happens {
 #[test]
 fn the_order_of_coming_does_not_matter() {
     use Happens::*;
-    let all = [WriterComes, ReaderComes, Publishes, Subscribes];
+    let all = [WriterJoins, ReaderJoins, Publishes, Subscribes];
     let mut orders = Vec::new();
     for a in all {
         for b in all {
@@ -184,7 +190,7 @@ fn the_order_of_coming_does_not_matter() {
                     let order = [a, b, c, d];
                     let at = |what| order.iter().position(|it| *it == what);
                     let (Some(writer), Some(publishes), Some(reader), Some(subscribes)) =
-                        (at(WriterComes), at(Publishes), at(ReaderComes), at(Subscribes))
+                        (at(WriterJoins), at(Publishes), at(ReaderJoins), at(Subscribes))
                     else {
                         continue;
                     };
@@ -197,17 +203,17 @@ fn the_order_of_coming_does_not_matter() {
     }
     assert_eq!(orders.len(), 6);
     for order in orders {
-        let (grounds, addresses) = ([Ground::new(), Ground::new()], [address(), address()]);
+        let (test_dirs, addresses) = ([TestDir::new(), TestDir::new()], [address(), address()]);
         let (mut nodes, mut publisher, mut subscriber) = ([None, None], None, None);
         for happens in order {
             match happens {
-                WriterComes => {
+                WriterJoins => {
                     nodes[0] =
-                        Some(join(grounds[0].path(), network(addresses[0], &[addresses[1]])));
+                        Some(join(test_dirs[0].path(), network(addresses[0], &[addresses[1]])));
                 }
-                ReaderComes => {
+                ReaderJoins => {
                     nodes[1] =
-                        Some(join(grounds[1].path(), network(addresses[1], &[addresses[0]])));
+                        Some(join(test_dirs[1].path(), network(addresses[1], &[addresses[0]])));
                 }
                 Publishes => {
                     let topic = nodes[0].as_ref().unwrap().topic("numbers", &settings()).unwrap();
@@ -223,16 +229,16 @@ fn the_order_of_coming_does_not_matter() {
         until_carried(nodes[0].as_ref().unwrap(), "numbers");
         publish(&publisher, 0..8);
         for expected in 0..8 {
-            assert_eq!(number_of(&subscriber.pull(PATIENCE).unwrap()), expected, "{order:?}");
+            assert_eq!(number_of(&subscriber.pull(TIMEOUT).unwrap()), expected, "{order:?}");
         }
     }
 }
 
 #[test]
 fn large_messages_arrive_whole() {
-    let (grounds, addresses) = ([Ground::new(), Ground::new()], [address(), address()]);
-    let writer = join(grounds[0].path(), network(addresses[0], &[addresses[1]]));
-    let reader = join(grounds[1].path(), network(addresses[1], &[]));
+    let (test_dirs, addresses) = ([TestDir::new(), TestDir::new()], [address(), address()]);
+    let writer = join(test_dirs[0].path(), network(addresses[0], &[addresses[1]]));
+    let reader = join(test_dirs[1].path(), network(addresses[1], &[]));
     let largest = 24 << 20;
     let settings = TopicSettings { largest, depth: 2, ..settings() };
     let reading = reader.topic("large", &settings).unwrap();
@@ -242,11 +248,11 @@ fn large_messages_arrive_whole() {
     let publisher = topic.publisher().unwrap();
     for length in [0, 1, 4097, 3 << 20, largest - 1, largest] {
         let bytes: Vec<u8> = (0..length).map(|at| (at * 7 + length) as u8).collect();
-        let mut loan = publisher.loan(length, PATIENCE).unwrap();
+        let mut loan = publisher.loan(length, TIMEOUT).unwrap();
         loan.write(0, &bytes).unwrap();
         loan.set_metadata(&length.to_le_bytes()).unwrap();
-        loan.publish(PATIENCE).unwrap();
-        let sample = subscriber.pull(PATIENCE).unwrap();
+        loan.publish(TIMEOUT).unwrap();
+        let sample = subscriber.pull(TIMEOUT).unwrap();
         assert_eq!((sample.length(), &*sample.metadata()), (length, &length.to_le_bytes()[..]));
         assert!(sample.to_vec().unwrap() == bytes, "other bytes, {length} of them");
     }
@@ -264,14 +270,14 @@ fn large_messages_arrive_whole() {
 
 #[test]
 fn one_writer_and_several_nodes_that_come_and_go() {
-    let grounds: Vec<_> = (0..4).map(|_| Ground::new()).collect();
+    let test_dirs: Vec<_> = (0..4).map(|_| TestDir::new()).collect();
     let home = address();
-    let writer = join(grounds[0].path(), network(home, &[]));
+    let writer = join(test_dirs[0].path(), network(home, &[]));
     let topic = writer.topic("numbers", &settings()).unwrap();
     let publisher = topic.publisher().unwrap();
     let mut readers = Vec::new();
-    for ground in &grounds[1..] {
-        let node = join(ground.path(), network(address(), &[home]));
+    for test_dir in &test_dirs[1..] {
+        let node = join(test_dir.path(), network(address(), &[home]));
         let subscriber = node.topic("numbers", &settings()).unwrap().subscriber().unwrap();
         readers.push((node, subscriber));
     }
@@ -281,7 +287,7 @@ fn one_writer_and_several_nodes_that_come_and_go() {
         for number in next..next + 50 {
             publish(&publisher, number..number + 1);
             for (_, subscriber) in &mut readers {
-                assert_eq!(number_of(&subscriber.pull(PATIENCE).unwrap()), number);
+                assert_eq!(number_of(&subscriber.pull(TIMEOUT).unwrap()), number);
             }
         }
         next += 50;
@@ -293,9 +299,9 @@ fn one_writer_and_several_nodes_that_come_and_go() {
 
 #[test]
 fn a_topic_that_is_made_anew_begins_anew() {
-    let (grounds, addresses) = ([Ground::new(), Ground::new()], [address(), address()]);
-    let writer = join(grounds[0].path(), network(addresses[0], &[]));
-    let reader = join(grounds[1].path(), network(addresses[1], &[addresses[0]]));
+    let (test_dirs, addresses) = ([TestDir::new(), TestDir::new()], [address(), address()]);
+    let writer = join(test_dirs[0].path(), network(addresses[0], &[]));
+    let reader = join(test_dirs[1].path(), network(addresses[1], &[addresses[0]]));
     let mut subscriber = reader.topic("numbers", &settings()).unwrap().subscriber().unwrap();
     for round in [10, 3, 5] {
         let topic = writer.topic("numbers", &settings()).unwrap();
@@ -304,7 +310,7 @@ fn a_topic_that_is_made_anew_begins_anew() {
         publish(&publisher, 0..round);
         drop((publisher, topic));
         for expected in 0..round {
-            assert_eq!(number_of(&subscriber.pull(PATIENCE).unwrap()), expected);
+            assert_eq!(number_of(&subscriber.pull(TIMEOUT).unwrap()), expected);
         }
         until("the topic to go", || {
             let rows = writer.report().unwrap();
@@ -315,9 +321,9 @@ fn a_topic_that_is_made_anew_begins_anew() {
 
 #[test]
 fn one_who_holds_too_long_at_another_node_is_removed_there() {
-    let (grounds, addresses) = ([Ground::new(), Ground::new()], [address(), address()]);
-    let writer = join(grounds[0].path(), network(addresses[0], &[addresses[1]]));
-    let reader = join(grounds[1].path(), network(addresses[1], &[]));
+    let (test_dirs, addresses) = ([TestDir::new(), TestDir::new()], [address(), address()]);
+    let writer = join(test_dirs[0].path(), network(addresses[0], &[addresses[1]]));
+    let reader = join(test_dirs[1].path(), network(addresses[1], &[]));
     let hasty = TopicSettings { release_deadline: Duration::from_millis(300), ..settings() };
     let reading = reader.topic("numbers", &hasty).unwrap();
     let (mut greedy, mut good) = (reading.subscriber().unwrap(), reading.subscriber().unwrap());
@@ -326,12 +332,12 @@ fn one_who_holds_too_long_at_another_node_is_removed_there() {
     let publisher = topic.publisher().unwrap();
     let mut held = Vec::new();
     for number in 0..60 {
-        publisher.push(&message(number), PATIENCE).unwrap();
-        assert_eq!(number_of(&good.pull(PATIENCE).unwrap()), number);
+        publisher.push(&message(number), TIMEOUT).unwrap();
+        assert_eq!(number_of(&good.pull(TIMEOUT).unwrap()), number);
         if let Ok(Some(sample)) = greedy.try_pull() {
             held.push(sample);
         }
     }
     assert!(held.len() <= 8);
-    assert_eq!(greedy.pull(PATIENCE).unwrap_err().kind(), ErrorKind::Evicted);
+    assert_eq!(greedy.pull(TIMEOUT).unwrap_err().kind(), ErrorKind::Evicted);
 }

@@ -2,17 +2,17 @@
 
 use pubsub::{Event, Reliability, TopicSettings};
 
-use crate::between::{address, is_carried, join, network, until_carried};
-use crate::ground::{Ground, PATIENCE, number_of, publish, settings, until};
+use crate::between::{address, is_replicated, join, network, until_carried};
+use crate::support::{TIMEOUT, TestDir, number_of, publish, settings, until};
 
 #[test]
 fn what_was_published_before_one_subscribed_is_no_gap() {
     for reliability in [Reliability::Reliable, Reliability::DropNewest, Reliability::DropOldest] {
         // So deep that none is dropped because it is not known yet that those before it were read.
         let settings = TopicSettings { reliability, depth: 64, ..settings() };
-        let (grounds, addresses) = ([Ground::new(), Ground::new()], [address(), address()]);
-        let first = join(grounds[0].path(), network(addresses[0], &[]));
-        let second = join(grounds[1].path(), network(addresses[1], &[addresses[0]]));
+        let (test_dirs, addresses) = ([TestDir::new(), TestDir::new()], [address(), address()]);
+        let first = join(test_dirs[0].path(), network(addresses[0], &[]));
+        let second = join(test_dirs[1].path(), network(addresses[1], &[addresses[0]]));
         let here = first.topic("numbers", &settings).unwrap();
         let (publisher, mut local) = (here.publisher().unwrap(), here.subscriber().unwrap());
         // It stays there though nobody subscribes for a while.
@@ -23,17 +23,17 @@ fn what_was_published_before_one_subscribed_is_no_gap() {
             until_carried(&first, "numbers");
             for number in next..next + 10 {
                 publish(&publisher, number..number + 1);
-                assert_eq!(number_of(&local.pull(PATIENCE).unwrap()), number);
-                assert_eq!(number_of(&remote.pull(PATIENCE).unwrap()), number);
+                assert_eq!(number_of(&local.pull(TIMEOUT).unwrap()), number);
+                assert_eq!(number_of(&remote.pull(TIMEOUT).unwrap()), number);
             }
             assert_eq!(remote.missed(), 0, "{reliability:?}, from {next} on");
             let event = remote.poll_event();
             assert!(!matches!(event, Some(Event::Gap { .. })), "{event:?}");
             drop(remote);
-            until("nobody to subscribe there", || !is_carried(&first, "numbers"));
+            until("nobody to subscribe there", || !is_replicated(&first, "numbers"));
             for number in next + 10..next + 50 {
                 publish(&publisher, number..number + 1);
-                assert_eq!(number_of(&local.pull(PATIENCE).unwrap()), number);
+                assert_eq!(number_of(&local.pull(TIMEOUT).unwrap()), number);
             }
             next += 50;
         }

@@ -5,16 +5,16 @@ use std::time::Duration;
 use pubsub::{Event, NetworkOptions, Publisher, Reliability, Row, Subscriber, TopicSettings};
 
 use crate::between::{address, join, network, until_carried};
-use crate::ground::{Ground, Other, PATIENCE, number_of, publish, settings, until};
+use crate::support::{ChildProcess, TIMEOUT, TestDir, number_of, publish, settings, until};
 
 /// Numbers flow between two nodes, of which one service after the other ends.
-fn numbers_flow_while(end: fn(&mut Other)) {
+fn numbers_flow_while(end: fn(&mut ChildProcess)) {
     const COUNT: u64 = 6000;
-    let (grounds, addresses) = ([Ground::new(), Ground::new()], [address(), address()]);
+    let (test_dirs, addresses) = ([TestDir::new(), TestDir::new()], [address(), address()]);
     let role = |which: usize| format!("serves {} {}", addresses[which], addresses[1 - which]);
-    let start = |which: usize| Other::start(&role(which), grounds[which].path());
+    let start = |which: usize| ChildProcess::start(&role(which), test_dirs[which].path());
     let mut services = [start(0), start(1)];
-    let nodes = grounds.each_ref().map(Ground::join_served);
+    let nodes = test_dirs.each_ref().map(TestDir::join_served);
     let reading = nodes[1].topic("numbers", &settings()).unwrap();
     let mut subscriber = reading.subscriber().unwrap();
     let topic = nodes[0].topic("numbers", &settings()).unwrap();
@@ -23,7 +23,7 @@ fn numbers_flow_while(end: fn(&mut Other)) {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             publish(&publisher, 0..COUNT);
-            publisher.flush(PATIENCE).unwrap();
+            publisher.flush(TIMEOUT).unwrap();
         });
         let mut ends = 0;
         for expected in 0..COUNT {
@@ -33,7 +33,7 @@ fn numbers_flow_while(end: fn(&mut Other)) {
                 services[which] = start(which);
                 ends += 1;
             }
-            assert_eq!(number_of(&subscriber.pull(PATIENCE).unwrap()), expected);
+            assert_eq!(number_of(&subscriber.pull(TIMEOUT).unwrap()), expected);
         }
     });
     assert!(subscriber.try_pull().unwrap().is_none(), "one came twice");
@@ -41,28 +41,28 @@ fn numbers_flow_while(end: fn(&mut Other)) {
 
 #[test]
 fn nothing_is_lost_when_services_of_both_sides_are_killed() {
-    numbers_flow_while(Other::kill);
+    numbers_flow_while(ChildProcess::kill);
 }
 
 #[test]
 fn nothing_is_lost_when_services_of_both_sides_end_in_order() {
-    numbers_flow_while(Other::end);
+    numbers_flow_while(ChildProcess::end);
 }
 
 /// Waits until all have so many messages, of which one reads here.
 fn flush(publisher: &Publisher, local: &mut Subscriber, count: u64) {
     for _ in 0..count {
-        drop(local.pull(PATIENCE).unwrap());
+        drop(local.pull(TIMEOUT).unwrap());
     }
-    publisher.flush(PATIENCE).unwrap();
+    publisher.flush(TIMEOUT).unwrap();
 }
 
 #[test]
 fn publishers_are_told_what_a_node_missed_that_was_given_up() {
-    let (grounds, addresses) = ([Ground::new(), Ground::new()], [address(), address()]);
+    let (test_dirs, addresses) = ([TestDir::new(), TestDir::new()], [address(), address()]);
     let lost_after = Duration::from_secs(2);
     let node = join(
-        grounds[0].path(),
+        test_dirs[0].path(),
         NetworkOptions { lost_after, ..network(addresses[0], &[addresses[1]]) },
     );
     let topic = node.topic("numbers", &settings()).unwrap();
@@ -70,7 +70,7 @@ fn publishers_are_told_what_a_node_missed_that_was_given_up() {
     let mut local = topic.subscriber().unwrap();
     // It gets these, and ends only when it has more.
     let role = format!("comes-and-reads {} {} 1000", addresses[1], addresses[0]);
-    let mut reader = Other::start(&role, grounds[1].path());
+    let mut reader = ChildProcess::start(&role, test_dirs[1].path());
     until_carried(&node, "numbers");
     publish(&publisher, 0..4);
     flush(&publisher, &mut local, 4);
@@ -84,7 +84,7 @@ fn publishers_are_told_what_a_node_missed_that_was_given_up() {
     assert!(node.report().unwrap().iter().any(is_told));
     // One that comes later is no destination of what was before.
     let role = format!("comes-and-reads {} {} 0", addresses[1], addresses[0]);
-    Other::start(&role, grounds[1].path()).finish();
+    ChildProcess::start(&role, test_dirs[1].path()).finish();
     publish(&publisher, 9..10);
     flush(&publisher, &mut local, 1);
     until("nobody elsewhere", || publisher.subscribers() == 1);
@@ -93,17 +93,17 @@ fn publishers_are_told_what_a_node_missed_that_was_given_up() {
 
 #[test]
 fn who_reads_at_another_node_is_told_of_a_publisher_that_died() {
-    let (grounds, addresses) = ([Ground::new(), Ground::new()], [address(), address()]);
-    let first = join(grounds[0].path(), network(addresses[0], &[]));
-    let second = join(grounds[1].path(), network(addresses[1], &[addresses[0]]));
+    let (test_dirs, addresses) = ([TestDir::new(), TestDir::new()], [address(), address()]);
+    let first = join(test_dirs[0].path(), network(addresses[0], &[]));
+    let second = join(test_dirs[1].path(), network(addresses[1], &[addresses[0]]));
     let mut subscriber = second.topic("numbers", &settings()).unwrap().subscriber().unwrap();
-    let mut dies = Other::start("publishes-and-waits numbers 3", grounds[0].path());
+    let mut dies = ChildProcess::start("publishes-and-waits numbers 3", test_dirs[0].path());
     for expected in 0..3 {
-        let sample = subscriber.pull(PATIENCE).unwrap();
+        let sample = subscriber.pull(TIMEOUT).unwrap();
         assert_eq!(number_of(&sample), expected);
         if expected == 2 {
             dies.kill();
-            let expected = Event::PublisherLostElsewhere {
+            let expected = Event::RemotePublisherLost {
                 node: sample.origin().unwrap(),
                 publisher: sample.publisher(),
             };
@@ -117,9 +117,8 @@ fn who_reads_at_another_node_is_told_of_a_publisher_that_died() {
     }
     assert_eq!((subscriber.poll_event(), subscriber.missed()), (None, 0));
     // One that leaves in order is no loss.
-    let mut leaves = Other::start("publishes-and-waits numbers 2", grounds[0].path());
-    (0..2)
-        .for_each(|expected| assert_eq!(number_of(&subscriber.pull(PATIENCE).unwrap()), expected));
+    let mut leaves = ChildProcess::start("publishes-and-waits numbers 2", test_dirs[0].path());
+    (0..2).for_each(|expected| assert_eq!(number_of(&subscriber.pull(TIMEOUT).unwrap()), expected));
     leaves.end();
     until("it to have left", || {
         let rows = first.report().unwrap();
@@ -131,20 +130,20 @@ fn who_reads_at_another_node_is_told_of_a_publisher_that_died() {
 /// Its service is stopped, and the connection is lost: from then on the other node keeps nothing for it.
 #[test]
 fn reader_of_a_node_that_was_given_up_is_told_what_it_missed() {
-    let (grounds, addresses) = ([Ground::new(), Ground::new()], [address(), address()]);
+    let (test_dirs, addresses) = ([TestDir::new(), TestDir::new()], [address(), address()]);
     let lost_after = Duration::from_secs(1);
     let network = NetworkOptions { lost_after, ..network(addresses[0], &[addresses[1]]) };
-    let node = join(grounds[0].path(), network);
+    let node = join(test_dirs[0].path(), network);
     let role = format!("serves {} {}", addresses[1], addresses[0]);
-    let service = Other::start(&role, grounds[1].path());
-    let reading = grounds[1].join_served();
+    let service = ChildProcess::start(&role, test_dirs[1].path());
+    let reading = test_dirs[1].join_served();
     let mut reader = reading.topic("numbers", &settings()).unwrap().subscriber().unwrap();
     let topic = node.topic("numbers", &settings()).unwrap();
     let publisher = topic.publisher().unwrap();
     until_carried(&node, "numbers");
     publish(&publisher, 0..4);
     for expected in 0..4 {
-        assert_eq!(number_of(&reader.pull(PATIENCE).unwrap()), expected);
+        assert_eq!(number_of(&reader.pull(TIMEOUT).unwrap()), expected);
     }
     service.stop();
     // It waits until the node is given up, and goes on without.
@@ -156,7 +155,7 @@ fn reader_of_a_node_that_was_given_up_is_told_what_it_missed() {
     assert_eq!(reader.poll_event(), Some(Event::Gap { missed: reader.missed() }));
     until_carried(&node, "numbers");
     publish(&publisher, 200..201);
-    assert_eq!(number_of(&reader.pull(PATIENCE).unwrap()), 200);
+    assert_eq!(number_of(&reader.pull(TIMEOUT).unwrap()), 200);
     assert_eq!((read + 1 + reader.missed(), publisher.counters().messages), (201, 201));
     assert_eq!(reader.poll_event(), None);
 }
@@ -180,9 +179,9 @@ fn reader_is_told_what_is_missing_behind_the_last_message_of_another_node() {
     const COUNT: u64 = 400;
     for reliability in [Reliability::DropNewest, Reliability::DropOldest] {
         let settings = TopicSettings { reliability, depth: 4, ..settings() };
-        let (grounds, addresses) = ([Ground::new(), Ground::new()], [address(), address()]);
-        let first = join(grounds[0].path(), network(addresses[0], &[]));
-        let second = join(grounds[1].path(), network(addresses[1], &[addresses[0]]));
+        let (test_dirs, addresses) = ([TestDir::new(), TestDir::new()], [address(), address()]);
+        let first = join(test_dirs[0].path(), network(addresses[0], &[]));
+        let second = join(test_dirs[1].path(), network(addresses[1], &[addresses[0]]));
         let there = second.topic("numbers", &settings).unwrap();
         let mut reader = there.subscriber().unwrap();
         let here = first.topic("numbers", &settings).unwrap();
@@ -199,7 +198,7 @@ fn reader_is_told_what_is_missing_behind_the_last_message_of_another_node() {
         // What was missed is not counted again with the next message.
         let (missed, publisher) = (reader.missed(), here.publisher().unwrap());
         publish(&publisher, 0..1);
-        assert_eq!(number_of(&reader.pull(PATIENCE).unwrap()), 0);
+        assert_eq!(number_of(&reader.pull(TIMEOUT).unwrap()), 0);
         assert_eq!(reader.missed(), missed);
     }
 }

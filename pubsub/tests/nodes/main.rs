@@ -3,13 +3,13 @@
 #![allow(missing_docs, unreachable_pub)]
 
 mod between;
+mod child;
 mod gaps;
-#[path = "../node/ground.rs"]
-#[allow(dead_code)]
-mod ground;
 mod losses;
-mod ordered;
-mod orders;
-mod other_side;
+mod start_order;
+mod stream_order;
+#[path = "../node/support.rs"]
+#[allow(dead_code)]
+mod support;
 mod survivors;
 mod takeovers;

@@ -9,7 +9,7 @@ use pubsub::{NetworkOptions, TopicSettings};
 use testkit::children::{self, Child, next_line, say, wait_for_end_of_input};
 
 use crate::between::{address, join, network};
-use crate::ground::{Ground, PATIENCE, message, number_of, settings};
+use crate::support::{TIMEOUT, TestDir, message, number_of, settings};
 
 /// Topics of each node, and so rings in each direction.
 const TOPICS: u64 = 4;
@@ -82,21 +82,21 @@ fn spent(child: &Child) -> (Duration, u64, usize) {
 }
 
 fn a_node_is_gone(provider: &str, go: fn(&mut Child)) {
-    let (grounds, addresses) = ([Ground::new(), Ground::new()], [address(), address()]);
+    let (test_dirs, addresses) = ([TestDir::new(), TestDir::new()], [address(), address()]);
     let [mut survivor, mut other] = [0, 1].map(|this: usize| {
-        let place = grounds[this].path().to_str().unwrap();
+        let place = test_dirs[this].path().to_str().unwrap();
         let [listen, peer] = [addresses[this], addresses[1 - this]].map(|it| it.to_string());
         let words = [place, "exchanges", &listen, &peer, provider];
-        Child::start(children::again(words).stdout(Stdio::piped()))
+        Child::start(children::respawn(words).stdout(Stdio::piped()))
     });
     for child in [&mut survivor, &mut other] {
         for _ in 0..TOPICS {
-            assert_eq!(child.line(PATIENCE).as_deref(), Some("goes on"));
+            assert_eq!(child.line(TIMEOUT).as_deref(), Some("goes on"));
         }
     }
     go(&mut other);
     survivor.say("be quiet");
-    assert_eq!(survivor.line(PATIENCE).as_deref(), Some("quiet"));
+    assert_eq!(survivor.line(TIMEOUT).as_deref(), Some("quiet"));
     std::thread::sleep(3 * LOST_AFTER);
     // Other work on the machine makes each wake-up cost more: the cheapest of three counts.
     let mut cheapest = Duration::MAX;
@@ -114,7 +114,7 @@ fn a_node_is_gone(provider: &str, go: fn(&mut Child)) {
         }
     }
     assert!(cheapest <= MEASURED / 100, "{cheapest:?} of processor time in {MEASURED:?}");
-    survivor.end(PATIENCE);
+    survivor.end(TIMEOUT);
 }
 
 #[test]
@@ -131,6 +131,6 @@ fn a_node_that_survives_a_killed_one_over_rxm_spends_nothing_on_it() {
 fn a_node_that_survives_one_that_ends_spends_nothing_on_it() {
     a_node_is_gone("net", |child| {
         child.say("be quiet");
-        child.end(PATIENCE);
+        child.end(TIMEOUT);
     });
 }

@@ -5,8 +5,8 @@ use std::time::Duration;
 use pubsub::{NetworkOptions, Node, NodeOptions, Row, Subscriber, Topic};
 
 use crate::between::{address, join, network, until_carried};
-use crate::ground::{
-    Ground, Other, PATIENCE, message, number_of, options, publish, settings, until,
+use crate::support::{
+    ChildProcess, TIMEOUT, TestDir, message, number_of, options, publish, settings, until,
 };
 
 fn serves(node: &Node, number: u32) -> bool {
@@ -24,16 +24,16 @@ fn listens(node: &Node) -> Option<String> {
 
 /// A writer whose service is another process, and what reads at another node.
 fn with_a_service(
-    grounds: &[Ground; 2],
+    test_dirs: &[TestDir; 2],
     network_of_writer: Option<NetworkOptions>,
-) -> (Other, Node, Topic, Subscriber) {
+) -> (ChildProcess, Node, Topic, Subscriber) {
     let reads = address();
     // At any port: the other node knows which one only from this service.
-    let service = Other::start(&format!("serves 127.0.0.1:0 {reads}"), grounds[0].path());
-    until("the service", || pubsub::report(grounds[0].path()).is_ok());
-    let reader = join(grounds[1].path(), network(reads, &[]));
+    let service = ChildProcess::start(&format!("serves 127.0.0.1:0 {reads}"), test_dirs[0].path());
+    until("the service", || pubsub::report(test_dirs[0].path()).is_ok());
+    let reader = join(test_dirs[1].path(), network(reads, &[]));
     let subscriber = reader.topic("numbers", &settings()).unwrap().subscriber().unwrap();
-    let own = NodeOptions { network: network_of_writer, ..options(grounds[0].path()) };
+    let own = NodeOptions { network: network_of_writer, ..options(test_dirs[0].path()) };
     let writer = Node::join(own).unwrap();
     let topic = writer.topic("numbers", &settings()).unwrap();
     until_carried(&writer, "numbers");
@@ -42,9 +42,9 @@ fn with_a_service(
 
 #[test]
 fn a_service_that_was_told_nothing_of_other_nodes_goes_on_as_the_last_one() {
-    for ends in [Other::kill as fn(&mut Other), Other::end] {
-        let grounds = [Ground::new(), Ground::new()];
-        let (mut service, writer, topic, mut subscriber) = with_a_service(&grounds, None);
+    for ends in [ChildProcess::kill as fn(&mut ChildProcess), ChildProcess::end] {
+        let test_dirs = [TestDir::new(), TestDir::new()];
+        let (mut service, writer, topic, mut subscriber) = with_a_service(&test_dirs, None);
         let publisher = topic.publisher().unwrap();
         let before = listens(&writer).unwrap();
         const COUNT: u64 = 100;
@@ -54,13 +54,13 @@ fn a_service_that_was_told_nothing_of_other_nodes_goes_on_as_the_last_one() {
                 if expected == 4 {
                     ends(&mut service);
                 }
-                assert_eq!(number_of(&subscriber.pull(PATIENCE).unwrap()), expected);
+                assert_eq!(number_of(&subscriber.pull(TIMEOUT).unwrap()), expected);
             }
         });
         assert!(serves(&writer, 2));
         assert_eq!(listens(&writer).unwrap(), before);
         // And so does the one after it, though it never met the first.
-        let third = grounds[0].join();
+        let third = test_dirs[0].join();
         let next = third.open("numbers").unwrap();
         drop((publisher, topic, writer));
         until("the third service", || serves(&third, 3));
@@ -68,15 +68,15 @@ fn a_service_that_was_told_nothing_of_other_nodes_goes_on_as_the_last_one() {
         until_carried(&third, "numbers");
         publish(&next.publisher().unwrap(), COUNT..COUNT + 6);
         for expected in COUNT..COUNT + 6 {
-            assert_eq!(number_of(&subscriber.pull(PATIENCE).unwrap()), expected);
+            assert_eq!(number_of(&subscriber.pull(TIMEOUT).unwrap()), expected);
         }
     }
 }
 
 #[test]
 fn a_service_that_finds_its_port_taken_goes_on_when_it_is_free() {
-    let grounds = [Ground::new(), Ground::new()];
-    let (mut service, writer, topic, mut subscriber) = with_a_service(&grounds, None);
+    let test_dirs = [TestDir::new(), TestDir::new()];
+    let (mut service, writer, topic, mut subscriber) = with_a_service(&test_dirs, None);
     let publisher = topic.publisher().unwrap();
     let port = listens(&writer).unwrap();
     // Whoever comes first has it.
@@ -98,7 +98,7 @@ fn a_service_that_finds_its_port_taken_goes_on_when_it_is_free() {
     std::thread::scope(|scope| {
         scope.spawn(|| publish(&publisher, 0..20));
         for expected in 0..20 {
-            assert_eq!(number_of(&subscriber.pull(PATIENCE).unwrap()), expected);
+            assert_eq!(number_of(&subscriber.pull(TIMEOUT).unwrap()), expected);
         }
     });
     until("the port", || listens(&writer).as_ref() == Some(&port));
@@ -106,22 +106,22 @@ fn a_service_that_finds_its_port_taken_goes_on_when_it_is_free() {
 
 #[test]
 fn a_service_that_reaches_nobody_lets_go_of_what_others_are_owed() {
-    let grounds = [Ground::new(), Ground::new()];
+    let test_dirs = [TestDir::new(), TestDir::new()];
     // It has options of its own, by which nobody is ever reached.
     let vain =
         NetworkOptions { listen: Some("0.0.0.0:0".parse().unwrap()), ..NetworkOptions::default() };
-    let (mut service, writer, topic, mut subscriber) = with_a_service(&grounds, Some(vain));
+    let (mut service, writer, topic, mut subscriber) = with_a_service(&test_dirs, Some(vain));
     let publisher = topic.publisher().unwrap();
     publish(&publisher, 0..4);
     for expected in 0..4 {
-        assert_eq!(number_of(&subscriber.pull(PATIENCE).unwrap()), expected);
+        assert_eq!(number_of(&subscriber.pull(TIMEOUT).unwrap()), expected);
     }
     service.kill();
     // More than wait anywhere: somebody has to let go of them.
     let mut own = topic.subscriber().unwrap();
     for number in 4..100 {
-        publisher.push(&message(number), PATIENCE).unwrap();
-        assert_eq!(number_of(&own.pull(PATIENCE).unwrap()), number);
+        publisher.push(&message(number), TIMEOUT).unwrap();
+        assert_eq!(number_of(&own.pull(TIMEOUT).unwrap()), number);
     }
     assert!(serves(&writer, 2));
     assert_eq!(listens(&writer), None);
@@ -129,16 +129,16 @@ fn a_service_that_reaches_nobody_lets_go_of_what_others_are_owed() {
 
 #[test]
 fn nothing_is_lost_while_a_service_waits_for_one_that_is_stopped() {
-    let (grounds, addresses) = ([Ground::new(), Ground::new()], [address(), address()]);
+    let (test_dirs, addresses) = ([TestDir::new(), TestDir::new()], [address(), address()]);
     let role = format!("serves {} {}", addresses[1], addresses[0]);
-    let mut service = Other::start(&role, grounds[1].path());
+    let mut service = ChildProcess::start(&role, test_dirs[1].path());
     // Less than the other side needs to give up one who does not come back.
     let lost_after = Duration::from_secs(3);
     let options = NetworkOptions { lost_after, ..network(addresses[0], &[addresses[1]]) };
-    let writer = join(grounds[0].path(), options);
-    let reader = grounds[1].join_served();
+    let writer = join(test_dirs[0].path(), options);
+    let reader = test_dirs[1].join_served();
     let mut subscriber = reader.topic("numbers", &settings()).unwrap().subscriber().unwrap();
-    let stopped = Other::start("reads others 1", grounds[1].path());
+    let stopped = ChildProcess::start("reads others 1", test_dirs[1].path());
     until("all to be there", || {
         let rows = reader.report().unwrap_or_default();
         rows.iter().any(|row| matches!(row, Row::Subscriber { topic, .. } if topic == "others"))
@@ -153,9 +153,9 @@ fn nothing_is_lost_while_a_service_waits_for_one_that_is_stopped() {
             if expected == 100 {
                 stopped.stop();
                 service.kill();
-                service = Other::start(&role, grounds[1].path());
+                service = ChildProcess::start(&role, test_dirs[1].path());
             }
-            assert_eq!(number_of(&subscriber.pull(PATIENCE).unwrap()), expected);
+            assert_eq!(number_of(&subscriber.pull(TIMEOUT).unwrap()), expected);
         }
     });
 }

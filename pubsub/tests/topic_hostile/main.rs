@@ -17,24 +17,24 @@
 #![allow(missing_docs, unreachable_pub)]
 
 mod attacks;
-#[path = "../bridge/connect_request.rs"]
+#[path = "../replication/connect_request.rs"]
 mod connect_request;
 mod frames;
 mod handshake;
 mod limits;
 mod logs;
 mod members;
-#[path = "../namespaces/cables.rs"]
+#[path = "../namespaces/network.rs"]
 #[allow(dead_code)]
 mod network;
 mod outcome;
-mod over;
 mod phases;
 mod ports;
 mod publisher;
 mod random;
 mod reader;
 mod service;
+mod stop_signal;
 mod supervisor;
 mod table;
 mod topics;
@@ -46,7 +46,7 @@ mod world;
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-testkit::entry_of_children!(enter);
+testkit::child_entry!(enter);
 
 /// Runs a role of a child.
 fn enter(words: &[&str]) {

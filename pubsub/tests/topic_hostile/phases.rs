@@ -20,7 +20,7 @@ pub enum Cause {
 
 /// What the supervisor does beside starting the processes of an attack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Beside {
+pub enum SupervisorAction {
     Nothing,
     /// Stops so many of them (SIGSTOP) until the end of the phase.
     Stop(usize),
@@ -45,14 +45,14 @@ pub struct Phase {
     pub actors: Actors,
     pub user: User,
     pub cause: Cause,
-    pub beside: Beside,
+    pub supervisor_action: SupervisorAction,
     /// What `docs/how-to/security.md` says that a process at the port can do.
-    pub documented: Documented,
+    pub documented: DocumentedEffect,
 }
 
 /// Effects that the documents allow an attack to have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Documented {
+pub enum DocumentedEffect {
     Nothing,
     /// Messages between the nodes pause for about two seconds, once.
     OnePause,
@@ -69,8 +69,8 @@ impl Phase {
             actors: Actors::Attacker(name),
             user: User::Other,
             cause,
-            beside: Beside::Nothing,
-            documented: Documented::Nothing,
+            supervisor_action: SupervisorAction::Nothing,
+            documented: DocumentedEffect::Nothing,
         }
     }
 
@@ -104,7 +104,7 @@ pub fn all() -> Vec<Phase> {
     const SILENT: Cause = NotLogged("nothing was said");
     const PROVIDER: Cause = NotLogged("the provider does not report it");
     const OWN_LIMIT: Cause = NotLogged("the limit is the member's own, and its error names it");
-    const REFUSED: Cause = Logged(&["a connection of a process was refused"]);
+    const REFUSED: Cause = Logged(&["a connection was rejected"]);
     let one = |name: &str| vec![name.to_owned()];
     vec![
         Phase::attack("node-garbage", Logged(&["a connection was refused"])),
@@ -112,7 +112,7 @@ pub fn all() -> Vec<Phase> {
         Phase::attack("node-slow", Logged(&["a connection was refused"])),
         Phase::attack("node-replay", Logged(&["another node is gone"])),
         Phase {
-            documented: Documented::Takeover,
+            documented: DocumentedEffect::Takeover,
             ..Phase::attack("node-takeover", Logged(&["another node is gone"]))
         },
         Phase::attack("provider-garbage", PROVIDER),
@@ -120,7 +120,7 @@ pub fn all() -> Vec<Phase> {
         Phase::attack("provider-crowd", SILENT),
         Phase::attack("provider-slow", PROVIDER),
         Phase {
-            documented: Documented::OnePause,
+            documented: DocumentedEffect::OnePause,
             ..Phase::attack("provider-forged", Logged(&["moves nothing"]))
         },
         Phase::attack("socket-garbage", KERNEL),
@@ -131,17 +131,20 @@ pub fn all() -> Vec<Phase> {
         Phase::same_user("own-socket-slow", "socket-slow", REFUSED),
         Phase::members("many-topics", one("topics:2000"), Logged(&["ulimit -n"])),
         Phase {
-            beside: Beside::Stop(8),
+            supervisor_action: SupervisorAction::Stop(8),
             ..Phase::members("many-readers", vec!["reader".to_owned(); 40], Logged(&["evicted"]))
         },
         Phase::members("short-files", one("short-files"), OWN_LIMIT),
         Phase {
-            beside: Beside::ShortFilesOfService(1 << 20),
+            supervisor_action: SupervisorAction::ShortFilesOfService(1 << 20),
             ..Phase::members("no-memory", one("large-topics"), Logged(&["ulimit -f"]))
         },
         Phase::members("few-descriptors", one("few-descriptors:28"), OWN_LIMIT),
         Phase::members("no-descriptors", one("all-descriptors:1024"), OWN_LIMIT),
         Phase::attack("provider-replay", PROVIDER),
-        Phase { documented: Documented::Descriptors, ..Phase::attack("provider-ports", PROVIDER) },
+        Phase {
+            documented: DocumentedEffect::Descriptors,
+            ..Phase::attack("provider-ports", PROVIDER)
+        },
     ]
 }

@@ -37,9 +37,9 @@ pub fn run(directory: &Path, number: u8, peer: &str) {
     };
     let options = NodeOptions {
         directory: directory.to_owned(),
-        service: ServiceMode::Standing,
+        service: ServiceMode::Dedicated,
         network: Some(network),
-        patience: LONGEST,
+        service_timeout: LONGEST,
         budgets: Budgets { host: Some(BUDGET), device: None },
         ..NodeOptions::default()
     };

@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 use crate::attacks::Target;
 use crate::limits;
 use crate::outcome::Outcome;
-use crate::phases::{self, Beside, Phase};
+use crate::phases::{self, Phase, SupervisorAction};
 use crate::table;
 use crate::topics::LONGEST;
 use crate::user;
-use crate::verdict::Seen;
+use crate::verdict::PhaseResult;
 use crate::world::{Process, World};
 
 /// From the start until descriptors and connections stay as they are.
@@ -81,17 +81,17 @@ pub fn run(plan: &Plan) {
 }
 
 /// Runs an attack for so long, and a rest behind it.
-fn phase(world: &mut World, phase: &Phase, target: &Target, time: Duration) -> Seen {
+fn phase(world: &mut World, phase: &Phase, target: &Target, time: Duration) -> PhaseResult {
     let service = world.services[0].child.id();
     let before = world.services[0].child.descriptors();
     let begin = Instant::now();
     world.windows();
-    if let Beside::ShortFilesOfService(bytes) = phase.beside {
+    if let SupervisorAction::ShortFilesOfService(bytes) = phase.supervisor_action {
         limits::set_file_length_of(service, Some(bytes));
     }
     let mut actors = world.attack(phase, target);
-    let stopped = match phase.beside {
-        Beside::Stop(count) => count,
+    let stopped = match phase.supervisor_action {
+        SupervisorAction::Stop(count) => count,
         _ => 0,
     };
     for actor in actors.iter().take(stopped) {
@@ -108,7 +108,7 @@ fn phase(world: &mut World, phase: &Phase, target: &Target, time: Duration) -> S
     let during = world.windows();
     actors.iter().take(stopped).for_each(|actor| actor.child.resume());
     let outcomes: Vec<_> = actors.iter_mut().map(finish).collect();
-    if let Beside::ShortFilesOfService(_) = phase.beside {
+    if let SupervisorAction::ShortFilesOfService(_) = phase.supervisor_action {
         limits::set_file_length_of(service, None);
     }
     std::thread::sleep(REST);
@@ -116,7 +116,7 @@ fn phase(world: &mut World, phase: &Phase, target: &Target, time: Duration) -> S
     let after = world.windows();
     let mut logged = world.logged();
     logged.extend(actors.iter_mut().map(|actor| (actor.name.clone(), actor.log.take())));
-    Seen {
+    PhaseResult {
         phase: phase.clone(),
         during,
         after,

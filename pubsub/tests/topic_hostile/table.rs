@@ -1,8 +1,8 @@
 //! The report: a line for each phase, and what stands behind it.
 
-use crate::phases::{Actors, Cause, Documented, User};
+use crate::phases::{Actors, Cause, DocumentedEffect, User};
 use crate::user;
-use crate::verdict::Seen;
+use crate::verdict::PhaseResult;
 use crate::window::Counts;
 
 /// The heads of the columns.
@@ -24,15 +24,15 @@ pub fn print_head() {
 }
 
 /// The line of a phase, and notes below it.
-pub fn print(seen: &Seen, baseline: &Seen) {
+pub fn print(seen: &PhaseResult, baseline: &PhaseResult) {
     let flows = seen.flows(baseline);
     let rate = flows.iter().map(|flow| flow.rate).fold(f64::INFINITY, f64::min);
     let pause = flows.iter().map(|flow| flow.pause).max().unwrap_or_default();
-    let least = flows.iter().map(|flow| flow.least_second).min().unwrap_or(0);
+    let least = flows.iter().map(|flow| flow.min_per_second).min().unwrap_or(0);
     let missed: u64 = flows.iter().map(|flow| flow.missed).sum();
     let faults = seen.faults(baseline);
     let services = seen.of_services();
-    let (count, ..) = seen.most_of_one();
+    let (count, ..) = seen.most_frequent();
     let [before, most, after] = seen.descriptors;
     println!(
         "{:<20} {:<6} {:>5.1} % {:>6} ms {:>8} {:>7} {:>14} {:>6} {:>9} {:>11} {:<8}",
@@ -45,22 +45,22 @@ pub fn print(seen: &Seen, baseline: &Seen) {
         format!("{before}/{most}/{after}"),
         services.lines(),
         services.distinct(),
-        format!("{count} ({})", seen.most_allowed()),
+        format!("{count} ({})", seen.max_allowed()),
         if faults.is_empty() { "ok" } else { "FAILED" }
     );
     notes(seen, &faults);
 }
 
-fn notes(seen: &Seen, faults: &[String]) {
+fn notes(seen: &PhaseResult, faults: &[String]) {
     let note = |text: &str| println!("    {text}");
     if !seen.outcome.text.is_empty() {
         note(&format!("attack: {}", seen.outcome.text));
     }
-    if seen.phase.documented != Documented::Nothing {
+    if seen.phase.documented != DocumentedEffect::Nothing {
         note(&format!("documented effect: {:?}", seen.phase.documented));
     }
     // Where it matters how messages were spread.
-    if !faults.is_empty() || seen.phase.documented != Documented::Nothing {
+    if !faults.is_empty() || seen.phase.documented != DocumentedEffect::Nothing {
         for (reader, counts) in seen.during.iter().enumerate() {
             counts.iter().for_each(|counts| note(&spread(reader + 1, counts)));
         }
@@ -69,7 +69,7 @@ fn notes(seen: &Seen, faults: &[String]) {
     if others.lines() > 0 {
         note(&format!("other processes: {} lines, {} distinct", others.lines(), others.distinct()));
     }
-    let (count, name, message) = seen.most_of_one();
+    let (count, name, message) = seen.most_frequent();
     if count > 0 {
         note(&format!("logged most often, {count} times by {name}: {message}"));
     }
@@ -89,7 +89,7 @@ fn spread(node: usize, counts: &Counts) -> String {
     )
 }
 
-fn user(seen: &Seen) -> &'static str {
+fn user(seen: &PhaseResult) -> &'static str {
     match (&seen.phase.actors, seen.phase.user) {
         (Actors::None, _) => "-",
         (_, User::Other) if user::has_other() => "other",

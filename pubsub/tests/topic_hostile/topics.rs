@@ -1,4 +1,4 @@
-//! The topics under traffic, and how a process joins its node.
+//! The topics under traffic, and how a process joined its node.
 
 use std::path::Path;
 use std::time::Duration;
@@ -40,12 +40,12 @@ pub fn settings(name: &str) -> TopicSettings {
     }
 }
 
-/// How a process joins a node that another one serves.
+/// How a process joined a node that another one serves.
 pub fn options(directory: &Path) -> NodeOptions {
     NodeOptions {
         directory: directory.to_owned(),
-        service: ServiceMode::Outside,
-        patience: LONGEST,
+        service: ServiceMode::External,
+        service_timeout: LONGEST,
         ..NodeOptions::default()
     }
 }

@@ -33,7 +33,7 @@ pub fn run_inside_for(arguments: &str, longest: Duration) {
     if !can_keep_users {
         return network::run_inside_for(arguments, longest);
     }
-    let mut command = children::again_by(&UNSHARE, ["inside", arguments]);
+    let mut command = children::respawn_with(&UNSHARE, ["inside", arguments]);
     Child::start(command.stdout(Stdio::inherit())).finish(longest);
 }
 

@@ -4,26 +4,26 @@ use std::time::Duration;
 
 use crate::logs::Logged;
 use crate::outcome::Outcome;
-use crate::phases::{Cause, Documented, Phase};
+use crate::phases::{Cause, DocumentedEffect, Phase};
 use crate::topics::RELIABLE;
 use crate::window::Counts;
 
 /// Of the messages of the first phase.
-const LEAST_RATE: f64 = 0.95;
-const LONGEST_PAUSE: Duration = Duration::from_millis(2500);
+const MIN_RATE: f64 = 0.95;
+const MAX_PAUSE: Duration = Duration::from_millis(2500);
 /// A second is starved if it has less than this share of the messages of a second.
 const STARVED: f64 = 0.1;
 /// Whole seconds within the longest pause: a message now and then is no end of a pause.
-const MOST_STARVED: usize = LONGEST_PAUSE.as_secs() as usize;
+const MAX_STARVED: usize = MAX_PAUSE.as_secs() as usize;
 /// Lines about what processes of the node's own user did: one for each time.
 const CHANGES: [&str; 4] =
-    ["a process joins", "a process leaves", "a topic is made", "a topic is gone"];
+    ["a process joined", "a process left", "a topic was created", "a topic was removed"];
 /// A message may be logged so often in any phase, and once a second beyond that.
-const HANDFUL: u64 = 5;
+const MIN_LOG_BOUND: u64 = 5;
 
 /// What was seen in a phase.
 #[derive(Debug, Clone)]
-pub struct Seen {
+pub struct PhaseResult {
     pub phase: Phase,
     /// Of each reader, each topic.
     pub during: Vec<Vec<Counts>>,
@@ -45,7 +45,7 @@ pub struct Flow {
     pub topic: String,
     pub rate: f64,
     pub pause: Duration,
-    pub least_second: u64,
+    pub min_per_second: u64,
     /// Starved seconds on end.
     pub starved: usize,
     pub missed: u64,
@@ -54,7 +54,7 @@ pub struct Flow {
     pub time: Duration,
 }
 
-impl Seen {
+impl PhaseResult {
     /// What each reader got of each topic.
     pub fn flows(&self, baseline: &Self) -> Vec<Flow> {
         let mut flows = Vec::new();
@@ -67,7 +67,7 @@ impl Seen {
                     topic: during.topic.clone(),
                     rate: during.rate() / usual,
                     pause: during.longest.max(after.longest),
-                    least_second: during.least_second(),
+                    min_per_second: during.min_per_second(),
                     starved: during.seconds_below((STARVED * usual) as u64),
                     missed: during.missed + after.missed,
                     evictions: during.evictions + after.evictions,
@@ -97,7 +97,7 @@ impl Seen {
     }
 
     /// The message that one process logged most often.
-    pub fn most_of_one(&self) -> (u64, &str, &str) {
+    pub fn most_frequent(&self) -> (u64, &str, &str) {
         let each = self.logged.iter().map(|(name, logged)| {
             let (count, message) = logged.most();
             (count, name.as_str(), message)
@@ -106,8 +106,8 @@ impl Seen {
     }
 
     /// How often a process may log one message in the phase.
-    pub fn most_allowed(&self) -> u64 {
-        self.elapsed.as_secs().max(HANDFUL)
+    pub fn max_allowed(&self) -> u64 {
+        self.elapsed.as_secs().max(MIN_LOG_BOUND)
     }
 
     /// All that is out of bounds.
@@ -117,8 +117,8 @@ impl Seen {
         for (name, logged) in &self.logged {
             for (message, count) in logged.messages() {
                 let is_change = CHANGES.iter().any(|change| message.contains(change));
-                if count > self.most_allowed() && !is_change {
-                    let bound = self.most_allowed();
+                if count > self.max_allowed() && !is_change {
+                    let bound = self.max_allowed();
                     faults.push(format!("{name} logged {count} times, at most {bound}: {message}"));
                 }
             }
@@ -137,29 +137,29 @@ impl Seen {
     fn faults_of(&self, flow: &Flow) -> Vec<String> {
         let (name, mut faults) = (format!("{} at node {}", flow.topic, flow.node), Vec::new());
         // The publisher is at node 1: its reader needs no session.
-        if self.phase.documented == Documented::Takeover && flow.node == 2 {
+        if self.phase.documented == DocumentedEffect::Takeover && flow.node == 2 {
             return faults;
         }
         // What a pause held up is not lost on the reliable topic; on the other one it is.
         let least = match self.phase.documented {
-            Documented::OnePause => {
-                let share = LONGEST_PAUSE.as_secs_f64() / flow.time.as_secs_f64();
-                LEAST_RATE * (1.0 - share.min(1.0))
+            DocumentedEffect::OnePause => {
+                let share = MAX_PAUSE.as_secs_f64() / flow.time.as_secs_f64();
+                MIN_RATE * (1.0 - share.min(1.0))
             }
-            _ => LEAST_RATE,
+            _ => MIN_RATE,
         };
         if flow.rate < least {
             let (percent, bound) = (100.0 * flow.rate, 100.0 * least);
             faults.push(format!("{name}: {percent:.1} % of the messages, not {bound:.0} %"));
         }
-        if flow.pause > LONGEST_PAUSE {
-            faults.push(format!("{name}: no message for {:?}, not {LONGEST_PAUSE:?}", flow.pause));
+        if flow.pause > MAX_PAUSE {
+            faults.push(format!("{name}: no message for {:?}, not {MAX_PAUSE:?}", flow.pause));
         }
-        if flow.starved > MOST_STARVED {
+        if flow.starved > MAX_STARVED {
             let (seconds, percent) = (flow.starved, 100.0 * STARVED);
             faults.push(format!(
                 "{name}: {seconds} s on end with less than {percent} % of the messages, not \
-                 {MOST_STARVED} s"
+                 {MAX_STARVED} s"
             ));
         }
         if flow.topic == RELIABLE && flow.missed > 0 {

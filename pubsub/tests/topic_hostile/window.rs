@@ -83,7 +83,7 @@ impl Counts {
     }
 
     /// The least of the whole seconds.
-    pub fn least_second(&self) -> u64 {
+    pub fn min_per_second(&self) -> u64 {
         self.whole_seconds().min().unwrap_or(0)
     }
 

@@ -90,7 +90,7 @@ impl World {
     /// Starts a child in the network of a node.
     fn begin(&self, name: &str, node: u8, words: &[&str]) -> Process {
         let (log, file) = Log::create(self.logs.join(format!("{name}.log")));
-        let mut command = children::again(words);
+        let mut command = children::respawn(words);
         command.stdout(Stdio::piped()).stderr(file);
         let network = &self.networks[usize::from(node) - 1];
         let child = network.within(|| Child::start(&mut command));

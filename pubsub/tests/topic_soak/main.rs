@@ -15,7 +15,7 @@
 
 mod account;
 mod message;
-#[path = "../namespaces/cables.rs"]
+#[path = "../namespaces/network.rs"]
 #[allow(dead_code)]
 mod network;
 mod publisher;
@@ -27,7 +27,7 @@ mod topics;
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-testkit::entry_of_children!(enter);
+testkit::child_entry!(enter);
 
 /// What a child of the supervisor does.
 fn enter(words: &[&str]) {

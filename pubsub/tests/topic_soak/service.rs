@@ -23,9 +23,9 @@ pub fn run(directory: &Path, number: u8) {
     };
     let options = NodeOptions {
         directory: directory.to_owned(),
-        service: ServiceMode::Standing,
+        service: ServiceMode::Dedicated,
         network: Some(network),
-        patience: LONGEST,
+        service_timeout: LONGEST,
         ..NodeOptions::default()
     };
     let _node = Node::join(options).expect("the node has no other service");

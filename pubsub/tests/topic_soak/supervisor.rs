@@ -21,7 +21,7 @@ const SETTLING: Duration = Duration::from_secs(10);
 /// How long processes are looked at that have nothing to do, and the most processor time that each may
 /// take meanwhile.
 const IDLE: Duration = Duration::from_secs(10);
-const MOST_IDLE: Duration = IDLE.checked_div(100).unwrap();
+const MAX_IDLE_CPU: Duration = IDLE.checked_div(100).unwrap();
 /// Descriptors and memory that a process may have beyond what it had at the beginning.
 const MORE_DESCRIPTORS: usize = 8;
 const MORE_MEMORY: u64 = 32 << 20;
@@ -69,7 +69,7 @@ impl Process {
     fn start(role: Role, node: u8, network: &Network, directory: &Path) -> Self {
         let words = [role.word(), directory.to_str().expect("a path of text"), &node.to_string()];
         let words = &words[..if role == Role::Service { 3 } else { 2 }];
-        let mut command = children::again(words);
+        let mut command = children::respawn(words);
         command.stdout(Stdio::piped());
         let mut child = network.within(|| Child::start(&mut command));
         let id = match role {
@@ -381,7 +381,7 @@ fn idle(world: &World, before: &BTreeMap<(Role, u8), Resources>) -> Vec<String> 
         let (now, first) = (process.resources(), before[&(process.role, process.node)]);
         let name = format!("a {} of node {}", process.role.word(), process.node);
         let taken = now.processor - start.processor;
-        if taken > MOST_IDLE {
+        if taken > MAX_IDLE_CPU {
             faults.push(format!("{name} took {taken:?} of the processor within {IDLE:?}, idle"));
         }
         if now.descriptors > first.descriptors + MORE_DESCRIPTORS {

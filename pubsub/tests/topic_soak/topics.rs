@@ -1,4 +1,4 @@
-//! The topics, and how a process joins its node.
+//! The topics, and how a process joined its node.
 
 use std::path::Path;
 use std::time::Duration;
@@ -38,8 +38,8 @@ pub fn all() -> Vec<(String, TopicSettings)> {
 pub fn join(directory: &Path) -> Node {
     let options = NodeOptions {
         directory: directory.to_owned(),
-        service: ServiceMode::Outside,
-        patience: LONGEST,
+        service: ServiceMode::External,
+        service_timeout: LONGEST,
         ..NodeOptions::default()
     };
     Node::join(options).expect("the node has a service")

@@ -12,16 +12,16 @@ use std::process::{Command, Stdio};
 use nix::sched::{CloneFlags, setns, unshare};
 use nix::unistd::{getegid, geteuid};
 
-use super::cast::NODES;
+use super::scenario::NODES;
 use crate::cli::exit::{Exit, Failure};
 use command::process::this_program;
 
 /// The ends of the cable.
-const ENDS: [&str; NODES] = ["cable", "wire"];
+const INTERFACES: [&str; NODES] = ["cable", "wire"];
 
 /// What was asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub(super) enum Between {
+pub(super) enum NetworkMode {
     /// Network namespaces, or else loopback
     Auto,
     /// Two network namespaces with a cable between them
@@ -32,7 +32,7 @@ pub(super) enum Between {
 
 /// Where they are.
 #[derive(Debug)]
-pub(super) enum Ground {
+pub(super) enum DemoNetwork {
     /// One for each node.
     Namespaces([File; NODES]),
     Loopback {
@@ -41,17 +41,17 @@ pub(super) enum Ground {
     },
 }
 
-impl Ground {
+impl DemoNetwork {
     /// Makes network namespaces, if these are to be. Before this process has other threads: who has
     /// some cannot go into a user namespace.
-    pub(super) fn prepare(between: Between) -> Result<Self, Failure> {
-        if between == Between::Loopback {
+    pub(super) fn prepare(network_mode: NetworkMode) -> Result<Self, Failure> {
+        if network_mode == NetworkMode::Loopback {
             return Ok(Self::Loopback { why: None });
         }
-        match attempt().and_then(|()| make()) {
-            Ok(ground) => Ok(ground),
-            Err(why) if between == Between::Namespaces => {
-                let why = format!("no network namespaces can be made here: {why}");
+        match probe_in_child().and_then(|()| create_namespaces()) {
+            Ok(network) => Ok(network),
+            Err(why) if network_mode == NetworkMode::Namespaces => {
+                let why = format!("create network namespaces failed: {why}");
                 Err(Failure::new(Exit::Denied, why))
             }
             Err(why) => Ok(Self::Loopback { why: Some(why) }),
@@ -78,12 +78,14 @@ impl Ground {
     pub(super) fn enter(&self, node: usize) -> Result<(), Failure> {
         let Self::Namespaces(networks) = self else { return Ok(()) };
         let gone = setns(&networks[node], CloneFlags::CLONE_NEWNET);
-        gone.map_err(|error| Failure::failed(format!("entering a network: {}", error.desc())))
+        gone.map_err(|error| {
+            Failure::failed(format!("enter network namespace failed: {}", error.desc()))
+        })
     }
 }
 
 /// Is all permitted that it takes? Tried by another process, since there is no way back.
-fn attempt() -> Result<(), String> {
+fn probe_in_child() -> Result<(), String> {
     let output = this_program("fabricast")
         .args(["demo", "--probe"])
         .stdin(Stdio::null())
@@ -98,7 +100,7 @@ fn attempt() -> Result<(), String> {
 
 /// What the other process tries.
 pub(super) fn probe() -> Result<(), Failure> {
-    make().map(drop).map_err(|why| {
+    create_namespaces().map(drop).map_err(|why| {
         println!("{why}");
         Failure::silent(Exit::Denied)
     })
@@ -106,7 +108,7 @@ pub(super) fn probe() -> Result<(), Failure> {
 
 /// Makes two networks, as root, or as root of a user namespace, with a cable between them. This
 /// process is in one of them afterwards.
-fn make() -> Result<Ground, String> {
+fn create_namespaces() -> Result<DemoNetwork, String> {
     let (user, group) = (geteuid(), getegid());
     let failed = |error: nix::errno::Errno| format!("unshare: {}", error.desc());
     if unshare(CloneFlags::CLONE_NEWNET).is_err() {
@@ -124,18 +126,18 @@ fn make() -> Result<Ground, String> {
         || File::open("/proc/self/ns/net").map_err(|error| format!("opening a network: {error}"));
     let first = here()?;
     unshare(CloneFlags::CLONE_NEWNET).map_err(failed)?;
-    let [its, mine] = ENDS;
+    let [its, mine] = INTERFACES;
     let there = format!("/proc/{}/fd/{}", std::process::id(), first.as_raw_fd());
-    let ground = Ground::Namespaces([first, here()?]);
+    let network = DemoNetwork::Namespaces([first, here()?]);
     ip(&format!("link add {mine} type veth peer name {its}"))?;
     ip(&format!("link set {its} netns {there}"))?;
-    for (node, end) in ENDS.into_iter().enumerate() {
-        ground.enter(node).map_err(|failure| failure.to_string())?;
+    for (node, end) in INTERFACES.into_iter().enumerate() {
+        network.enter(node).map_err(|failure| failure.to_string())?;
         ip("link set lo up")?;
-        ip(&format!("address add {}/24 dev {end}", ground.address(node)))?;
+        ip(&format!("address add {}/24 dev {end}", network.address(node)))?;
         ip(&format!("link set {end} up"))?;
     }
-    Ok(ground)
+    Ok(network)
 }
 
 fn ip(arguments: &str) -> Result<(), String> {

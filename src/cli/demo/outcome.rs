@@ -6,17 +6,17 @@ use pubsub::Row;
 use serde::Serialize;
 
 use super::Demonstration;
-use super::cast::{NODES, Subject, TOPICS};
-use super::company::{Part, Said};
-use super::show::{Reader, readers, table, time};
+use super::display::{SubscriberRow, readers, table, time};
+use super::processes::{ProcessReport, Role};
+use super::scenario::{DemoTopic, NODES, TOPICS};
 use crate::cli::exit::{Exit, Failure};
-use crate::cli::stages::ALL_TOGETHER;
+use crate::cli::stages::TOTAL;
 use crate::cli::statistics::Latency;
 use crate::cli::{size, text};
 
 /// What a path carried.
 #[derive(Debug, Default, Serialize)]
-struct Carried {
+struct PathTraffic {
     /// Once for each node, however many read it there.
     messages: u64,
     bytes: u64,
@@ -27,7 +27,7 @@ struct Carried {
 
 /// A stage that took longest.
 #[derive(Debug, Serialize)]
-struct Slowest {
+struct SlowestStage {
     path: String,
     topic: &'static str,
     stage: String,
@@ -36,31 +36,33 @@ struct Slowest {
 
 /// All of it.
 #[derive(Debug, Serialize)]
-pub(super) struct Outcome {
-    between: &'static str,
+pub(super) struct DemoResult {
+    network: &'static str,
     memory: [String; NODES],
     seconds: f64,
     published: BTreeMap<&'static str, u64>,
-    subscribers: Vec<Reader>,
-    paths: BTreeMap<String, Carried>,
-    slowest: Vec<Slowest>,
+    subscribers: Vec<SubscriberRow>,
+    paths: BTreeMap<String, PathTraffic>,
+    slowest: Vec<SlowestStage>,
     verified: bool,
     complete: bool,
 }
 
-impl Outcome {
+impl DemoResult {
     pub(super) fn of(all: &Demonstration<'_>, is_complete: bool) -> Self {
-        let members = &all.company.members;
+        let members = &all.processes.members;
         let published = members.iter().filter_map(|member| match member.part {
-            Part::Publish(topic) => Some((TOPICS[topic].name, member.said.messages)),
+            Role::Publish(topic) => Some((TOPICS[topic].name, member.last_report.messages)),
             _ => None,
         });
         let subscribers = readers(members);
-        let verified = subscribers.iter().all(|it| it.said.altered == 0 && it.said.messages > 0);
+        let verified = subscribers
+            .iter()
+            .all(|it| it.last_report.corrupted == 0 && it.last_report.messages > 0);
         Self {
-            between: all.company.ground.name(),
+            network: all.processes.network.name(),
             memory: all.memory.clone(),
-            seconds: all.begun.map_or(0.0, |begun| begun.elapsed().as_secs_f64()),
+            seconds: all.started_at.map_or(0.0, |started_at| started_at.elapsed().as_secs_f64()),
             published: published.collect(),
             paths: paths(&subscribers, &all.rows),
             slowest: slowest(&subscribers),
@@ -83,12 +85,12 @@ impl Outcome {
             let what = match carried.messages {
                 0 => format!(
                     "{} read, {}",
-                    text::counted(carried.read_messages, "message"),
+                    text::count_of(carried.read_messages, "message"),
                     size::amount(read)
                 ),
                 messages => format!(
                     "{}, {}, carried once; {} read of that",
-                    text::counted(messages, "message"),
+                    text::count_of(messages, "message"),
                     size::amount(once),
                     size::amount(read)
                 ),
@@ -96,7 +98,7 @@ impl Outcome {
             text::print(&format!("path {path}: {what}\n"))?;
         }
         for slowest in &self.slowest {
-            let Slowest { path, topic, stage, p50_us } = slowest;
+            let SlowestStage { path, topic, stage, p50_us } = slowest;
             let bytes = TOPICS.iter().find(|it| it.name == *topic).map_or(0, |it| it.size);
             text::print(&format!(
                 "slowest stage on {path}: {stage}, {} for {} of \"{topic}\" ({}/s)\n",
@@ -105,36 +107,38 @@ impl Outcome {
                 size::amount(bytes as f64 / p50_us.max(1e-3) * 1e6)
             ))?;
         }
-        let sum =
-            |of: fn(&Said) -> u64| -> u64 { self.subscribers.iter().map(|it| of(&it.said)).sum() };
+        let sum = |of: fn(&ProcessReport) -> u64| -> u64 {
+            self.subscribers.iter().map(|it| of(&it.last_report)).sum()
+        };
         text::print(&format!(
-            "data: {}, {} compared byte by byte: {} altered, {} missed\n",
-            text::counted(sum(|it| it.messages), "message"),
+            "data: {}, {} compared byte by byte: {} corrupted, {} missed\n",
+            text::count_of(sum(|it| it.messages), "message"),
             size::amount(sum(|it| it.bytes) as f64),
-            sum(|it| it.altered),
+            sum(|it| it.corrupted),
             sum(|it| it.missed.unwrap_or(0)),
         ))
     }
 
     /// Is all as it should be?
-    pub(super) fn judge(&self) -> Result<(), Failure> {
-        let altered: u64 = self.subscribers.iter().map(|it| it.said.altered).sum();
-        if altered > 0 {
-            return Err(Failure::new(Exit::Corrupt, text::altered(altered)));
+    pub(super) fn verdict(&self) -> Result<(), Failure> {
+        let corrupted: u64 = self.subscribers.iter().map(|it| it.last_report.corrupted).sum();
+        if corrupted > 0 {
+            return Err(Failure::new(Exit::DataCorrupted, text::corrupted(corrupted)));
         }
         for reader in &self.subscribers {
             let all = self.published.get(reader.topic).copied().unwrap_or(0);
-            if reader.said.messages != all || reader.said.missed != Some(0) {
-                let all = text::counted(all, "message");
-                let why = format!("{} read {} of {all}", reader.name, reader.said.messages);
-                return Err(Failure::new(Exit::Missed, why));
+            if reader.last_report.messages != all || reader.last_report.missed != Some(0) {
+                let all = text::count_of(all, "message");
+                let why = format!("{} read {} of {all}", reader.name, reader.last_report.messages);
+                return Err(Failure::new(Exit::MessagesMissed, why));
             }
         }
-        for Reader { name, is_near, said, .. } in &self.subscribers {
-            let is_as_meant = said.paths.iter().all(|path| (path == SHARED_MEMORY) == *is_near);
-            if !is_as_meant || said.paths.len() != 1 {
+        for SubscriberRow { name, is_local, last_report, .. } in &self.subscribers {
+            let is_as_meant =
+                last_report.paths.iter().all(|path| (path == SHARED_MEMORY) == *is_local);
+            if !is_as_meant || last_report.paths.len() != 1 {
                 let why =
-                    format!("{name} was reached by the wrong path: {}", said.paths.join(", "));
+                    format!("{name} received by unexpected path {}", last_report.paths.join(", "));
                 return Err(Failure::new(Exit::NoProvider, why));
             }
         }
@@ -145,13 +149,13 @@ impl Outcome {
 const SHARED_MEMORY: &str = "shared-memory";
 
 /// What subscribers say by which path they read, and nodes what came to them.
-fn paths(subscribers: &[Reader], rows: &[(usize, Row)]) -> BTreeMap<String, Carried> {
-    let mut all: BTreeMap<String, Carried> = BTreeMap::new();
-    for Reader { said, .. } in subscribers {
-        for path in &said.paths {
+fn paths(subscribers: &[SubscriberRow], rows: &[(usize, Row)]) -> BTreeMap<String, PathTraffic> {
+    let mut all: BTreeMap<String, PathTraffic> = BTreeMap::new();
+    for SubscriberRow { last_report, .. } in subscribers {
+        for path in &last_report.paths {
             let carried = all.entry(path.clone()).or_default();
-            carried.read_messages += said.messages;
-            carried.read_bytes += said.bytes;
+            carried.read_messages += last_report.messages;
+            carried.read_bytes += last_report.bytes;
         }
     }
     let remote = all.keys().find(|path| *path != SHARED_MEMORY).cloned();
@@ -163,7 +167,7 @@ fn paths(subscribers: &[Reader], rows: &[(usize, Row)]) -> BTreeMap<String, Carr
         match row {
             Row::Received { path, .. } => named = Some(path),
             Row::Topic { name, arrived, .. } => {
-                let come = |topic: &&Subject| topic.name == name && topic.from != *node;
+                let come = |topic: &&DemoTopic| topic.name == name && topic.from != *node;
                 let size = TOPICS.iter().find(come).map_or(0, |topic| topic.size);
                 carried.messages += if size > 0 { *arrived } else { 0 };
                 carried.bytes += size * arrived;
@@ -180,18 +184,18 @@ fn paths(subscribers: &[Reader], rows: &[(usize, Row)]) -> BTreeMap<String, Carr
 }
 
 /// On each path, what takes longest of the messages whose stage takes longest.
-fn slowest(subscribers: &[Reader]) -> Vec<Slowest> {
-    let mut all: Vec<Slowest> = Vec::new();
+fn slowest(subscribers: &[SubscriberRow]) -> Vec<SlowestStage> {
+    let mut all: Vec<SlowestStage> = Vec::new();
     for reader in subscribers {
-        let Some(path) = reader.said.paths.first() else { continue };
-        for Latency { stage, p50_us, .. } in &reader.said.latencies {
+        let Some(path) = reader.last_report.paths.first() else { continue };
+        for Latency { stage, p50_us, .. } in &reader.last_report.latencies {
             let known = all.iter_mut().find(|known| known.path == *path);
             let is_longest = known.as_ref().is_none_or(|known| *p50_us > known.p50_us);
-            if stage == ALL_TOGETHER || !is_longest {
+            if stage == TOTAL || !is_longest {
                 continue;
             }
             let (path, stage) = (path.clone(), stage.clone());
-            let slowest = Slowest { path, topic: reader.topic, stage, p50_us: *p50_us };
+            let slowest = SlowestStage { path, topic: reader.topic, stage, p50_us: *p50_us };
             match known {
                 Some(known) => *known = slowest,
                 None => all.push(slowest),
@@ -208,19 +212,19 @@ mod tests {
 
     #[test]
     fn the_slowest_stage_of_each_path_is_named() {
-        let reader = |path: &str, topic, stages: &[(&str, f64)]| Reader {
+        let reader = |path: &str, topic, stages: &[(&str, f64)]| SubscriberRow {
             topic,
-            bytes_of_each: 1,
+            message_bytes: 1,
             name: String::new(),
-            is_near: path == SHARED_MEMORY,
+            is_local: path == SHARED_MEMORY,
             rate: 0.0,
-            said: Said {
+            last_report: ProcessReport {
                 paths: vec![path.to_owned()],
                 latencies: stages
                     .iter()
                     .map(|(name, p50_us)| Latency::new(name, *p50_us))
                     .collect(),
-                ..Said::default()
+                ..ProcessReport::default()
             },
         };
         let near = [("borrow", 1.0), ("fill", 90.0), ("notice", 3.0), ("all", 900.0)];

@@ -8,12 +8,12 @@ use crate::cli::text;
 /// What there is, and what is not, with the reason.
 #[derive(Debug, Serialize)]
 pub(super) struct Devices {
-    found: Vec<Found>,
-    missing: Vec<Missing>,
+    found: Vec<DeviceInfo>,
+    unavailable: Vec<UnavailableImplementation>,
 }
 
 #[derive(Debug, Serialize)]
-struct Found {
+struct DeviceInfo {
     name: String,
     #[serde(skip)]
     is_cuda: bool,
@@ -25,21 +25,21 @@ struct Found {
     free_memory: Option<u64>,
     driver: String,
     /// How memory and events leave the process.
-    handles: Vec<&'static str>,
+    handle_types: Vec<&'static str>,
     /// Others whose memory it reaches directly.
     peers: Vec<String>,
     /// Why the links' counters cannot be read, if they cannot.
-    no_counters: Option<String>,
+    counters_error: Option<String>,
 }
 
 #[derive(Debug, Serialize)]
-struct Missing {
+struct UnavailableImplementation {
     implementation: String,
     reason: String,
 }
 
 impl Devices {
-    pub(super) fn look() -> Self {
+    pub(super) fn query() -> Self {
         let survey = Device::survey();
         let open = &survey.devices;
         let found = open.iter().map(|device| {
@@ -48,14 +48,14 @@ impl Devices {
                 matches!(device.peer_access(other), Ok(PeerAccess::Direct { .. }))
             };
             let types = properties.handle_types;
-            let handles = [
+            let handle_types = [
                 (types.file_descriptor, "file descriptor"),
                 (types.legacy, "legacy"),
                 (types.fabric, "fabric"),
                 (types.dma_buf, "dma-buf"),
             ];
             let counters = LinkCounters::of(device);
-            Found {
+            DeviceInfo {
                 name: device.name().to_string(),
                 is_cuda: device.name().implementation == Implementation::Cuda,
                 product: properties.product.clone(),
@@ -65,25 +65,30 @@ impl Devices {
                 total_memory: properties.total_memory,
                 free_memory: device.free_memory().ok(),
                 driver: properties.driver.clone(),
-                handles: handles.iter().filter(|(has, _)| *has).map(|(_, name)| *name).collect(),
+                handle_types: handle_types
+                    .iter()
+                    .filter(|(has, _)| *has)
+                    .map(|(_, name)| *name)
+                    .collect(),
                 peers: open.iter().filter(reaches).map(|other| other.name().to_string()).collect(),
-                no_counters: counters.err().map(|error| error.to_string()),
+                counters_error: counters.err().map(|error| error.to_string()),
             }
         });
         let found = found.collect();
-        let missing = survey.missing.iter().map(|(implementation, error)| Missing {
-            implementation: implementation.to_string(),
-            reason: error.to_string(),
-        });
-        Self { found, missing: missing.collect() }
+        let unavailable =
+            survey.missing.iter().map(|(implementation, error)| UnavailableImplementation {
+                implementation: implementation.to_string(),
+                reason: error.to_string(),
+            });
+        Self { found, unavailable: unavailable.collect() }
     }
 
     pub(super) fn has_cuda(&self) -> bool {
         self.found.iter().any(|found| found.is_cuda)
     }
 
-    pub(super) fn for_people(&self) -> String {
-        let head = ["device", "product", "memory", "free", "leaves by", "reaches"];
+    pub(super) fn to_text(&self) -> String {
+        let head = ["device", "product", "memory", "free", "handle types", "peer access"];
         let mut rows = vec![head.map(str::to_owned).to_vec()];
         for found in &self.found {
             rows.push(vec![
@@ -91,12 +96,12 @@ impl Devices {
                 found.product.clone(),
                 gibibytes(found.total_memory),
                 found.free_memory.map_or_else(|| "?".to_owned(), gibibytes),
-                found.handles.join(", "),
+                found.handle_types.join(", "),
                 found.peers.join(", "),
             ]);
         }
         let mut out = text::table(&rows);
-        for missing in &self.missing {
+        for missing in &self.unavailable {
             out.push_str(&format!("{}: {}\n", missing.implementation, missing.reason));
         }
         out

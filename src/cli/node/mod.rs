@@ -9,20 +9,20 @@ use pubsub::{ErrorKind, NetworkOptions, Node, Row, ServiceMode, TopicSettings};
 use serde_json::{Value, json};
 use tracing_subscriber::filter::LevelFilter;
 
-use self::notify::Manager;
+use self::notify::ServiceManager;
 use super::exit::{Exit, Failure};
-use super::membership;
-use super::paths::remedy_of;
-use super::service::AwaitedService;
-use super::settings::{OF_NODE, Options};
+use super::node_client;
+use super::paths::remedy_for;
+use super::service_wait::ServiceWait;
+use super::settings::{NODE_SETTINGS, Options};
 use super::signals::{Signals, interrupted};
 use super::text;
 use super::topics::by_kind;
 
 /// Between two looks at who is there.
-const LOOK: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// While it takes over.
-const SOON: Duration = Duration::from_millis(50);
+const TAKEOVER_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Serves a node in the foreground, until SIGTERM or Ctrl-C.
 ///
@@ -32,7 +32,7 @@ const SOON: Duration = Duration::from_millis(50);
 /// provider that cannot carry messages to other nodes ends it, too.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// What to log to standard error: off, error, warn, info, debug or trace [default: $FABRICAST_LOG, or info]
+    /// Log level on standard error: off, error, warn, info, debug or trace [default: $FABRICAST_LOG, or info]
     #[arg(long, value_name = "LEVEL")]
     log: Option<LevelFilter>,
     /// One JSON line when the node is served, and another one when what it tells has changed: the node, as
@@ -40,7 +40,7 @@ pub(crate) struct Arguments {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    settings: Options<OF_NODE>,
+    settings: Options<NODE_SETTINGS>,
 }
 
 impl Arguments {
@@ -50,37 +50,37 @@ impl Arguments {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let signals = Signals::catch_hangups_too()?;
+    let signals = Signals::catch_with_hangup()?;
     let settings = arguments.settings.settings()?;
-    let manager = Manager::of_this_process();
+    let manager = ServiceManager::from_environment();
     // Programs that serve in passing go on without other nodes; who serves for nothing else does not.
-    let mut options = membership::options(&settings, "node");
+    let mut options = node_client::options(&settings, "node");
     // Whatever the settings say: that is what it is for.
-    options.service = ServiceMode::Standing;
+    options.service = ServiceMode::Dedicated;
     if let Some(network) = &options.network {
         check_insecure(network)?;
         network.check(&options.label)?;
         network.check_provider()?;
     }
-    let usual = TopicSettings::default().reserves(1).bytes;
-    if let Some(budget) = options.budgets.host.filter(|budget| *budget < usual) {
+    let default_topic_bytes = TopicSettings::default().reserves(1).bytes;
+    if let Some(budget) = options.budgets.host.filter(|budget| *budget < default_topic_bytes) {
         tracing::warn!(
             budget,
-            usual,
-            "a topic with all that is usual reserves more than the budget"
+            default_topic_bytes,
+            "a topic with default settings reserves more than the budget"
         );
     }
     tracing::info!(directory = %settings.directory.value.display(), "joining the node");
-    let service = AwaitedService::of(&settings.directory.value);
-    let node = match membership::join(&settings, options, &service, &signals) {
+    let service = ServiceWait::of(&settings.directory.value);
+    let node = match node_client::join(&settings, options, &service, &signals) {
         // Nothing was begun that would have to be ended.
         Err(failure) if failure.exit() == interrupted().exit() => return Ok(()),
         joined => joined?,
     };
     let directory = arguments.json.then_some(&*settings.directory.value);
     let served = serve(&node, &signals, &manager, directory);
-    manager.is_ending();
-    tracing::info!("leaving the node; if there are others, one of them serves it now");
+    manager.notify_stopping();
+    tracing::info!("leaving the node; another member, if any, becomes its service");
     drop(node);
     served
 }
@@ -89,18 +89,18 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
 fn status_of(rows: &[Row], serves: bool) -> Option<String> {
     let Row::Node { identity, service, process, listens, .. } = rows.first()? else { return None };
     if !serves {
-        return Some(format!("process {process} serves node {identity}; taking it over"));
+        return Some(format!("process {process} serves node {identity}; taking over"));
     }
     // The log says why.
     let remedy = rows.iter().find_map(|row| match row {
-        Row::NotCarried { kind, .. } => Some(remedy_of(*kind)),
+        Row::ReplicationError { kind, .. } => Some(remedy_for(*kind)),
         _ => None,
     });
     let listens = listens.as_ref().map_or_else(
-        || format!("it does not listen for other nodes{}", remedy.unwrap_or_default()),
-        |address| format!("other nodes reach it at {address}"),
+        || format!("not listening for other nodes{}", remedy.unwrap_or_default()),
+        |address| format!("listening for other nodes at {address}"),
     );
-    Some(format!("serves node {identity} as its service number {service}; {listens}"))
+    Some(format!("serving node {identity} (service {service}); {listens}"))
 }
 
 /// Refuses other nodes, unless that was agreed to.
@@ -109,20 +109,20 @@ fn check_insecure(network: &NetworkOptions) -> Result<(), Failure> {
         return Ok(());
     };
     let why = format!(
-        "reach nodes at {address} failed: other nodes are not authenticated, nor is anything encrypted, so on \
+        "connect to nodes at {address} failed: peers are not authenticated and traffic is not encrypted: on \
          loopback each user of the machine can connect. Add --insecure to agree to that"
     );
     Err(Failure::new(Exit::Usage, why))
 }
 
 /// The node that is served here, for programs.
-fn for_programs(rows: &[Row], directory: &Path) -> Result<Value, Failure> {
+fn to_json(rows: &[Row], directory: &Path) -> Result<Value, Failure> {
     let mut all = by_kind(rows)?;
     let mut last = |kind: &str| all.remove(kind).unwrap_or_default().pop();
     Ok(json!({
         "node": last("Node"),
         "directory": directory.display().to_string(),
-        "not_carried": last("NotCarried").map(|row| row["why"].clone()),
+        "replication_error": last("ReplicationError").map(|row| row["why"].clone()),
     }))
 }
 
@@ -130,23 +130,23 @@ fn for_programs(rows: &[Row], directory: &Path) -> Result<Value, Failure> {
 fn serve(
     node: &Node,
     signals: &Signals,
-    manager: &Manager,
-    told_to_programs: Option<&Path>,
+    manager: &ServiceManager,
+    json_directory: Option<&Path>,
 ) -> Result<(), Failure> {
     let mut hangups = 0;
     let (mut status, mut is_ready) = (None, false);
     let mut line = Value::Null;
     loop {
         let asked = node.clone();
-        let rows = match signals.meanwhile(move || asked.report()) {
+        let rows = match signals.run_interruptible(move || asked.report()) {
             Err(failure) if failure.exit() == interrupted().exit() => return Ok(()),
             rows => rows?,
         };
         match rows {
             Ok(rows) => {
                 let serves = node.serves();
-                if let Some(directory) = told_to_programs.filter(|_| serves) {
-                    let now = for_programs(&rows, directory)?;
+                if let Some(directory) = json_directory.filter(|_| serves) {
+                    let now = to_json(&rows, directory)?;
                     if now != line {
                         // Its reader may be gone: the node is served all the same.
                         let _ = text::json(&now);
@@ -158,7 +158,7 @@ fn serve(
                     tracing::info!("{now}");
                     match is_ready || !serves {
                         true => manager.status(&now),
-                        false => manager.is_ready(&now),
+                        false => manager.notify_ready(&now),
                     }
                     is_ready |= serves;
                     status = Some(now);
@@ -166,10 +166,10 @@ fn serve(
             }
             Err(error) if error.kind() == ErrorKind::Closed => return Err(error.into()),
             // It is looked for again: a service may just have ended.
-            Err(error) => tracing::warn!(%error, "the node does not answer"),
+            Err(error) => tracing::warn!(%error, "the node's service does not answer"),
         }
-        signals.sleep(if is_ready { LOOK } else { SOON });
-        if signals.ask_to_end() {
+        signals.sleep(if is_ready { POLL_INTERVAL } else { TAKEOVER_POLL_INTERVAL });
+        if signals.termination_requested() {
             return Ok(());
         }
         if signals.hangups() > hangups {
@@ -199,7 +199,7 @@ mod tests {
         assert_eq!(status(Some("10.0.0.1:1"), true), said);
         assert!(status(None, true).ends_with("it does not listen for other nodes"));
         let kind = ErrorKind::CannotListen;
-        let rows = [node(None), Row::NotCarried { kind, why: "it is taken".to_owned() }];
+        let rows = [node(None), Row::ReplicationError { kind, why: "it is taken".to_owned() }];
         let said = "it does not listen for other nodes. --listen says where";
         assert!(status_of(&rows, true).unwrap().ends_with(said));
     }

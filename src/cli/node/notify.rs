@@ -7,11 +7,11 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 
 /// Whom to tell, if anybody asked to be told.
 #[derive(Debug)]
-pub(crate) struct Manager(Option<SocketAddr>);
+pub(crate) struct ServiceManager(Option<SocketAddr>);
 
-impl Manager {
+impl ServiceManager {
     /// The one that started this process.
-    pub(crate) fn of_this_process() -> Self {
+    pub(crate) fn from_environment() -> Self {
         let named = std::env::var("NOTIFY_SOCKET").unwrap_or_default();
         Self::named(&named)
     }
@@ -27,24 +27,24 @@ impl Manager {
     }
 
     /// It serves, or would if nobody else did.
-    pub(crate) fn is_ready(&self, status: &str) {
-        self.tell(&format!("READY=1\nSTATUS={}", status.replace('\n', " ")));
+    pub(crate) fn notify_ready(&self, status: &str) {
+        self.notify(&format!("READY=1\nSTATUS={}", status.replace('\n', " ")));
     }
 
     /// What it does now.
     pub(crate) fn status(&self, status: &str) {
-        self.tell(&format!("STATUS={}", status.replace('\n', " ")));
+        self.notify(&format!("STATUS={}", status.replace('\n', " ")));
     }
 
     /// It is about to end.
-    pub(crate) fn is_ending(&self) {
-        self.tell("STOPPING=1");
+    pub(crate) fn notify_stopping(&self) {
+        self.notify("STOPPING=1");
     }
 
-    fn tell(&self, what: &str) {
+    fn notify(&self, what: &str) {
         let Some(address) = &self.0 else { return };
         if let Err(error) = send(address, what) {
-            tracing::debug!(%error, "the service manager does not listen");
+            tracing::debug!(%error, "notify the service manager failed");
         }
     }
 }
@@ -78,10 +78,10 @@ mod tests {
         for (socket, name) in
             [(&at_path, path.display().to_string()), (&at_name, format!("@{name}"))]
         {
-            let manager = Manager::named(&name);
-            manager.is_ready("serves\nall");
+            let manager = ServiceManager::named(&name);
+            manager.notify_ready("serves\nall");
             assert_eq!(hear(socket), "READY=1\nSTATUS=serves all");
-            manager.is_ending();
+            manager.notify_stopping();
             assert_eq!(hear(socket), "STOPPING=1");
         }
         std::fs::remove_file(path).unwrap();
@@ -90,7 +90,7 @@ mod tests {
     #[test]
     fn name_that_is_no_socket_address_is_ignored() {
         for name in ["", "relative", &format!("/{}", "x".repeat(200))] {
-            assert!(Manager::named(name).0.is_none(), "{name}");
+            assert!(ServiceManager::named(name).0.is_none(), "{name}");
         }
     }
 
@@ -106,7 +106,7 @@ mod tests {
         // Until its buffer is full; a call that waited for room would never come back.
         let full = (0..100_000).find_map(|_| send(&address, "READY=1").err());
         assert_eq!(full.map(|error| error.kind()), Some(io::ErrorKind::WouldBlock));
-        Manager::named(&format!("@{name}")).is_ready("here");
+        ServiceManager::named(&format!("@{name}")).notify_ready("here");
         assert!(begin.elapsed() < Duration::from_secs(20), "{:?}", begin.elapsed());
         assert_eq!(hear(&unread), "READY=1");
     }

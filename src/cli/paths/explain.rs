@@ -8,8 +8,8 @@ use serde::Serialize;
 use transfer::path::{Choice, Locality, Operation, Path, Policy};
 use transfer::{Agent, AgentCard, ErrorKind, PeerId, RegionDescriptor};
 
-use super::candidates::{self, Named};
-use super::{Arguments, asking, name};
+use super::candidates::{self, NamedMemory};
+use super::{Arguments, name, probe_agent};
 use crate::cli::exit::{Exit, Failure, report_as_json};
 use crate::cli::text;
 
@@ -18,11 +18,11 @@ const LONGEST: u64 = 1 << 16;
 
 /// The same verdicts for all of these ends and operations.
 #[derive(Debug, Serialize)]
-struct Judged {
-    here: Vec<String>,
-    there: String,
+struct PathChoice {
+    local: Vec<String>,
+    remote: String,
     /// The devices that it could be on.
-    on: Vec<String>,
+    remote_devices: Vec<String>,
     operations: Vec<Operation>,
     taken: Option<Path>,
     /// Why it is not a better path, if one could have been expected.
@@ -33,16 +33,16 @@ struct Judged {
 
 /// What was found out about an agent.
 #[derive(Debug, Serialize)]
-struct Found {
+struct AgentReport {
     label: String,
     identity: String,
     card: PathBuf,
     locality: Option<Locality>,
     /// It was killed, and its card is still there.
-    was_left_behind: bool,
+    is_stale: bool,
     /// What the rights of the region do not allow.
     not_allowed: Vec<Operation>,
-    choices: Vec<Judged>,
+    choices: Vec<PathChoice>,
     /// Why it was not found out.
     error: Option<String>,
     /// How the command would end, were this the only agent.
@@ -51,9 +51,9 @@ struct Found {
 }
 
 #[derive(Debug, Serialize)]
-struct Report<'a> {
+struct ExplainReport<'a> {
     policy: &'a Policy,
-    peers: Vec<Found>,
+    peers: Vec<AgentReport>,
     program: &'static str,
 }
 
@@ -71,31 +71,33 @@ pub(super) fn run(arguments: &Arguments, peer: &FilePath) -> Result<(), Failure>
     }
     if cards.is_empty() {
         let whose = if region.is_some() { "whose region it is" } else { "that left its card" };
-        let message = format!("there is no agent in {} {whose}", peer.display());
-        return Err(Failure::new(Exit::NobodyThere, message));
+        let message = format!("find agent in {} failed: none {whose}", peer.display());
+        return Err(Failure::new(Exit::NotFound, message));
     }
     let peers = cards
         .into_iter()
         .map(|(path, card)| examine(path, &card, region.as_ref(), arguments))
         .collect::<Result<_, _>>()?;
-    let report = Report { policy: &arguments.policy, peers, program: command::VERSION_LINE };
+    let report = ExplainReport { policy: &arguments.policy, peers, program: command::VERSION_LINE };
     let done = conclude(&report.peers);
     if arguments.json {
         return report_as_json(done, &report);
     }
-    text::print(&report.peers.iter().map(for_people).collect::<Vec<_>>().join("\n"))?;
+    text::print(&report.peers.iter().map(to_text).collect::<Vec<_>>().join("\n"))?;
     done
 }
 
 /// Fails if none of the agents is reached.
-fn conclude(peers: &[Found]) -> Result<(), Failure> {
+fn conclude(peers: &[AgentReport]) -> Result<(), Failure> {
     if peers.iter().any(|found| found.exit.is_none()) {
         return Ok(());
     }
     let exit = peers.iter().find_map(|found| found.exit).unwrap_or(Exit::Failed);
-    let why = match peers.iter().all(|found| found.was_left_behind) {
-        true => "nobody is there any more",
-        false => "no path leads there; the reasons stand above",
+    let why = match peers.iter().all(|found| found.is_stale) {
+        true => {
+            "explain paths failed: all agents found are dead. Remove their cards: fabricast clean"
+        }
+        false => "explain paths failed: no usable path; see the reasons above",
     };
     Err(Failure::new(exit, why))
 }
@@ -107,7 +109,7 @@ fn read(path: &FilePath) -> Result<Vec<u8>, Failure> {
         Ok(_) => Ok(bytes),
         Err(error) => {
             let exit = match error.kind() {
-                io::ErrorKind::NotFound => Exit::NobodyThere,
+                io::ErrorKind::NotFound => Exit::NotFound,
                 _ => Exit::Failed,
             };
             Err(Failure::new(exit, format!("read {} failed: {error}", path.display())))
@@ -127,7 +129,8 @@ fn cards(place: &FilePath) -> Result<Vec<(PathBuf, AgentCard)>, Failure> {
     if !place.is_dir() {
         return Ok(vec![card_at(place.to_owned())?]);
     }
-    let failed = |error| Failure::failed(format!("look into {} failed: {error}", place.display()));
+    let failed =
+        |error| Failure::failed(format!("read directory {} failed: {error}", place.display()));
     let mut cards = Vec::new();
     for entry in std::fs::read_dir(place).map_err(failed)? {
         let path = entry.map_err(failed)?.path();
@@ -145,27 +148,27 @@ fn examine(
     card: &AgentCard,
     region: Option<&RegionDescriptor>,
     arguments: &Arguments,
-) -> Result<Found, Failure> {
-    let mut found = Found {
+) -> Result<AgentReport, Failure> {
+    let mut found = AgentReport {
         label: card.label.clone(),
         identity: card.identity.iter().map(|byte| format!("{byte:02x}")).collect(),
         card: path,
         locality: None,
-        was_left_behind: card.was_left_behind(),
+        is_stale: card.is_orphaned(),
         not_allowed: Vec::new(),
         choices: Vec::new(),
         error: None,
         exit: None,
     };
-    if found.was_left_behind {
-        found.exit = Some(Exit::NobodyThere);
+    if found.is_stale {
+        found.exit = Some(Exit::NotFound);
         return Ok(found);
     }
-    let mut agent = asking::start(card, arguments.fabric.as_deref())?;
+    let mut agent = probe_agent::start(card, arguments.fabric.as_deref())?;
     let judged = card.encode().and_then(|card| {
         let peer = agent.inspect(&card, arguments.timeout)?;
         found.locality = agent.locality(peer).cloned();
-        agent.try_fabrics(peer, arguments.timeout)?;
+        agent.connect_fabrics(peer, arguments.timeout)?;
         judge(&agent, peer, region, &mut found, &arguments.policy)
     });
     found.exit = match judged {
@@ -174,12 +177,14 @@ fn examine(
             Some(match error.kind() {
                 ErrorKind::DeadlineExceeded => Exit::Deadline,
                 // Another agent, or none any more, where it was.
-                ErrorKind::Stale if found.locality.is_none() => Exit::NobodyThere,
+                ErrorKind::Stale if found.locality.is_none() => Exit::NotFound,
                 _ => Exit::Failed,
             })
         }
         Ok(()) if found.choices.iter().any(|judged| judged.taken.is_some()) => None,
-        Ok(()) if matches!(found.locality, Some(Locality::NoWay { .. })) => Some(Exit::NobodyThere),
+        Ok(()) if matches!(found.locality, Some(Locality::NoDescriptorPassing { .. })) => {
+            Some(Exit::NotFound)
+        }
         Ok(()) => Some(Exit::NoProvider),
     };
     Ok(found)
@@ -190,7 +195,7 @@ fn judge(
     agent: &Agent,
     peer: PeerId,
     region: Option<&RegionDescriptor>,
-    found: &mut Found,
+    found: &mut AgentReport,
     policy: &Policy,
 ) -> transfer::Result<()> {
     let devices = candidates::devices(region);
@@ -206,43 +211,43 @@ fn judge(
     for here in candidates::local(&devices) {
         let mut judged = Vec::new();
         for there in &there {
-            let mut alike: Vec<(Vec<Operation>, Choice)> = Vec::new();
+            let mut grouped: Vec<(Vec<Operation>, Choice)> = Vec::new();
             for (operation, _) in &allowed {
                 let choice =
                     agent.explain(peer, *operation, &here.memory, &there.memory, policy)?;
-                match alike.iter_mut().find(|(_, known)| *known == choice) {
+                match grouped.iter_mut().find(|(_, known)| *known == choice) {
                     Some((operations, _)) => operations.push(*operation),
-                    None => alike.push((vec![*operation], choice)),
+                    None => grouped.push((vec![*operation], choice)),
                 }
             }
-            for (operations, choice) in alike {
-                gather_there(&mut judged, &here, there, operations, choice);
+            for (operations, choice) in grouped {
+                merge_remote(&mut judged, &here, there, operations, choice);
             }
         }
-        gather_here(&mut found.choices, judged);
+        merge_local(&mut found.choices, judged);
     }
     Ok(())
 }
 
 /// Devices of the peer's for which everything is the same are told of together.
-fn gather_there(
-    all: &mut Vec<Judged>,
-    here: &Named,
-    there: &Named,
+fn merge_remote(
+    all: &mut Vec<PathChoice>,
+    here: &NamedMemory,
+    there: &NamedMemory,
     operations: Vec<Operation>,
     choice: Choice,
 ) {
-    let is_same = |judged: &&mut Judged| {
-        (&judged.there, &judged.operations, &judged.choice) == (&there.name, &operations, &choice)
+    let is_same = |judged: &&mut PathChoice| {
+        (&judged.remote, &judged.operations, &judged.choice) == (&there.name, &operations, &choice)
     };
     if let Some(same) = all.iter_mut().find(is_same) {
-        same.on.extend(there.device.clone());
+        same.remote_devices.extend(there.device.clone());
         return;
     }
-    all.push(Judged {
-        here: vec![here.name.clone()],
-        there: there.name.clone(),
-        on: there.device.iter().cloned().collect(),
+    all.push(PathChoice {
+        local: vec![here.name.clone()],
+        remote: there.name.clone(),
+        remote_devices: there.device.iter().cloned().collect(),
         operations,
         taken: choice.taken(),
         fallback: choice.fallback().map(|(_, reason)| reason.name()),
@@ -251,14 +256,14 @@ fn gather_there(
 }
 
 /// So is memory of this process.
-fn gather_here(all: &mut Vec<Judged>, judged: Vec<Judged>) {
+fn merge_local(all: &mut Vec<PathChoice>, judged: Vec<PathChoice>) {
     for one in judged {
-        let is_same = |known: &&mut Judged| {
-            (&known.there, &known.on, &known.operations, &known.choice)
-                == (&one.there, &one.on, &one.operations, &one.choice)
+        let is_same = |known: &&mut PathChoice| {
+            (&known.remote, &known.remote_devices, &known.operations, &known.choice)
+                == (&one.remote, &one.remote_devices, &one.operations, &one.choice)
         };
         match all.iter_mut().find(is_same) {
-            Some(same) => same.here.extend(one.here),
+            Some(same) => same.local.extend(one.local),
             None => all.push(one),
         }
     }
@@ -275,21 +280,23 @@ fn join(operations: &[Operation]) -> String {
     operations.iter().map(operation_name).collect::<Vec<_>>().join(" and ")
 }
 
-/// Is a stand-in of host memory at the place of a device, so that bytes go as GPUs' would?
-fn is_stood_in(judged: &Judged) -> bool {
-    let ends = || judged.here.iter().chain(&judged.on);
-    judged.taken == Some(Path::CudaIpc) && ends().any(|end| end.starts_with("stand-in:"))
+/// Is a emulated of host memory at the place of a device, so that bytes go as GPUs' would?
+fn is_emulated(judged: &PathChoice) -> bool {
+    let ends = || judged.local.iter().chain(&judged.remote_devices);
+    judged.taken == Some(Path::CudaIpc) && ends().any(|end| end.starts_with("emulated:"))
 }
 
-fn for_people(found: &Found) -> String {
-    if found.was_left_behind {
+fn to_text(found: &AgentReport) -> String {
+    if found.is_stale {
         return format!("Agent \"{}\" is dead, its card: {}\n", found.label, found.card.display());
     }
     let place = match &found.locality {
-        None => "not met".to_owned(),
+        None => "unreachable".to_owned(),
         Some(Locality::SameProcess | Locality::SameMachine) => "on this machine".to_owned(),
-        Some(Locality::NoWay { .. }) => "on this machine, but nothing can be passed".to_owned(),
-        Some(Locality::ToldRemote) => "taken for remote".to_owned(),
+        Some(Locality::NoDescriptorPassing { .. }) => {
+            "on this machine, but descriptors cannot be passed".to_owned()
+        }
+        Some(Locality::ForcedRemote) => "treated as remote".to_owned(),
         Some(Locality::OtherMachine) => "on another machine".to_owned(),
     };
     let title = format!("Agent \"{}\", {place} ({})", found.label, found.card.display());
@@ -302,16 +309,16 @@ fn for_people(found: &Found) -> String {
         out.push_str(&format!("  {operation}: the region's rights do not allow it\n"));
     }
     for judged in &found.choices {
-        let mut there = judged.there.clone();
-        if !judged.on.is_empty() {
-            there.push_str(&format!(" on {}", judged.on.join(", ")));
+        let mut there = judged.remote.clone();
+        if !judged.remote_devices.is_empty() {
+            there.push_str(&format!(" on {}", judged.remote_devices.join(", ")));
         }
         let operations = join(&judged.operations);
         let ends = format!(
             "{}; there {there}; {operations}: {}{}",
-            judged.here.join(", "),
+            judged.local.join(", "),
             name(judged.taken),
-            if is_stood_in(judged) { " (stand-in)" } else { "" }
+            if is_emulated(judged) { " (emulated)" } else { "" }
         );
         out.push('\n');
         out.push_str(&text::wrapped("here ", &ends));

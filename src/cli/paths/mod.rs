@@ -1,9 +1,9 @@
 //! `fabricast paths`: by which path bytes go, and why, in typical situations, or to a peer.
 
-mod asking;
 mod candidates;
 mod explain;
-mod topics;
+mod inter_node;
+mod probe_agent;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -12,11 +12,12 @@ use serde::Serialize;
 use transfer::path::{Choice, Path, Policy, Reason, Verdict, choose, situations};
 
 use super::exit::Failure;
-use super::settings::{OF_DIRECTORY, Options, seconds};
+use super::settings::{DIRECTORY_ONLY, Options, seconds};
 use super::text;
 
-pub(crate) use self::topics::{
-    given_up, in_brackets, misfit, name_of_node, not_carried, not_reached, remedy_of,
+pub(crate) use self::inter_node::{
+    bracketed_names, given_up, incompatibility, name_of_node, remedy_for, replication_error_text,
+    unreachable_text,
 };
 
 /// Shows by which path bytes travel, and why.
@@ -27,10 +28,10 @@ pub(crate) use self::topics::{
 /// too, whether it is there. With --topics: between nodes.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// Ask about this agent: the file with its card, or the directory it was started with
+    /// Explain the paths to this agent: its card file, or the directory it was started with
     #[arg(long, value_name = "PEER")]
     explain: Option<PathBuf>,
-    /// Show which messages go from this node to which others, and back
+    /// Show which topics are replicated between this node and its peers
     #[arg(long, conflicts_with_all = ["explain", "region", "policy", "timeout"])]
     topics: bool,
     /// To a region of the agent's, whose descriptor is in this file [default: to typical memory]
@@ -40,21 +41,21 @@ pub(crate) struct Arguments {
     /// that the agent has]
     #[arg(long, value_name = "PROVIDER", num_args = 0..=1, default_missing_value = "", requires = "explain")]
     fabric: Option<String>,
-    /// Which paths may be taken: NAME prefers, =NAME requires, ^NAME denies
+    /// Paths to prefer (NAME), require (=NAME) or deny (^NAME), separated by commas
     #[arg(long, value_name = "LIST", default_value = "")]
     policy: Policy,
-    /// How long to wait for each agent
+    /// Timeout for each agent
     #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "2")]
     timeout: Duration,
     /// One JSON line
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    settings: Options<OF_DIRECTORY>,
+    settings: Options<DIRECTORY_ONLY>,
 }
 
 #[derive(Debug, Serialize)]
-struct Judged {
+struct SituationChoice {
     situation: &'static str,
     taken: Option<Path>,
     #[serde(flatten)]
@@ -62,24 +63,24 @@ struct Judged {
 }
 
 #[derive(Debug, Serialize)]
-struct Table<'a> {
+struct SituationTable<'a> {
     policy: &'a Policy,
-    situations: Vec<Judged>,
+    situations: Vec<SituationChoice>,
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     if arguments.topics {
-        return topics::run(arguments);
+        return inter_node::run(arguments);
     }
     if let Some(peer) = &arguments.explain {
         return explain::run(arguments, peer);
     }
     let judged = situations().into_iter().map(|situation| {
         let choice = choose(&situation.facts, &arguments.policy);
-        Judged { situation: situation.name, taken: choice.taken(), choice }
+        SituationChoice { situation: situation.name, taken: choice.taken(), choice }
     });
-    let table = Table { policy: &arguments.policy, situations: judged.collect() };
-    if arguments.json { text::json(&table) } else { text::print(&for_people(&table)) }
+    let table = SituationTable { policy: &arguments.policy, situations: judged.collect() };
+    if arguments.json { text::json(&table) } else { text::print(&to_text(&table)) }
 }
 
 fn name(taken: Option<Path>) -> &'static str {
@@ -87,7 +88,10 @@ fn name(taken: Option<Path>) -> &'static str {
 }
 
 /// Why it is none that is wanted more: what is a surprise, and what the policy has to do with.
-fn told<'a>(choice: &'a Choice, policy: &Policy) -> impl Iterator<Item = (Path, &'a Reason)> {
+fn relevant_refusals<'a>(
+    choice: &'a Choice,
+    policy: &Policy,
+) -> impl Iterator<Item = (Path, &'a Reason)> {
     let wanted = [&policy.prefer[..], &policy.require].concat();
     let before = choice.candidates.iter().map_while(|candidate| match &candidate.verdict {
         Verdict::Refused(reason) => Some((candidate.path, reason)),
@@ -95,17 +99,17 @@ fn told<'a>(choice: &'a Choice, policy: &Policy) -> impl Iterator<Item = (Path, 
     });
     before.filter(move |(path, reason)| {
         let is_of_policy = matches!(reason, Reason::Denied | Reason::NotRequired);
-        !reason.is_natural() || is_of_policy || wanted.contains(path)
+        !reason.is_expected() || is_of_policy || wanted.contains(path)
     })
 }
 
 /// Each situation, its path, and why it is none that would be better.
-fn for_people(table: &Table<'_>) -> String {
+fn to_text(table: &SituationTable<'_>) -> String {
     let width = table.situations.iter().map(|judged| judged.situation.len()).max().unwrap_or(0);
     let mut out = String::new();
-    for Judged { situation, taken, choice } in &table.situations {
+    for SituationChoice { situation, taken, choice } in &table.situations {
         out.push_str(&format!("{situation:width$}  {}\n", name(*taken)));
-        for (path, reason) in told(choice, table.policy) {
+        for (path, reason) in relevant_refusals(choice, table.policy) {
             out.push_str(&text::wrapped(&format!("  not {path}: "), &reason.to_string()));
         }
     }
@@ -120,10 +124,10 @@ mod tests {
     fn the_table_fits_its_width_and_has_a_line_for_each_situation() {
         let judged = situations().into_iter().map(|situation| {
             let choice = choose(&situation.facts, &Policy::default());
-            Judged { situation: situation.name, taken: choice.taken(), choice }
+            SituationChoice { situation: situation.name, taken: choice.taken(), choice }
         });
-        let table = Table { policy: &Policy::default(), situations: judged.collect() };
-        let out = for_people(&table);
+        let table = SituationTable { policy: &Policy::default(), situations: judged.collect() };
+        let out = to_text(&table);
         assert!(out.lines().all(|line| line.chars().count() <= text::WIDTH), "{out}");
         assert!(table.situations.iter().all(|judged| out.contains(judged.situation)), "{out}");
     }

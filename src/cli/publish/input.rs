@@ -14,22 +14,22 @@ use nix::poll::PollFlags;
 use pubsub::Loan;
 
 use crate::cli::exit::{Exit, Failure};
-use crate::cli::membership::rounded;
-use crate::cli::pattern::Content;
+use crate::cli::node_client::round_up_to_4k;
 use crate::cli::signals::{Signals, interrupted};
+use crate::cli::test_pattern::Content;
 use crate::cli::{size, text};
 
 /// What is read at a time.
 const CHUNK: usize = 1 << 20;
 /// The longest message that is put together here, if nothing else is said.
-const LONGEST: u64 = 1 << 30;
-const LOOK: Duration = Duration::from_secs(1);
+const DEFAULT_MAX_LENGTH: u64 = 1 << 30;
+const SIGNAL_POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// What standard input is called.
-const INPUT: &str = "the input";
+const INPUT: &str = "standard input";
 /// This process was asked to end while it read: no other error of these is of this kind.
-const ENDED: io::ErrorKind = io::ErrorKind::ConnectionAborted;
+const INTERRUPTED: io::ErrorKind = io::ErrorKind::ConnectionAborted;
 /// What is copied to a device at a time, which takes much longer to begin than on the host.
-const PART: usize = 16 << 20;
+const DEVICE_COPY_SIZE: usize = 16 << 20;
 
 /// A message, not yet in the memory of its topic.
 #[derive(Debug)]
@@ -66,13 +66,13 @@ impl Message {
         signals: &Signals,
     ) -> Result<(), Failure> {
         let mut write = |offset: u64, part: &[u8]| -> Result<(), Failure> {
-            signals.go_on()?;
+            signals.check_interrupted()?;
             Ok(loan.write(offset, part)?)
         };
         match self {
             Self::Bytes(bytes) => {
-                let mut parts = bytes.chunks(PART).enumerate();
-                parts.try_for_each(|(at, part)| write((at * PART) as u64, part))
+                let mut parts = bytes.chunks(DEVICE_COPY_SIZE).enumerate();
+                parts.try_for_each(|(at, part)| write((at * DEVICE_COPY_SIZE) as u64, part))
             }
             Self::Pattern(content) => content.write(buffer, write),
             Self::File { path, mut file, length } => {
@@ -81,9 +81,10 @@ impl Message {
                 while offset < length {
                     let part = (length - offset).min(CHUNK as u64) as usize;
                     file.read_exact(&mut buffer[..part]).map_err(|error| match error.kind() {
-                        io::ErrorKind::UnexpectedEof => {
-                            Failure::failed(format!("{} became shorter", path.display()))
-                        }
+                        io::ErrorKind::UnexpectedEof => Failure::failed(format!(
+                            "read {} failed: the file became shorter",
+                            path.display()
+                        )),
                         _ => failed(path.display(), &error),
                     })?;
                     write(offset, &buffer[..part])?;
@@ -97,7 +98,7 @@ impl Message {
 
 /// How long messages of a topic may be.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Limit<'a> {
+pub(super) struct LengthLimit<'a> {
     pub(super) topic: &'a str,
     /// None if there is no topic yet, and no setting says it.
     pub(super) largest: Option<u64>,
@@ -105,28 +106,28 @@ pub(super) struct Limit<'a> {
     pub(super) origin: Option<&'a str>,
 }
 
-impl Limit<'_> {
+impl LengthLimit<'_> {
     /// The longest message that is put together here.
-    fn most(&self) -> u64 {
-        self.largest.unwrap_or(LONGEST)
+    fn maximum(&self) -> u64 {
+        self.largest.unwrap_or(DEFAULT_MAX_LENGTH)
     }
 
     /// Refuses a message of this length.
     pub(super) fn check(&self, name: impl Display, length: u64) -> Result<(), Failure> {
-        if length <= self.most() { Ok(()) } else { Err(self.too_long(name, Some(length))) }
+        if length <= self.maximum() { Ok(()) } else { Err(self.too_long(name, Some(length))) }
     }
 
     /// A message is longer, by its length where that is known.
     fn too_long(&self, name: impl Display, length: Option<u64>) -> Failure {
-        let most = self.most();
-        let name = text::visible(&name.to_string());
+        let maximum = self.maximum();
+        let name = text::escape_control(&name.to_string());
         let has = match length {
-            Some(length) => text::counted(length, "byte"),
-            None => format!("more than {}", text::counted(most, "byte")),
+            Some(length) => text::count_of(length, "byte"),
+            None => format!("more than {}", text::count_of(maximum, "byte")),
         };
         let largest = match length {
             Some(length) => {
-                let size = size::print(rounded(length));
+                let size = size::print(round_up_to_4k(length));
                 format!("--largest {}", size.strip_suffix("iB").unwrap_or(&size))
             }
             None => "a larger --largest".to_owned(),
@@ -134,31 +135,31 @@ impl Limit<'_> {
         let topic = self.topic.escape_debug();
         let why = match (self.largest, self.origin) {
             (None, _) => format!(
-                "{name} has {has}, and {most} are read at most where --largest is not given. Make topic \"{topic}\" with \
+                "{name} has {has}, and {maximum} are read at most where --largest is not given. Make topic \"{topic}\" with \
                  {largest}"
             ),
             (Some(_), Some(origin)) => format!(
-                "{name} has {has}, and topic \"{topic}\" takes {most} at most ({origin}). Publish it with {largest}, under \
+                "publish {name} failed: it has {has}, topic \"{topic}\" takes {maximum} at most ({origin}). Use {largest}, and \
                  another name if other processes use the topic"
             ),
             (Some(_), None) => format!(
-                "{name} has {has}, and topic \"{topic}\" takes {most} at most. Publish it under another name with {largest}, \
+                "{name} has {has}, and topic \"{topic}\" takes {maximum} at most. Publish it under another name with {largest}, \
                  or end the processes that use the topic first"
             ),
         };
-        Failure::new(Exit::TooMuch, why)
+        Failure::new(Exit::LimitExceeded, why)
     }
 }
 
-fn say_at_a_terminal(what: &str) {
+fn print_at_terminal(what: &str) {
     if io::stdin().is_terminal() {
-        text::complain(&format!("fabricast: {what}"));
+        text::print_error(&format!("fabricast: {what}"));
     }
 }
 
 fn failed(name: impl Display, error: &io::Error) -> Failure {
     match error.kind() {
-        ENDED => interrupted(),
+        INTERRUPTED => interrupted(),
         _ => Failure::failed(format!("read {name} failed: {error}")),
     }
 }
@@ -169,7 +170,7 @@ pub(super) enum Input<'a> {
     /// What was read already is one.
     Whole(Option<Vec<u8>>),
     /// Each line of it is one.
-    Lines(BufReader<Source<'a, io::Stdin>>),
+    Lines(BufReader<InterruptibleReader<'a, io::Stdin>>),
     Files(std::vec::IntoIter<PathBuf>),
     Pattern {
         next: Content,
@@ -179,24 +180,24 @@ pub(super) enum Input<'a> {
 
 impl<'a> Input<'a> {
     /// All of standard input, read to its end.
-    pub(super) fn whole(limit: Limit<'_>, signals: &Signals) -> Result<Self, Failure> {
-        say_at_a_terminal(
+    pub(super) fn whole(limit: LengthLimit<'_>, signals: &Signals) -> Result<Self, Failure> {
+        print_at_terminal(
             "reading one message from the terminal; end it with Ctrl-D (with --lines, each line is a message)",
         );
-        let source = Source { descriptor: io::stdin(), signals };
+        let source = InterruptibleReader { descriptor: io::stdin(), signals };
         Ok(Self::Whole(Some(whole(source, INPUT, limit)?)))
     }
 
     /// Each of its lines.
     pub(super) fn lines(signals: &'a Signals) -> Self {
-        let source = Source { descriptor: io::stdin(), signals };
+        let source = InterruptibleReader { descriptor: io::stdin(), signals };
         Self::Lines(BufReader::with_capacity(CHUNK / 16, source))
     }
 
     /// Says at a terminal that it is read from now on.
-    pub(super) fn invite(&self) {
+    pub(super) fn print_terminal_hint(&self) {
         if let Self::Lines(_) = self {
-            say_at_a_terminal("reading messages from the terminal, one a line; end with Ctrl-D");
+            print_at_terminal("reading messages from the terminal, one a line; end with Ctrl-D");
         }
     }
 
@@ -216,7 +217,7 @@ impl<'a> Input<'a> {
     /// The next message, unless it is known to be too long.
     pub(super) fn next(
         &mut self,
-        limit: Limit<'_>,
+        limit: LengthLimit<'_>,
         signals: &Signals,
     ) -> Result<Option<Message>, Failure> {
         match self {
@@ -238,7 +239,7 @@ impl<'a> Input<'a> {
 
 /// A long file is read where it is needed. A short one is read to its end at once, as pipes
 /// are: files that the system makes up have a length that says nothing.
-fn open(path: PathBuf, limit: Limit<'_>, signals: &Signals) -> Result<Message, Failure> {
+fn open(path: PathBuf, limit: LengthLimit<'_>, signals: &Signals) -> Result<Message, Failure> {
     // Nobody may ever write to a pipe: that is waited for together with signals.
     let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
     let opened = OpenOptions::new().read(true).custom_flags(flags).open(&path);
@@ -250,24 +251,25 @@ fn open(path: PathBuf, limit: Limit<'_>, signals: &Signals) -> Result<Message, F
     if found.is_file() && found.len() > CHUNK as u64 {
         return Ok(Message::File { path, file, length: found.len() });
     }
-    let source = Source { descriptor: file, signals };
+    let source = InterruptibleReader { descriptor: file, signals };
     whole(source, path.display(), limit).map(Message::Bytes)
 }
 
 /// Where bytes come from, to a process that hears of signals meanwhile.
 #[derive(Debug)]
-pub(super) struct Source<'a, F> {
+pub(super) struct InterruptibleReader<'a, F> {
     descriptor: F,
     signals: &'a Signals,
 }
 
-impl<F: AsFd> Read for Source<'_, F> {
+impl<F: AsFd> Read for InterruptibleReader<'_, F> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let descriptor = self.descriptor.as_fd();
         loop {
-            let is_ready = self.signals.wait_for(descriptor, PollFlags::POLLIN, LOOK);
-            if self.signals.ask_to_end() {
-                return Err(ENDED.into());
+            let is_ready =
+                self.signals.wait_for(descriptor, PollFlags::POLLIN, SIGNAL_POLL_INTERVAL);
+            if self.signals.termination_requested() {
+                return Err(INTERRUPTED.into());
             }
             if !is_ready {
                 continue;
@@ -281,31 +283,31 @@ impl<F: AsFd> Read for Source<'_, F> {
 }
 
 /// All of it, up to its end.
-fn whole(from: impl Read, name: impl Display, limit: Limit<'_>) -> Result<Vec<u8>, Failure> {
+fn whole(from: impl Read, name: impl Display, limit: LengthLimit<'_>) -> Result<Vec<u8>, Failure> {
     let mut bytes = Vec::new();
-    let most = limit.most();
-    let read = from.take(most.saturating_add(1)).read_to_end(&mut bytes);
+    let maximum = limit.maximum();
+    let read = from.take(maximum.saturating_add(1)).read_to_end(&mut bytes);
     read.map_err(|error| failed(&name, &error))?;
-    match bytes.len() as u64 > most {
+    match bytes.len() as u64 > maximum {
         true => Err(limit.too_long(name, None)),
         false => Ok(bytes),
     }
 }
 
 /// The next line, without what ends it.
-fn line(from: &mut impl BufRead, limit: Limit<'_>) -> Result<Option<Vec<u8>>, Failure> {
+fn line(from: &mut impl BufRead, limit: LengthLimit<'_>) -> Result<Option<Vec<u8>>, Failure> {
     let mut line = Vec::new();
     // With what ends it, and one that shows that it is too long.
-    let most = limit.most();
-    from.take(most.saturating_add(2))
+    let maximum = limit.maximum();
+    from.take(maximum.saturating_add(2))
         .read_until(b'\n', &mut line)
         .map_err(|error| failed(INPUT, &error))?;
     if line.is_empty() {
         return Ok(None);
     }
     line.pop_if(|last| *last == b'\n');
-    match line.len() as u64 > most {
-        true => Err(limit.too_long("a line of the input", None)),
+    match line.len() as u64 > maximum {
+        true => Err(limit.too_long("a line of standard input", None)),
         false => Ok(Some(line)),
     }
 }
@@ -314,8 +316,8 @@ fn line(from: &mut impl BufRead, limit: Limit<'_>) -> Result<Option<Vec<u8>>, Fa
 mod tests {
     use super::*;
 
-    fn limit(largest: Option<u64>) -> Limit<'static> {
-        Limit { topic: "t", largest, origin: None }
+    fn limit(largest: Option<u64>) -> LengthLimit<'static> {
+        LengthLimit { topic: "t", largest, origin: None }
     }
 
     fn lines_of(parts: &[&str]) -> Vec<String> {
@@ -368,7 +370,7 @@ mod tests {
         let number = format!("{} ", std::process::id());
         assert!(bytes.starts_with(number.as_bytes()), "{bytes:?}");
         let failure = input.next(limit(Some(8)), &signals).unwrap_err();
-        assert_eq!(failure.exit(), Exit::TooMuch);
+        assert_eq!(failure.exit(), Exit::LimitExceeded);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! `fabricast pub`: publishes what comes in, files, or a pattern that can be checked.
 
 mod input;
-mod room;
+mod wait_notice;
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -9,20 +9,20 @@ use std::time::{Duration, Instant};
 use pubsub::{Attempt, ErrorKind, Node, Publisher, Reliability, Sent};
 use serde_json::{Value, json};
 
-use self::input::{Input, Limit, Message};
-use self::room::{Notice, Wait};
+use self::input::{Input, LengthLimit, Message};
+use self::wait_notice::{Wait, WaitNotice};
+use super::connectivity::{self, ConnectivityReporter, Phase};
 use super::exit::{Exit, Failure, report_as_json};
-use super::hints::{self, NodeHints, Phase};
 use super::histogram::Histogram;
-use super::membership::{self, Wanted, place, with_remedy};
-use super::paths::{given_up, in_brackets};
-use super::pattern::{self, Content};
-use super::progress::{Progress, so_far};
-use super::service::AwaitedService;
+use super::node_client::{self, TopicRequest, place, with_remedy};
+use super::paths::{bracketed_names, given_up};
+use super::progress::{Progress, totals};
+use super::service_wait::ServiceWait;
 use super::settings::{ALL, Options, Settings, seconds};
 use super::signals::{Deadline, SLICE, Signals, interrupted};
 use super::stages::Stage;
 use super::statistics::Latency;
+use super::test_pattern::{self, Content};
 use super::{size, text};
 
 /// Publishes messages: all of standard input as one, each of its lines, files, or a pattern
@@ -35,9 +35,9 @@ use super::{size, text};
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// The topic
-    #[arg(value_parser = membership::topic_name)]
+    #[arg(value_parser = node_client::topic_name)]
     topic: String,
-    /// Publish each line of standard input, without what ends it
+    /// Publish each line of standard input, without its line feed
     #[arg(long, conflicts_with_all = ["files", "pattern"])]
     lines: bool,
     /// Publish this file; may be given several times
@@ -46,7 +46,7 @@ pub(crate) struct Arguments {
     /// Publish messages with a number, a checksum and content that follows from the number
     #[arg(long)]
     pattern: bool,
-    /// How long each message of the pattern is
+    /// Message size of the pattern
     #[arg(long, value_parser = size::parse, default_value = "64K", requires = "pattern",
         conflicts_with_all = ["files", "lines"])]
     size: u64,
@@ -54,13 +54,13 @@ pub(crate) struct Arguments {
     #[arg(long, value_parser = size::parse, requires = "pattern",
         conflicts_with_all = ["files", "lines"])]
     count: Option<u64>,
-    /// Messages a second [default: as many as go]
+    /// Messages per second [default: unlimited]
     #[arg(long, value_parser = rate)]
     rate: Option<f64>,
-    /// Begin when there are so many subscribers; those that carry messages to other nodes count as one
+    /// Start when this many subscribers exist; replication to other nodes counts as one
     #[arg(long, value_name = "N", default_value_t = 0)]
     wait_for: u32,
-    /// The longest wait: for subscribers, for room, and at the end until all is released [default: none]
+    /// Timeout of each wait: for subscribers, for room, and at the end for release [default: none]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     timeout: Option<Duration>,
     /// One JSON line about what was done
@@ -68,16 +68,16 @@ pub(crate) struct Arguments {
     json: bool,
     /// Such a line also so often before, for who watches
     #[arg(long, value_name = "SECONDS", value_parser = seconds, requires = "json", hide = true)]
-    every: Option<Duration>,
+    interval: Option<Duration>,
     /// Do not publish faster than that rate to make up for waits
     #[arg(long, requires = "rate", hide = true)]
-    steady: bool,
+    no_catch_up: bool,
     #[command(flatten)]
     settings: Options<ALL>,
 }
 
 /// Between two looks at other nodes, while there is nothing to publish.
-const LOOK: Duration = Duration::from_secs(1);
+const CONNECTIVITY_POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 fn rate(text: &str) -> Result<f64, String> {
     match text.parse() {
@@ -89,19 +89,22 @@ fn rate(text: &str) -> Result<f64, String> {
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let signals = Signals::catch()?;
     let settings = arguments.settings.settings()?;
-    if arguments.pattern && arguments.size < pattern::HEADER as u64 {
-        let why = format!("--size: a pattern has at least {} bytes", pattern::HEADER);
+    if arguments.pattern && arguments.size < test_pattern::HEADER as u64 {
+        let why = format!(
+            "--size is too small. A pattern message has at least {} bytes",
+            test_pattern::HEADER
+        );
         return Err(Failure::new(Exit::Usage, why));
     }
-    let mut tally = Tally::default();
-    let done = publish(arguments, &settings, &signals, &mut tally);
+    let mut summary = PublishSummary::default();
+    let done = publish(arguments, &settings, &signals, &mut summary);
     // Whoever reads the last line may be slow, too.
-    signals.let_go();
+    signals.restore_defaults();
     let is_complete = done.is_ok();
     if arguments.json {
-        return report_as_json(done, &report(arguments, &tally, is_complete));
+        return report_as_json(done, &report(arguments, &summary, is_complete));
     }
-    let told = tell(arguments, &tally, is_complete);
+    let told = print_summary(arguments, &summary, is_complete);
     done.and(told)
 }
 
@@ -110,21 +113,22 @@ fn publish(
     arguments: &Arguments,
     settings: &Settings,
     signals: &Signals,
-    tally: &mut Tally,
+    summary: &mut PublishSummary,
 ) -> Result<(), Failure> {
-    let service = AwaitedService::of(&settings.directory.value);
-    let node = membership::join(settings, membership::options(settings, "pub"), &service, signals)?;
-    (tally.node, tally.place) = (Some(node.identity()), Some(place(&node)));
+    let service = ServiceWait::of(&settings.directory.value);
+    let node =
+        node_client::join(settings, node_client::options(settings, "pub"), &service, signals)?;
+    (summary.node, summary.place) = (Some(node.identity()), Some(place(&node)));
     let (service, name) = (&service, &*arguments.topic);
-    let wanted = Wanted { node: &node, name, settings, service, signals };
+    let wanted = TopicRequest { node: &node, name, settings, service, signals };
     // If it is there, it says how long a message may be.
-    let found = wanted.as_it_is()?;
+    let found = wanted.existing()?;
     let longest = match &found {
         Some(topic) => Some(topic.settings()?.largest),
-        None => settings.largest.is_given().then_some(settings.largest.value.0),
+        None => settings.largest.is_set().then_some(settings.largest.value.0),
     };
     let origin = settings.largest.origin.as_deref();
-    let limit = Limit { topic: name, largest: longest, origin };
+    let limit = LengthLimit { topic: name, largest: longest, origin };
     let input = input(arguments, limit, signals)?;
     let topic = match found {
         Some(topic) => topic,
@@ -132,31 +136,31 @@ fn publish(
     };
     let like = topic.settings()?;
     let publisher = wanted.publisher(topic)?;
-    tally.publisher = Some(publisher.id().to_string());
-    let mut work = Work {
+    summary.publisher = Some(publisher.id().to_string());
+    let mut work = PublishRun {
         arguments,
         signals,
         publisher,
-        limit: Limit { largest: Some(like.largest), ..limit },
+        limit: LengthLimit { largest: Some(like.largest), ..limit },
         is_reliable: like.reliability == Reliability::Reliable,
-        tally,
+        summary,
         progress: Progress::start(),
-        hints: NodeHints::begin(),
-        readers: Readers::default(),
+        connectivity: ConnectivityReporter::begin(),
+        readers: SubscriberPresence::default(),
         node: &node,
-        notice: Notice::default(),
+        notice: WaitNotice::default(),
     };
-    let done = work.do_all(input);
-    work.judge(done)
+    let done = work.run_all(input);
+    work.final_result(done)
 }
 
 fn input<'a>(
     arguments: &Arguments,
-    limit: Limit<'_>,
+    limit: LengthLimit<'_>,
     signals: &'a Signals,
 ) -> Result<Input<'a>, Failure> {
     if arguments.pattern {
-        let next = Content { run: draw()?, number: 0, length: arguments.size };
+        let next = Content { run: random_run()?, number: 0, length: arguments.size };
         return Ok(Input::Pattern { next, left: arguments.count });
     }
     if !arguments.files.is_empty() {
@@ -169,13 +173,14 @@ fn input<'a>(
 }
 
 /// A number that no other run has.
-fn draw() -> Result<u64, Failure> {
-    getrandom::u64().map_err(|error| Failure::failed(format!("drawing a run's number: {error}")))
+fn random_run() -> Result<u64, Failure> {
+    getrandom::u64()
+        .map_err(|error| Failure::failed(format!("generate a run number failed: {error}")))
 }
 
 /// What became of messages.
 #[derive(Debug, Default)]
-struct Tally {
+struct PublishSummary {
     /// The node's identity and directory, and the publisher's identity, once they are known.
     node: Option<String>,
     place: Option<String>,
@@ -183,15 +188,15 @@ struct Tally {
     messages: u64,
     bytes: u64,
     /// Nobody subscribed.
-    unwanted: u64,
+    without_subscriber: u64,
     dropped: u64,
     /// How many got the last one, if any was published.
     readers: Option<u32>,
     /// Time spent without room.
     waited: Duration,
     /// How long it took, for each, to get its memory, and to write it, in nanoseconds.
-    borrowing: Histogram,
-    filling: Histogram,
+    loan_times: Histogram,
+    fill_times: Histogram,
     time: Duration,
     is_released: bool,
     /// Messages that nodes did not get which were given up.
@@ -200,24 +205,24 @@ struct Tally {
     evicted: u64,
 }
 
-struct Work<'a> {
+struct PublishRun<'a> {
     arguments: &'a Arguments,
     signals: &'a Signals,
     publisher: Publisher,
     /// The longest message that the topic takes.
-    limit: Limit<'a>,
+    limit: LengthLimit<'a>,
     is_reliable: bool,
-    tally: &'a mut Tally,
+    summary: &'a mut PublishSummary,
     progress: Progress,
-    hints: NodeHints,
-    readers: Readers,
+    connectivity: ConnectivityReporter,
+    readers: SubscriberPresence,
     node: &'a Node,
     /// What was told of waits for room.
-    notice: Notice,
+    notice: WaitNotice,
 }
 
-impl Work<'_> {
-    fn do_all(&mut self, input: Input<'_>) -> Result<(), Failure> {
+impl PublishRun<'_> {
+    fn run_all(&mut self, input: Input<'_>) -> Result<(), Failure> {
         self.wait_for_subscribers()?;
         self.publish_all(input)?;
         self.wait_until_released()
@@ -225,71 +230,75 @@ impl Work<'_> {
 
     /// What became of what was published, as far as that is known now, however it ended. That
     /// messages are missing somewhere is worse than why there are no more.
-    fn judge(&mut self, done: Result<(), Failure>) -> Result<(), Failure> {
+    fn final_result(&mut self, done: Result<(), Failure>) -> Result<(), Failure> {
         let counters = self.publisher.counters();
-        let tally = &mut *self.tally;
-        (tally.missed_by_nodes, tally.evicted) = (counters.missed_by_nodes, counters.evicted);
+        let summary = &mut *self.summary;
+        (summary.missed_by_nodes, summary.evicted) = (counters.missed_by_nodes, counters.evicted);
         let mut rows = Vec::new();
-        let is_in_vain = done.is_ok() && tally.unwanted > 0;
-        if tally.missed_by_nodes > 0 || is_in_vain {
-            rows = self.hints.conclude(self.node, &self.arguments.topic).to_vec();
+        let had_no_subscriber_at_all = done.is_ok() && summary.without_subscriber > 0;
+        if summary.missed_by_nodes > 0 || had_no_subscriber_at_all {
+            rows = self.connectivity.final_report(self.node, &self.arguments.topic).to_vec();
         }
-        if tally.missed_by_nodes == 0 {
+        if summary.missed_by_nodes == 0 {
             return done;
         }
-        tally.is_released = false;
+        summary.is_released = false;
         let why = match &done {
             Err(failure) if !failure.is_silent() => format!("{failure}; "),
             _ => String::new(),
         };
-        let missed = text::counted(tally.missed_by_nodes, "message");
-        let names = in_brackets(&given_up(&rows, &self.arguments.topic));
+        let missed = text::count_of(summary.missed_by_nodes, "message");
+        let names = bracketed_names(&given_up(&rows, &self.arguments.topic));
         let why =
-            format!("{why}{missed} did not reach a node that subscribes{names}: it was given up");
-        Err(Failure::new(Exit::Missed, why))
+            format!("{why}{missed} not delivered to a subscribed node{names}, which was given up");
+        Err(Failure::new(Exit::MessagesMissed, why))
     }
 
     fn wait_for_subscribers(&mut self) -> Result<(), Failure> {
         let wanted = self.arguments.wait_for;
         let deadline = Deadline::after(self.arguments.timeout);
-        let mut is_said = false;
+        let mut is_reported = false;
         loop {
             let found = self.publisher.subscribers();
             if found >= wanted {
                 return Ok(());
             }
             if deadline.is_over() {
-                let cause = self.hints.cause(self.node, &self.arguments.topic);
+                let cause = self.connectivity.cause(self.node, &self.arguments.topic);
                 let why = format!(
-                    "publish in topic \"{}\" failed: {found} of {} came in time (--timeout). Start subscribers \
+                    "publish to topic \"{}\" failed: {found} of {} subscribed in time (--timeout). Start subscribers \
                      first, or wait longer{cause}",
                     self.arguments.topic.escape_debug(),
-                    text::counted(wanted.into(), "subscriber")
+                    text::count_of(wanted.into(), "subscriber")
                 );
                 return Err(Failure::new(Exit::Deadline, why));
             }
-            if !is_said {
-                is_said = true;
-                let awaited = text::counted(wanted.into(), "subscriber");
+            if !is_reported {
+                is_reported = true;
+                let awaited = text::count_of(wanted.into(), "subscriber");
                 let (topic, place) = (self.arguments.topic.escape_debug(), place(self.node));
-                text::complain(&format!(
+                text::print_error(&format!(
                     "fabricast: waiting for {awaited} of topic \"{topic}\" {place}"
                 ));
             }
-            hints::say(&self.hints.look(self.node, &self.arguments.topic, Phase::Waiting));
+            connectivity::say(&self.connectivity.poll(
+                self.node,
+                &self.arguments.topic,
+                Phase::Waiting,
+            ));
             self.signals.pause(deadline.slice().min(SLICE / 5))?;
         }
     }
 
     fn publish_all(&mut self, mut input: Input<'_>) -> Result<(), Failure> {
-        input.invite();
+        input.print_terminal_hint();
         let mut buffer = Vec::new();
         let began = Instant::now();
         // From when on the rate counts.
         let mut since = began;
         let mut told: Option<Instant> = None;
         loop {
-            self.keep_to_the_rate(&mut since)?;
+            self.wait_for_rate(&mut since)?;
             let Some(message) = input.next(self.limit, self.signals)? else {
                 return Ok(());
             };
@@ -298,53 +307,53 @@ impl Work<'_> {
                 self.limit.check(message.name(), length)?;
             }
             let sent = self.publish(message, &mut buffer)?;
-            let tally = &mut *self.tally;
-            tally.messages += 1;
-            tally.bytes += length;
-            tally.readers = Some(sent.readers);
-            tally.dropped += u64::from(sent.is_dropped);
-            tally.unwanted += u64::from(sent.position.is_none() && !sent.is_dropped);
-            tally.time = began.elapsed();
-            if self.readers.have_gone(&sent) {
+            let summary = &mut *self.summary;
+            summary.messages += 1;
+            summary.bytes += length;
+            summary.readers = Some(sent.subscribers);
+            summary.dropped += u64::from(sent.is_dropped);
+            summary.without_subscriber += u64::from(sent.position.is_none() && !sent.is_dropped);
+            summary.time = began.elapsed();
+            if self.readers.just_left(&sent) {
                 let topic = self.arguments.topic.escape_debug();
-                self.complain(&[format!(
-                    "topic \"{topic}\": the last subscriber has gone; messages are published to no subscriber"
+                self.print_error(&[format!(
+                    "topic \"{topic}\": the last subscriber has left; messages now have no subscriber"
                 )]);
             }
-            self.look_at_other_nodes();
+            self.poll_connectivity();
             self.say("");
-            if let Some(pause) = self.arguments.every
+            if let Some(pause) = self.arguments.interval
                 && told.is_none_or(|told| told.elapsed() >= pause)
             {
                 told = Some(Instant::now());
-                text::json(&report(self.arguments, self.tally, false))?;
+                text::json(&report(self.arguments, self.summary, false))?;
             }
         }
     }
 
     fn say(&mut self, what: &str) {
-        self.progress.say(self.tally.messages, self.tally.bytes, what);
+        self.progress.say(self.summary.messages, self.summary.bytes, what);
     }
 
-    fn complain(&mut self, lines: &[String]) {
+    fn print_error(&mut self, lines: &[String]) {
         if !lines.is_empty() {
             self.progress.clear();
-            hints::say(lines);
+            connectivity::say(lines);
         }
     }
 
-    fn look_at_other_nodes(&mut self) {
-        let lines = self.hints.look(self.node, &self.arguments.topic, Phase::Flowing);
-        self.complain(&lines);
+    fn poll_connectivity(&mut self) {
+        let lines = self.connectivity.poll(self.node, &self.arguments.topic, Phase::Flowing);
+        self.print_error(&lines);
     }
 
     /// Waits until it is time for the next message.
-    fn keep_to_the_rate(&mut self, since: &mut Instant) -> Result<(), Failure> {
-        self.signals.go_on()?;
+    fn wait_for_rate(&mut self, since: &mut Instant) -> Result<(), Failure> {
+        self.signals.check_interrupted()?;
         let Some(rate) = self.arguments.rate else { return Ok(()) };
-        let at = Duration::try_from_secs_f64(self.tally.messages as f64 / rate);
+        let at = Duration::try_from_secs_f64(self.summary.messages as f64 / rate);
         let at = at.unwrap_or(Duration::MAX);
-        if self.arguments.steady {
+        if self.arguments.no_catch_up {
             *since += since.elapsed().saturating_sub(at);
         }
         loop {
@@ -352,8 +361,8 @@ impl Work<'_> {
             if left.is_zero() {
                 return Ok(());
             }
-            self.look_at_other_nodes();
-            self.signals.pause(left.min(LOOK))?;
+            self.poll_connectivity();
+            self.signals.pause(left.min(CONNECTIVITY_POLL_INTERVAL))?;
         }
     }
 
@@ -371,21 +380,21 @@ impl Work<'_> {
             None => loop {
                 let since = Instant::now();
                 let borrowed = self.publisher.loan(length, deadline.slice());
-                self.tally.waited += since.elapsed();
+                self.summary.waited += since.elapsed();
                 match borrowed {
                     Ok(loan) => break loan,
                     Err(error) => {
                         let began = *began.get_or_insert(since);
-                        self.go_on_after(error, deadline, (Wait::Room, began))?;
+                        self.continue_after(error, deadline, (Wait::Room, began))?;
                     }
                 }
             },
         };
-        let lent = clock();
+        let loaned_at = clock();
         message.fill(&mut loan, buffer, self.signals)?;
-        if let (Some(asked), Some(lent)) = (asked, lent) {
-            self.tally.borrowing.add((lent - asked).as_nanos() as u64);
-            self.tally.filling.add(lent.elapsed().as_nanos() as u64);
+        if let (Some(asked), Some(loaned_at)) = (asked, loaned_at) {
+            self.summary.loan_times.add((loaned_at - asked).as_nanos() as u64);
+            self.summary.fill_times.add(loaned_at.elapsed().as_nanos() as u64);
         }
         loop {
             let since = Instant::now();
@@ -393,47 +402,47 @@ impl Work<'_> {
                 Attempt::Sent(sent) => return Ok(sent),
                 Attempt::Full(loan) => loan,
             };
-            self.tally.waited += since.elapsed();
+            self.summary.waited += since.elapsed();
             let began = *began.get_or_insert(since);
-            self.look_whether_to_go_on(deadline, (Wait::Room, began))?;
+            self.continue_waiting(deadline, (Wait::Room, began))?;
         }
     }
 
     /// A slice of the time has passed in vain, or something else went wrong.
-    fn go_on_after(
+    fn continue_after(
         &mut self,
         error: pubsub::Error,
         deadline: Deadline,
         wait: (Wait, Instant),
     ) -> Result<(), Failure> {
         match error.kind() {
-            ErrorKind::DeadlineExceeded => self.look_whether_to_go_on(deadline, wait),
+            ErrorKind::DeadlineExceeded => self.continue_waiting(deadline, wait),
             _ => Err(with_remedy(error)),
         }
     }
 
-    fn look_whether_to_go_on(
+    fn continue_waiting(
         &mut self,
         deadline: Deadline,
         wait: (Wait, Instant),
     ) -> Result<(), Failure> {
         self.say("; waiting for room");
-        self.look_at_other_nodes();
-        if let Some(told) = self.notice.look(self.node, &self.arguments.topic, wait) {
+        self.poll_connectivity();
+        if let Some(told) = self.notice.poll(self.node, &self.arguments.topic, wait) {
             self.progress.clear();
-            text::complain(&format!("fabricast: {told}"));
+            text::print_error(&format!("fabricast: {told}"));
         }
-        if self.signals.ask_to_end() {
+        if self.signals.termination_requested() {
             return Err(interrupted());
         }
         if !deadline.is_over() {
             return Ok(());
         }
         let (topic, remedy) =
-            (self.arguments.topic.escape_debug(), "Wait longer, or end slow subscribers");
+            (self.arguments.topic.escape_debug(), "Wait longer, or stop slow subscribers");
         let why = match wait.0 {
             Wait::Room => format!(
-                "publish in topic \"{topic}\" failed: there was no room for one more message in time (--timeout): \
+                "publish to topic \"{topic}\" failed: no room in time (--timeout): \
                  subscribers have not released earlier ones. {remedy}"
             ),
             Wait::Release => format!(
@@ -451,32 +460,32 @@ impl Work<'_> {
         while self.is_reliable {
             match self.publisher.flush(deadline.slice()) {
                 Ok(()) => break,
-                Err(error) => self.go_on_after(error, deadline, (Wait::Release, began))?,
+                Err(error) => self.continue_after(error, deadline, (Wait::Release, began))?,
             }
         }
-        self.tally.is_released = self.is_reliable;
+        self.summary.is_released = self.is_reliable;
         Ok(())
     }
 }
 
 /// Whether there were subscribers of the messages published so far.
 #[derive(Debug, Default)]
-struct Readers {
-    are_there: bool,
+struct SubscriberPresence {
+    is_present: bool,
 }
 
-impl Readers {
+impl SubscriberPresence {
     /// Was this the first message to no subscriber, after one that had some?
-    fn have_gone(&mut self, sent: &Sent) -> bool {
+    fn just_left(&mut self, sent: &Sent) -> bool {
         if sent.is_dropped {
             return false;
         }
-        let are_there = sent.position.is_some();
-        std::mem::replace(&mut self.are_there, are_there) && !are_there
+        let is_present = sent.position.is_some();
+        std::mem::replace(&mut self.is_present, is_present) && !is_present
     }
 }
 
-impl Tally {
+impl PublishSummary {
     /// An amount for each second; None if no time has passed.
     fn rate(&self, amount: u64) -> Option<f64> {
         (!self.time.is_zero()).then(|| amount as f64 / self.time.as_secs_f64())
@@ -484,56 +493,64 @@ impl Tally {
 }
 
 /// What was done, also if it was less than all, for programs.
-fn report(arguments: &Arguments, tally: &Tally, is_complete: bool) -> Value {
-    let Tally { messages, bytes, unwanted, dropped, readers, waited, time, .. } = *tally;
-    let per_second = |amount: u64| tally.rate(amount).unwrap_or(0.0);
-    let stages = [(Stage::Borrow, &tally.borrowing), (Stage::Fill, &tally.filling)];
+fn report(arguments: &Arguments, summary: &PublishSummary, is_complete: bool) -> Value {
+    let PublishSummary {
+        messages, bytes, without_subscriber, dropped, readers, waited, time, ..
+    } = *summary;
+    let per_second = |amount: u64| summary.rate(amount).unwrap_or(0.0);
+    let stages = [(Stage::Loan, &summary.loan_times), (Stage::Fill, &summary.fill_times)];
     let latencies = stages.map(|(stage, times)| Latency::of(stage.name(), times));
     json!({
         "topic": arguments.topic,
-        "node": tally.node,
-        "publisher": tally.publisher,
+        "node": summary.node,
+        "publisher": summary.publisher,
         "messages": messages,
         "bytes": bytes,
         "seconds": time.as_secs_f64(),
         "messages_per_s": per_second(messages),
         "bytes_per_s": per_second(bytes),
         "waited_s": waited.as_secs_f64(),
-        "readers": readers,
-        "unwanted": unwanted,
+        "subscribers": readers,
+        "without_subscriber": without_subscriber,
         "dropped": dropped,
-        "released": tally.is_released,
-        "missed_by_nodes": tally.missed_by_nodes,
-        "evicted": tally.evicted,
-        "latencies": latencies.into_iter().flatten().collect::<Vec<_>>(),
+        "released": summary.is_released,
+        "missed_by_nodes": summary.missed_by_nodes,
+        "evicted_subscribers": summary.evicted,
+        "stages": latencies.into_iter().flatten().collect::<Vec<_>>(),
         "complete": is_complete,
     })
 }
 
 /// The same for people.
-fn tell(arguments: &Arguments, tally: &Tally, is_complete: bool) -> Result<(), Failure> {
-    let Tally { messages, bytes, unwanted, dropped, .. } = *tally;
-    if tally.publisher.is_none() || (messages == 0 && !is_complete) {
+fn print_summary(
+    arguments: &Arguments,
+    summary: &PublishSummary,
+    is_complete: bool,
+) -> Result<(), Failure> {
+    let PublishSummary { messages, bytes, without_subscriber, dropped, .. } = *summary;
+    if summary.publisher.is_none() || (messages == 0 && !is_complete) {
         // Nothing was done that there would be something to tell of, beside why.
         return Ok(());
     }
-    let had_no_subscriber = match &tally.place {
+    let had_no_subscriber = match &summary.place {
         Some(place) => format!("had no subscriber {place}"),
         None => "had no subscriber".to_owned(),
     };
-    let all = so_far(messages, bytes, tally.rate(bytes));
+    let all = totals(messages, bytes, summary.rate(bytes));
     let mut line = format!("{}: {all}", arguments.topic.escape_debug());
-    let missed = tally.missed_by_nodes;
-    for (count, what) in
-        [(dropped, "dropped"), (unwanted, &*had_no_subscriber), (missed, "missed by other nodes")]
-    {
+    let missed = summary.missed_by_nodes;
+    for (count, what) in [
+        (dropped, "dropped"),
+        (without_subscriber, &*had_no_subscriber),
+        (missed, "missed by other nodes"),
+    ] {
         if count > 0 {
             line.push_str(&format!("; {count} {what}"));
         }
     }
-    if tally.evicted > 0 {
-        let evicted = text::counted(tally.evicted, "subscriber");
-        line.push_str(&format!("; {evicted} evicted for being too slow"));
+    if summary.evicted > 0 {
+        let evicted = text::count_of(summary.evicted, "subscriber");
+        line.push_str(&format!("; {evicted} evicted as too slow"));
     }
     text::print(&format!("{line}\n"))
 }

@@ -2,7 +2,7 @@
 //! each, and a table of all.
 
 use super::Settings;
-use super::value::Form;
+use super::value::ValueForm;
 
 /// What a setting is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,7 +36,7 @@ pub(crate) struct Declaration {
     pub(crate) variable: String,
     /// On the command line, without the dashes in front.
     pub(crate) option: String,
-    pub(crate) form: Form,
+    pub(crate) form: ValueForm,
     /// Reads it, as who is named there said it.
     pub(super) read: fn(&mut Settings, &str, &str) -> Result<(), String>,
     /// As it would be read.
@@ -53,7 +53,7 @@ impl Declaration {
     }
 
     /// Did anybody say it?
-    pub(crate) fn is_given(&self, settings: &Settings) -> bool {
+    pub(crate) fn is_set(&self, settings: &Settings) -> bool {
         (self.origin)(settings).is_some()
     }
 
@@ -65,15 +65,15 @@ impl Declaration {
 
 /// A setting, and who said so.
 #[derive(Debug, Clone)]
-pub(crate) struct Given<T> {
+pub(crate) struct Setting<T> {
     pub(crate) value: T,
     /// Who said it, if anybody did: `option --depth`.
     pub(crate) origin: Option<String>,
 }
 
-impl<T> Given<T> {
+impl<T> Setting<T> {
     /// Did anybody say it?
-    pub(crate) fn is_given(&self) -> bool {
+    pub(crate) fn is_set(&self) -> bool {
         self.origin.is_some()
     }
 }
@@ -88,12 +88,12 @@ macro_rules! declare {
         /// Every setting, and who said what it is.
         #[derive(Debug, Clone)]
         pub(crate) struct Settings {
-            $($(#[doc = $about] pub(crate) $name: Given<$type>,)*)*
+            $($(#[doc = $about] pub(crate) $name: Setting<$type>,)*)*
         }
 
         impl Default for Settings {
             fn default() -> Self {
-                Self { $($($name: Given { value: $default, origin: None },)*)* }
+                Self { $($($name: Setting { value: $default, origin: None },)*)* }
             }
         }
 
@@ -113,7 +113,7 @@ macro_rules! declare {
                     let value = <$type as Value>::read(text)?;
                     let check: fn(&$type) -> Result<(), String> = $check;
                     check(&value)?;
-                    settings.$name = Given { value, origin: Some(origin.to_owned()) };
+                    settings.$name = Setting { value, origin: Some(origin.to_owned()) };
                     Ok(())
                 },
                 write: |settings| settings.$name.value.write(),

@@ -18,7 +18,7 @@ pub(super) fn warnings(variables: impl Iterator<Item = String>) -> Vec<String> {
             None => "\"fabricast config --help\" lists the settings".to_owned(),
         };
         format!(
-            "environment variable {} is ignored: no such setting. {remedy}",
+            "environment variable {} is ignored: unknown setting. {remedy}",
             name.escape_debug()
         )
     };
@@ -39,20 +39,20 @@ mod tests {
             "FABRICAST_TOPIC_DEPHT",
             "FABRICAST_TOPIC_DEPT",
             "FABRICAST_DEPTH",
-            "FABRICAST_TOPIC_PATIENCE",
+            "FABRICAST_TOPIC_TIMEOUT",
             "FABRICAST_LABLE",
             "FABRICAST_UNRELATED",
         ];
         let found = warnings(names.into_iter().map(str::to_owned));
         let of = |name: &str, remedy: &str| {
-            format!("environment variable {name} is ignored: no such setting. {remedy}")
+            format!("environment variable {name} is ignored: unknown setting. {remedy}")
         };
         let expected = [
             of("FABRICAST_DEPTH", "The nearest setting is FABRICAST_TOPIC_DEPTH"),
             of("FABRICAST_LABLE", "The nearest setting is FABRICAST_LABEL"),
             of("FABRICAST_TOPIC_DEPHT", "The nearest setting is FABRICAST_TOPIC_DEPTH"),
             of("FABRICAST_TOPIC_DEPT", "The nearest setting is FABRICAST_TOPIC_DEPTH"),
-            of("FABRICAST_TOPIC_PATIENCE", "The nearest setting is FABRICAST_PATIENCE"),
+            of("FABRICAST_TOPIC_TIMEOUT", "The nearest setting is FABRICAST_SERVICE_TIMEOUT"),
             of("FABRICAST_UNRELATED", "\"fabricast config --help\" lists the settings"),
         ];
         assert_eq!(found, expected);

@@ -8,7 +8,7 @@ use toml::Spanned;
 use toml::de::{DeString, DeTable, DeValue};
 
 use super::declare::Group;
-use super::value::text_of;
+use super::value::text_for_form;
 use super::{Settings, TABLE};
 use crate::cli::exit::{Exit, Failure};
 
@@ -61,7 +61,7 @@ impl File<'_> {
             return Err(self.wrong(key.span(), unknown(group, name)));
         };
         let origin = format!("file {}", self.path.display());
-        let text = text_of(TABLE[which].form, TABLE[which].kind, value.get_ref());
+        let text = text_for_form(TABLE[which].form, TABLE[which].kind, value.get_ref());
         let read = text.and_then(|text| (TABLE[which].read)(self.settings, &text, &origin));
         read.map_err(|why| {
             // A short value is shown as it stands in the file.
@@ -80,7 +80,7 @@ fn unknown(group: Group, name: &str) -> String {
         Group::Node => "above all [tables]".to_owned(),
     };
     if let Some(other) = TABLE.iter().find(|other| other.name == name) {
-        return format!("\"{name}\" stands {}", place(other.group));
+        return format!("\"{name}\" belongs {}", place(other.group));
     }
     let written = name.to_lowercase().replace('-', "_");
     let names = TABLE.iter().map(|other| (other.name, other.group)).chain([(TOPIC, Group::Node)]);
@@ -97,5 +97,5 @@ fn unknown(group: Group, name: &str) -> String {
             format!("there are {}", names.collect::<Vec<_>>().join(", "))
         }
     };
-    format!("there is no setting \"{}\"; {proposal}", name.escape_debug())
+    format!("unknown setting \"{}\"; {proposal}", name.escape_debug())
 }

@@ -19,75 +19,75 @@ use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use pubsub::{Budgets, MemoryPlace, Reliability, TopicSettings};
+use pubsub::{Budgets, MemoryLocation, Reliability, TopicSettings};
 
 use super::exit::{Exit, Failure};
 use declare::declare;
-pub(crate) use declare::{Declaration, Given, Group};
-pub(crate) use options::{ALL, OF_DIRECTORY, OF_NODE, Options};
+pub(crate) use declare::{Declaration, Group, Setting};
+pub(crate) use options::{ALL, DIRECTORY_ONLY, NODE_SETTINGS, Options};
 use value::Value;
 pub(crate) use value::{Count, Depth, Lanes, Loans, Service, Size, Workers, seconds};
 
 declare! {
     Node {
-        /// Where the node's socket is: all processes that say the same are at one node.
-        directory: PathBuf = usual_directory(),
-            "`$XDG_RUNTIME_DIR/fabricast`, or else `fabricast-UID` in `$TMPDIR` or `/tmp`", anything;
-        /// What this process calls itself in reports.
+        /// Directory of the node's socket: processes with the same directory form one node.
+        directory: PathBuf = default_directory(),
+            "`$XDG_RUNTIME_DIR/fabricast`, or else `fabricast-UID` in `$TMPDIR` or `/tmp`", no_check;
+        /// Name of this process in reports.
         label: Option<String> = None, "`fabricast` and the subcommand", label;
-        /// Who serves the node: this process, if nobody does, or always another one.
-        service: Service = Service::Embedded, "embedded", anything;
-        /// How long to wait for the service: to join, to open a topic, or for the next one when it has ended.
-        patience: Duration = Duration::from_secs(20), "20", anything;
-        /// What all topics together may take of the host's memory, if this process serves the node.
+        /// Service of the node: embedded (this process, unless another one serves) or external (always another process).
+        service: Service = Service::Embedded, "embedded", no_check;
+        /// Timeout for the node's service: to join, to open a topic, or for the next service when one has ended.
+        service_timeout: Duration = Duration::from_secs(20), "20", no_check;
+        /// Host memory that all topics together may reserve, if this process serves the node.
         budget_host: Option<Size> = None, "a quarter of the host's memory", budget;
-        /// What all topics together may take of each device's memory, if this process serves the node.
+        /// Memory of each device that all topics together may reserve, if this process serves the node.
         budget_device: Option<Size> = None, "half of the device's memory", budget;
-        /// Where other nodes reach this one; port 0 is any that is free.
-        listen: Option<SocketAddr> = None, "none", anything;
-        /// Other nodes, each as host:port; two nodes find each other if one is told of the other.
+        /// Address at which this node listens for other nodes; port 0: any free port.
+        listen: Option<SocketAddr> = None, "none", no_check;
+        /// Other nodes as host:port; it is enough to name a peer on one side.
         peers: Vec<String> = Vec::new(), "none", |all| addresses(all);
-        /// A node, as host:port, that tells of the others.
+        /// Node, as host:port, from which the other nodes are learned.
         rendezvous: Option<String> = None, "none", |any| addresses(any);
         /// Allow other nodes, though none is authenticated and nothing is encrypted yet: whatever can connect, on loopback each user of the machine, reads and publishes in all topics.
-        insecure: bool = false, "false", anything;
-        /// What the node is called among others.
+        insecure: bool = false, "false", no_check;
+        /// Name of this node at other nodes.
         node_name: Option<String> = None, "the label", label;
-        /// Which provider carries messages to other nodes.
+        /// libfabric provider for messages between nodes.
         provider: Option<String> = None, "the best one", label;
         /// Lanes by which messages of 1 MiB and more go to other nodes, a connection and a thread each; no more than there are processors, nor than the other node has.
-        lanes: Option<Lanes> = None, "what provider and processors make sensible", anything;
+        lanes: Option<Lanes> = None, "chosen by provider and number of processors", no_check;
         /// Threads that carry messages to and from other nodes, each those of its share of the topics; the first has the lanes, and with them all topics with messages of 1 MiB and more.
-        workers: Option<Workers> = None, "one for each eight processors, four at most", anything;
-        /// The address from which messages leave for other nodes.
-        source: Option<IpAddr> = None, "the one that other nodes are talked to from", anything;
-        /// A node that was not heard of for so long is lost.
+        workers: Option<Workers> = None, "one for each eight processors, four at most", no_check;
+        /// Local address to send from.
+        source: Option<IpAddr> = None, "the address of the control connection", no_check;
+        /// Time without a sign of life after which a node is considered lost.
         lost_after: Duration = Duration::from_secs(5), "5", lost_after;
     }
     Topic {
-        /// In whose memory messages lie: host, or a device like cuda:0 or stand-in:0.
-        memory: MemoryPlace = TopicSettings::default().memory, "host", anything;
-        /// What happens to a message without room: its publisher waits, or the oldest or the newest is dropped.
-        reliability: Reliability = TopicSettings::default().reliability, "reliable", anything;
-        /// Messages that may wait to be read, or be held by who has read them.
-        depth: Depth = Count(TopicSettings::default().depth), "16", anything;
+        /// Memory of the messages: host, or a device such as cuda:0 or emulated:0.
+        memory: MemoryLocation = TopicSettings::default().memory, "host", no_check;
+        /// When the topic is full: the publisher waits (reliable), or the oldest or the newest message is dropped.
+        reliability: Reliability = TopicSettings::default().reliability, "reliable", no_check;
+        /// Number of messages that may be unread or held by subscribers.
+        depth: Depth = Count(TopicSettings::default().depth), "16", no_check;
         /// The length of the longest message, in bytes.
         largest: Size = Size(TopicSettings::default().largest), "1MiB", largest;
-        /// Messages that each publisher may have borrowed memory for at once; so much is reserved for each.
-        loans: Loans = Count(TopicSettings::default().loans), "4", anything;
-        /// How long a subscriber may hold a message that is in somebody's way.
+        /// Loans that each publisher may hold at once; memory for them is reserved.
+        loans: Loans = Count(TopicSettings::default().loans), "4", no_check;
+        /// Time for which a subscriber may hold a message that blocks a publisher, before it is evicted.
         release_deadline: Duration = TopicSettings::default().release_deadline, "5", release_deadline;
     }
 }
 
-fn usual_directory() -> PathBuf {
+fn default_directory() -> PathBuf {
     match std::env::var_os("XDG_RUNTIME_DIR").filter(|value| !value.is_empty()) {
         Some(directory) => PathBuf::from(directory).join("fabricast"),
         None => std::env::temp_dir().join(format!("fabricast-{}", nix::unistd::geteuid())),
     }
 }
 
-fn anything<T>(_: &T) -> Result<(), String> {
+fn no_check<T>(_: &T) -> Result<(), String> {
     Ok(())
 }
 
@@ -105,16 +105,16 @@ fn addresses<'a>(all: impl IntoIterator<Item = &'a String>) -> Result<(), String
         Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok_and(|p| p > 0) => {
             Ok(())
         }
-        _ => Err(format!("\"{address}\" is not like host:port")),
+        _ => Err(format!("\"{address}\" is not of the form host:port")),
     })
 }
 
 fn budget(budget: &Option<Size>) -> Result<(), String> {
-    let least = Budgets::LEAST;
+    let least = Budgets::MIN;
     let usual = TopicSettings::default();
     match budget {
         Some(Size(bytes)) if *bytes < least => Err(format!(
-            "at least {least} bytes, which the smallest topic reserves; one with all that is usual reserves {} \
+            "at least {least} bytes, which the smallest topic reserves; a topic with default settings reserves {} \
              ({} messages of {} bytes)",
             usual.reserves(1).bytes,
             usual.reserves(1).blocks,
@@ -143,17 +143,17 @@ fn release_deadline(time: &Duration) -> Result<(), String> {
 }
 
 /// A setting, by its place in the table, and what was said of it.
-pub(crate) type Said = (usize, String);
+pub(crate) type OptionValue = (usize, String);
 
 /// The variable that names the file.
 pub(crate) const FILE_VARIABLE: &str = "FABRICAST_CONFIG";
 
 impl Settings {
     /// Puts together what was said where.
-    pub(crate) fn gather(
+    pub(crate) fn merge(
         file: Option<(&Path, &str)>,
         environment: impl Fn(&str) -> Option<OsString>,
-        options: &[Said],
+        options: &[OptionValue],
     ) -> Result<Self, Failure> {
         let mut settings = Self::default();
         if let Some((path, text)) = file {
@@ -170,11 +170,11 @@ impl Settings {
                 let why = format!("{origin} is not UTF-8");
                 return Err(Failure::new(Exit::Usage, why));
             };
-            settings.say(declaration, text, &origin)?;
+            settings.apply(declaration, text, &origin)?;
         }
         for (which, text) in options {
             let declaration = &TABLE[*which];
-            settings.say(declaration, text, &format!("option --{}", declaration.option))?;
+            settings.apply(declaration, text, &format!("option --{}", declaration.option))?;
         }
         Ok(settings)
     }
@@ -193,11 +193,11 @@ impl Settings {
     }
 
     /// Did anybody say what a topic is to be like?
-    pub(crate) fn says_topic(&self) -> bool {
-        TABLE.iter().any(|one| one.group == Group::Topic && one.is_given(self))
+    pub(crate) fn sets_topic(&self) -> bool {
+        TABLE.iter().any(|one| one.group == Group::Topic && one.is_set(self))
     }
 
-    fn say(&mut self, of: &Declaration, text: &str, origin: &str) -> Result<(), Failure> {
+    fn apply(&mut self, of: &Declaration, text: &str, origin: &str) -> Result<(), Failure> {
         (of.read)(self, text, origin).map_err(|why| {
             Failure::new(Exit::Usage, format!("{origin} is \"{}\": {why}", text.escape_debug()))
         })

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
 
 use super::declare::{Declaration, Group};
-use super::value::Form;
-use super::{FILE_VARIABLE, Said, Settings, TABLE, environment};
+use super::value::ValueForm;
+use super::{FILE_VARIABLE, OptionValue, Settings, TABLE, environment};
 use crate::cli::exit::{Exit, Failure};
 use crate::cli::text;
 
@@ -21,14 +21,14 @@ const FILE: &str = "config";
 /// Which settings a command takes: all, those of a process that is at a node, or where that is and
 /// nothing else.
 pub(crate) const ALL: u8 = 0;
-pub(crate) const OF_NODE: u8 = 1;
-pub(crate) const OF_DIRECTORY: u8 = 2;
+pub(crate) const NODE_SETTINGS: u8 = 1;
+pub(crate) const DIRECTORY_ONLY: u8 = 2;
 
 /// What the command line says of the settings.
 #[derive(Debug)]
 pub(crate) struct Options<const SCOPE: u8> {
     file: Option<PathBuf>,
-    said: Vec<Said>,
+    values: Vec<OptionValue>,
 }
 
 impl<const SCOPE: u8> Options<SCOPE> {
@@ -43,10 +43,10 @@ impl<const SCOPE: u8> Options<SCOPE> {
         })?;
         let variables = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
         for warning in environment::warnings(variables) {
-            text::complain(&format!("fabricast: warning: {warning}"));
+            text::print_error(&format!("fabricast: warning: {warning}"));
         }
         let file = path.as_deref().zip(content.as_deref());
-        Settings::gather(file, |variable| std::env::var_os(variable), &self.said)
+        Settings::merge(file, |variable| std::env::var_os(variable), &self.values)
     }
 }
 
@@ -61,10 +61,10 @@ fn read(path: &Path) -> std::io::Result<String> {
     Ok(text)
 }
 
-fn of_scope<const SCOPE: u8>() -> impl Iterator<Item = (usize, &'static Declaration)> {
+fn settings_in_scope<const SCOPE: u8>() -> impl Iterator<Item = (usize, &'static Declaration)> {
     TABLE.iter().enumerate().filter(|(_, declaration)| match SCOPE {
-        OF_DIRECTORY => declaration.name == "directory",
-        OF_NODE => declaration.group == Group::Node,
+        DIRECTORY_ONLY => declaration.name == "directory",
+        NODE_SETTINGS => declaration.group == Group::Node,
         _ => true,
     })
 }
@@ -76,13 +76,13 @@ impl<const SCOPE: u8> Args for Options<SCOPE> {
             .value_name("FILE")
             .value_parser(clap::value_parser!(PathBuf))
             .help("Read settings from this file [default: $FABRICAST_CONFIG, or none]");
-        let options = of_scope::<SCOPE>().map(|(_, declaration)| {
+        let options = settings_in_scope::<SCOPE>().map(|(_, declaration)| {
             let about = declaration.about.trim_end_matches('.');
             let option = Arg::new(declaration.name)
                 .long(declaration.option.as_str())
                 .value_name(declaration.kind)
                 .help(format!("{about} [default: {}]", declaration.default.replace('`', "")));
-            match declaration.form == Form::Flag {
+            match declaration.form == ValueForm::Flag {
                 // Without a value it means "true".
                 true => option.num_args(0..=1).require_equals(true).default_missing_value("true"),
                 false => option,
@@ -99,11 +99,11 @@ impl<const SCOPE: u8> Args for Options<SCOPE> {
 
 impl<const SCOPE: u8> FromArgMatches for Options<SCOPE> {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
-        let said = of_scope::<SCOPE>().filter_map(|(which, declaration)| {
+        let values = settings_in_scope::<SCOPE>().filter_map(|(which, declaration)| {
             Some((which, matches.get_one::<String>(declaration.name)?.clone()))
         });
         let file = matches.get_one::<PathBuf>(FILE).cloned();
-        Ok(Self { file, said: said.collect() })
+        Ok(Self { file, values: values.collect() })
     }
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {

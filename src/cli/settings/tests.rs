@@ -5,12 +5,12 @@ use std::path::Path;
 
 use super::*;
 
-fn gather(
+fn merge(
     file: &str,
     environment: &[(&str, &str)],
     options: &[(&str, &str)],
 ) -> Result<Settings, String> {
-    let options: Vec<Said> = options
+    let options: Vec<OptionValue> = options
         .iter()
         .map(|(name, text)| {
             let which = TABLE.iter().position(|declaration| declaration.option == *name);
@@ -21,7 +21,7 @@ fn gather(
         let found = environment.iter().find(|(variable, _)| *variable == name);
         found.map(|(_, value)| OsString::from(value))
     };
-    Settings::gather(Some((Path::new("node.toml"), file)), variable, &options).map_err(|failure| {
+    Settings::merge(Some((Path::new("node.toml"), file)), variable, &options).map_err(|failure| {
         assert_eq!(failure.exit(), Exit::Usage);
         failure.to_string()
     })
@@ -29,7 +29,7 @@ fn gather(
 
 #[track_caller]
 fn wrong(file: &str, why: &str) {
-    let said = gather(file, &[], &[]).unwrap_err();
+    let said = merge(file, &[], &[]).unwrap_err();
     assert!(said.contains(why), "{file}: {said}");
     assert!(said.starts_with("node.toml, line "), "{said}");
 }
@@ -56,19 +56,25 @@ fn the_table_tells_the_truth() {
 fn the_command_line_goes_before_the_environment_and_that_before_the_file() {
     let file = "label = 'file'\npatience = 3\n".to_owned()
         + "peers = ['a:1', 'b:2']\n[topic]\ndepth = 3\nlargest = '2M'\nrelease_deadline = 0.5\n";
-    let environment =
-        [("FABRICAST_PATIENCE", "4"), ("FABRICAST_TOPIC_DEPTH", "4"), ("FABRICAST_LABEL", "")];
-    let settings = gather(&file, &environment, &[("depth", "5")]).unwrap();
+    let environment = [
+        ("FABRICAST_SERVICE_TIMEOUT", "4"),
+        ("FABRICAST_TOPIC_DEPTH", "4"),
+        ("FABRICAST_LABEL", ""),
+    ];
+    let settings = merge(&file, &environment, &[("depth", "5")]).unwrap();
     assert_eq!(settings.label.value.as_deref(), Some("file"));
     assert_eq!(settings.label.origin.as_deref().unwrap(), "file node.toml");
-    assert_eq!(settings.patience.value, Duration::from_secs(4));
-    assert_eq!(settings.patience.origin.as_deref().unwrap(), "environment FABRICAST_PATIENCE");
+    assert_eq!(settings.service_timeout.value, Duration::from_secs(4));
+    assert_eq!(
+        settings.service_timeout.origin.as_deref().unwrap(),
+        "environment FABRICAST_SERVICE_TIMEOUT"
+    );
     assert_eq!(settings.depth.value, Count(5));
     assert_eq!(settings.depth.origin.as_deref().unwrap(), "option --depth");
     assert_eq!(settings.peers.value, ["a:1", "b:2"]);
-    assert!(!settings.insecure.is_given());
-    assert!(settings.says_topic());
-    assert!(!Settings::default().says_topic());
+    assert!(!settings.insecure.is_set());
+    assert!(settings.sets_topic());
+    assert!(!Settings::default().sets_topic());
     let topic = settings.topic();
     assert_eq!((topic.largest, topic.release_deadline), (2 << 20, Duration::from_millis(500)));
 }
@@ -78,8 +84,8 @@ fn every_setting_is_read_as_it_is_written() {
     let options = [
         ("directory", "/run/x"),
         ("label", "a label"),
-        ("service", "outside"),
-        ("patience", "0.25"),
+        ("service", "external"),
+        ("service-timeout", "0.25"),
         ("budget-host", "3GiB"),
         ("budget-device", "none"),
         ("listen", "[::1]:7700"),
@@ -92,7 +98,7 @@ fn every_setting_is_read_as_it_is_written() {
         ("workers", "2"),
         ("source", "127.0.0.1"),
         ("lost-after", "1.5"),
-        ("memory", "stand-in:0"),
+        ("memory", "emulated:0"),
         ("reliability", "drop-oldest"),
         ("depth", "7"),
         ("largest", "64MiB"),
@@ -100,17 +106,17 @@ fn every_setting_is_read_as_it_is_written() {
         ("release-deadline", "2"),
     ];
     assert_eq!(options.len(), TABLE.len());
-    let settings = gather("", &[], &options).unwrap();
+    let settings = merge("", &[], &options).unwrap();
     let environment: Vec<_> =
         TABLE.iter().zip(options).map(|(one, (_, text))| (one.variable.as_str(), text)).collect();
-    let same = gather("", &environment, &[]).unwrap();
+    let same = merge("", &environment, &[]).unwrap();
     let as_strings: Vec<_> = TABLE
         .iter()
         .zip(options)
         .filter(|(one, _)| !["peers", "insecure"].contains(&one.name))
         .map(|(one, (_, text))| format!("{} = '{text}'\n", one.full_name()))
         .collect();
-    let from_file = gather(&as_strings.concat(), &[], &[]);
+    let from_file = merge(&as_strings.concat(), &[], &[]);
     for (at, (name, text)) in options.iter().enumerate() {
         assert_eq!((TABLE[at].write)(&settings), *text, "{name}");
         assert_eq!((TABLE[at].write)(&same), *text, "{name}");
@@ -128,8 +134,8 @@ fn every_setting_is_read_as_it_is_written() {
 #[test]
 fn what_is_not_known_is_answered_with_what_is_near() {
     wrong(
-        "patiense = 3\n",
-        "line 1: there is no setting \"patiense\"; the nearest is \"patience\"",
+        "service_timeuot = 3\n",
+        "line 1: there is no setting \"service_timeuot\"; the nearest is \"patience\"",
     );
     wrong(
         "\n\n[topic]\ndpeth = 3\n",
@@ -163,7 +169,7 @@ fn what_is_wrong_in_a_file_is_said_with_its_line() {
         ("budget_host = '1Q'\n", "optional K, M or G"),
         ("budget_host = 99999999999999999999\n", "2^64"),
         ("listen = 7700\n", "ADDRESS:PORT is expected, not a whole number"),
-        ("service = 'nobody'\n", "not embedded or outside"),
+        ("service = 'nobody'\n", "not embedded or external"),
         ("provider = ''\n", "cannot be empty"),
         ("lanes = 0\n", "1 to 16 is possible"),
         ("workers = 17\n", "1 to 16 is possible"),
@@ -175,7 +181,7 @@ fn what_is_wrong_in_a_file_is_said_with_its_line() {
         ("[topic]\nlargest = \"12Q\"\n", "line 2: topic.largest = \"12Q\": not a number with"),
         ("[topic]\nlargest = 0\n", "1 to "),
         ("[topic]\nreliability = 'often'\n", "not reliable, drop-oldest or drop-newest"),
-        ("[topic]\nmemory = 'tape'\n", "host, cuda:0 or stand-in:0"),
+        ("[topic]\nmemory = 'tape'\n", "host, cuda:0 or emulated:0"),
     ] {
         wrong(file, why);
     }
@@ -184,24 +190,24 @@ fn what_is_wrong_in_a_file_is_said_with_its_line() {
 #[test]
 fn numbers_may_be_written_as_toml_has_them() {
     let file = "budget_host = 0x1_0000\npatience = 1_0.5\n[topic]\ndepth = 0b11\n";
-    let settings = gather(file, &[], &[]).unwrap();
+    let settings = merge(file, &[], &[]).unwrap();
     assert_eq!(settings.budget_host.value, Some(Size(1 << 16)));
-    assert_eq!(settings.patience.value, Duration::from_millis(10_500));
+    assert_eq!(settings.service_timeout.value, Duration::from_millis(10_500));
     assert_eq!(settings.depth.value, Count(3));
 }
 
 #[test]
 fn what_is_wrong_in_the_environment_or_in_an_option_is_named() {
-    let why = gather("", &[("FABRICAST_TOPIC_DEPTH", "+3")], &[]).unwrap_err();
+    let why = merge("", &[("FABRICAST_TOPIC_DEPTH", "+3")], &[]).unwrap_err();
     assert!(why.starts_with("environment FABRICAST_TOPIC_DEPTH is \"+3\": 1 to 65536 is"), "{why}");
-    let why = gather("", &[], &[("depth", "0")]).unwrap_err();
+    let why = merge("", &[], &[("depth", "0")]).unwrap_err();
     assert_eq!(why, "option --depth is \"0\": 1 to 65536 is possible");
 }
 
 #[test]
 fn what_a_file_says_can_be_taken_back() {
     let file = "listen = '127.0.0.1:1'\npeers = ['a:1']\n";
-    let settings = gather(file, &[], &[("listen", "none"), ("peers", "none")]).unwrap();
+    let settings = merge(file, &[], &[("listen", "none"), ("peers", "none")]).unwrap();
     assert_eq!((settings.listen.value, settings.peers.value.len()), (None, 0));
 }
 
@@ -217,7 +223,7 @@ fn seconds_are_some_but_not_too_many() {
 fn variables_that_are_not_utf_8_are_refused() {
     let value = <OsString as std::os::unix::ffi::OsStringExt>::from_vec(b"/run/\xff".to_vec());
     let variable = |name: &str| (name == "FABRICAST_DIRECTORY").then(|| value.clone());
-    let failure = Settings::gather(None, variable, &[]).unwrap_err();
+    let failure = Settings::merge(None, variable, &[]).unwrap_err();
     assert_eq!(failure.exit(), Exit::Usage);
     assert_eq!(failure.to_string(), "environment FABRICAST_DIRECTORY is not UTF-8");
 }

@@ -6,18 +6,18 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::ValueEnum;
-use pubsub::{MemoryPlace, NetworkOptions, Reliability, TopicSettings};
+use pubsub::{MemoryLocation, NetworkOptions, Reliability, TopicSettings};
 use serde_json::{Value as Json, json};
 use toml::de::DeValue;
 
 use crate::cli::size;
 
 /// The text for a setting that is to be left out.
-const NOTHING: &str = "none";
+const UNSET: &str = "none";
 
 /// How a type is written in a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Form {
+pub(crate) enum ValueForm {
     Text,
     Flag,
     Number,
@@ -30,7 +30,7 @@ pub(crate) enum Form {
 pub(crate) trait Value: Sized {
     /// The type's name in help and documentation: `SECONDS`.
     const KIND: &'static str;
-    const FORM: Form;
+    const FORM: ValueForm;
 
     fn read(text: &str) -> Result<Self, String>;
 
@@ -41,51 +41,57 @@ pub(crate) trait Value: Sized {
     fn json(&self) -> Json {
         let text = self.write();
         match Self::FORM {
-            Form::Text => text.into(),
-            Form::Flag => json!(text.parse::<bool>().ok()),
-            Form::Number => json!(text.parse::<u64>().ok()),
-            Form::Size => json!(size::parse(&text).ok()),
-            Form::Seconds => json!(text.parse::<f64>().ok()),
-            Form::List => json!(list(&text).unwrap_or_default()),
+            ValueForm::Text => text.into(),
+            ValueForm::Flag => json!(text.parse::<bool>().ok()),
+            ValueForm::Number => json!(text.parse::<u64>().ok()),
+            ValueForm::Size => json!(size::parse(&text).ok()),
+            ValueForm::Seconds => json!(text.parse::<f64>().ok()),
+            ValueForm::List => json!(list(&text).unwrap_or_default()),
         }
     }
 }
 
 /// The text of a value in a file, as [`Value::read`] reads it that has this form, and is called so.
-pub(super) fn text_of(form: Form, kind: &str, value: &DeValue<'_>) -> Result<String, String> {
+pub(super) fn text_for_form(
+    form: ValueForm,
+    kind: &str,
+    value: &DeValue<'_>,
+) -> Result<String, String> {
     let expected = match (form, value) {
-        (Form::Flag, DeValue::Boolean(value)) => return Ok(value.to_string()),
-        (Form::Number | Form::Size | Form::Seconds, DeValue::Integer(number)) => {
+        (ValueForm::Flag, DeValue::Boolean(value)) => return Ok(value.to_string()),
+        (ValueForm::Number | ValueForm::Size | ValueForm::Seconds, DeValue::Integer(number)) => {
             let digits = number.as_str().replace('_', "");
             return match u64::from_str_radix(&digits, number.radix()) {
                 Ok(number) => Ok(number.to_string()),
                 Err(_) => Err(format!("{digits}: a number from 0 to 2^64 - 1 is expected")),
             };
         }
-        (Form::Seconds, DeValue::Float(number)) => return Ok(number.as_str().replace('_', "")),
-        (Form::Text | Form::Size, DeValue::String(text)) => return Ok(text.to_string()),
-        (Form::Number | Form::Seconds, DeValue::String(text)) if text == NOTHING => {
+        (ValueForm::Seconds, DeValue::Float(number)) => {
+            return Ok(number.as_str().replace('_', ""));
+        }
+        (ValueForm::Text | ValueForm::Size, DeValue::String(text)) => return Ok(text.to_string()),
+        (ValueForm::Number | ValueForm::Seconds, DeValue::String(text)) if text == UNSET => {
             return Ok(text.to_string());
         }
-        (Form::List, DeValue::Array(all)) => {
+        (ValueForm::List, DeValue::Array(all)) => {
             let element = |value: &toml::Spanned<DeValue<'_>>| match value.get_ref() {
                 DeValue::String(text) => element(text),
-                other => Err(format!("a string is expected, not {}", called(other))),
+                other => Err(format!("a string is expected, not {}", type_name_of(other))),
             };
             let all: Vec<_> = all.iter().map(element).collect::<Result<_, _>>()?;
             return Ok(all.join(","));
         }
-        (Form::Text, _) => kind,
-        (Form::Flag, _) => "true or false",
-        (Form::Number, _) => "a whole number",
-        (Form::Size, _) => "a size like 4096 or \"64M\"",
-        (Form::Seconds, _) => "a number of seconds",
-        (Form::List, _) => "a list of strings",
+        (ValueForm::Text, _) => kind,
+        (ValueForm::Flag, _) => "true or false",
+        (ValueForm::Number, _) => "a whole number",
+        (ValueForm::Size, _) => "a size like 4096 or \"64M\"",
+        (ValueForm::Seconds, _) => "a number of seconds",
+        (ValueForm::List, _) => "a list of strings",
     };
-    Err(format!("{expected} is expected, not {}", called(value)))
+    Err(format!("{expected} is expected, not {}", type_name_of(value)))
 }
 
-fn called(value: &DeValue<'_>) -> &'static str {
+fn type_name_of(value: &DeValue<'_>) -> &'static str {
     match value {
         DeValue::String(_) => "a string",
         DeValue::Integer(_) => "a whole number",
@@ -101,10 +107,10 @@ fn called(value: &DeValue<'_>) -> &'static str {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Count<const MOST: u32>(pub(crate) u32);
 
-pub(crate) type Depth = Count<{ TopicSettings::MOST_DEPTH }>;
-pub(crate) type Loans = Count<{ TopicSettings::MOST_LOANS }>;
-pub(crate) type Lanes = Count<{ NetworkOptions::MOST_LANES }>;
-pub(crate) type Workers = Count<{ NetworkOptions::MOST_WORKERS }>;
+pub(crate) type Depth = Count<{ TopicSettings::MAX_DEPTH }>;
+pub(crate) type Loans = Count<{ TopicSettings::MAX_LOANS }>;
+pub(crate) type Lanes = Count<{ NetworkOptions::MAX_LANES }>;
+pub(crate) type Workers = Count<{ NetworkOptions::MAX_WORKERS }>;
 
 /// A number of bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -114,7 +120,7 @@ pub(crate) struct Size(pub(crate) u64);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Service {
     Embedded,
-    Outside,
+    External,
 }
 
 /// `Type [generic parameters]: KIND, FORM, read, write;`
@@ -122,7 +128,7 @@ macro_rules! values {
     ($($type:ty $([$($generic:tt)*])?: $kind:expr, $form:expr, $read:expr, $write:expr;)*) => {$(
         impl $(<$($generic)*>)? Value for $type {
             const KIND: &'static str = $kind;
-            const FORM: Form = $form;
+            const FORM: ValueForm = $form;
 
             fn read(text: &str) -> Result<Self, String> {
                 $read(text)
@@ -136,29 +142,29 @@ macro_rules! values {
 }
 
 values! {
-    PathBuf: "PATH", Form::Text, path, |path: &Self| path.display().to_string();
-    String: "TEXT", Form::Text, visible, Self::clone;
-    bool: "true|false", Form::Flag, |text| parse(text, "true or false is expected"), Self::to_string;
-    Service: "embedded|outside", Form::Text,
-        |text| <Self as ValueEnum>::from_str(text, false).map_err(|_| format!("\"{text}\" is not embedded or outside")),
+    PathBuf: "PATH", ValueForm::Text, path, |path: &Self| path.display().to_string();
+    String: "TEXT", ValueForm::Text, without_control, Self::clone;
+    bool: "true|false", ValueForm::Flag, |text| parse(text, "true or false is expected"), Self::to_string;
+    Service: "embedded|external", ValueForm::Text,
+        |text| <Self as ValueEnum>::from_str(text, false).map_err(|_| format!("\"{text}\" is not embedded or external")),
         |service| format!("{service:?}").to_lowercase();
-    Count<MOST> [const MOST: u32]: "NUMBER", Form::Number, count, |count: &Self| count.0.to_string();
-    Size: "SIZE", Form::Size, |text| size::parse(text).map(Self), |bytes: &Self| match size::print(bytes.0) {
+    Count<MOST> [const MOST: u32]: "NUMBER", ValueForm::Number, count, |count: &Self| count.0.to_string();
+    Size: "SIZE", ValueForm::Size, |text| size::parse(text).map(Self), |bytes: &Self| match size::print(bytes.0) {
         // Larger than what has a name.
-        named if named == NOTHING => bytes.0.to_string(),
+        named if named == UNSET => bytes.0.to_string(),
         named => named,
     };
-    Duration: "SECONDS", Form::Seconds, seconds, |time: &Self| time.as_secs_f64().to_string();
-    SocketAddr: "ADDRESS:PORT", Form::Text,
+    Duration: "SECONDS", ValueForm::Seconds, seconds, |time: &Self| time.as_secs_f64().to_string();
+    SocketAddr: "ADDRESS:PORT", ValueForm::Text,
         |text| parse(text, "an address with a port, like 10.0.0.1:7700, is expected"), Self::to_string;
-    IpAddr: "ADDRESS", Form::Text,
+    IpAddr: "ADDRESS", ValueForm::Text,
         |text| parse(text, "an address, like 10.0.0.1, is expected"), Self::to_string;
-    MemoryPlace: "PLACE", Form::Text,
+    MemoryLocation: "PLACE", ValueForm::Text,
         |text: &str| text.parse().map_err(|error: pubsub::Error| error.detail().to_owned()), Self::to_string;
-    Reliability: "reliable|drop-oldest|drop-newest", Form::Text,
+    Reliability: "reliable|drop-oldest|drop-newest", ValueForm::Text,
         |text: &str| text.parse().map_err(|error: pubsub::Error| error.detail().to_owned()), Self::to_string;
-    Vec<String>: "LIST", Form::List, list, |all: &Self| match all.is_empty() {
-        true => NOTHING.to_owned(),
+    Vec<String>: "LIST", ValueForm::List, list, |all: &Self| match all.is_empty() {
+        true => UNSET.to_owned(),
         false => all.join(","),
     };
 }
@@ -171,7 +177,7 @@ fn path(text: &str) -> Result<PathBuf, String> {
     if text.is_empty() { Err("a path cannot be empty".to_owned()) } else { Ok(text.into()) }
 }
 
-fn visible(text: &str) -> Result<String, String> {
+fn without_control(text: &str) -> Result<String, String> {
     match text.contains(char::is_control) {
         true => Err("control characters are not allowed".to_owned()),
         false => Ok(text.to_owned()),
@@ -182,7 +188,7 @@ fn count<const MOST: u32>(text: &str) -> Result<Count<MOST>, String> {
     // `parse` alone would also take "+5".
     let number = text.parse().ok().filter(|_| !text.starts_with('+'));
     let number = number.filter(|number| (1..=MOST).contains(number));
-    number.map(Count).ok_or_else(|| format!("1 to {MOST} is possible"))
+    number.map(Count).ok_or_else(|| format!("use 1 to {MOST}"))
 }
 
 /// Reads a number of seconds, which may have a fraction; more than a month is a mistake.
@@ -198,26 +204,30 @@ pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
 /// Several, separated by commas.
 fn list(text: &str) -> Result<Vec<String>, String> {
     match text {
-        "" | NOTHING => Ok(Vec::new()),
+        "" | UNSET => Ok(Vec::new()),
         _ => text.split(',').map(|one| element(one.trim())).collect(),
     }
 }
 
 fn element(text: &str) -> Result<String, String> {
-    if text.is_empty() { Err("an empty one among several".to_owned()) } else { visible(text) }
+    if text.is_empty() {
+        Err("an element of the list is empty".to_owned())
+    } else {
+        without_control(text)
+    }
 }
 
 /// What need not be set at all.
 impl<T: Value> Value for Option<T> {
     const KIND: &'static str = T::KIND;
-    const FORM: Form = T::FORM;
+    const FORM: ValueForm = T::FORM;
 
     fn read(text: &str) -> Result<Self, String> {
-        if text == NOTHING { Ok(None) } else { T::read(text).map(Some) }
+        if text == UNSET { Ok(None) } else { T::read(text).map(Some) }
     }
 
     fn write(&self) -> String {
-        self.as_ref().map_or_else(|| NOTHING.to_owned(), T::write)
+        self.as_ref().map_or_else(|| UNSET.to_owned(), T::write)
     }
 
     fn json(&self) -> Json {

@@ -5,19 +5,19 @@ mod sink;
 use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime};
 
-use pubsub::{ErrorKind, Event, Node, PublisherId, Reliability, Sample, Subscriber, Way};
+use pubsub::{DeliveryPath, ErrorKind, Event, Node, PublisherId, Reliability, Sample, Subscriber};
 use serde_json::{Value, json};
 
 use self::sink::Sink;
+use super::connectivity::{self, ConnectivityReporter, Phase};
 use super::exit::{Exit, Failure, report_as_json};
-use super::hints::{self, NodeHints, Phase};
-use super::membership::{self, Wanted, place, with_remedy};
-use super::pattern::{Checker, Fault};
-use super::progress::{Progress, so_far};
-use super::service::AwaitedService;
+use super::node_client::{self, TopicRequest, place, with_remedy};
+use super::progress::{Progress, totals};
+use super::service_wait::ServiceWait;
 use super::settings::{ALL, Options, Settings, seconds};
 use super::signals::{Deadline, Signals, interrupted};
 use super::statistics::{self, Statistics};
+use super::test_pattern::{Checker, Fault};
 use super::{size, text};
 
 /// Reads all messages of a topic that are published from now on, and writes them to standard
@@ -28,9 +28,9 @@ use super::{size, text};
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// The topic
-    #[arg(value_parser = membership::topic_name)]
+    #[arg(value_parser = node_client::topic_name)]
     topic: String,
-    /// Put an end of line behind each message
+    /// Write a line feed after each message
     #[arg(long, conflicts_with = "into")]
     lines: bool,
     /// Append messages to this file
@@ -43,13 +43,13 @@ pub(crate) struct Arguments {
     /// Check that every message is one of `fabricast pub --pattern`, whole, and the next one
     #[arg(long)]
     check: bool,
-    /// Tell how many came in which time, and how long each stage of their way took
+    /// Print the message rate and the latency of each stage
     #[arg(long)]
     stats: bool,
-    /// End after so many messages [default: with Ctrl-C]
+    /// Exit after this many messages [default: on Ctrl-C]
     #[arg(long, value_parser = size::parse_positive)]
     count: Option<u64>,
-    /// The longest wait for a message [default: none]
+    /// Timeout for each message [default: none]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     timeout: Option<Duration>,
     /// One JSON line about what was read; messages then are not written to standard output
@@ -57,7 +57,7 @@ pub(crate) struct Arguments {
     json: bool,
     /// Such a line also so often before, for who watches
     #[arg(long, value_name = "SECONDS", value_parser = seconds, requires = "json", hide = true)]
-    every: Option<Duration>,
+    interval: Option<Duration>,
     #[command(flatten)]
     settings: Options<ALL>,
 }
@@ -67,13 +67,13 @@ impl Arguments {
         match (&self.file, &self.into) {
             (Some(file), _) => Sink::file(file, signals),
             (None, Some(directory)) => Sink::directory(directory),
-            (None, None) if self.writes() => Ok(Sink::output()),
-            (None, None) => Ok(Sink::Nowhere),
+            (None, None) if self.writes_to_stdout() => Ok(Sink::output()),
+            (None, None) => Ok(Sink::Discard),
         }
     }
 
     /// Do messages go to standard output, if to no file?
-    fn writes(&self) -> bool {
+    fn writes_to_stdout(&self) -> bool {
         !(self.check || self.stats || self.json)
     }
 }
@@ -81,12 +81,12 @@ impl Arguments {
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let signals = Signals::catch()?;
     let settings = arguments.settings.settings()?;
-    if arguments.lines && arguments.file.is_none() && !arguments.writes() {
+    if arguments.lines && arguments.file.is_none() && !arguments.writes_to_stdout() {
         let why = "--lines: with --check, --stats or --json messages go to a file only: say which with \
                    --file";
         return Err(Failure::new(Exit::Usage, why));
     }
-    let mut outcome = Outcome::default();
+    let mut outcome = SubscribeSummary::default();
     let done = match read(arguments, &settings, &signals, &mut outcome) {
         // Wherever it was: the usual way to end, unless a number of messages was to come.
         Err(failure) if failure.exit() == interrupted().exit() && arguments.count.is_none() => {
@@ -95,18 +95,18 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         done => done,
     };
     // Whoever reads the last line may be slow, too.
-    signals.let_go();
+    signals.restore_defaults();
     let is_complete = done.is_ok();
     if arguments.json {
-        let done = worst(done, outcome.judge());
+        let done = more_severe(done, outcome.verdict());
         return report_as_json(done, &outcome.report(arguments, is_complete));
     }
-    let told = outcome.tell(arguments);
-    worst(done, outcome.judge()).and(told)
+    let told = outcome.print_summary(arguments);
+    more_severe(done, outcome.verdict()).and(told)
 }
 
 /// What is wrong with the data goes before why there was no more of it.
-fn worst(done: Result<(), Failure>, judged: Result<(), Failure>) -> Result<(), Failure> {
+fn more_severe(done: Result<(), Failure>, judged: Result<(), Failure>) -> Result<(), Failure> {
     match (done, judged) {
         (done, Ok(())) => done,
         (Err(done), Err(judged)) if !done.is_silent() => {
@@ -121,22 +121,22 @@ fn read(
     arguments: &Arguments,
     settings: &Settings,
     signals: &Signals,
-    outcome: &mut Outcome,
+    outcome: &mut SubscribeSummary,
 ) -> Result<(), Failure> {
     let sink = arguments.sink(signals)?;
-    let service = AwaitedService::of(&settings.directory.value);
-    let options = membership::options(settings, "sub");
-    let node = membership::join(settings, options, &service, signals)?;
+    let service = ServiceWait::of(&settings.directory.value);
+    let options = node_client::options(settings, "sub");
+    let node = node_client::join(settings, options, &service, signals)?;
     outcome.node = Some(node.identity());
     let (service, name) = (&service, &*arguments.topic);
-    let wanted = Wanted { node: &node, name, settings, service, signals };
-    let mut node_hints = NodeHints::begin();
-    let topic = wanted.open_to_read(arguments.timeout, &mut node_hints)?;
+    let wanted = TopicRequest { node: &node, name, settings, service, signals };
+    let mut connectivity = ConnectivityReporter::begin();
+    let topic = wanted.open_to_read(arguments.timeout, &mut connectivity)?;
     let like = topic.settings()?;
     let subscriber = topic.subscriber().map_err(with_remedy)?;
-    outcome.has_begun = true;
+    outcome.is_subscribed = true;
     outcome.is_reliable = like.reliability == Reliability::Reliable;
-    let mut work = Work {
+    let mut work = SubscribeRun {
         arguments,
         signals,
         subscriber,
@@ -146,68 +146,68 @@ fn read(
         outcome,
         buffer: Vec::new(),
         began: Instant::now(),
-        says_where: false,
-        node_hints,
+        wait_reported: false,
+        connectivity,
         publisher: None,
     };
     let done = work.read_all(&node);
     // It may have been evicted in the middle of a message.
-    work.hear_of_events();
+    work.process_events();
     work.outcome.missed = work.missed();
     done
 }
 
 /// What became of messages.
 #[derive(Debug, Default)]
-struct Outcome {
+struct SubscribeSummary {
     /// The node's identity, once it is known.
     node: Option<String>,
     is_reliable: bool,
-    has_begun: bool,
+    is_subscribed: bool,
     statistics: Statistics,
     missed: u64,
     /// Was it evicted from its topic?
     is_evicted: bool,
     /// It was evicted while it read a message, which therefore counts as missed.
-    is_last_unread: bool,
+    last_message_missed: bool,
     /// Messages that were not what they should be.
-    altered: u64,
+    corrupted: u64,
     publishers_lost: u64,
     /// By which ways messages came.
-    ways: Vec<Way>,
+    paths: Vec<DeliveryPath>,
 }
 
-struct Work<'a> {
+struct SubscribeRun<'a> {
     arguments: &'a Arguments,
     signals: &'a Signals,
     subscriber: Subscriber,
     sink: Sink,
     checker: Checker,
-    outcome: &'a mut Outcome,
+    outcome: &'a mut SubscribeSummary,
     buffer: Vec<u8>,
     progress: Option<Progress>,
     began: Instant,
-    says_where: bool,
-    node_hints: NodeHints,
+    wait_reported: bool,
+    connectivity: ConnectivityReporter,
     /// The one of this node that published the last message.
     publisher: Option<PublisherId>,
 }
 
 /// How long no message may come before it is said where it waits.
-const QUIET: Duration = Duration::from_secs(1);
+const NOTICE_DELAY: Duration = Duration::from_secs(1);
 /// What is read of a message at a time.
 const CHUNK: u64 = 1 << 20;
 /// Faults that are told of one by one.
-const MOST_TOLD: u64 = 10;
+const MAX_REPORTED_FAULTS: u64 = 10;
 
-impl Work<'_> {
+impl SubscribeRun<'_> {
     fn read_all(&mut self, node: &Node) -> Result<(), Failure> {
         let mut deadline = Deadline::after(self.arguments.timeout);
         let wanted = self.arguments.count.unwrap_or(u64::MAX);
         let mut told: Option<Instant> = None;
         while self.outcome.statistics.messages < wanted {
-            self.signals.go_on()?;
-            if let Some(pause) = self.arguments.every
+            self.signals.check_interrupted()?;
+            if let Some(pause) = self.arguments.interval
                 && told.is_none_or(|told| told.elapsed() >= pause)
             {
                 told = Some(Instant::now());
@@ -215,29 +215,29 @@ impl Work<'_> {
                 text::json(&self.outcome.report(self.arguments, false))?;
             }
             let pulled = self.subscriber.pull(deadline.slice());
-            self.hear_of_events();
+            self.process_events();
             match pulled {
                 Ok(sample) => {
                     let read = self.read(&sample);
-                    self.outcome.is_last_unread = read.is_err() && !sample.is_valid();
+                    self.outcome.last_message_missed = read.is_err() && !sample.is_valid();
                     read?;
                     drop(sample);
                     deadline = Deadline::after(self.arguments.timeout);
                 }
                 Err(error) if error.kind() == ErrorKind::DeadlineExceeded => {
-                    if self.signals.ask_to_end() {
+                    if self.signals.termination_requested() {
                         return Err(interrupted());
                     }
                     if deadline.is_over() {
                         let topic = self.arguments.topic.escape_debug();
-                        let cause = self.node_hints.cause(node, &self.arguments.topic);
+                        let cause = self.connectivity.cause(node, &self.arguments.topic);
                         let why = format!(
-                            "read topic \"{topic}\" failed: no message came in time (--timeout){cause}"
+                            "read topic \"{topic}\" failed: no message within --timeout{cause}"
                         );
                         return Err(Failure::new(Exit::Deadline, why));
                     }
                     if self.outcome.statistics.messages == 0 {
-                        self.say_where_it_waits(node);
+                        self.report_waiting(node);
                     }
                 }
                 Err(error) => return Err(error.into()),
@@ -246,7 +246,7 @@ impl Work<'_> {
                 0 => Phase::Waiting,
                 _ => Phase::Flowing,
             };
-            let lines = self.node_hints.look(node, &self.arguments.topic, phase);
+            let lines = self.connectivity.poll(node, &self.arguments.topic, phase);
             self.say(&lines);
             if let Some(progress) = &mut self.progress {
                 let Statistics { messages, bytes, .. } = self.outcome.statistics;
@@ -260,11 +260,11 @@ impl Work<'_> {
         if let Some(progress) = self.progress.as_mut().filter(|_| !lines.is_empty()) {
             progress.clear();
         }
-        hints::say(lines);
+        connectivity::say(lines);
     }
 
     /// That a publisher was killed, or its node says so.
-    fn say_that_publisher_is_lost(&mut self, place: &str, which: &str) {
+    fn report_lost_publisher(&mut self, place: &str, which: &str) {
         self.outcome.publishers_lost += 1;
         let topic = self.arguments.topic.escape_debug();
         self.say(&[format!(
@@ -273,37 +273,35 @@ impl Work<'_> {
     }
 
     /// Says once, if no message has come for a while, where messages would have to be published.
-    fn say_where_it_waits(&mut self, node: &Node) {
-        if !self.says_where && self.began.elapsed() >= QUIET {
-            self.says_where = true;
+    fn report_waiting(&mut self, node: &Node) {
+        if !self.wait_reported && self.began.elapsed() >= NOTICE_DELAY {
+            self.wait_reported = true;
             let (topic, place) = (self.arguments.topic.escape_debug(), place(node));
-            text::complain(&format!(
+            text::print_error(&format!(
                 "fabricast: waiting for messages of topic \"{topic}\" {place}"
             ));
         }
     }
 
-    fn hear_of_events(&mut self) {
+    fn process_events(&mut self) {
         while let Some(event) = self.subscriber.poll_event() {
             match event {
                 Event::Gap { missed } => {
-                    tracing::info!(
-                        missed,
-                        "messages were dropped before they were read, or never written"
-                    );
+                    tracing::info!(missed, "messages were dropped unread or never written");
                 }
                 Event::PublisherLost { publisher } => {
-                    let which = self.node_hints.name_of_publisher(publisher);
-                    self.say_that_publisher_is_lost("", &which);
+                    let which = self.connectivity.name_of_publisher(publisher);
+                    self.report_lost_publisher("", &which);
                 }
-                Event::PublisherLostElsewhere { node, publisher } => {
-                    let name = self.node_hints.name_of_node(node);
+                Event::RemotePublisherLost { node, publisher } => {
+                    let name = self.connectivity.name_of_node(node);
                     let place = format!(" at node \"{}\"", name.escape_debug());
-                    self.say_that_publisher_is_lost(&place, &format!("publisher {publisher}"));
+                    self.report_lost_publisher(&place, &format!("publisher {publisher}"));
                 }
                 Event::Evicted { held_for } => {
                     self.outcome.is_evicted = true;
-                    let held_for = held_for.map(|it| tracing::field::display(text::plain_time(it)));
+                    let held_for =
+                        held_for.map(|it| tracing::field::display(text::format_duration(it)));
                     tracing::warn!(held_for, "evicted from the topic: too slow");
                 }
                 _ => {}
@@ -317,37 +315,37 @@ impl Work<'_> {
         if self.arguments.check {
             self.check(sample)?;
         }
-        if self.sink.takes() {
+        if self.sink.wants_bytes() {
             self.write(sample)?;
         }
         // A report names its process, as long as it is there.
         let publisher = sample.origin().is_none().then(|| sample.publisher());
         if publisher != self.publisher {
             self.publisher = publisher;
-            publisher.into_iter().for_each(|publisher| self.node_hints.expect(publisher));
+            publisher.into_iter().for_each(|publisher| self.connectivity.expect(publisher));
         }
-        let way = sample.way();
-        if !self.outcome.ways.contains(&way) {
-            self.outcome.ways.push(way);
+        let path = sample.path();
+        if !self.outcome.paths.contains(&path) {
+            self.outcome.paths.push(path);
         }
         // Only now has it arrived where it was to go.
         // Clocks of other nodes may be ahead.
         let latency = now.saturating_sub(sample.published_at());
-        self.outcome.statistics.add(sample.length(), latency, statistics::took(sample, now));
+        self.outcome.statistics.add(sample.length(), latency, statistics::durations(sample, now));
         Ok(())
     }
 
     fn check(&mut self, sample: &Sample) -> Result<(), Failure> {
         let read = |offset: u64, to: &mut [u8]| -> Result<(), Failure> {
-            self.signals.go_on()?;
+            self.signals.check_interrupted()?;
             Ok(sample.read(offset, to)?)
         };
         let (content, fault) = self.checker.check(sample.length(), read)?;
         if let Some(fault) = fault {
-            self.outcome.altered += 1;
-            if self.outcome.altered <= MOST_TOLD {
+            self.outcome.corrupted += 1;
+            if self.outcome.corrupted <= MAX_REPORTED_FAULTS {
                 let number = content.map(|content| content.number);
-                say_fault(self.outcome.statistics.messages + 1, number, fault);
+                report_fault(self.outcome.statistics.messages + 1, number, fault);
             }
         }
         Ok(())
@@ -371,22 +369,23 @@ impl Work<'_> {
     }
 
     fn missed(&self) -> u64 {
-        let missed = self.subscriber.missed() + u64::from(self.outcome.is_last_unread);
+        let missed = self.subscriber.missed() + u64::from(self.outcome.last_message_missed);
         // What the topic dropped is missing in the numbers of a pattern, too.
         missed.max(self.checker.missed)
     }
 }
 
-impl Outcome {
+impl SubscribeSummary {
     /// What is to be said at the end about messages that came.
-    fn judge(&self) -> Result<(), Failure> {
-        if self.altered > 0 {
-            return Err(Failure::new(Exit::Corrupt, text::altered(self.altered)));
+    fn verdict(&self) -> Result<(), Failure> {
+        if self.corrupted > 0 {
+            return Err(Failure::new(Exit::DataCorrupted, text::corrupted(self.corrupted)));
         }
         match self.missed {
             missed if missed > 0 && self.is_reliable => {
-                let why = text::one_or(missed, "message is missing", "messages are missing");
-                Err(Failure::new(Exit::Missed, why))
+                let why =
+                    text::count_of_irregular(missed, "message is missing", "messages are missing");
+                Err(Failure::new(Exit::MessagesMissed, why))
             }
             _ => Ok(()),
         }
@@ -405,24 +404,24 @@ impl Outcome {
             "bytes_per_s": self.statistics.bytes_per_second(),
             "missed": self.missed,
             "evicted": self.is_evicted,
-            "altered": arguments.check.then_some(self.altered),
+            "corrupted": arguments.check.then_some(self.corrupted),
             "publishers_lost": self.publishers_lost,
-            "paths": self.ways.iter().map(Way::to_string).collect::<Vec<_>>(),
-            "latencies": self.statistics.latencies(),
+            "paths": self.paths.iter().map(DeliveryPath::to_string).collect::<Vec<_>>(),
+            "stages": self.statistics.latencies(),
             "complete": is_complete,
         })
     }
 
     /// The same for people.
-    fn tell(&self, arguments: &Arguments) -> Result<(), Failure> {
+    fn print_summary(&self, arguments: &Arguments) -> Result<(), Failure> {
         let Statistics { messages, bytes, .. } = self.statistics;
         let per_second = self.statistics.bytes_per_second();
-        if !self.has_begun {
+        if !self.is_subscribed {
             // There is nothing to tell of.
             return Ok(());
         }
         // Of one message no rate is known.
-        let all = so_far(messages, bytes, (per_second > 0.0).then_some(per_second));
+        let all = totals(messages, bytes, (per_second > 0.0).then_some(per_second));
         let mut line = format!("{}: {all}", arguments.topic.escape_debug());
         if self.missed > 0 {
             line.push_str(&format!("; {} missed", self.missed));
@@ -431,33 +430,35 @@ impl Outcome {
             line.push_str("; evicted for being too slow");
         }
         if arguments.check {
-            let altered =
-                text::one_or(self.altered, "not what it should be", "not what they should be");
-            line.push_str(&format!("; {altered}"));
+            let corrupted = text::count_of_irregular(self.corrupted, "corrupted", "corrupted");
+            line.push_str(&format!("; {corrupted}"));
         }
         line.push('\n');
         if arguments.stats {
             line.push_str(&self.statistics.table());
         }
-        let is_output = arguments.file.is_none() && arguments.into.is_none() && arguments.writes();
+        let is_output =
+            arguments.file.is_none() && arguments.into.is_none() && arguments.writes_to_stdout();
         if is_output {
             // There, only messages are to be found.
-            text::complain(line.trim_end());
+            text::print_error(line.trim_end());
             return Ok(());
         }
         text::print(&line)
     }
 }
 
-fn say_fault(message: u64, number: Option<u64>, fault: Fault) {
+fn report_fault(message: u64, number: Option<u64>, fault: Fault) {
     let number = number.map(|number| format!(", number {number}")).unwrap_or_default();
     let what = match fault {
-        Fault::Strange => "is none of a pattern, or its header was altered".to_owned(),
-        Fault::Length { said, found } => format!("has {found} bytes, and says {said}"),
-        Fault::Altered { at } => format!("was altered at byte {at}"),
-        Fault::OutOfOrder { after } => format!("came after number {after}"),
+        Fault::NoHeader => "is not a pattern message, or its header is corrupted".to_owned(),
+        Fault::Length { declared, found } => {
+            format!("has {found} bytes, but its header says {declared}")
+        }
+        Fault::Corrupted { at } => format!("is corrupted at byte {at}"),
+        Fault::OutOfOrder { after } => format!("is out of order, after number {after}"),
     };
-    text::complain(&format!("fabricast: message {message}{number}: {what}"));
+    text::print_error(&format!("fabricast: message {message}{number}: {what}"));
 }
 
 #[cfg(test)]
@@ -467,14 +468,18 @@ mod tests {
     #[test]
     fn what_is_worst_for_the_data_is_said_and_nothing_is_left_out() {
         let fail = |exit, why: &str| Err(Failure::new(exit, why));
-        let code = |done, judged| worst(done, judged).map_err(|failure| failure.exit());
+        let code = |done, judged| more_severe(done, judged).map_err(|failure| failure.exit());
         assert_eq!(code(Ok(()), Ok(())), Ok(()));
         assert_eq!(code(fail(Exit::Deadline, "late"), Ok(())), Err(Exit::Deadline));
-        assert_eq!(code(Ok(()), fail(Exit::Corrupt, "bad")), Err(Exit::Corrupt));
-        let silent = Err(Failure::silent(Exit::Unread));
-        assert_eq!(code(silent, fail(Exit::Missed, "less")), Err(Exit::Missed));
-        let both = worst(fail(Exit::Interrupted, "interrupted"), fail(Exit::Corrupt, "bad"));
+        assert_eq!(code(Ok(()), fail(Exit::DataCorrupted, "bad")), Err(Exit::DataCorrupted));
+        let silent = Err(Failure::silent(Exit::OutputClosed));
+        assert_eq!(code(silent, fail(Exit::MessagesMissed, "less")), Err(Exit::MessagesMissed));
+        let both =
+            more_severe(fail(Exit::Interrupted, "interrupted"), fail(Exit::DataCorrupted, "bad"));
         let both = both.unwrap_err();
-        assert_eq!((both.exit(), both.to_string().as_str()), (Exit::Corrupt, "bad; interrupted"));
+        assert_eq!(
+            (both.exit(), both.to_string().as_str()),
+            (Exit::DataCorrupted, "bad; interrupted")
+        );
     }
 }

@@ -18,12 +18,12 @@ use crate::cli::signals::{SLICE, Signals, interrupted};
 use crate::cli::text;
 
 /// A pipe with room has room for so many bytes at least, and takes them without waiting.
-const AT_ONCE: usize = 4096;
-const LOOK: Duration = Duration::from_secs(1);
+const PIPE_WRITE_SIZE: usize = 4096;
+const SIGNAL_POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// The name of a message has so many at least.
 const DIGITS: usize = 8;
 /// How the name of one ends that is not complete.
-const PART: &str = ".part";
+const PART_SUFFIX: &str = ".part";
 /// Files that are made for one message at most: it is bad luck if somebody comes upon one.
 const ATTEMPTS: usize = 8;
 
@@ -31,13 +31,13 @@ const ATTEMPTS: usize = 8;
 #[derive(Debug)]
 pub(super) enum Sink {
     /// Nowhere: they are only looked at.
-    Nowhere,
+    Discard,
     /// To standard output, one behind the other; so many bytes at once.
-    Output { at_once: usize, is_terminal: bool },
+    Output { write_size: usize, is_terminal: bool },
     /// To the end of a file.
     File(PathBuf, File),
     /// Each to a file of its own, numbered.
-    Directory { path: PathBuf, number: u64, is_nameless: bool, part: Option<Part> },
+    Directory { path: PathBuf, number: u64, is_unnamed: bool, part: Option<PartialFile> },
 }
 
 /// A file whose message is not complete yet. It has no name, so that nothing stays of it if its process
@@ -45,21 +45,21 @@ pub(super) enum Sink {
 /// if its process is killed, with the next one that writes there: it is locked for as long as
 /// somebody has it open.
 #[derive(Debug)]
-pub(super) struct Part {
-    file: Written,
+pub(super) struct PartialFile {
+    file: PartialFileHandle,
     name: Option<PathBuf>,
 }
 
 /// A file that is being written.
 #[derive(Debug)]
-enum Written {
+enum PartialFileHandle {
     Locked(Flock<File>),
     /// Nobody can come upon one without a name; and where there are no locks nobody takes it for a dead
     /// one's either.
     Unlocked(File),
 }
 
-impl std::ops::Deref for Written {
+impl std::ops::Deref for PartialFileHandle {
     type Target = File;
 
     fn deref(&self) -> &File {
@@ -70,7 +70,7 @@ impl std::ops::Deref for Written {
     }
 }
 
-impl Drop for Part {
+impl Drop for PartialFile {
     fn drop(&mut self) {
         if let Some(name) = &self.name {
             let _ = std::fs::remove_file(name);
@@ -78,30 +78,30 @@ impl Drop for Part {
     }
 }
 
-impl Part {
-    fn nameless(directory: &Path) -> Result<Self, Failure> {
+impl PartialFile {
+    fn unnamed(directory: &Path) -> Result<Self, Failure> {
         let mut options = OpenOptions::new();
         let file = options.write(true).custom_flags(libc::O_TMPFILE).open(directory);
-        let file = Written::Unlocked(file.map_err(|error| failed(directory, &error))?);
+        let file = PartialFileHandle::Unlocked(file.map_err(|error| failed(directory, &error))?);
         Ok(Self { file, name: None })
     }
 
     /// Are there files without a name, and can one get its name later? Tried by a name that goes at once.
-    fn can_be_nameless(directory: &Path, target: &Path) -> Result<bool, Failure> {
-        let Ok(mut part) = Self::nameless(directory) else { return Ok(false) };
+    fn supports_unnamed(directory: &Path, target: &Path) -> Result<bool, Failure> {
+        let Ok(mut part) = Self::unnamed(directory) else { return Ok(false) };
         let name = part_name(target)?;
-        let is_named = part.takes_name(&name).is_ok_and(|is_free| is_free);
+        let is_named = part.link_as(&name).is_ok_and(|is_free| is_free);
         part.name = is_named.then_some(name);
         Ok(is_named)
     }
 
     /// By a name that nobody else comes upon, and nobody has put there.
     fn named(target: &Path) -> Result<Self, Failure> {
-        Self::named_with(target, lock)
+        Self::create_named_with(target, lock)
     }
 
     /// By who locks it so.
-    fn named_with(
+    fn create_named_with(
         target: &Path,
         lock: impl Fn(File) -> Result<Flock<File>, (File, Errno)>,
     ) -> Result<Self, Failure> {
@@ -110,8 +110,8 @@ impl Part {
             let file = OpenOptions::new().write(true).create_new(true).open(&path);
             let file = file.map_err(|error| failed(&path, &error))?;
             let (file, error) = match lock(file) {
-                Ok(file) => (Written::Locked(file), None),
-                Err((file, error)) => (Written::Unlocked(file), Some(error)),
+                Ok(file) => (PartialFileHandle::Locked(file), None),
+                Err((file, error)) => (PartialFileHandle::Unlocked(file), Some(error)),
             };
             // It goes unless it is given.
             let part = Self { file, name: Some(path) };
@@ -134,7 +134,7 @@ impl Part {
     }
 
     /// The message is complete: only now does it get its name. False if something else has that.
-    fn takes_name(&self, target: &Path) -> Result<bool, Failure> {
+    fn link_as(&self, target: &Path) -> Result<bool, Failure> {
         let here = nix::fcntl::AT_FDCWD;
         let named = match &self.name {
             None => {
@@ -168,15 +168,15 @@ impl Sink {
         let is_file = is_file.is_ok_and(|metadata| metadata.is_file());
         let is_terminal = output.is_terminal();
         // A file lets nobody wait, nor does a terminal for long.
-        let at_once = if is_file || is_terminal { usize::MAX } else { AT_ONCE };
-        Self::Output { at_once, is_terminal }
+        let write_size = if is_file || is_terminal { usize::MAX } else { PIPE_WRITE_SIZE };
+        Self::Output { write_size, is_terminal }
     }
 
     /// Waits for who reads, if it is a pipe.
     pub(super) fn file(path: &Path, signals: &Signals) -> Result<Self, Failure> {
         let mut options = OpenOptions::new();
         options.append(true).create(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY);
-        let mut is_said = false;
+        let mut is_reported = false;
         loop {
             let error = match options.open(path) {
                 Ok(file) => return Ok(Self::File(path.to_owned(), file)),
@@ -186,10 +186,10 @@ impl Sink {
             if !is_pipe || error.raw_os_error() != Some(libc::ENXIO) {
                 return Err(failed(path, &error));
             }
-            if !is_said {
-                is_said = true;
-                let line = format!("fabricast: waiting until somebody reads {}", path.display());
-                text::complain(&line);
+            if !is_reported {
+                is_reported = true;
+                let line = format!("fabricast: waiting for a reader of {}", path.display());
+                text::print_error(&line);
             }
             signals.pause(SLICE / 2)?;
         }
@@ -199,27 +199,27 @@ impl Sink {
     /// there is said before any message is read: what is tried is what is used later.
     pub(super) fn directory(path: &Path) -> Result<Self, Failure> {
         std::fs::create_dir_all(path).map_err(|error| failed(path, &error))?;
-        remove_dead(path);
-        let number = highest(path).map_err(|error| failed(path, &error))?;
+        remove_stale_parts(path);
+        let number = highest_number(path).map_err(|error| failed(path, &error))?;
         let next = named(path, number.saturating_add(1));
-        let is_nameless = Part::can_be_nameless(path, &next)?;
-        if !is_nameless {
-            drop(Part::named(&next)?);
+        let is_unnamed = PartialFile::supports_unnamed(path, &next)?;
+        if !is_unnamed {
+            drop(PartialFile::named(&next)?);
         }
-        Ok(Self::Directory { path: path.to_owned(), number, is_nameless, part: None })
+        Ok(Self::Directory { path: path.to_owned(), number, is_unnamed, part: None })
     }
 
     /// Does it want the bytes?
-    pub(super) fn takes(&self) -> bool {
-        !matches!(self, Self::Nowhere)
+    pub(super) fn wants_bytes(&self) -> bool {
+        !matches!(self, Self::Discard)
     }
 
     /// The next message begins.
     pub(super) fn begin(&mut self) -> Result<(), Failure> {
-        if let Self::Directory { path, number, is_nameless, part } = self {
-            *part = Some(match is_nameless {
-                true => Part::nameless(path)?,
-                false => Part::named(&named(path, number.saturating_add(1)))?,
+        if let Self::Directory { path, number, is_unnamed, part } = self {
+            *part = Some(match is_unnamed {
+                true => PartialFile::unnamed(path)?,
+                false => PartialFile::named(&named(path, number.saturating_add(1)))?,
             });
         }
         Ok(())
@@ -231,20 +231,21 @@ impl Sink {
             written.map_err(|error| failed(path, &error.into()))
         };
         match self {
-            Self::Nowhere => Ok(()),
+            Self::Discard => Ok(()),
             Self::Output { is_terminal: true, .. } if is_binary(bytes) => {
                 let why = "this message is no text, and could upset the terminal: --file and --into write to \
                            files, --check and --stats write nothing, and \"| cat\" writes it all the same";
                 Err(Failure::new(Exit::Usage, why))
             }
-            Self::Output { at_once, .. } => {
-                match write_all(io::stdout().as_fd(), bytes, *at_once, signals)? {
+            Self::Output { write_size, .. } => {
+                match write_all(io::stdout().as_fd(), bytes, *write_size, signals)? {
                     Ok(()) => Ok(()),
                     // That nobody reads on is no reason for noise, but one to stop.
-                    Err(Errno::EPIPE) => Err(Failure::silent(Exit::Unread)),
-                    Err(error) => {
-                        Err(Failure::failed(format!("writing the output: {}", error.desc())))
-                    }
+                    Err(Errno::EPIPE) => Err(Failure::silent(Exit::OutputClosed)),
+                    Err(error) => Err(Failure::failed(format!(
+                        "write standard output failed: {}",
+                        error.desc()
+                    ))),
                 }
             }
             Self::File(path, file) => to_file(path, file),
@@ -261,9 +262,9 @@ impl Sink {
                 loop {
                     // Others may write there, too.
                     *number = number.checked_add(1).ok_or_else(|| {
-                        failed(path, &io::Error::other("there is no number for one more message"))
+                        failed(path, &io::Error::other("message numbers are exhausted"))
                     })?;
-                    if part.takes_name(&named(path, *number))? {
+                    if part.link_as(&named(path, *number))? {
                         return Ok(());
                     }
                 }
@@ -288,23 +289,25 @@ fn named(directory: &Path, number: u64) -> PathBuf {
 }
 
 /// The highest number that something in a directory has as its name; 0 if nothing has.
-fn highest(directory: &Path) -> io::Result<u64> {
-    let mut highest = 0;
+fn highest_number(directory: &Path) -> io::Result<u64> {
+    let mut highest_number = 0;
     for entry in std::fs::read_dir(directory)? {
         let name = entry?.file_name();
         let digits = name.to_str().filter(|name| name.bytes().all(|byte| byte.is_ascii_digit()));
         let number = digits.filter(|digits| digits.len() >= DIGITS).map(str::parse);
         // What is more than all numbers is in nobody's way.
-        highest = number.and_then(Result::ok).map_or(highest, |number: u64| number.max(highest));
+        highest_number = number
+            .and_then(Result::ok)
+            .map_or(highest_number, |number: u64| number.max(highest_number));
     }
-    Ok(highest)
+    Ok(highest_number)
 }
 
 /// What a message is called until it is complete.
 fn part_name(target: &Path) -> Result<PathBuf, Failure> {
-    let drawn =
+    let random =
         getrandom::u64().map_err(|error| Failure::failed(format!("naming a file: {error}")))?;
-    Ok(target.with_extension(format!("{drawn:016x}{PART}")))
+    Ok(target.with_extension(format!("{random:016x}{PART_SUFFIX}")))
 }
 
 /// For as long as the file is open, and the lock there.
@@ -314,20 +317,21 @@ fn lock(file: File) -> Result<Flock<File>, (File, Errno)> {
 
 /// Is it the name of a message that is not complete?
 fn is_part(name: &str) -> bool {
-    let Some((number, drawn)) = name.strip_suffix(PART).and_then(|name| name.split_once('.'))
+    let Some((number, random)) =
+        name.strip_suffix(PART_SUFFIX).and_then(|name| name.split_once('.'))
     else {
         return false;
     };
     let is_drawn = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
     number.len() >= DIGITS
         && number.bytes().all(|byte| byte.is_ascii_digit())
-        && drawn.len() == 16
-        && drawn.bytes().all(is_drawn)
+        && random.len() == 16
+        && random.bytes().all(is_drawn)
 }
 
 /// Removes what those of this user left that were killed in the middle of a message: nobody has the
 /// lock. What cannot be told, or removed, stays.
-fn remove_dead(directory: &Path) {
+fn remove_stale_parts(directory: &Path) {
     for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
         if !entry.file_name().to_str().is_some_and(is_part) {
             continue;
@@ -343,13 +347,13 @@ fn remove_dead(directory: &Path) {
         if let Ok(_lock) = lock(file)
             && std::fs::remove_file(&path).is_ok()
         {
-            tracing::warn!(path = %path.display(), "removed what one left that was killed");
+            tracing::warn!(path = %path.display(), "removed an incomplete file of a killed subscriber");
         }
     }
 }
 
 fn failed(path: &Path, error: &io::Error) -> Failure {
-    Failure::failed(format!("writing {}: {error}", path.display()))
+    Failure::failed(format!("write {} failed: {error}", path.display()))
 }
 
 /// Not at once: whoever reads may be slow, and this process is to hear a signal meanwhile. The
@@ -357,17 +361,17 @@ fn failed(path: &Path, error: &io::Error) -> Failure {
 fn write_all(
     to: BorrowedFd<'_>,
     mut bytes: &[u8],
-    at_once: usize,
+    write_size: usize,
     signals: &Signals,
 ) -> Result<Result<(), Errno>, Failure> {
     while !bytes.is_empty() {
-        signals.go_on()?;
-        while !signals.wait_for(to, PollFlags::POLLOUT, LOOK) {
-            if signals.ask_to_end() {
+        signals.check_interrupted()?;
+        while !signals.wait_for(to, PollFlags::POLLOUT, SIGNAL_POLL_INTERVAL) {
+            if signals.termination_requested() {
                 return Err(interrupted());
             }
         }
-        match nix::unistd::write(to, &bytes[..bytes.len().min(at_once)]) {
+        match nix::unistd::write(to, &bytes[..bytes.len().min(write_size)]) {
             Ok(written) => bytes = &bytes[written..],
             Err(Errno::EAGAIN | Errno::EINTR) => {}
             Err(error) => return Ok(Err(error)),
@@ -400,8 +404,8 @@ mod tests {
     /// As where there are no files without a name.
     fn by_names(path: &Path) -> Sink {
         let mut sink = Sink::directory(path).unwrap();
-        if let Sink::Directory { is_nameless, .. } = &mut sink {
-            *is_nameless = false;
+        if let Sink::Directory { is_unnamed, .. } = &mut sink {
+            *is_unnamed = false;
         }
         sink
     }
@@ -492,15 +496,15 @@ mod tests {
         let path = directory("sink-parts");
         std::fs::write(path.join("taken"), "dear").unwrap();
         let create = |target| match target {
-            "one" => Part::nameless(&path).unwrap(),
-            _ => Part::named(&path.join("00000001")).unwrap(),
+            "one" => PartialFile::unnamed(&path).unwrap(),
+            _ => PartialFile::named(&path.join("00000001")).unwrap(),
         };
         for target in ["one", "other"] {
             drop(create(target));
             let part = create(target);
             (&*part.file).write_all(target.as_bytes()).unwrap();
-            assert!(!part.takes_name(&path.join("taken")).unwrap());
-            assert!(part.takes_name(&path.join(target)).unwrap());
+            assert!(!part.link_as(&path.join("taken")).unwrap());
+            assert!(part.link_as(&path.join(target)).unwrap());
             drop(part);
             assert_eq!(std::fs::read(path.join(target)).unwrap(), target.as_bytes());
         }
@@ -527,10 +531,10 @@ mod tests {
         // Who may do everything could remove those of others.
         let others = "00000003.0123456789abcdef.part";
         std::fs::write(path.join(others), others).unwrap();
-        let is_given = std::os::unix::fs::chown(path.join(others), Some(1), None).is_ok();
+        let is_set = std::os::unix::fs::chown(path.join(others), Some(1), None).is_ok();
         let _next = Sink::directory(&path).unwrap();
         let mut left: Vec<_> = strange.into_iter().chain([half.as_str(), link]).collect();
-        left.extend(is_given.then_some(others));
+        left.extend(is_set.then_some(others));
         left.sort_unstable();
         assert_eq!(names(&path), left);
         living.end().unwrap();
@@ -545,7 +549,7 @@ mod tests {
         let attempts = std::cell::Cell::new(0);
         let create = |error| {
             attempts.set(0);
-            Part::named_with(&target, |file| {
+            PartialFile::create_named_with(&target, |file| {
                 attempts.set(attempts.get() + 1);
                 Err((file, error))
             })
@@ -555,12 +559,12 @@ mod tests {
             assert!(why.contains("cannot be locked") && attempts.get() == 1, "{why}");
         }
         for error in [Errno::EOPNOTSUPP, Errno::ENOTSUP, Errno::ENOSYS] {
-            assert!(matches!(create(error).unwrap().file, Written::Unlocked(_)));
+            assert!(matches!(create(error).unwrap().file, PartialFileHandle::Unlocked(_)));
         }
         // What never comes right is not tried for ever.
         let why = create(Errno::EWOULDBLOCK).unwrap_err().to_string();
         assert!(why.contains("00000001") && attempts.get() == ATTEMPTS, "{why}");
-        let removed = Part::named_with(&target, |file| {
+        let removed = PartialFile::create_named_with(&target, |file| {
             for name in names(&path) {
                 std::fs::remove_file(path.join(name)).unwrap();
             }

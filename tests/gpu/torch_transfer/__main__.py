@@ -115,7 +115,7 @@ def lead(options):
     if options.memory == "expandable":
         os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
     is_isolated = not options.same_namespaces and can_isolate()
-    if not (is_isolated or options.same_namespaces or options.stand_in):
+    if not (is_isolated or options.same_namespaces or options.emulated):
         raise Failure("unshare cannot make namespaces here (as root it can)")
     if not is_isolated:
         print("skipped: namespaces of their own", flush=True)
@@ -138,7 +138,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--library", required=True, help="libtorch_side.so")
     parser.add_argument("--memory", choices=["expandable", "plain"], default="expandable")
-    parser.add_argument("--stand-in", action="store_true", help="without PyTorch and GPU")
+    parser.add_argument("--emulated", action="store_true", help="without PyTorch and GPU")
     parser.add_argument("--same-namespaces", action="store_true",
                         help="leave both processes in the namespaces of this one")
     parser.add_argument("--sizes", type=lambda text: [int(size) for size in text.split(",")],
@@ -152,14 +152,14 @@ def main():
     options = parser.parse_args()
     if options.sizes is None:
         real = [64, 4 * MEBI, 64 * MEBI, 1024 * MEBI]
-        options.sizes = [64, MEBI, 8 * MEBI] if options.stand_in else real
+        options.sizes = [64, MEBI, 8 * MEBI] if options.emulated else real
     if options.role:
         play(options)
         return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
-        if options.stand_in and options.memory == "plain":
-            raise Failure("a stand-in has no plain memory that leaves its process")
+        if options.emulated and options.memory == "plain":
+            raise Failure("a emulated has no plain memory that leaves its process")
         lead(options)
     except Failure as failure:
         print(f"failed: {failure}", flush=True)

@@ -28,7 +28,7 @@ class First:
         self.seed = 0
         self.moved = 0
         # What it is measured against is a copy between two GPUs.
-        self.is_bound = self.are_apart and not self.options.stand_in
+        self.is_bound = self.are_apart and not self.options.emulated
 
     def join(self, mine, theirs, policy):
         arguments = given(self.theirs[theirs]), given(policy.encode()), PATIENCE

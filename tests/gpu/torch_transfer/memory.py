@@ -109,7 +109,7 @@ class StandInMemory:
     PIECE = 20 * MEBI
 
     def __init__(self, library, number, length):
-        self.place, self.length, self.number = f"stand-in:{number}", length, number
+        self.place, self.length, self.number = f"emulated:{number}", length, number
         spacer = 3 * MEBI
         count = -(-(length + spacer) // self.PIECE)
         self.address = library.call("play", number, self.PIECE, count) + spacer

@@ -33,13 +33,13 @@ class Side:
         self.directory = options.directory
         self.largest = max(options.sizes)
         self.library = Library(options.library)
-        is_eager = 0 if options.stand_in else 1
+        is_eager = 0 if options.emulated else 1
         label = given(role.encode())
         self.library.call("start", given(self.directory.encode()), label, is_eager)
         self.numbers = self.choose()
         number = self.numbers[0 if role == "first" else 1]
         length = self.largest + MARGIN
-        if options.stand_in:
+        if options.emulated:
             self.memory = StandInMemory(self.library, number, length)
         else:
             self.memory = TorchMemory(number, length, options.memory == "expandable")
@@ -54,7 +54,7 @@ class Side:
 
     def choose(self):
         """Which devices the two are on."""
-        if self.options.stand_in:
+        if self.options.emulated:
             return [0, 1]
         import torch
 

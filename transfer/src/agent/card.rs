@@ -14,20 +14,21 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use super::{doorplate, peer};
+use super::{card_file, peer};
 use crate::error::{Error, ErrorKind, Result};
 use crate::region::RegionDescriptor;
-use crate::wire::{Form, put_counted};
+use crate::wire::{DescriptorFormat, put_length_prefixed};
 
-const FORM: Form = Form { magic: *b"FcAC", version: 1, operation: "decode an agent's card" };
+const FORMAT: DescriptorFormat =
+    DescriptorFormat { magic: *b"FcAC", version: 1, operation: "decode an agent's card" };
 /// As long as the path of a socket can be.
-const LONGEST_PATH: usize = 107;
+const MAX_PATH_LENGTH: usize = 107;
 /// Bytes of a label, at most.
-pub const LONGEST_LABEL: usize = 64;
-const LONGEST_ADDRESS: usize = 512;
-const MOST_FABRICS: usize = 8;
+pub const MAX_LABEL_LENGTH: usize = 64;
+const MAX_ADDRESS_LENGTH: usize = 512;
+const MAX_FABRICS: usize = 8;
 /// Regions that a card tells of, at most.
-pub const MOST_REGIONS: usize = 32;
+pub const MAX_PUBLISHED_REGIONS: usize = 32;
 
 /// Where an agent can be reached by a fabric.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -75,8 +76,8 @@ impl AgentCard {
     /// Was its agent killed, so that its card is still beside its socket? False if nothing is
     /// known: where the directory is not seen, or the agent took everything along.
     #[must_use]
-    pub fn was_left_behind(&self) -> bool {
-        self.socket.as_deref().is_some_and(doorplate::was_left_behind)
+    pub fn is_orphaned(&self) -> bool {
+        self.socket.as_deref().is_some_and(card_file::is_orphaned)
     }
 
     /// Is its agent on this machine, as far as the kernel tells? In whatever container it is.
@@ -92,35 +93,35 @@ impl AgentCard {
     pub fn encode(&self) -> Result<Vec<u8>> {
         let socket = self.socket.as_deref().map_or(&[][..], |path| path.as_os_str().as_bytes());
         let is_too_long = |fabric: &FabricAddress| {
-            fabric.provider.len() > LONGEST_LABEL || fabric.address.len() > LONGEST_ADDRESS
+            fabric.provider.len() > MAX_LABEL_LENGTH || fabric.address.len() > MAX_ADDRESS_LENGTH
         };
-        if socket.len() > LONGEST_PATH
-            || self.label.len() > LONGEST_LABEL
-            || self.fabrics.len() > MOST_FABRICS
+        if socket.len() > MAX_PATH_LENGTH
+            || self.label.len() > MAX_LABEL_LENGTH
+            || self.fabrics.len() > MAX_FABRICS
             || self.fabrics.iter().any(is_too_long)
-            || self.regions.len() > MOST_REGIONS
-            || self.regions.iter().any(|(name, _)| name.len() > LONGEST_LABEL)
+            || self.regions.len() > MAX_PUBLISHED_REGIONS
+            || self.regions.iter().any(|(name, _)| name.len() > MAX_LABEL_LENGTH)
         {
             let detail = "its label, path, addresses or regions are too long, or too many";
             return Err(Error::new("encode an agent's card", ErrorKind::Failed, detail));
         }
-        let mut bytes = FORM.begin();
+        let mut bytes = FORMAT.begin();
         bytes.extend(self.identity);
         bytes.extend(self.node);
         bytes.extend(self.machine);
-        put_counted(&mut bytes, self.label.as_bytes());
-        put_counted(&mut bytes, socket);
+        put_length_prefixed(&mut bytes, self.label.as_bytes());
+        put_length_prefixed(&mut bytes, socket);
         bytes.push(self.fabrics.len() as u8);
         for fabric in &self.fabrics {
-            put_counted(&mut bytes, fabric.provider.as_bytes());
-            put_counted(&mut bytes, &fabric.address);
+            put_length_prefixed(&mut bytes, fabric.provider.as_bytes());
+            put_length_prefixed(&mut bytes, &fabric.address);
         }
         bytes.push(self.regions.len() as u8);
         for (name, region) in &self.regions {
-            put_counted(&mut bytes, name.as_bytes());
-            put_counted(&mut bytes, &region.encode()?);
+            put_length_prefixed(&mut bytes, name.as_bytes());
+            put_length_prefixed(&mut bytes, &region.encode()?);
         }
-        FORM.seal(bytes).ok_or_else(|| FORM.malformed("longer than a card can be"))
+        FORMAT.seal(bytes).ok_or_else(|| FORMAT.malformed("longer than a card can be"))
     }
 
     /// Reads what [`encode`](Self::encode) wrote, believing nothing.
@@ -129,36 +130,38 @@ impl AgentCard {
     /// [`Malformed`](ErrorKind::Malformed), [`VersionMismatch`](ErrorKind::VersionMismatch).
     pub fn decode(bytes: &[u8]) -> Result<Self> {
         let text = |bytes: &[u8]| {
-            String::from_utf8(bytes.to_vec()).map_err(|_| FORM.malformed("a name is no text"))
+            String::from_utf8(bytes.to_vec()).map_err(|_| FORMAT.malformed("a name is not UTF-8"))
         };
-        let mut reader = FORM.open(bytes)?;
+        let mut reader = FORMAT.open(bytes)?;
         let (identity, node, machine) = (reader.take()?, reader.take()?, reader.take()?);
-        let label = text(reader.counted(LONGEST_LABEL)?)?;
-        let socket = reader.counted(LONGEST_PATH)?;
+        let label = text(reader.length_prefixed(MAX_LABEL_LENGTH)?)?;
+        let socket = reader.length_prefixed(MAX_PATH_LENGTH)?;
         if socket.contains(&0) {
-            return Err(FORM.malformed("the path of a socket has no zero"));
+            return Err(FORMAT.malformed("the path of a socket has no zero"));
         }
         let socket = (!socket.is_empty()).then(|| Path::new(OsStr::from_bytes(socket)).to_owned());
         let [count] = reader.take()?;
-        if usize::from(count) > MOST_FABRICS {
-            return Err(FORM.malformed(format!("{count} fabrics, {MOST_FABRICS} at most")));
+        if usize::from(count) > MAX_FABRICS {
+            return Err(FORMAT.malformed(format!("{count} fabrics, {MAX_FABRICS} at most")));
         }
         let mut fabrics = Vec::with_capacity(usize::from(count));
         for _ in 0..count {
-            let provider = text(reader.counted(LONGEST_LABEL)?)?;
-            let address = reader.counted(LONGEST_ADDRESS)?.to_vec();
+            let provider = text(reader.length_prefixed(MAX_LABEL_LENGTH)?)?;
+            let address = reader.length_prefixed(MAX_ADDRESS_LENGTH)?.to_vec();
             fabrics.push(FabricAddress { provider, address });
         }
         let [count] = reader.take()?;
-        if usize::from(count) > MOST_REGIONS {
-            return Err(FORM.malformed(format!("{count} regions, {MOST_REGIONS} at most")));
+        if usize::from(count) > MAX_PUBLISHED_REGIONS {
+            return Err(
+                FORMAT.malformed(format!("{count} regions, {MAX_PUBLISHED_REGIONS} at most"))
+            );
         }
         let mut regions = Vec::with_capacity(usize::from(count));
         for _ in 0..count {
-            let name = text(reader.counted(LONGEST_LABEL)?)?;
-            let region = RegionDescriptor::decode(reader.counted(usize::from(u16::MAX))?)?;
+            let name = text(reader.length_prefixed(MAX_LABEL_LENGTH)?)?;
+            let region = RegionDescriptor::decode(reader.length_prefixed(usize::from(u16::MAX))?)?;
             if region.agent != identity {
-                return Err(FORM.malformed("a region of another agent"));
+                return Err(FORMAT.malformed("a region of another agent"));
             }
             regions.push((name, region));
         }
@@ -181,7 +184,7 @@ mod tests {
             ticket: 2,
             length: 4096,
             rights: crate::Rights::ALL,
-            place: crate::path::Place::Host(crate::path::Leaving::ByDescriptors),
+            memory_type: crate::path::MemoryType::Host(crate::path::Exportability::ByDescriptors),
             device: None,
             offset: 0,
             pieces: 1,
@@ -234,16 +237,16 @@ mod tests {
     fn what_is_too_long_is_refused_on_both_sides() {
         let many = AgentCard { regions: vec![card().regions[0].clone(); 33], ..card() };
         assert!(many.encode().is_err());
-        let long = AgentCard { label: "x".repeat(LONGEST_LABEL + 1), ..card() };
+        let long = AgentCard { label: "x".repeat(MAX_LABEL_LENGTH + 1), ..card() };
         assert!(long.encode().is_err());
-        let long = AgentCard { socket: Some("x".repeat(LONGEST_PATH + 1).into()), ..card() };
+        let long = AgentCard { socket: Some("x".repeat(MAX_PATH_LENGTH + 1).into()), ..card() };
         assert!(long.encode().is_err());
-        let mut bytes = FORM.begin();
+        let mut bytes = FORMAT.begin();
         bytes.extend([0; 48]);
-        put_counted(&mut bytes, &[b'x'; LONGEST_LABEL + 1]);
-        put_counted(&mut bytes, b"");
+        put_length_prefixed(&mut bytes, &[b'x'; MAX_LABEL_LENGTH + 1]);
+        put_length_prefixed(&mut bytes, b"");
         bytes.push(0);
-        assert!(AgentCard::decode(&FORM.seal(bytes).unwrap()).is_err());
+        assert!(AgentCard::decode(&FORMAT.seal(bytes).unwrap()).is_err());
     }
 
     proptest! {
@@ -251,9 +254,9 @@ mod tests {
         fn garbage_with_a_good_frame_never_panics(
             body in proptest::collection::vec(any::<u8>(), 0..200),
         ) {
-            let mut bytes = FORM.begin();
+            let mut bytes = FORMAT.begin();
             bytes.extend(body);
-            let _ = AgentCard::decode(&FORM.seal(bytes).unwrap());
+            let _ = AgentCard::decode(&FORMAT.seal(bytes).unwrap());
         }
     }
 }

@@ -1,16 +1,16 @@
 //! Operations that wait until earlier ones with the same peer are over.
 
-use gpu::BlocksBy;
+use gpu::CopyMethod;
 
-use super::lane::Ticket;
+use super::copy_queue::OperationContext;
 use super::route::Route;
-use crate::blocks::Share;
+use crate::blocks::BlockQueue;
 use crate::path::Operation;
 
 /// An operation behind a fence, or an ordered notice.
 #[derive(Debug)]
 pub(super) struct DeferredOperation {
-    ticket: Ticket,
+    ticket: OperationContext,
     /// All epochs before this one are to be over.
     after: u64,
     transfer: Option<DeferredTransfer>,
@@ -21,17 +21,21 @@ pub(super) struct DeferredOperation {
 pub(super) struct DeferredTransfer {
     pub(super) operation: Operation,
     pub(super) route: Route,
-    pub(super) blocks: Share,
-    pub(super) by: BlocksBy,
+    pub(super) blocks: BlockQueue,
+    pub(super) by: CopyMethod,
 }
 
 impl DeferredOperation {
     /// A notice alone.
-    pub(super) fn notice(ticket: Ticket, after: u64) -> Self {
+    pub(super) fn notice(ticket: OperationContext, after: u64) -> Self {
         Self { ticket, after, transfer: None }
     }
 
-    pub(super) fn transfer(ticket: Ticket, after: u64, transfer: DeferredTransfer) -> Self {
+    pub(super) fn transfer(
+        ticket: OperationContext,
+        after: u64,
+        transfer: DeferredTransfer,
+    ) -> Self {
         Self { ticket, after, transfer: Some(transfer) }
     }
 
@@ -43,11 +47,11 @@ impl DeferredOperation {
         self.after
     }
 
-    pub(super) fn into_ticket(self) -> Ticket {
+    pub(super) fn into_ticket(self) -> OperationContext {
         self.ticket
     }
 
-    pub(super) fn into_parts(self) -> (Ticket, Option<DeferredTransfer>) {
+    pub(super) fn into_parts(self) -> (OperationContext, Option<DeferredTransfer>) {
         (self.ticket, self.transfer)
     }
 }

@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use ipc::Spin;
+use ipc::WaitStrategy;
 
 use super::notice::Notice;
-use super::{Agent, REST};
+use super::{Agent, BUSY_PAUSE};
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock;
 
@@ -53,7 +53,7 @@ pub enum Event {
     },
     /// It is back, and carries bytes again. That is not told of one that has [left](Self::Left): it
     /// has [joined](Self::Joined) when it comes again, by whichever rails.
-    RailBack {
+    RailRestored {
         /// Identity of the other one.
         with: [u8; 16],
         /// What people call it.
@@ -66,87 +66,95 @@ pub enum Event {
 impl Agent {
     /// What happened, if anything did.
     pub fn poll_event(&mut self) -> Option<Event> {
-        self.see_visitors();
-        self.hear();
+        self.update_local_initiators();
+        self.poll_rails();
         if let Some((event, taken)) = self.events.pop_front() {
             if let Some((rail, session)) = taken {
-                self.far.has_taken(rail, session);
+                self.remote_transport.notice_taken(rail, session);
             }
             return Some(event);
         }
         // Each in turn: one that says much does not keep others from being heard.
-        for _ in 0..self.visitors.len() {
-            self.next_visitor = (self.next_visitor + 1) % self.visitors.len();
-            let visitor = &self.visitors[self.next_visitor];
-            if let Some(notice) = lock(&visitor.visit).take() {
-                return Some(Event::Notice { from: visitor.identity, notice });
+        for _ in 0..self.local_initiators.len() {
+            self.next_initiator = (self.next_initiator + 1) % self.local_initiators.len();
+            let initiator = &self.local_initiators[self.next_initiator];
+            if let Some(notice) = lock(&initiator.local_session).take() {
+                return Some(Event::Notice { from: initiator.identity, notice });
             }
         }
         None
     }
 
     /// Takes note of visitors that came, and of those that left.
-    pub(super) fn see_visitors(&mut self) {
-        let changes = self.home.changes.load(Ordering::Acquire);
+    pub(super) fn update_local_initiators(&mut self) {
+        let changes = self.local_target.changes.load(Ordering::Acquire);
         if changes == self.seen_changes {
             return;
         }
         self.seen_changes = changes;
-        let all = lock(&self.home.visitors);
-        for visitor in all.iter().filter(|visitor| !visitor.is_told_of.load(Ordering::Relaxed)) {
-            if !self.visitors.iter().any(|known| Arc::ptr_eq(known, visitor)) {
-                let (from, label) = (visitor.identity, visitor.label.clone());
+        let all = lock(&self.local_target.local_initiators);
+        for initiator in
+            all.iter().filter(|initiator| !initiator.departure_reported.load(Ordering::Relaxed))
+        {
+            if !self.local_initiators.iter().any(|known| Arc::ptr_eq(known, initiator)) {
+                let (from, label) = (initiator.identity, initiator.label.clone());
                 self.events.push_back((Event::Joined { from, label }, None));
-                self.visitors.push(Arc::clone(visitor));
+                self.local_initiators.push(Arc::clone(initiator));
             }
         }
         drop(all);
-        let (left, stayed): (Vec<_>, Vec<_>) = std::mem::take(&mut self.visitors)
+        let (left, stayed): (Vec<_>, Vec<_>) = std::mem::take(&mut self.local_initiators)
             .into_iter()
             .partition(|v| v.has_left.load(Ordering::Acquire));
-        self.visitors = stayed;
-        for visitor in &left {
+        self.local_initiators = stayed;
+        for initiator in &left {
             // What it left behind was there before it left.
-            let mut visit = lock(&visitor.visit);
-            for notice in visit.take_rest() {
-                self.events.push_back((Event::Notice { from: visitor.identity, notice }, None));
+            let mut local_session = lock(&initiator.local_session);
+            for notice in local_session.take_rest() {
+                self.events.push_back((Event::Notice { from: initiator.identity, notice }, None));
             }
             // Its process may have ended in order since, before anybody looked here.
-            let is_dead = !visit.heard_goodbye() && visitor.life.is_over();
-            drop(visit);
-            let (from, label) = (visitor.identity, visitor.label.clone());
+            let is_dead = !local_session.left_cleanly() && initiator.pidfd.is_over();
+            drop(local_session);
+            let (from, label) = (initiator.identity, initiator.label.clone());
             self.events.push_back((Event::Left { from, label, is_dead }, None));
-            visitor.is_told_of.store(true, Ordering::Relaxed);
+            initiator.departure_reported.store(true, Ordering::Relaxed);
         }
-        self.home.forget_departed();
+        self.local_target.remove_departed();
     }
 
     /// Waits until something happens, and goes on with what is under way meanwhile.
     ///
     /// # Errors
     /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded).
-    pub fn next_event(&mut self, patience: Duration) -> Result<Event> {
-        let end = ipc::deadline(patience);
-        let home = Arc::clone(&self.home);
+    pub fn next_event(&mut self, timeout: Duration) -> Result<Event> {
+        let end = ipc::deadline(timeout);
+        let local_target = Arc::clone(&self.local_target);
         loop {
-            let until =
-                if self.operations.under_way == 0 { end } else { end.min(Instant::now() + REST) };
-            let mut waiting = self.waiting;
-            let found = home.doorbell.wait(&mut waiting, until, || {
+            let until = if self.operations.in_flight == 0 {
+                end
+            } else {
+                end.min(Instant::now() + BUSY_PAUSE)
+            };
+            let mut wait_strategy = self.wait_strategy;
+            let found = local_target.doorbell.wait(&mut wait_strategy, until, || {
                 self.progress();
                 let event = self.poll_event();
-                if event.is_none() && self.waiting == Spin::Always && !self.far.rails.is_empty() {
+                if event.is_none()
+                    && self.wait_strategy == WaitStrategy::Busy
+                    && !self.remote_transport.rails.is_empty()
+                {
                     // As in `rest`: a rail's thread hears what comes.
                     std::thread::yield_now();
                 }
                 event
             });
-            self.waiting = waiting;
+            self.wait_strategy = wait_strategy;
             if let Some(event) = found {
                 return Ok(event);
             }
             if Instant::now() >= end {
-                let detail = format!("nothing happened in {patience:?}");
+                let detail = format!("nothing happened in {timeout:?}");
                 return Err(Error::new("wait for an event", ErrorKind::DeadlineExceeded, detail));
             }
         }

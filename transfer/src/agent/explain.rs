@@ -5,13 +5,13 @@ use std::time::Duration;
 use fabric::Caps;
 use gpu::{Device, Uuid};
 
-use super::peer::Visit;
-use super::route::{check_owner, device_named, reach};
-use super::track::registration;
+use super::peer::LocalSession;
+use super::route::{check_owner, device_access, device_named};
+use super::route_lane::registration;
 use super::{Agent, PeerId};
 use crate::error::{Error, ErrorKind, Result};
 use crate::path::{
-    Choice, Facts, Leaving, Locality, Operation, Place, Policy, Registration, choose,
+    Choice, Exportability, Facts, Locality, MemoryType, Operation, Policy, Registration, choose,
 };
 use crate::region::{Buffer, Region, RegionDescriptor};
 use crate::share::check_fork;
@@ -21,8 +21,8 @@ const EXPLAIN: &str = "explain a path";
 /// Memory at one end of a transfer, as far as a choice depends on it: that of a region, or
 /// memory that is only supposed.
 #[derive(Debug, Clone)]
-pub struct Whereabouts {
-    place: Place,
+pub struct MemoryAttributes {
+    memory_type: MemoryType,
     /// The device that it lies on, or that copies from and to it.
     device: Option<Uuid>,
     /// With which domains of its agent it is registered.
@@ -30,36 +30,36 @@ pub struct Whereabouts {
     region: Option<RegionDescriptor>,
 }
 
-impl Whereabouts {
+impl MemoryAttributes {
     /// Memory of a device, if there were some.
     #[must_use]
-    pub fn on_device(device: Uuid, leaving: Leaving) -> Self {
-        Self::supposed(Place::Device(leaving), Some(device))
+    pub fn on_device(device: Uuid, exportability: Exportability) -> Self {
+        Self::assumed(MemoryType::Device(exportability), Some(device))
     }
 
     /// Memory of the host, if there were some.
     #[must_use]
-    pub fn on_host(leaving: Leaving) -> Self {
-        Self::supposed(Place::Host(leaving), None)
+    pub fn on_host(exportability: Exportability) -> Self {
+        Self::assumed(MemoryType::Host(exportability), None)
     }
 
-    fn supposed(place: Place, device: Option<Uuid>) -> Self {
-        Self { place, device, domains: Vec::new(), region: None }
+    fn assumed(memory_type: MemoryType, device: Option<Uuid>) -> Self {
+        Self { memory_type, device, domains: Vec::new(), region: None }
     }
 
     /// Whether a domain of its agent reaches it. Of memory that is only supposed it is supposed
     /// that host memory is registered, and a device's is not.
     fn registration(&self, domain: usize, takes_devices: bool) -> Registration {
-        match (&self.region, self.place) {
+        match (&self.region, self.memory_type) {
             _ if self.domains.contains(&domain) => Registration::Works,
-            (Some(_), Place::Host(_)) => Registration::NotOffered,
-            (None, Place::Host(_)) => Registration::Works,
-            (_, Place::Device(_)) => registration(false, true, takes_devices),
+            (Some(_), MemoryType::Host(_)) => Registration::NotOffered,
+            (None, MemoryType::Host(_)) => Registration::Works,
+            (_, MemoryType::Device(_)) => registration(false, true, takes_devices),
         }
     }
 }
 
-impl From<&Region> for Whereabouts {
+impl From<&Region> for MemoryAttributes {
     fn from(region: &Region) -> Self {
         let device = match region.buffer() {
             Buffer::Device(memory) => Some(memory.mapped_for().properties().uuid),
@@ -69,11 +69,11 @@ impl From<&Region> for Whereabouts {
     }
 }
 
-impl From<&RegionDescriptor> for Whereabouts {
+impl From<&RegionDescriptor> for MemoryAttributes {
     fn from(region: &RegionDescriptor) -> Self {
         let domains = region.keys.iter().map(|key| key.domain as usize).collect();
-        let (place, device) = (region.place, region.device);
-        Self { place, device, domains, region: Some(region.clone()) }
+        let (memory_type, device) = (region.memory_type, region.device);
+        Self { memory_type, device, domains, region: Some(region.clone()) }
     }
 }
 
@@ -91,11 +91,11 @@ impl Agent {
     /// # Errors
     /// [`Unknown`](ErrorKind::Unknown) peer; what the fabric says. That the peer does not answer is
     /// none: it is the reason for what is refused.
-    pub fn try_fabrics(&mut self, peer: PeerId, patience: Duration) -> Result<()> {
-        check_fork(self.born, EXPLAIN)?;
-        let end = ipc::deadline(patience);
+    pub fn connect_fabrics(&mut self, peer: PeerId, timeout: Duration) -> Result<()> {
+        check_fork(self.fork_generation, EXPLAIN)?;
+        let end = ipc::deadline(timeout);
         self.peer(peer.0, EXPLAIN)?;
-        self.try_fabric(peer.0, end)
+        self.connect_fabric(peer.0, end)
     }
 
     /// The verdict on every path between two ends, from the facts that
@@ -104,12 +104,12 @@ impl Agent {
     ///
     /// ```
     /// # use std::time::Duration;
-    /// use transfer::path::{Leaving, Operation, Path, Policy};
-    /// use transfer::{Agent, AgentOptions, Whereabouts};
+    /// use transfer::path::{Exportability, Operation, Path, Policy};
+    /// use transfer::{Agent, AgentOptions, MemoryAttributes};
     /// let mut here = Agent::start(AgentOptions::new("here"))?;
     /// let there = Agent::start(AgentOptions::new("there"))?;
     /// let peer = here.connect(&there.card().encode()?, Duration::from_secs(1))?;
-    /// let host = Whereabouts::on_host(Leaving::ByDescriptors);
+    /// let host = MemoryAttributes::on_host(Exportability::ByDescriptors);
     /// let choice = here.explain(peer, Operation::Put, &host, &host, &Policy::default())?;
     /// assert_eq!(choice.taken(), Some(Path::SameProcess));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -123,17 +123,18 @@ impl Agent {
         &self,
         peer: PeerId,
         operation: Operation,
-        local: &Whereabouts,
-        remote: &Whereabouts,
+        local: &MemoryAttributes,
+        remote: &MemoryAttributes,
         policy: &Policy,
     ) -> Result<Choice> {
-        check_fork(self.born, EXPLAIN)?;
+        check_fork(self.fork_generation, EXPLAIN)?;
         policy.check()?;
         let other = self.peers.get(&peer.0);
         if let (Some(other), Some(region)) = (other, &remote.region) {
             check_owner(other, region).map_err(|error| error.with(&other.card.label))?;
-            let is_gone = |visit: &Visit| !visit.board.is_there(region.number);
-            if other.visit.as_deref().is_some_and(is_gone) {
+            let is_gone =
+                |local_session: &LocalSession| !local_session.region_table.contains(region.number);
+            if other.local_session.as_deref().is_some_and(is_gone) {
                 let error = Error::new(EXPLAIN, ErrorKind::Stale, "the region was withdrawn");
                 return Err(error.with(&other.card.label));
             }
@@ -149,15 +150,15 @@ impl Agent {
         &self,
         peer: u32,
         operation: Operation,
-        (local, remote): (&Whereabouts, &Whereabouts),
+        (local, remote): (&MemoryAttributes, &MemoryAttributes),
         own: Option<Device>,
     ) -> Result<(Facts, Option<Device>)> {
         let Some(peer) = self.peers.get(&peer) else {
             return Err(Error::new(EXPLAIN, ErrorKind::Unknown, "no such peer"));
         };
-        let (reach, device) = reach(own, remote.device)?;
-        let rails = &self.far.rails;
-        let fabric = self.far.facts(
+        let (device_access, device) = device_access(own, remote.device)?;
+        let rails = &self.remote_transport.rails;
+        let fabric = self.remote_transport.facts(
             peer,
             |rail| local.registration(rail, rails[rail].has(Caps::DEVICE_MEMORY)),
             // The peer's rail is of the same provider.
@@ -166,8 +167,8 @@ impl Agent {
             },
         );
         let locality = peer.locality.clone();
-        let (local, remote) = (local.place, remote.place);
-        Ok((Facts { operation, locality, local, remote, reach, fabric }, device))
+        let (local, remote) = (local.memory_type, remote.memory_type);
+        Ok((Facts { operation, locality, local, remote, device_access, fabric }, device))
     }
 }
 

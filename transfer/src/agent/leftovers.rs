@@ -5,12 +5,12 @@ use std::path::{Path, PathBuf};
 
 use ipc::DirectoryLock;
 
-use super::doorplate::{examine, names_in};
+use super::card_file::{examine, names_in};
 use crate::error::{Error, ErrorKind, Result};
 
 /// What lies in a directory under the name of one agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Remains {
+pub struct Leftovers {
     /// What its socket is called.
     pub name: String,
     /// What was found out about it.
@@ -24,7 +24,7 @@ pub enum Condition {
     /// It is dead, and these files were removed; or would have been, if only that was asked.
     Dead(Vec<PathBuf>),
     /// It is dead, and not all of its files could be removed.
-    Stuck {
+    PartlyRemoved {
         /// These were.
         removed: Vec<PathBuf>,
         /// These are still there.
@@ -55,7 +55,7 @@ pub enum Condition {
 ///
 /// # Errors
 /// [`Failed`](ErrorKind::Failed) if the directory cannot be looked into.
-pub fn clean(directory: &Path, is_rehearsal: bool) -> Result<Vec<Remains>> {
+pub fn clean(directory: &Path, dry_run: bool) -> Result<Vec<Leftovers>> {
     const OPERATION: &str = "clean up after agents";
     let failed = |why: &dyn ToString| {
         Error::new(OPERATION, ErrorKind::Failed, why.to_string()).with(directory.display())
@@ -67,8 +67,8 @@ pub fn clean(directory: &Path, is_rehearsal: bool) -> Result<Vec<Remains>> {
     // From now on nobody comes, so that who is not there is dead.
     let _alone = DirectoryLock::take(directory).map_err(|error| failed(&error))?;
     let all = names.into_iter().map(|name| {
-        let condition = judge(&directory.join(&name), is_rehearsal);
-        Remains { name, condition }
+        let condition = remove_if_dead(&directory.join(&name), dry_run);
+        Leftovers { name, condition }
     });
     // One that left while this waited for its turn has nothing there any more.
     Ok(all.filter(|one| one.condition != Condition::Dead(Vec::new())).collect())
@@ -76,9 +76,9 @@ pub fn clean(directory: &Path, is_rehearsal: bool) -> Result<Vec<Remains>> {
 
 /// Removes what a dead agent left, or only says what it would remove. To be called by who has the
 /// lock of the directory.
-pub(super) fn judge(socket: &Path, is_rehearsal: bool) -> Condition {
+pub(super) fn remove_if_dead(socket: &Path, dry_run: bool) -> Condition {
     match examine(socket) {
-        Ok((files, _locks)) if is_rehearsal => Condition::Dead(files),
+        Ok((files, _locks)) if dry_run => Condition::Dead(files),
         Ok((files, _locks)) => remove(files),
         Err(condition) => condition,
     }
@@ -86,16 +86,16 @@ pub(super) fn judge(socket: &Path, is_rehearsal: bool) -> Condition {
 
 /// One that cannot be removed keeps no other from it.
 fn remove(files: Vec<PathBuf>) -> Condition {
-    let mut in_the_way = None;
+    let mut first_error = None;
     let (removed, kept) = files.into_iter().partition(|file| match std::fs::remove_file(file) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            in_the_way.get_or_insert(error);
+            first_error.get_or_insert(error);
             false
         }
         _ => true,
     });
-    match in_the_way {
-        Some(error) => Condition::Stuck { removed, kept, why: error.to_string() },
+    match first_error {
+        Some(error) => Condition::PartlyRemoved { removed, kept, why: error.to_string() },
         None => Condition::Dead(removed),
     }
 }
@@ -115,7 +115,9 @@ mod tests {
         for file in [first, third] {
             std::fs::write(file, "").unwrap();
         }
-        let Condition::Stuck { removed, kept, why } = remove(paths.to_vec()) else { panic!() };
+        let Condition::PartlyRemoved { removed, kept, why } = remove(paths.to_vec()) else {
+            panic!()
+        };
         assert_eq!(removed, [first.clone(), third.clone(), gone.clone()]);
         assert_eq!(kept, std::slice::from_ref(second));
         assert!(!why.is_empty() && !first.exists() && second.exists() && !third.exists());

@@ -6,27 +6,27 @@ use std::time::{Duration, Instant};
 use gpu::{Device, LegacyHandle, Memory};
 use ipc::{Channel, ChannelError};
 
-use super::peer::{ProgressCallback, left, of_channel, receive};
+use super::peer::{ProgressCallback, of_channel, receive, remaining};
 use super::protocol::{Reply, Request};
-use super::{Agent, REST};
+use super::{Agent, BUSY_PAUSE};
 use crate::error::{Error, ErrorKind, Result};
-use crate::host::HostBuffer;
-use crate::path::{Leaving, Place};
+use crate::host_buffer::HostBuffer;
+use crate::path::{Exportability, MemoryType};
 use crate::region::RegionDescriptor;
 use crate::share::check_device;
 
 const OPEN: &str = "open a region";
 /// The longest wait without a look at what is under way, where nothing is.
-const LONG_REST: Duration = Duration::from_millis(20);
+const IDLE_PAUSE: Duration = Duration::from_millis(20);
 
 /// Takes each piece of a region: descriptor, length, and the bytes of all pieces.
-type Take<'a> = &'a mut dyn FnMut(OwnedFd, u64, u64) -> Result<()>;
+type PieceSink<'a> = &'a mut dyn FnMut(OwnedFd, u64, u64) -> Result<()>;
 
 impl Agent {
     /// Makes progress with all peers during a wait. Gives how long the wait may last without it.
     pub(super) fn progress_while_waiting(&mut self) -> Duration {
         self.progress();
-        if self.operations.under_way > 0 { REST } else { LONG_REST }
+        if self.operations.in_flight > 0 { BUSY_PAUSE } else { IDLE_PAUSE }
     }
 
     /// Maps a region of a peer's for a device of this process, once.
@@ -40,9 +40,11 @@ impl Agent {
         if let Some(memory) = self.peer(peer, OPEN)?.mapped(region.number, device.name()) {
             return Ok(memory);
         }
-        let memory = match region.place {
-            Place::Device(Leaving::ByDescriptors) => self.import(peer, region, device, end)?,
-            Place::Device(Leaving::ByLegacyHandle) => {
+        let memory = match region.memory_type {
+            MemoryType::Device(Exportability::ByDescriptors) => {
+                self.import(peer, region, device, end)?
+            }
+            MemoryType::Device(Exportability::ByLegacyHandle) => {
                 self.import_legacy(peer, region, device, end)?
             }
             _ => {
@@ -50,7 +52,7 @@ impl Agent {
                 return Err(Error::new(OPEN, ErrorKind::NoPath, detail));
             }
         };
-        self.peer(peer, OPEN)?.remember(region.number, &memory);
+        self.peer(peer, OPEN)?.cache_mapping(region.number, &memory);
         Ok(memory)
     }
 
@@ -63,7 +65,7 @@ impl Agent {
     ) -> Result<Memory> {
         let of_device = |error| Error::of_device(OPEN, error);
         let mut importer = None;
-        self.ask(peer, region, end, &mut |descriptor, length, bytes| {
+        self.request_region(peer, region, end, &mut |descriptor, length, bytes| {
             // The last piece may have far more than what is the region's of it.
             let importer = match &mut importer {
                 Some(importer) => importer,
@@ -72,7 +74,7 @@ impl Agent {
             importer.add(descriptor.as_fd(), length).map_err(of_device)
         })?;
         let Some(importer) = importer else {
-            return Err(Error::new(OPEN, ErrorKind::Malformed, "no piece came"));
+            return Err(Error::new(OPEN, ErrorKind::Malformed, "the reply has no descriptor"));
         };
         let memory = importer.finish(region.offset, region.length).map_err(of_device)?;
         check_device(OPEN, &memory, region.device)?;
@@ -87,14 +89,18 @@ impl Agent {
         end: Instant,
     ) -> Result<Memory> {
         // Nothing comes, but it says whether the region is there.
-        self.ask(peer, region, end, &mut |_, _, _| Ok(()))?;
+        self.request_region(peer, region, end, &mut |_, _, _| Ok(()))?;
         let Some(bytes) = region.legacy else {
-            return Err(Error::new(OPEN, ErrorKind::Malformed, "no handle"));
+            return Err(Error::new(
+                OPEN,
+                ErrorKind::Malformed,
+                "the descriptor has no legacy handle",
+            ));
         };
         let handle = LegacyHandle { bytes, offset: region.offset, length: region.length };
         // Of memory that is opened so the driver says that it lies on the device that opened
         // it: there is nothing to compare.
-        device.open_legacy_of_another(&handle).map_err(|error| Error::of_device(OPEN, error))
+        device.open_legacy_handle(&handle).map_err(|error| Error::of_device(OPEN, error))
     }
 
     /// Maps a region of a peer's in host memory, once.
@@ -108,40 +114,40 @@ impl Agent {
         if let Some(buffer) = self.peer(peer, OPEN)?.mapped_host(region.number, is_writable) {
             return Ok(buffer);
         }
-        if region.place != Place::Host(Leaving::ByDescriptors) {
+        if region.memory_type != MemoryType::Host(Exportability::ByDescriptors) {
             let detail = "it is not memory of the host that can be mapped";
             return Err(Error::new(OPEN, ErrorKind::NoPath, detail));
         }
         let mut file = None;
-        self.ask(peer, region, end, &mut |descriptor, _, _| {
+        self.request_region(peer, region, end, &mut |descriptor, _, _| {
             file = Some(descriptor);
             Ok(())
         })?;
         let Some(file) = file else {
-            return Err(Error::new(OPEN, ErrorKind::Malformed, "no descriptor came"));
+            return Err(Error::new(OPEN, ErrorKind::Malformed, "the reply has no descriptor"));
         };
         let buffer = HostBuffer::open(file, region.length, is_writable)?;
-        self.peer(peer, OPEN)?.remember_host(region.number, buffer.clone());
+        self.peer(peer, OPEN)?.cache_host_mapping(region.number, buffer.clone());
         Ok(buffer)
     }
 
     /// Asks for a region, and goes on with other peers until it was given.
-    fn ask(
+    fn request_region(
         &mut self,
         peer: u32,
         region: &RegionDescriptor,
         end: Instant,
-        take: Take<'_>,
+        sink: PieceSink<'_>,
     ) -> Result<()> {
         let Some(channel) = self.peer(peer, OPEN)?.channel() else {
             return Err(Error::new(OPEN, ErrorKind::NoPath, "no descriptor can be passed"));
         };
-        let asked = exchange(&channel, region, end, take, &mut || self.progress_while_waiting());
-        asked.unwrap_or_else(|error| {
+        let outcome = exchange(&channel, region, end, sink, &mut || self.progress_while_waiting());
+        outcome.unwrap_or_else(|error| {
             // What is left of the answer would be taken for that to the next request.
             channel.end();
-            if let Some(visit) = &mut self.peer(peer, OPEN)?.visit {
-                visit.look();
+            if let Some(local_session) = &mut self.peer(peer, OPEN)?.local_session {
+                local_session.refresh();
             }
             Err(error)
         })
@@ -153,11 +159,11 @@ fn exchange(
     channel: &Channel,
     region: &RegionDescriptor,
     end: Instant,
-    take: Take<'_>,
+    sink: PieceSink<'_>,
     meanwhile: ProgressCallback<'_>,
 ) -> Result<Result<()>> {
     let request = Request::Open(region.number, region.ticket).encode();
-    match channel.send(&request, &[], left(end)) {
+    match channel.send(&request, &[], remaining(end)) {
         // Nothing was sent: so no answer is on its way.
         Err(error @ ChannelError::DeadlineExceeded { .. }) => {
             return Ok(Err(of_channel(OPEN)(error)));
@@ -173,7 +179,7 @@ fn exchange(
             pieces => pieces?,
         };
         if pieces.number != region.number || pieces.first != next {
-            let detail = "an answer to something else";
+            let detail = "reply to another request";
             return Err(Error::new(OPEN, ErrorKind::Malformed, detail));
         }
         if pieces.in_all != region.pieces && failure.is_none() {
@@ -184,7 +190,7 @@ fn exchange(
         for (descriptor, length) in message.descriptors.into_iter().zip(&pieces.lengths) {
             // The rest of the answer has to be read all the same.
             if failure.is_none() {
-                failure = take(descriptor, *length, pieces.bytes).err();
+                failure = sink(descriptor, *length, pieces.bytes).err();
             }
         }
         next += pieces.lengths.len() as u32;
@@ -192,7 +198,7 @@ fn exchange(
             return Ok(failure.map_or(Ok(()), Err));
         }
         if pieces.lengths.is_empty() {
-            return Err(Error::new(OPEN, ErrorKind::Malformed, "an answer without pieces"));
+            return Err(Error::new(OPEN, ErrorKind::Malformed, "reply without pieces"));
         }
     }
 }

@@ -1,34 +1,34 @@
 //! Agents: who puts and gets.
 
-mod begin;
-mod board;
+mod block_list_pool;
 mod card;
-mod chore;
-mod company;
+mod card_file;
+mod copy_queue;
+mod cpu_copy;
 mod deferred;
-mod doorplate;
+mod epochs;
 mod events;
 mod explain;
-mod far;
-mod home;
-mod lane;
 mod leftovers;
-mod lists;
+mod local_server;
+mod local_target;
 mod mapping;
-mod meet;
-mod named;
 mod notice;
 mod operations;
 mod options;
-mod order;
 mod peer;
-mod pending;
 mod progress;
 mod protocol;
-mod reception;
+mod published_regions;
+mod put_get;
+mod reclaim;
+mod region_table;
+mod remote_connect;
+mod remote_sessions;
+mod remote_transport;
 mod route;
-mod track;
-mod visit;
+mod route_lane;
+mod session_segment;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt;
@@ -39,42 +39,42 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use gpu::DeviceName;
-use ipc::{ChannelListener, Incarnation, Spin};
+use ipc::{ChannelListener, ForkGeneration, WaitStrategy};
 
-use self::chore::Chore;
-use self::doorplate::Doorplate;
-use self::far::Far;
-use self::home::{SETTLE_TIMEOUT, Visitor};
-use self::lane::{Lane, Ticket};
-use self::lists::Lists;
+use self::block_list_pool::BlockListPool;
+use self::card_file::CardFile;
+use self::copy_queue::{CopyQueue, OperationContext};
+use self::cpu_copy::CpuCopy;
+use self::local_target::{LocalInitiator, SETTLE_TIMEOUT};
 use self::operations::Operations;
-use self::peer::{Peer, left};
-use self::pending::OutstandingCopies;
+use self::peer::{Peer, remaining};
 use self::progress::CLOSE_TIMEOUT;
+use self::reclaim::OutstandingCopies;
+use self::remote_transport::RemoteTransport;
 use self::route::JOIN;
 use crate::error::{Error, ErrorKind, Result};
 use crate::path::Policy;
 use crate::rail::Rail;
-use crate::region::{Buffer, Region, RegionDescriptor, Registered, Rights};
+use crate::region::{Buffer, Region, RegionDescriptor, RegisteredRegion, Rights};
 use crate::share::check_fork;
 
-pub use card::{AgentCard, FabricAddress, LONGEST_LABEL, MOST_REGIONS};
+pub use card::{AgentCard, FabricAddress, MAX_LABEL_LENGTH, MAX_PUBLISHED_REGIONS};
 pub use events::Event;
-pub use explain::Whereabouts;
-pub(crate) use home::Home;
-pub use leftovers::{Condition, Remains, clean};
-pub use notice::{LONGEST_NOTICE, Notice};
-pub use operations::{Done, MOST_OPERATIONS, Token};
+pub use explain::MemoryAttributes;
+pub use leftovers::{Condition, Leftovers, clean};
+pub(crate) use local_target::LocalTarget;
+pub use notice::{MAX_NOTICE_LENGTH, Notice};
+pub use operations::{Done, MAX_OPERATIONS, Token};
 pub use options::AgentOptions;
 pub(crate) use protocol::Refusal;
-pub(crate) use route::Inner as Joined;
 pub use route::Route;
+pub(crate) use route::RouteInner;
 
 /// Copies of less than this have a stream of their own, so that they do not wait behind
 /// those that take milliseconds.
-const SMALL: u64 = 1 << 20;
+const SMALL_COPY: u64 = 1 << 20;
 /// The longest rest while something of ours is under way.
-const REST: Duration = Duration::from_micros(200);
+const BUSY_PAUSE: Duration = Duration::from_micros(200);
 const START: &str = "start an agent";
 const CLOSE: &str = "close an agent";
 
@@ -97,7 +97,7 @@ pub struct PeerId(u32);
 /// // Prefill and decode, each in a process of its own; here in one, for once.
 /// let mut prefill = Agent::start(AgentOptions::new("prefill"))?;
 /// let mut decode = Agent::start(AgentOptions::new("decode"))?;
-/// let device = Device::open("stand-in:0".parse()?)?;
+/// let device = Device::open("emulated:0".parse()?)?;
 /// let cache = decode.register(&device.allocate_shared(1 << 20, &[])?, Rights::WRITE)?;
 /// let computed = prefill.register(&device.allocate_shared(1 << 20, &[])?, Rights::READ)?;
 ///
@@ -121,46 +121,46 @@ pub struct PeerId(u32);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct Agent {
-    home: Arc<Home>,
+    local_target: Arc<LocalTarget>,
     socket: Option<PathBuf>,
-    doorplate: Option<Doorplate>,
-    takes_all_for_remote: bool,
-    waiting: Spin,
-    reception: Option<JoinHandle<()>>,
+    card_file: Option<CardFile>,
+    forces_remote: bool,
+    wait_strategy: WaitStrategy,
+    local_server: Option<JoinHandle<()>>,
     /// By a number that no other had before.
     peers: BTreeMap<u32, Peer>,
     next_peer: u32,
-    lanes: HashMap<(u32, DeviceName, bool), Lane>,
-    chores: VecDeque<Chore>,
+    copy_queues: HashMap<(u32, DeviceName, bool), CopyQueue>,
+    cpu_copies: VecDeque<CpuCopy>,
     /// Operations of all peers that wait for earlier ones.
     deferred: usize,
     /// For the blocks of chores.
-    lists: Lists,
+    block_lists: BlockListPool,
     /// Empty: its room is used again for what lanes tell.
-    done: Vec<(Ticket, Result<()>)>,
+    done: Vec<(OperationContext, Result<()>)>,
     operations: Operations,
-    visitors: Vec<Arc<Visitor>>,
+    local_initiators: Vec<Arc<LocalInitiator>>,
     /// Who was heard last.
-    next_visitor: usize,
+    next_initiator: usize,
     seen_changes: u64,
     /// What happened, and whose rail is to be told when it was taken.
     events: VecDeque<(Event, Option<(usize, u64)>)>,
-    far: Far,
+    remote_transport: RemoteTransport,
     /// Regions that its card tells of, by name.
-    published: BTreeMap<String, Weak<Registered>>,
-    next_look: Instant,
-    born: Incarnation,
+    published: BTreeMap<String, Weak<RegisteredRegion>>,
+    next_check: Instant,
+    fork_generation: ForkGeneration,
 }
 
 /// Without what leads to memory: tickets and keys of peers' regions.
 impl fmt::Debug for Agent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let peers: Vec<_> = self.peers.values().map(|peer| &peer.card.label).collect();
-        let fabrics: Vec<_> = self.far.rails.iter().map(Rail::provider).collect();
+        let fabrics: Vec<_> = self.remote_transport.rails.iter().map(Rail::provider).collect();
         let mut shown = f.debug_struct("Agent");
-        shown.field("label", &self.home.label).field("socket", &self.socket);
+        shown.field("label", &self.local_target.label).field("socket", &self.socket);
         shown.field("fabrics", &fabrics).field("peers", &peers);
-        shown.field("under_way", &self.operations.under_way).finish_non_exhaustive()
+        shown.field("in_flight", &self.operations.in_flight).finish_non_exhaustive()
     }
 }
 
@@ -172,69 +172,77 @@ impl Agent {
     /// what it needs.
     pub fn start(options: AgentOptions) -> Result<Self> {
         let failed = |why: String| Error::new(START, ErrorKind::Failed, why);
-        if options.label.len() > LONGEST_LABEL {
-            return Err(failed(format!("a label has {LONGEST_LABEL} bytes at most")));
+        if options.label.len() > MAX_LABEL_LENGTH {
+            return Err(failed(format!("a label has {MAX_LABEL_LENGTH} bytes at most")));
         }
-        let home = Arc::new(Home::new(options.label, options.admission)?);
-        let mut far = Far::default();
+        let local_target = Arc::new(LocalTarget::new(options.label, options.admission)?);
+        let mut remote_transport = RemoteTransport::default();
         for (number, offer) in options.fabrics.iter().enumerate() {
-            far.add_rail(Rail::start(offer, &home, number, options.rails)?);
+            remote_transport.add_rail(Rail::start(offer, &local_target, number, options.rails)?);
         }
-        let _ = home.lines.set(far.rails.iter().map(|rail| rail.line.clone()).collect());
+        let _ = local_target
+            .rail_handles
+            .set(remote_transport.rails.iter().map(|rail| rail.handle.clone()).collect());
         let mut socket = None;
-        let mut doorplate = None;
-        let mut reception = None;
+        let mut card_file = None;
+        let mut local_server = None;
         if let Some(directory) = options.directory {
-            let path = doorplate::socket_of(&directory, home.identity);
-            let (mode, card) = (home.admission.mode(), card_of(&home, Some(&path), &far.rails));
+            let path = card_file::socket_of(&directory, local_target.identity);
+            let (mode, card) = (
+                local_target.admission.mode(),
+                card_of(&local_target, Some(&path), &remote_transport.rails),
+            );
             // Before the socket: who reads a card waits for the socket, and nobody finds a
             // socket of ours without its card.
-            doorplate = Some(Doorplate::hang(&path, &card.encode()?, mode)?);
+            card_file = Some(CardFile::create(&path, &card.encode()?, mode)?);
             let listener = ChannelListener::bind_with_mode(&path, mode)
                 .map_err(|error| Error::of_channel_at(START, &path, error))?;
-            let theirs = Arc::clone(&home);
+            let theirs = Arc::clone(&local_target);
             let thread = std::thread::Builder::new().name("fabricast-agent".to_owned());
-            let thread = thread.spawn(move || reception::receive(&listener, &theirs));
-            reception = Some(thread.map_err(|error| failed(error.to_string()))?);
+            let thread = thread.spawn(move || local_server::receive(&listener, &theirs));
+            local_server = Some(thread.map_err(|error| failed(error.to_string()))?);
             socket = Some(path);
         }
-        home::add_to_process_list(&home);
+        local_target::add_to_process_list(&local_target);
         Ok(Self {
-            home,
+            local_target,
             socket,
-            doorplate,
-            takes_all_for_remote: options.takes_all_for_remote,
-            waiting: options.waiting,
-            reception,
+            card_file,
+            forces_remote: options.forces_remote,
+            wait_strategy: options.wait_strategy,
+            local_server,
             peers: BTreeMap::new(),
             next_peer: 0,
-            lanes: HashMap::new(),
-            chores: VecDeque::new(),
+            copy_queues: HashMap::new(),
+            cpu_copies: VecDeque::new(),
             deferred: 0,
-            lists: Lists::default(),
+            block_lists: BlockListPool::default(),
             done: Vec::new(),
             operations: Operations::default(),
-            visitors: Vec::new(),
-            next_visitor: 0,
+            local_initiators: Vec::new(),
+            next_initiator: 0,
             seen_changes: 0,
             events: VecDeque::new(),
-            far,
+            remote_transport,
             published: BTreeMap::new(),
-            next_look: Instant::now(),
-            born: Incarnation::current(),
+            next_check: Instant::now(),
+            fork_generation: ForkGeneration::current(),
         })
     }
 
     /// How others find it, and the regions that it has [published](Self::publish).
     #[must_use]
     pub fn card(&self) -> AgentCard {
-        let region = |(name, region): (&String, &Weak<Registered>)| {
+        let region = |(name, region): (&String, &Weak<RegisteredRegion>)| {
             let region = region.upgrade()?;
             let is_there = !region.is_withdrawn.load(Ordering::Acquire);
             is_there.then(|| (name.clone(), region.descriptor.clone()))
         };
         let regions = self.published.iter().filter_map(region).collect();
-        AgentCard { regions, ..card_of(&self.home, self.socket.as_deref(), &self.far.rails) }
+        AgentCard {
+            regions,
+            ..card_of(&self.local_target, self.socket.as_deref(), &self.remote_transport.rails)
+        }
     }
 
     /// Registers memory, so that peers can reach it, and to be joined with theirs.
@@ -242,8 +250,8 @@ impl Agent {
     /// # Errors
     /// [`TooMany`](ErrorKind::TooMany) regions; what the device says.
     pub fn register(&self, memory: impl Into<Buffer>, rights: Rights) -> Result<Region> {
-        check_fork(self.born, "register a region")?;
-        Region::new(&self.home, memory.into(), rights)
+        check_fork(self.fork_generation, "register a region")?;
+        Region::new(&self.local_target, memory.into(), rights)
     }
 
     /// Registers memory for the own use of this agent: to put from it and to get into it. No
@@ -253,21 +261,21 @@ impl Agent {
     /// What a fabric made of it (it pins the pages, which takes long) is kept when the region is
     /// dropped, for whoever registers the same buffer for own use next. It goes when nobody else
     /// has a handle to the buffer any more, or when others need the
-    /// [room](AgentOptions::keep_registered).
+    /// [room](AgentOptions::registration_cache_limits).
     ///
     /// ```
     /// use transfer::{Agent, AgentOptions, HostBuffer};
     /// let agent = Agent::start(AgentOptions::new("decode"))?;
-    /// let region = agent.register_own(HostBuffer::new(1 << 20)?)?;
+    /// let region = agent.register_local(HostBuffer::new(1 << 20)?)?;
     /// assert!(region.descriptor().encode().is_err());
     /// # Ok::<(), transfer::Error>(())
     /// ```
     ///
     /// # Errors
     /// What the device says.
-    pub fn register_own(&self, memory: impl Into<Buffer>) -> Result<Region> {
-        check_fork(self.born, "register a region")?;
-        Region::own(&self.home, memory.into())
+    pub fn register_local(&self, memory: impl Into<Buffer>) -> Result<Region> {
+        check_fork(self.fork_generation, "register a region")?;
+        Region::local_only(&self.local_target, memory.into())
     }
 
     /// Withdraws a region, and waits until nothing that peers began is under way with it. Then its
@@ -279,17 +287,22 @@ impl Agent {
     /// longer, withdraw it once more.
     pub fn withdraw(&mut self, region: &Region, timeout: Duration) -> Result<()> {
         let operation = "withdraw a region";
-        check_fork(self.born, operation)?;
+        check_fork(self.fork_generation, operation)?;
         let number = region.0.descriptor.number;
-        self.home.withdraw(number);
+        self.local_target.withdraw(number);
         region.0.retire();
         let end = ipc::deadline(timeout);
-        let mut copies = OutstandingCopies::of_all(&self.home, Some(number));
+        let mut copies = OutstandingCopies::of_all(&self.local_target, Some(number));
         loop {
             self.progress();
             copies.are_over();
-            let far = || self.home.lines().iter().find_map(|line| line.who_is_at(number));
-            let who = copies.label().map(str::to_owned).or_else(far);
+            let remote_transport = || {
+                self.local_target
+                    .rail_handles()
+                    .iter()
+                    .find_map(|handle| handle.region_user(number))
+            };
+            let who = copies.label().map(str::to_owned).or_else(remote_transport);
             let Some(who) = who else { return Ok(()) };
             if Instant::now() >= end {
                 let length = region.0.descriptor.length;
@@ -299,7 +312,7 @@ impl Agent {
                 );
                 return Err(Error::new(operation, ErrorKind::DeadlineExceeded, detail).with(who));
             }
-            std::thread::sleep(REST);
+            std::thread::sleep(BUSY_PAUSE);
         }
     }
 
@@ -327,9 +340,9 @@ impl Agent {
     /// agent listens there now.
     pub fn connect(&mut self, card: &[u8], timeout: Duration) -> Result<PeerId> {
         let peer = self.inspect(card, timeout)?;
-        let Some(why) = self.why_out_of_reach(peer.0) else { return Ok(peer) };
+        let Some(why) = self.unreachable_error(peer.0) else { return Ok(peer) };
         if let Some(peer) = self.peers.remove(&peer.0) {
-            self.far.leave(&peer.links);
+            self.remote_transport.disconnect(&peer.links);
         }
         Err(why)
     }
@@ -341,21 +354,22 @@ impl Agent {
     /// As [`connect`](Self::connect), but for [`NoPath`](ErrorKind::NoPath), and for
     /// [`Closed`](ErrorKind::Closed) and [`DeadlineExceeded`](ErrorKind::DeadlineExceeded) of a fabric.
     pub fn inspect(&mut self, card: &[u8], timeout: Duration) -> Result<PeerId> {
-        check_fork(self.born, peer::CONNECT)?;
+        check_fork(self.fork_generation, peer::CONNECT)?;
         let card = AgentCard::decode(card)?;
         let end = ipc::deadline(timeout);
         // Its socket may be nowhere here: that must not take all the time that there is.
-        let for_socket = if self.far.leads_to(&card) { timeout / 2 } else { timeout };
-        let (home, is_remote) = (Arc::clone(&self.home), self.takes_all_for_remote);
+        let for_socket = if self.remote_transport.reaches(&card) { timeout / 2 } else { timeout };
+        let (local_target, forces_remote) = (Arc::clone(&self.local_target), self.forces_remote);
         let mut progress = || self.progress_while_waiting();
-        let met = Peer::meet(&home, &card, is_remote, (for_socket, &mut progress));
-        let peer = met.map_err(|error| error.with(&card.label))?;
-        tracing::debug!(peer = peer.card.label, locality = ?peer.locality, "agents met");
-        let (number, is_far) = (self.next_peer, peer.visit.is_none());
+        let connected =
+            Peer::connect(&local_target, &card, forces_remote, (for_socket, &mut progress));
+        let peer = connected.map_err(|error| error.with(&card.label))?;
+        tracing::debug!(peer = peer.card.label, locality = ?peer.locality, "connected to an agent");
+        let (number, is_remote) = (self.next_peer, peer.local_session.is_none());
         self.next_peer += 1;
         self.peers.insert(number, peer);
         // Also where nothing will be joined: notices go by it.
-        if is_far && let Err(error) = self.try_fabric(number, end) {
+        if is_remote && let Err(error) = self.connect_fabric(number, end) {
             self.peers.remove(&number);
             return Err(error);
         }
@@ -368,19 +382,21 @@ impl Agent {
     /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded): it is left all the same, and
     /// operations with it end with errors. Copies that a device has begun cannot be taken back:
     /// they are waited for, ten seconds more at most, or else their memory is given up.
-    pub fn disconnect(&mut self, peer: PeerId, patience: Duration) -> Result<()> {
-        let operation = "leave a peer";
-        let end = ipc::deadline(patience);
+    pub fn disconnect(&mut self, peer: PeerId, timeout: Duration) -> Result<()> {
+        let operation = "disconnect a peer";
+        let end = ipc::deadline(timeout);
         while self.is_busy_with(peer.0) && Instant::now() < end {
             if !self.progress() {
-                std::thread::sleep(REST);
+                std::thread::sleep(BUSY_PAUSE);
             }
         }
         let (was_busy, label) = (self.is_busy_with(peer.0), self.label(peer.0));
         let end = Instant::now() + CLOSE_TIMEOUT;
-        self.drop_peer(peer.0, end, || Error::new(operation, ErrorKind::Closed, "it was left"));
+        self.drop_peer(peer.0, end, || {
+            Error::new(operation, ErrorKind::Closed, "the peer was disconnected")
+        });
         if was_busy {
-            let detail = "operations with it were under way";
+            let detail = "operations with it were in flight";
             return Err(Error::new(operation, ErrorKind::DeadlineExceeded, detail).with(label));
         }
         Ok(())
@@ -399,17 +415,17 @@ impl Agent {
         local: &Region,
         descriptor: &[u8],
         policy: &Policy,
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<Route> {
-        check_fork(self.born, JOIN)?;
+        check_fork(self.fork_generation, JOIN)?;
         policy.check()?;
         let remote = RegionDescriptor::decode(descriptor)?;
-        if local.0.descriptor.agent != self.home.identity {
+        if local.0.descriptor.agent != self.local_target.identity {
             let detail = "the local region is another agent's";
             return Err(Error::new(JOIN, ErrorKind::Stale, detail));
         }
-        let end = ipc::deadline(patience);
-        self.peer(peer.0, JOIN)?.sweep();
+        let end = ipc::deadline(timeout);
+        self.peer(peer.0, JOIN)?.drop_stale_mappings();
         let joined = self.join_with(peer.0, local, remote, policy, end);
         let label = self.label(peer.0);
         let route = joined.map_err(|error| error.with(&label))?;
@@ -419,7 +435,7 @@ impl Agent {
                 wanted = path.name(),
                 taken = route.path().name(),
                 %reason,
-                "not the path that could be expected"
+                "fallback: an expected path was refused"
             ),
             None => tracing::debug!(peer = label, taken = route.path().name(), "joined"),
         }
@@ -427,12 +443,12 @@ impl Agent {
     }
 }
 
-fn card_of(home: &Home, socket: Option<&Path>, rails: &[Rail]) -> AgentCard {
+fn card_of(local_target: &LocalTarget, socket: Option<&Path>, rails: &[Rail]) -> AgentCard {
     AgentCard {
-        identity: home.identity,
-        node: home.identity,
+        identity: local_target.identity,
+        node: local_target.identity,
         machine: peer::machine(),
-        label: home.label.clone(),
+        label: local_target.label.clone(),
         socket: socket.map(Path::to_owned),
         fabrics: rails.iter().map(Rail::card).collect(),
         regions: Vec::new(),
@@ -462,21 +478,21 @@ impl Agent {
     /// peer, or the fabrics, that may still copy, if there are such: drop the regions then, and their
     /// memory is kept until that is over, but do not use it for something else.
     pub fn close(mut self, timeout: Duration) -> Result<()> {
-        check_fork(self.born, CLOSE)?;
+        check_fork(self.fork_generation, CLOSE)?;
         let end = ipc::deadline(timeout);
-        while self.operations.under_way > 0 && !left(end).is_zero() {
+        while self.operations.in_flight > 0 && !remaining(end).is_zero() {
             if !self.progress() {
-                self.rest(left(end).min(REST));
+                self.pause(remaining(end).min(BUSY_PAUSE));
             }
         }
-        let unfinished = self.operations.under_way;
+        let unfinished = self.operations.in_flight;
         let fabrics = self.shut_down(end);
         if !fabrics.is_empty() {
             let names = fabrics.join(", ");
             let detail = format!("these fabrics may still be at memory of its regions: {names}");
             return Err(Error::new(CLOSE, ErrorKind::DeadlineExceeded, detail));
         }
-        wait_for_copies(OutstandingCopies::of_all(&self.home, None), end)?;
+        wait_for_copies(OutstandingCopies::of_all(&self.local_target, None), end)?;
         if unfinished > 0 {
             let detail = format!("{unfinished} of its operations were not over after {timeout:?}");
             return Err(Error::new(CLOSE, ErrorKind::DeadlineExceeded, detail));
@@ -487,19 +503,21 @@ impl Agent {
     /// Ends what it does, and what its peers can do with it. Gives the fabrics that do not let go of
     /// memory in time.
     fn shut_down(&mut self, end: Instant) -> Vec<String> {
-        self.doorplate = None;
+        self.card_file = None;
         // No peer begins anything with its regions from now on.
-        self.home.end();
-        let unsettled = self.close_lanes(end);
-        let fabrics = Rail::close_all(&mut self.far.rails, end);
+        self.local_target.end();
+        let unsettled = self.close_copy_queues(end);
+        let fabrics = Rail::close_all(&mut self.remote_transport.rails, end);
         for (number, peer) in &mut self.peers {
-            if let Some(visit) = peer.visit.as_mut().filter(|_| !unsettled.contains(number)) {
-                visit.guest.settle();
+            if let Some(local_session) =
+                peer.local_session.as_mut().filter(|_| !unsettled.contains(number))
+            {
+                local_session.segment.settle();
             }
         }
         self.peers.clear();
-        if let Some(reception) = self.reception.take() {
-            let _ = reception.join();
+        if let Some(local_server) = self.local_server.take() {
+            let _ = local_server.join();
         }
         fabrics
     }
@@ -508,7 +526,7 @@ impl Agent {
 /// Waits until these are over.
 fn wait_for_copies(mut copies: OutstandingCopies, end: Instant) -> Result<()> {
     while !copies.are_over() {
-        if left(end).is_zero() {
+        if remaining(end).is_zero() {
             let bytes = copies.bytes();
             let detail = format!(
                 "the peer has not finished what it began with regions of {bytes} bytes in all, \
@@ -517,28 +535,28 @@ fn wait_for_copies(mut copies: OutstandingCopies, end: Instant) -> Result<()> {
             let error = Error::new(CLOSE, ErrorKind::DeadlineExceeded, detail);
             return Err(error.with(copies.label().unwrap_or_default()));
         }
-        std::thread::sleep(REST);
+        std::thread::sleep(BUSY_PAUSE);
     }
     Ok(())
 }
 
 impl Drop for Agent {
     fn drop(&mut self) {
-        if !self.born.is_current() {
-            self.doorplate = None;
+        if !self.fork_generation.is_current() {
+            self.card_file = None;
             // The parent's threads: there are none to be joined, or let go of, here.
-            self.far.rails.drain(..).for_each(Rail::forget);
-            std::mem::forget(self.reception.take());
+            self.remote_transport.rails.drain(..).for_each(Rail::forget);
+            std::mem::forget(self.local_server.take());
             return;
         }
-        if self.home.is_over.load(Ordering::Acquire) {
+        if self.local_target.is_over.load(Ordering::Acquire) {
             // It was closed.
             return;
         }
         self.shut_down(ipc::deadline(CLOSE_TIMEOUT));
-        let copies = OutstandingCopies::of_other_processes(&self.home, None);
+        let copies = OutstandingCopies::of_other_processes(&self.local_target, None);
         if let Err(error) = wait_for_copies(copies, ipc::deadline(SETTLE_TIMEOUT)) {
-            tracing::warn!(%error, "an agent was dropped while a peer copies");
+            tracing::warn!(%error, "agent dropped while a peer copies to or from its memory");
         }
     }
 }

@@ -5,11 +5,11 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Error, ErrorKind, Result};
 
 /// Bytes that a notice carries, at most.
-pub const LONGEST_NOTICE: usize = 64;
-const WORDS: usize = 2 + LONGEST_NOTICE / 8;
+pub const MAX_NOTICE_LENGTH: usize = 64;
+const WORDS: usize = 2 + MAX_NOTICE_LENGTH / 8;
 
 /// What a peer is told when the data before it can be seen: a tag, and up to
-/// [`LONGEST_NOTICE`] bytes.
+/// [`MAX_NOTICE_LENGTH`] bytes.
 ///
 /// ```
 /// use transfer::Notice;
@@ -24,7 +24,7 @@ pub struct Notice {
     /// What it means is up to those who talk.
     pub tag: u64,
     length: u8,
-    bytes: [u8; LONGEST_NOTICE],
+    bytes: [u8; MAX_NOTICE_LENGTH],
 }
 
 impl Notice {
@@ -33,9 +33,9 @@ impl Notice {
     /// # Errors
     /// [`OutOfBounds`](ErrorKind::OutOfBounds) if there are too many.
     pub fn new(tag: u64, data: &[u8]) -> Result<Self> {
-        let mut bytes = [0; LONGEST_NOTICE];
+        let mut bytes = [0; MAX_NOTICE_LENGTH];
         let Some(place) = bytes.get_mut(..data.len()) else {
-            let detail = format!("{} bytes, {LONGEST_NOTICE} at most", data.len());
+            let detail = format!("{} bytes, {MAX_NOTICE_LENGTH} at most", data.len());
             return Err(Error::new("make a notice", ErrorKind::OutOfBounds, detail));
         };
         place.copy_from_slice(data);
@@ -64,11 +64,11 @@ impl From<Notice> for [u64; WORDS] {
 /// What a peer wrote, cut to what can be.
 impl From<[u64; WORDS]> for Notice {
     fn from(words: [u64; WORDS]) -> Self {
-        let mut bytes = [0; LONGEST_NOTICE];
+        let mut bytes = [0; MAX_NOTICE_LENGTH];
         for (place, word) in bytes.as_chunks_mut().0.iter_mut().zip(&words[2..]) {
             *place = word.to_le_bytes();
         }
-        let length = words[1].min(LONGEST_NOTICE as u64) as u8;
+        let length = words[1].min(MAX_NOTICE_LENGTH as u64) as u8;
         Self { tag: words[0], length, bytes }
     }
 }
@@ -79,7 +79,7 @@ mod tests {
 
     #[test]
     fn what_goes_in_comes_out_and_a_scribbled_length_is_cut() {
-        for length in 0..=LONGEST_NOTICE {
+        for length in 0..=MAX_NOTICE_LENGTH {
             let data: Vec<_> = (0..length as u8).collect();
             let notice = Notice::new(u64::MAX, &data).unwrap();
             let words = <[u64; WORDS]>::from(notice);
@@ -88,6 +88,6 @@ mod tests {
         }
         let mut words = <[u64; WORDS]>::from(Notice::new(1, &[]).unwrap());
         words[1] = u64::MAX;
-        assert_eq!(Notice::from(words).data().len(), LONGEST_NOTICE);
+        assert_eq!(Notice::from(words).data().len(), MAX_NOTICE_LENGTH);
     }
 }

@@ -6,13 +6,13 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::path::Path;
 
 /// Operations that may be under way, or done and not yet asked after.
-pub const MOST_OPERATIONS: usize = 1 << 16;
+pub const MAX_OPERATIONS: usize = 1 << 16;
 
 /// Stands for an operation that was begun.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Token {
     slot: u32,
-    round: u32,
+    generation: u32,
 }
 
 /// An operation that is done.
@@ -26,7 +26,7 @@ pub struct Done {
 
 /// What is known of an operation when it begins.
 #[derive(Debug, Clone)]
-pub(super) struct Begun {
+pub(super) struct OperationInfo {
     /// "put"
     pub(super) operation: &'static str,
     pub(super) bytes: u64,
@@ -38,13 +38,13 @@ pub(super) struct Begun {
 #[derive(Debug)]
 enum State {
     Free,
-    UnderWay { begun: Begun, is_forgotten: bool },
+    InFlight { begun: OperationInfo, is_forgotten: bool },
     Over(Result<Done>),
 }
 
 #[derive(Debug)]
 struct Slot {
-    round: u32,
+    generation: u32,
     state: State,
 }
 
@@ -53,54 +53,53 @@ struct Slot {
 pub(super) struct Operations {
     slots: Vec<Slot>,
     free: Vec<u32>,
-    pub(super) under_way: usize,
+    pub(super) in_flight: usize,
 }
 
 impl fmt::Display for Token {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}", self.slot, self.round)
+        write!(f, "{}.{}", self.slot, self.generation)
     }
 }
 
 impl Operations {
-    pub(super) fn begin(&mut self, begun: Begun) -> Result<Token> {
+    pub(super) fn begin(&mut self, begun: OperationInfo) -> Result<Token> {
         let slot = match self.free.pop() {
             Some(slot) => slot,
-            None if self.slots.len() < MOST_OPERATIONS => {
-                self.slots.push(Slot { round: 0, state: State::Free });
+            None if self.slots.len() < MAX_OPERATIONS => {
+                self.slots.push(Slot { generation: 0, state: State::Free });
                 self.slots.len() as u32 - 1
             }
             None => {
-                let detail =
-                    format!("{MOST_OPERATIONS} are under way, or done and not asked after");
+                let detail = format!("{MAX_OPERATIONS} are under way, or done and not asked after");
                 return Err(Error::new(begun.operation, ErrorKind::TooMany, detail));
             }
         };
         let entry = &mut self.slots[slot as usize];
-        entry.state = State::UnderWay { begun, is_forgotten: false };
-        self.under_way += 1;
-        Ok(Token { slot, round: entry.round })
+        entry.state = State::InFlight { begun, is_forgotten: false };
+        self.in_flight += 1;
+        Ok(Token { slot, generation: entry.generation })
     }
 
     /// It is done, or came to nothing. What is over already stays as it is.
     pub(super) fn finish(&mut self, token: Token, outcome: Result<()>) {
         let Some(slot) = self.slot(token) else { return };
-        let State::UnderWay { begun, is_forgotten } = &slot.state else { return };
+        let State::InFlight { begun, is_forgotten } = &slot.state else { return };
         let done = Done { bytes: begun.bytes, path: begun.path };
         let is_forgotten = *is_forgotten;
         slot.state = State::Over(outcome.map(|()| done));
-        self.under_way -= 1;
+        self.in_flight -= 1;
         if is_forgotten {
             self.release(token);
         }
     }
 
     /// Names an operation with a peer that is under way.
-    pub(super) fn any_with(&self, peer: u32) -> String {
+    pub(super) fn describe_one(&self, peer: u32) -> String {
         let mut slots = self.slots.iter().zip(0..);
         let found = slots.find_map(|(slot, number)| match &slot.state {
-            State::UnderWay { begun, .. } if begun.peer == peer => {
-                let token = Token { slot: number, round: slot.round };
+            State::InFlight { begun, .. } if begun.peer == peer => {
+                let token = Token { slot: number, generation: slot.generation };
                 Some(format!("{} {token} of {} bytes", begun.operation, begun.bytes))
             }
             _ => None,
@@ -109,9 +108,10 @@ impl Operations {
     }
 
     /// What is known of one that is under way.
-    pub(super) fn begun(&self, token: Token) -> Option<&Begun> {
-        match self.slots.get(token.slot as usize).filter(|slot| slot.round == token.round) {
-            Some(Slot { state: State::UnderWay { begun, .. }, .. }) => Some(begun),
+    pub(super) fn begun(&self, token: Token) -> Option<&OperationInfo> {
+        match self.slots.get(token.slot as usize).filter(|slot| slot.generation == token.generation)
+        {
+            Some(Slot { state: State::InFlight { begun, .. }, .. }) => Some(begun),
             _ => None,
         }
     }
@@ -120,7 +120,7 @@ impl Operations {
     pub(super) fn collect(&mut self, token: Token) -> Option<Result<Done>> {
         let unknown = || {
             let detail = format!("{token} was asked after already, or is another agent's");
-            Some(Err(Error::new("ask after an operation", ErrorKind::Unknown, detail)))
+            Some(Err(Error::new("query an operation", ErrorKind::Unknown, detail)))
         };
         let Some(slot) = self.slot(token) else { return unknown() };
         match std::mem::replace(&mut slot.state, State::Free) {
@@ -128,7 +128,7 @@ impl Operations {
                 self.release(token);
                 Some(outcome)
             }
-            state @ State::UnderWay { .. } => {
+            state @ State::InFlight { .. } => {
                 slot.state = state;
                 None
             }
@@ -140,20 +140,20 @@ impl Operations {
     pub(super) fn forget(&mut self, token: Token) {
         let Some(slot) = self.slot(token) else { return };
         match &mut slot.state {
-            State::UnderWay { is_forgotten, .. } => *is_forgotten = true,
+            State::InFlight { is_forgotten, .. } => *is_forgotten = true,
             State::Over(_) => self.release(token),
             State::Free => {}
         }
     }
 
     fn slot(&mut self, token: Token) -> Option<&mut Slot> {
-        self.slots.get_mut(token.slot as usize).filter(|slot| slot.round == token.round)
+        self.slots.get_mut(token.slot as usize).filter(|slot| slot.generation == token.generation)
     }
 
     fn release(&mut self, token: Token) {
         let slot = &mut self.slots[token.slot as usize];
         slot.state = State::Free;
-        slot.round = slot.round.wrapping_add(1);
+        slot.generation = slot.generation.wrapping_add(1);
         self.free.push(token.slot);
     }
 }
@@ -162,8 +162,8 @@ impl Operations {
 mod tests {
     use super::*;
 
-    fn begun(bytes: u64) -> Begun {
-        Begun { operation: "put", bytes, path: Some(Path::CudaIpc), peer: 0 }
+    fn begun(bytes: u64) -> OperationInfo {
+        OperationInfo { operation: "put", bytes, path: Some(Path::CudaIpc), peer: 0 }
     }
 
     #[test]
@@ -174,7 +174,7 @@ mod tests {
         assert_eq!(operations.begun(token).unwrap().bytes, 5);
         operations.finish(token, Ok(()));
         operations.finish(token, Err(Error::new("put", ErrorKind::Closed, "")));
-        assert_eq!(operations.under_way, 0);
+        assert_eq!(operations.in_flight, 0);
         let done = operations.collect(token).unwrap().unwrap();
         assert_eq!(done, Done { bytes: 5, path: Some(Path::CudaIpc) });
         let again = operations.collect(token).unwrap().unwrap_err();
@@ -202,7 +202,7 @@ mod tests {
     fn there_is_an_end_to_them() {
         let mut operations = Operations::default();
         let tokens: Vec<_> =
-            (0..MOST_OPERATIONS).map(|_| operations.begin(begun(0)).unwrap()).collect();
+            (0..MAX_OPERATIONS).map(|_| operations.begin(begun(0)).unwrap()).collect();
         assert_eq!(operations.begin(begun(0)).unwrap_err().kind(), ErrorKind::TooMany);
         operations.finish(tokens[3], Ok(()));
         // Done is not yet asked after.

@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use fabric::Offer;
-use ipc::Spin;
+use ipc::WaitStrategy;
 
-use crate::rail::{Limits, Settings};
-use crate::service::Admission;
+use crate::rail::{CacheLimits, RailOptions};
+use crate::share_service::Admission;
 
 /// How an agent is started.
 #[derive(Debug, Clone)]
@@ -15,10 +15,10 @@ pub struct AgentOptions {
     pub(super) label: String,
     pub(super) directory: Option<PathBuf>,
     pub(super) admission: Admission,
-    pub(super) takes_all_for_remote: bool,
-    pub(super) waiting: Spin,
+    pub(super) forces_remote: bool,
+    pub(super) wait_strategy: WaitStrategy,
     pub(super) fabrics: Vec<Offer>,
-    pub(super) rails: Settings,
+    pub(super) rails: RailOptions,
 }
 
 impl AgentOptions {
@@ -29,10 +29,10 @@ impl AgentOptions {
             label: label.to_owned(),
             directory: None,
             admission: Admission::own_user(),
-            takes_all_for_remote: false,
-            waiting: Spin::default(),
+            forces_remote: false,
+            wait_strategy: WaitStrategy::default(),
             fabrics: Vec::new(),
-            rails: Settings::default(),
+            rails: RailOptions::default(),
         }
     }
 
@@ -58,8 +58,8 @@ impl AgentOptions {
     /// Takes all others for remote, whatever is possible between them: to try out what
     /// happens between machines.
     #[must_use]
-    pub fn take_all_for_remote(mut self) -> Self {
-        self.takes_all_for_remote = true;
+    pub fn force_remote(mut self) -> Self {
+        self.forces_remote = true;
         self
     }
 
@@ -86,27 +86,27 @@ impl AgentOptions {
     }
 
     /// How much memory stays registered with each fabric after
-    /// [`register_own`](super::Agent::register_own), so that it need not be registered again:
+    /// [`register_local`](super::Agent::register_local), so that it need not be registered again:
     /// bytes, and how often memory was registered; 64 GiB in 1024 registrations, otherwise.
     /// What is in use counts, too, and stays. Zero turns it off.
     #[must_use]
-    pub fn keep_registered(mut self, bytes: u64, count: usize) -> Self {
-        self.rails.kept = Limits { bytes, count };
+    pub fn registration_cache_limits(mut self, bytes: u64, count: usize) -> Self {
+        self.rails.cached = CacheLimits { bytes, count };
         self
     }
 
     /// Registers memory for own use also where the provider does not ask for it: to try out
     /// what registering costs.
     #[must_use]
-    pub fn always_register_own(mut self) -> Self {
+    pub fn always_register_local(mut self) -> Self {
         self.rails.always_registers = true;
         self
     }
 
     /// How it waits.
     #[must_use]
-    pub fn waiting(mut self, waiting: Spin) -> Self {
-        self.waiting = waiting;
+    pub fn wait_strategy(mut self, wait_strategy: WaitStrategy) -> Self {
+        self.wait_strategy = wait_strategy;
         self
     }
 }

@@ -3,13 +3,13 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use ipc::Spin;
+use ipc::WaitStrategy;
 
+use super::copy_queue::OperationContext;
 use super::deferred::DeferredOperation;
-use super::lane::Ticket;
 use super::operations::{Done, Token};
 use super::peer::Peer;
-use super::{Agent, REST};
+use super::{Agent, BUSY_PAUSE};
 use crate::error::{Error, ErrorKind, Result};
 use crate::path::Path;
 
@@ -17,7 +17,7 @@ use crate::path::Path;
 /// them together.
 pub(super) const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 /// How often the life of peers is looked at.
-const LOOK: Duration = Duration::from_millis(50);
+const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 impl Agent {
     pub(super) fn peer(&mut self, number: u32, operation: &'static str) -> Result<&mut Peer> {
@@ -30,17 +30,17 @@ impl Agent {
     }
 
     /// The data of a transfer is there, or it failed: tells all who are to know.
-    pub(super) fn complete(&mut self, ticket: Ticket, outcome: Result<()>) {
+    pub(super) fn complete(&mut self, ticket: OperationContext, outcome: Result<()>) {
         let Some(peer) = self.peers.get_mut(&ticket.peer) else {
-            let gone = Error::new("tell a peer", ErrorKind::Closed, "the peer was left");
+            let gone = Error::new("notify a peer", ErrorKind::Closed, "the peer was disconnected");
             return self.operations.finish(ticket.token, outcome.and(Err(gone)));
         };
-        if let Some(visit) = &mut peer.visit {
-            visit.guest.end(ticket.number);
+        if let Some(local_session) = &mut peer.local_session {
+            local_session.segment.end(ticket.number);
         }
         match outcome {
             Ok(()) if ticket.notice.is_some() => {
-                peer.unsent.push_back(ticket);
+                peer.unsent_notices.push_back(ticket);
                 peer.send_notices(&mut self.operations);
             }
             outcome => {
@@ -52,83 +52,86 @@ impl Agent {
 
     /// Goes on with everything that is under way, without waiting. False if nothing moved.
     pub fn progress(&mut self) -> bool {
-        let mut has_moved = self.hear();
+        let mut has_moved = self.poll_rails();
         let mut done = std::mem::take(&mut self.done);
-        for lane in self.lanes.values_mut() {
-            has_moved |= lane.progress(|ticket, outcome| done.push((ticket, outcome)));
+        for copy_queue in self.copy_queues.values_mut() {
+            has_moved |= copy_queue.progress(|ticket, outcome| done.push((ticket, outcome)));
         }
         for (ticket, outcome) in done.drain(..) {
             self.complete(ticket, outcome);
         }
         self.done = done;
-        if let Some(mut chore) = self.chores.pop_front() {
+        if let Some(mut cpu_copy) = self.cpu_copies.pop_front() {
             has_moved = true;
-            match chore.go_on() {
-                Ok(false) => self.chores.push_front(chore),
+            match cpu_copy.copy_some() {
+                Ok(false) => self.cpu_copies.push_front(cpu_copy),
                 outcome => {
-                    self.lists.keep(chore.blocks);
-                    self.complete(chore.ticket, outcome.map(drop));
+                    self.block_lists.recycle(cpu_copy.blocks);
+                    self.complete(cpu_copy.ticket, outcome.map(drop));
                 }
             }
         }
-        for peer in self.peers.values_mut().filter(|peer| !peer.unsent.is_empty()) {
+        for peer in self.peers.values_mut().filter(|peer| !peer.unsent_notices.is_empty()) {
             peer.send_notices(&mut self.operations);
         }
         has_moved |= self.start_deferred();
-        if Instant::now() >= self.next_look {
-            self.next_look = Instant::now() + LOOK;
-            self.peers.values_mut().for_each(|peer| peer.look_after(&mut self.operations));
-            self.see_visitors();
+        if Instant::now() >= self.next_check {
+            self.next_check = Instant::now() + CHECK_INTERVAL;
+            self.peers.values_mut().for_each(|peer| peer.check_alive(&mut self.operations));
+            self.update_local_initiators();
         }
         has_moved
     }
 
     /// Is anything under way with a peer?
     pub(super) fn is_busy_with(&self, peer: u32) -> bool {
-        self.lanes.iter().any(|((of, ..), lane)| *of == peer && !lane.is_idle())
-            || self.chores.iter().any(|chore| chore.ticket.peer == peer)
-            || self.far.is_busy_with(peer)
+        self.copy_queues.iter().any(|((of, ..), copy_queue)| *of == peer && !copy_queue.is_idle())
+            || self.cpu_copies.iter().any(|cpu_copy| cpu_copy.ticket.peer == peer)
+            || self.remote_transport.is_busy_with(peer)
             || self
                 .peers
                 .get(&peer)
-                .is_some_and(|it| !(it.unsent.is_empty() && it.deferred.is_empty()))
+                .is_some_and(|it| !(it.unsent_notices.is_empty() && it.deferred.is_empty()))
     }
 
     /// Waits until devices have done what was begun with any peer, at most until `end`; nothing more is
     /// begun. Gives the peers with which a device may still be copying.
-    pub(super) fn close_lanes(&mut self, end: Instant) -> BTreeSet<u32> {
-        let closed = self.lanes.drain().map(|((peer, ..), lane)| (peer, lane.close(end).1));
+    pub(super) fn close_copy_queues(&mut self, end: Instant) -> BTreeSet<u32> {
+        let closed = self
+            .copy_queues
+            .drain()
+            .map(|((peer, ..), copy_queue)| (peer, copy_queue.close(end).1));
         closed.filter_map(|(peer, is_done)| (!is_done).then_some(peer)).collect()
     }
 
     /// Gives up everything that is under way with a peer. Copies that a device has begun are waited
     /// for, at most until `end`.
     pub(super) fn drop_peer(&mut self, number: u32, end: Instant, error: impl Fn() -> Error) {
-        let (mut given_up, mut is_settled) = (Vec::new(), true);
-        for (_, lane) in self.lanes.extract_if(|(of, ..), _| *of == number) {
-            let (tickets, is_done) = lane.close(end);
-            given_up.extend(tickets);
+        let (mut cancelled, mut is_settled) = (Vec::new(), true);
+        for (_, copy_queue) in self.copy_queues.extract_if(|(of, ..), _| *of == number) {
+            let (tickets, is_done) = copy_queue.close(end);
+            cancelled.extend(tickets);
             is_settled &= is_done;
         }
-        self.chores.retain_mut(|chore| {
-            chore.ticket.peer != number || {
-                given_up.push(chore.ticket.clone());
+        self.cpu_copies.retain_mut(|cpu_copy| {
+            cpu_copy.ticket.peer != number || {
+                cancelled.push(cpu_copy.ticket.clone());
                 false
             }
         });
         // Last: when it is gone, the peer takes all copies for done, if they are.
         if let Some(mut peer) = self.peers.remove(&number) {
             // What rails had under way with it they tell of by and by.
-            self.far.leave(&peer.links);
-            if let Some(visit) = peer.visit.as_mut().filter(|_| is_settled) {
-                visit.guest.settle();
+            self.remote_transport.disconnect(&peer.links);
+            if let Some(local_session) = peer.local_session.as_mut().filter(|_| is_settled) {
+                local_session.segment.settle();
             }
-            given_up.extend(std::mem::take(&mut peer.unsent));
+            cancelled.extend(std::mem::take(&mut peer.unsent_notices));
             self.deferred -= peer.deferred.len();
             let deferred = std::mem::take(&mut peer.deferred).into_iter();
-            given_up.extend(deferred.map(DeferredOperation::into_ticket));
+            cancelled.extend(deferred.map(DeferredOperation::into_ticket));
         }
-        for ticket in given_up {
+        for ticket in cancelled {
             self.operations.finish(ticket.token, Err(error()));
         }
     }
@@ -145,17 +148,17 @@ impl Agent {
     /// # Errors
     /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded): it goes on, may be waited for
     /// again, and its memory is kept until it is done. Or how it failed.
-    pub fn wait(&mut self, token: Token, patience: Duration) -> Result<Done> {
-        let end = ipc::deadline(patience);
+    pub fn wait(&mut self, token: Token, timeout: Duration) -> Result<Done> {
+        let end = ipc::deadline(timeout);
         loop {
             if let Some(outcome) = self.test(token) {
                 return outcome;
             }
             let now = Instant::now();
             if now >= end {
-                return Err(self.too_late(token, patience));
+                return Err(self.timeout_error(token, timeout));
             }
-            self.rest(end - now);
+            self.pause(end - now);
         }
     }
 
@@ -166,20 +169,20 @@ impl Agent {
 
     /// Operations that are under way.
     #[must_use]
-    pub fn under_way(&self) -> usize {
-        self.operations.under_way
+    pub fn in_flight(&self) -> usize {
+        self.operations.in_flight
     }
 
-    fn too_late(&self, token: Token, patience: Duration) -> Error {
+    fn timeout_error(&self, token: Token, timeout: Duration) -> Error {
         let Some(begun) = self.operations.begun(token) else {
             return Error::new("wait", ErrorKind::Unknown, "no such operation");
         };
         let path = begun.path.map_or("no path", Path::name);
-        let unsent = self.peers.get(&begun.peer).map(|peer| &peer.unsent);
-        let has_data = unsent.into_iter().flatten().any(|ticket| ticket.token == token);
+        let unsent_notices = self.peers.get(&begun.peer).map(|peer| &peer.unsent_notices);
+        let has_data = unsent_notices.into_iter().flatten().any(|ticket| ticket.token == token);
         let (done, stage) = if has_data { (begun.bytes, "notice") } else { (0, "copy") };
         let detail = format!(
-            "by {path}, in the stage {stage}: {done} of {} bytes known to be there after {patience:?}",
+            "by {path}, in the stage {stage}: {done} of {} bytes known to be there after {timeout:?}",
             begun.bytes
         );
         let error = Error::new(begun.operation, ErrorKind::DeadlineExceeded, detail);
@@ -187,33 +190,33 @@ impl Agent {
     }
 
     /// Rests for as long as it is not worth looking.
-    pub(super) fn rest(&mut self, longest: Duration) {
+    pub(super) fn pause(&mut self, longest: Duration) {
         /// Sleeps end late by about as much.
-        const LATE: Duration = Duration::from_micros(80);
-        if self.waiting == Spin::Always && !self.far.under_way.is_empty() {
+        const SLEEP_OVERSHOOT: Duration = Duration::from_micros(80);
+        if self.wait_strategy == WaitStrategy::Busy && !self.remote_transport.in_flight.is_empty() {
             // What is waited for is done by a rail's thread, which may have no other core: it would
             // get this one only when the system takes it from who spins, milliseconds later.
             std::thread::yield_now();
             return;
         }
-        if self.waiting == Spin::Always || !self.chores.is_empty() {
+        if self.wait_strategy == WaitStrategy::Busy || !self.cpu_copies.is_empty() {
             std::hint::spin_loop();
             return;
         }
-        let busy = self.lanes.values().filter(|lane| !lane.is_idle());
-        let Some(expected) = busy.map(|lane| lane.expected).min() else {
-            if !self.far.under_way.is_empty() {
-                return self.rest_until_told(Instant::now() + longest);
+        let busy = self.copy_queues.values().filter(|copy_queue| !copy_queue.is_idle());
+        let Some(expected) = busy.map(|copy_queue| copy_queue.expected).min() else {
+            if !self.remote_transport.in_flight.is_empty() {
+                return self.wait_for_rail_events(Instant::now() + longest);
             }
             // A notice that finds no room.
-            return std::thread::sleep(REST.min(longest));
+            return std::thread::sleep(BUSY_PAUSE.min(longest));
         };
         let now = Instant::now();
-        if expected > now + 2 * LATE {
-            std::thread::sleep((expected - now - LATE).min(longest));
-        } else if now > expected + REST {
+        if expected > now + 2 * SLEEP_OVERSHOOT {
+            std::thread::sleep((expected - now - SLEEP_OVERSHOOT).min(longest));
+        } else if now > expected + BUSY_PAUSE {
             // Slower than ever seen: no reason to burn a core.
-            std::thread::sleep(LATE.min(longest));
+            std::thread::sleep(SLEEP_OVERSHOOT.min(longest));
         } else {
             std::hint::spin_loop();
         }
@@ -222,7 +225,7 @@ impl Agent {
 
 #[cfg(test)]
 mod tests {
-    use gpu::stand_in::{Behaviour, behave};
+    use gpu::emulated::{FaultConfig, configure_faults};
     use gpu::{Block, Device};
 
     use super::*;
@@ -235,8 +238,8 @@ mod tests {
     /// However many streams hang, and with how many peers; and those that do not hang are settled.
     #[test]
     fn streams_that_hang_have_one_deadline_together() {
-        let _alone = crate::copies::tests::alone();
-        let device = Device::open("stand-in:1".parse().unwrap()).unwrap();
+        let _alone = crate::stream_copies::tests::alone();
+        let device = Device::open("emulated:1".parse().unwrap()).unwrap();
         let memory = || device.allocate_shared(LENGTH, &[]).unwrap();
         let mut here = Agent::start(AgentOptions::new("here")).unwrap();
         let mine = here.register(memory(), Rights::ALL).unwrap();
@@ -258,14 +261,15 @@ mod tests {
         };
         put(&mut here, 3);
         here.flush(others[3].2, SECOND).unwrap();
-        behave(1, Behaviour { delay: 20 * SECOND, ..Behaviour::default() });
+        configure_faults(1, FaultConfig { delay: 20 * SECOND, ..FaultConfig::default() });
         (0..3).for_each(|at| put(&mut here, at));
         let (start, timeout) = (Instant::now(), SECOND / 2);
-        let left = || Error::new("leave a peer", ErrorKind::Closed, "it was left");
+        let left =
+            || Error::new("disconnect a peer", ErrorKind::Closed, "the peer was disconnected");
         here.drop_peer(others[0].2.0, start + timeout, left);
         assert!(start.elapsed() < 2 * timeout, "{:?}", start.elapsed());
         let start = Instant::now();
-        let unsettled = here.close_lanes(start + timeout);
+        let unsettled = here.close_copy_queues(start + timeout);
         assert!(start.elapsed() < 2 * timeout, "{:?}", start.elapsed());
         assert_eq!(unsettled, BTreeSet::from([others[1].2.0, others[2].2.0]));
     }

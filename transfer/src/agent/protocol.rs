@@ -18,17 +18,17 @@ use ipc::Message;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::card::LONGEST_LABEL;
+use super::card::MAX_LABEL_LENGTH;
 use crate::error::{Error, ErrorKind, Result};
-use crate::region::MOST_PIECES;
+use crate::region::MAX_PIECES;
 use crate::wire;
 
 const VERSION: u8 = 1;
-const LONGEST_REASON: usize = 512;
+const MAX_REASON_LENGTH: usize = 512;
 /// Pieces of one message: as many descriptors as it can carry.
-pub(super) const PIECES_AT_ONCE: usize = ipc::channel::MOST_DESCRIPTORS;
+pub(super) const MAX_PIECES_PER_MESSAGE: usize = ipc::channel::MAX_DESCRIPTORS;
 /// Descriptors of a welcome.
-pub(super) const OF_A_WELCOME: usize = 4;
+pub(super) const WELCOME_DESCRIPTORS: usize = 4;
 
 /// What the visitor says.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -69,7 +69,7 @@ pub(super) struct Pieces {
 pub(crate) struct Refusal {
     #[serde(serialize_with = "write_kind", deserialize_with = "read_kind")]
     pub(crate) kind: ErrorKind,
-    pub(crate) why: String,
+    pub(crate) cause: String,
 }
 
 /// The kinds of refusals that travel, by their codes.
@@ -115,7 +115,7 @@ impl Request {
         };
         introduction.check(OPERATION)?;
         match (message.descriptors.pop(), message.descriptors.is_empty()) {
-            (Some(life), true) => Ok((introduction, life)),
+            (Some(pidfd), true) => Ok((introduction, pidfd)),
             _ => Err(wire::malformed(OPERATION, "one descriptor was expected")),
         }
     }
@@ -124,7 +124,7 @@ impl Request {
         const OPERATION: &str = "read a request";
         match wire::decode(OPERATION, VERSION, bytes)? {
             Self::Open(number, ticket) => Ok((number, ticket)),
-            Self::Hello(_) => Err(wire::malformed(OPERATION, "it said hello before")),
+            Self::Hello(_) => Err(wire::malformed(OPERATION, "second hello")),
         }
     }
 }
@@ -138,7 +138,7 @@ impl Reply {
     fn read(operation: &'static str, bytes: &[u8]) -> Result<Self> {
         match wire::decode(operation, VERSION, bytes)? {
             Self::Refused(refusal) if !refusal.is_short() => {
-                Err(wire::malformed(operation, "a refusal that is too long"))
+                Err(wire::malformed(operation, "refusal text too long"))
             }
             Self::Refused(refusal) => Err(refusal.into_error(operation)),
             reply => Ok(reply),
@@ -155,7 +155,7 @@ impl Reply {
     pub(super) fn read_welcome(
         operation: &'static str,
         message: Message,
-    ) -> Result<(Introduction, [OwnedFd; OF_A_WELCOME])> {
+    ) -> Result<(Introduction, [OwnedFd; WELCOME_DESCRIPTORS])> {
         let Self::Welcome(introduction) = Self::read(operation, &message.bytes)? else {
             return Err(wire::malformed(operation, "a welcome was expected"));
         };
@@ -163,7 +163,7 @@ impl Reply {
         match message.descriptors.try_into() {
             Ok(descriptors) => Ok((introduction, descriptors)),
             Err(_) => {
-                let detail = format!("{OF_A_WELCOME} descriptors were expected");
+                let detail = format!("{WELCOME_DESCRIPTORS} descriptors were expected");
                 Err(wire::malformed(operation, detail))
             }
         }
@@ -177,7 +177,7 @@ impl Reply {
         let Pieces { in_all, first, ref lengths, .. } = pieces;
         let count = message.descriptors.len();
         let end = (count as u64).saturating_add(u64::from(first));
-        let fits = in_all <= MOST_PIECES && end <= u64::from(in_all) && lengths.len() == count;
+        let fits = in_all <= MAX_PIECES && end <= u64::from(in_all) && lengths.len() == count;
         if !fits || lengths.contains(&0) {
             let detail = format!("{count} pieces from {first} on, of {in_all}, long {lengths:?}");
             return Err(wire::malformed(operation, detail));
@@ -188,7 +188,7 @@ impl Reply {
 
 impl Introduction {
     fn check(&self, operation: &'static str) -> Result<()> {
-        match self.label.len() <= LONGEST_LABEL {
+        match self.label.len() <= MAX_LABEL_LENGTH {
             true => Ok(()),
             false => Err(wire::malformed(operation, "a label that is too long")),
         }
@@ -197,14 +197,14 @@ impl Introduction {
 
 impl Refusal {
     /// A reason that is too long to travel is cut.
-    pub(crate) fn new(kind: ErrorKind, why: impl Into<String>) -> Self {
-        let mut why = why.into();
-        let mut end = why.len().min(LONGEST_REASON);
-        while !why.is_char_boundary(end) {
+    pub(crate) fn new(kind: ErrorKind, cause: impl Into<String>) -> Self {
+        let mut cause = cause.into();
+        let mut end = cause.len().min(MAX_REASON_LENGTH);
+        while !cause.is_char_boundary(end) {
             end -= 1;
         }
-        why.truncate(end);
-        Self { kind, why }
+        cause.truncate(end);
+        Self { kind, cause }
     }
 
     pub(crate) fn of(error: &Error) -> Self {
@@ -212,11 +212,11 @@ impl Refusal {
     }
 
     pub(crate) fn into_error(self, operation: &'static str) -> Error {
-        Error::new(operation, self.kind, self.why)
+        Error::new(operation, self.kind, self.cause)
     }
 
     pub(crate) fn is_short(&self) -> bool {
-        self.why.len() <= LONGEST_REASON
+        self.cause.len() <= MAX_REASON_LENGTH
     }
 }
 
@@ -249,18 +249,18 @@ mod tests {
         let who = introduction("me");
         let hello = Request::Hello(who.clone()).encode();
         assert_eq!(Request::read_hello(message(hello, 1)).unwrap().0, who);
-        let welcome = message(Reply::Welcome(who.clone()).encode(), OF_A_WELCOME);
+        let welcome = message(Reply::Welcome(who.clone()).encode(), WELCOME_DESCRIPTORS);
         assert_eq!(Reply::read_welcome(TEST, welcome).unwrap().0, who);
         assert_eq!(Request::read_open(&Request::Open(3, 4).encode()).unwrap(), (3, 4));
         let read = Reply::read_pieces(TEST, &message(Reply::Pieces(pieces()).encode(), 3));
         assert_eq!(read.unwrap(), pieces());
-        let refused = Reply::Refused(Refusal::new(ErrorKind::Stale, "it is gone")).encode();
+        let refused = Reply::Refused(Refusal::new(ErrorKind::Stale, "the peer is lost")).encode();
         for error in [
             Reply::read_pieces(TEST, &message(refused.clone(), 0)).unwrap_err(),
             Reply::read_welcome(TEST, message(refused, 0)).unwrap_err(),
         ] {
             assert_eq!(error.kind(), ErrorKind::Stale);
-            assert!(error.to_string().contains("it is gone"), "{error}");
+            assert!(error.to_string().contains("the peer is lost"), "{error}");
         }
     }
 
@@ -269,13 +269,13 @@ mod tests {
         let hello = |label, count| {
             Request::read_hello(message(Request::Hello(introduction(label)).encode(), count))
         };
-        let long = "x".repeat(LONGEST_LABEL + 1);
+        let long = "x".repeat(MAX_LABEL_LENGTH + 1);
         assert!(hello("", 0).is_err() && hello("", 2).is_err() && hello(&long, 1).is_err());
         let welcome = |label, count| {
             let bytes = Reply::Welcome(introduction(label)).encode();
             Reply::read_welcome(TEST, message(bytes, count))
         };
-        assert!(welcome("", 3).is_err() && welcome(&long, OF_A_WELCOME).is_err());
+        assert!(welcome("", 3).is_err() && welcome(&long, WELCOME_DESCRIPTORS).is_err());
         let read = |pieces, count| {
             Reply::read_pieces(TEST, &message(Reply::Pieces(pieces).encode(), count))
         };
@@ -288,11 +288,11 @@ mod tests {
 
     #[test]
     fn a_long_reason_is_cut_and_other_kinds_are_failures() {
-        let refusal = Refusal::new(ErrorKind::WrongMemory, "ä".repeat(LONGEST_REASON));
-        assert_eq!(refusal.why, "ä".repeat(LONGEST_REASON / 2));
+        let refusal = Refusal::new(ErrorKind::WrongMemory, "ä".repeat(MAX_REASON_LENGTH));
+        assert_eq!(refusal.cause, "ä".repeat(MAX_REASON_LENGTH / 2));
         let error = Reply::read(TEST, &Reply::Refused(refusal).encode()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Failed);
-        let long = Refusal { kind: ErrorKind::Stale, why: "x".repeat(LONGEST_REASON + 1) };
+        let long = Refusal { kind: ErrorKind::Stale, cause: "x".repeat(MAX_REASON_LENGTH + 1) };
         let error = Reply::read(TEST, &Reply::Refused(long).encode()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Malformed);
         let error = Reply::read(TEST, &[VERSION, 2, 10, 0]).unwrap_err();

@@ -7,26 +7,26 @@ use std::time::Instant;
 use gpu::{Device, DeviceName, Implementation, Memory, PeerAccess, Slice, Uuid};
 
 use super::Agent;
-use super::chore::End;
-use super::explain::Whereabouts;
+use super::cpu_copy::CopyBuffer;
+use super::explain::MemoryAttributes;
 use super::peer::Peer;
-use super::track::Track;
+use super::route_lane::RouteLane;
 use crate::error::{Error, ErrorKind, Result};
-use crate::host::HostBuffer;
-use crate::path::{Choice, Fabric, Locality, Operation, Path, Policy, Reach, choose};
-use crate::region::{Buffer, Region, RegionDescriptor, Registered};
+use crate::host_buffer::HostBuffer;
+use crate::path::{Choice, DeviceAccess, Fabric, Locality, Operation, Path, Policy, choose};
+use crate::region::{Buffer, Region, RegionDescriptor, RegisteredRegion};
 
 pub(super) const JOIN: &str = "join two regions";
 
 /// Two regions, joined: one of this agent and one of a peer's. Everything is decided and
 /// mapped; what is left to do for a transfer is to begin it.
 #[derive(Clone)]
-pub struct Route(pub(super) Arc<Inner>);
+pub struct Route(pub(super) Arc<RouteInner>);
 
 /// Without what it maps and by which keys: whoever has those reaches the memory.
 impl fmt::Debug for Route {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Inner { local, remote, path, .. } = &*self.0;
+        let RouteInner { local, remote, path, .. } = &*self.0;
         let mut shown = f.debug_struct("Route");
         shown.field("path", &path.name()).field("local", &local.descriptor);
         shown.field("remote", remote).finish_non_exhaustive()
@@ -34,28 +34,28 @@ impl fmt::Debug for Route {
 }
 
 #[derive(Debug)]
-pub(crate) struct Inner {
+pub(crate) struct RouteInner {
     pub(super) agent: [u8; 16],
     pub(super) peer: u32,
     /// Kept as long as bytes may go to or from it.
-    pub(super) local: Arc<Registered>,
+    pub(super) local: Arc<RegisteredRegion>,
     pub(super) remote: RegionDescriptor,
     pub(super) choice: Choice,
     pub(super) path: Path,
     /// Why it is not a better path, if one could have been expected.
     pub(super) fallback: Option<&'static str>,
-    pub(super) means: Means,
+    pub(super) mover: DataMover,
 }
 
 /// What moves the bytes.
 #[derive(Debug)]
-pub(super) enum Means {
+pub(super) enum DataMover {
     /// A device's copy engines.
     Device { device: Device, local: Slice, remote: Slice },
     /// The processor that calls.
-    Processor { local: End, remote: HostBuffer },
+    Cpu { local: CopyBuffer, remote: HostBuffer },
     /// A fabric, by one rail or several.
-    Rails(Vec<Track>),
+    Rails(Vec<RouteLane>),
 }
 
 impl Route {
@@ -80,7 +80,7 @@ impl Route {
 
 /// What a device of this process is called, by the name that it has on the machine.
 pub(super) fn device_named(uuid: Uuid) -> Option<DeviceName> {
-    [Implementation::Cuda, Implementation::StandIn].into_iter().find_map(|implementation| {
+    [Implementation::Cuda, Implementation::Emulated].into_iter().find_map(|implementation| {
         let count = Device::count(implementation).unwrap_or(0);
         let mut names = (0..count).map(|number| DeviceName { implementation, number });
         names.find(|name| name.uuid().is_ok_and(|found| found == uuid))
@@ -89,27 +89,30 @@ pub(super) fn device_named(uuid: Uuid) -> Option<DeviceName> {
 
 /// How the device that copies reaches the peer's memory, and which device that is, if the
 /// local memory is this device's and the peer's that one's.
-pub(super) fn reach(own: Option<Device>, theirs: Option<Uuid>) -> Result<(Reach, Option<Device>)> {
+pub(super) fn device_access(
+    own: Option<Device>,
+    theirs: Option<Uuid>,
+) -> Result<(DeviceAccess, Option<Device>)> {
     let of_device = |error| Error::of_device(JOIN, error);
     let Some(uuid) = theirs else {
-        let reach = if own.is_some() { Reach::Same } else { Reach::NoDevice };
-        return Ok((reach, own));
+        let device_access = if own.is_some() { DeviceAccess::Same } else { DeviceAccess::NoDevice };
+        return Ok((device_access, own));
     };
-    let Some(name) = device_named(uuid) else { return Ok((Reach::Invisible, own)) };
+    let Some(name) = device_named(uuid) else { return Ok((DeviceAccess::Invisible, own)) };
     let Some(device) = own else {
-        return Ok((Reach::Same, Some(Device::open(name).map_err(of_device)?)));
+        return Ok((DeviceAccess::Same, Some(Device::open(name).map_err(of_device)?)));
     };
-    let reach = if device.name() == name {
-        Reach::Same
+    let device_access = if device.name() == name {
+        DeviceAccess::Same
     } else if device.name().implementation != name.implementation {
-        Reach::Foreign
+        DeviceAccess::Foreign
     } else {
-        match device.reach_of(name).map_err(of_device)? {
-            PeerAccess::None => Reach::None,
-            PeerAccess::Same | PeerAccess::Direct { .. } => Reach::Direct,
+        match device.peer_access_to(name).map_err(of_device)? {
+            PeerAccess::None => DeviceAccess::None,
+            PeerAccess::Same | PeerAccess::Direct { .. } => DeviceAccess::Direct,
         }
     };
-    Ok((reach, Some(device)))
+    Ok((device_access, Some(device)))
 }
 
 /// A region that was described belongs to the agent that the peer is.
@@ -122,10 +125,10 @@ pub(super) fn check_owner(peer: &Peer, region: &RegionDescriptor) -> Result<()> 
 }
 
 /// An error if nothing more can be begun with this agent.
-fn check_there(peer: &mut Peer) -> Result<()> {
-    let Some(visit) = &mut peer.visit else { return Ok(()) };
-    visit.look();
-    match visit.end() {
+fn check_connected(peer: &mut Peer) -> Result<()> {
+    let Some(local_session) = &mut peer.local_session else { return Ok(()) };
+    local_session.refresh();
+    match local_session.end() {
         Some(end) => Err(Error::new(JOIN, ErrorKind::Closed, end)),
         None => Ok(()),
     }
@@ -144,14 +147,14 @@ impl Agent {
         let local = &region.0;
         let peer = self.peer(number, JOIN)?;
         check_owner(peer, &remote)?;
-        check_there(peer)?;
+        check_connected(peer)?;
         // What did not work once is tried again.
-        peer.no_fabric = None;
+        peer.fabric_error = None;
         let own = match &local.buffer {
             Buffer::Device(memory) => Some(memory.mapped_for().clone()),
             Buffer::Host(_) => None,
         };
-        let ends = (&Whereabouts::from(region), &Whereabouts::from(&remote));
+        let ends = (&MemoryAttributes::from(region), &MemoryAttributes::from(&remote));
         let (mut facts, device) = self.facts(number, Operation::Put, ends, own)?;
         loop {
             let choice = choose(&facts, policy);
@@ -159,46 +162,48 @@ impl Agent {
                 return Err(Error::new(JOIN, ErrorKind::NoPath, choice.reasons()));
             };
             let made = if path.is_local() {
-                self.map_both(path, number, (local, &remote), device.as_ref(), end)
+                self.map_regions(path, number, (local, &remote), device.as_ref(), end)
             } else {
-                self.lay_tracks(number, local, &remote, end)
+                self.open_route_lanes(number, local, &remote, end)
             };
             let made = made.or_else(|error| match error.kind() {
                 // It may have ended meanwhile, which is no fact about paths.
                 ErrorKind::Closed | ErrorKind::Failed | ErrorKind::Stale => {
-                    check_there(self.peer(number, JOIN)?).and(Err(error))
+                    check_connected(self.peer(number, JOIN)?).and(Err(error))
                 }
                 _ => Err(error),
             });
             // What shows only when it is tried is a fact like others.
             match made {
-                Ok(means) => {
+                Ok(mover) => {
                     let fallback = choice.fallback().map(|(_, reason)| reason.name());
                     let local = Arc::clone(local);
-                    let inner = Inner {
-                        agent: self.home.identity,
+                    let inner = RouteInner {
+                        agent: self.local_target.identity,
                         peer: number,
                         local,
                         remote,
                         choice,
                         path,
                         fallback,
-                        means,
+                        mover,
                     };
                     return Ok(Route(Arc::new(inner)));
                 }
                 Err(error) if error.kind() == ErrorKind::NoPeerAccess => {
-                    facts.reach = Reach::None;
+                    facts.device_access = DeviceAccess::None;
                 }
                 Err(error) if error.kind() == ErrorKind::NoSuchDevice => {
-                    facts.reach = Reach::Invisible;
+                    facts.device_access = DeviceAccess::Invisible;
                 }
                 Err(error) if error.kind() == ErrorKind::Failed && path.is_local() => {
-                    facts.locality = Locality::NoWay { why: error.to_string() };
+                    facts.locality = Locality::NoDescriptorPassing { cause: error.to_string() };
                 }
-                // The peer cannot be met by it: said by `lay_tracks`.
-                Err(error) if !path.is_local() && self.peer(number, JOIN)?.no_fabric.is_some() => {
-                    facts.fabric = Fabric::None { why: error.to_string() };
+                // The peer cannot be met by it: said by `open_route_lanes`.
+                Err(error)
+                    if !path.is_local() && self.peer(number, JOIN)?.fabric_error.is_some() =>
+                {
+                    facts.fabric = Fabric::None { cause: error.to_string() };
                 }
                 Err(error) => return Err(error),
             }
@@ -208,16 +213,16 @@ impl Agent {
 
 impl Agent {
     /// Maps what a path of this machine needs.
-    fn map_both(
+    fn map_regions(
         &mut self,
         path: Path,
         peer: u32,
-        (local, remote): (&Arc<Registered>, &RegionDescriptor),
+        (local, remote): (&Arc<RegisteredRegion>, &RegionDescriptor),
         device: Option<&Device>,
         end: Instant,
-    ) -> Result<Means> {
+    ) -> Result<DataMover> {
         let of_device = |error| Error::of_device(JOIN, error);
-        let theirs = match self.peer(peer, JOIN)?.region_here(remote) {
+        let theirs = match self.peer(peer, JOIN)?.in_process_region(remote) {
             Some(region) if region.descriptor.rights.allow(remote.rights) => {
                 Some(region.buffer.clone())
             }
@@ -226,23 +231,31 @@ impl Agent {
                 return Err(Error::new(JOIN, ErrorKind::NotAllowed, detail));
             }
             None if path == Path::SameProcess => {
-                let detail = "the region was withdrawn, or never was";
+                let detail = "the region was withdrawn or never existed";
                 return Err(Error::new(JOIN, ErrorKind::Stale, detail));
             }
             None => None,
         };
         let Some(device) = device else {
             let Buffer::Host(mine) = &local.buffer else {
-                return Err(Error::new(JOIN, ErrorKind::NoPath, "no device has part in it"));
+                return Err(Error::new(
+                    JOIN,
+                    ErrorKind::NoPath,
+                    "no device takes part in this transfer",
+                ));
             };
             let remote = match theirs {
                 Some(Buffer::Host(buffer)) => buffer,
                 Some(Buffer::Device(_)) => {
-                    return Err(Error::new(JOIN, ErrorKind::NoPath, "no device has part in it"));
+                    return Err(Error::new(
+                        JOIN,
+                        ErrorKind::NoPath,
+                        "no device takes part in this transfer",
+                    ));
                 }
                 None => self.map_host(peer, remote, end)?,
             };
-            return Ok(Means::Processor { local: End::Host(mine.clone()), remote });
+            return Ok(DataMover::Cpu { local: CopyBuffer::Host(mine.clone()), remote });
         };
         let whole = |memory: &Memory, length| memory.slice(0, length).map_err(of_device);
         let their_memory = match theirs {
@@ -253,18 +266,19 @@ impl Agent {
                 memory
             }
             Some(Buffer::Host(buffer)) => buffer.pinned_for(device)?,
-            None if remote.place.is_device() => self.map_for(peer, remote, device, end)?,
+            None if remote.memory_type.is_device() => self.map_for(peer, remote, device, end)?,
             None => {
                 let mapped = self.map_host(peer, remote, end)?;
                 match (mapped.pinned_if_possible(device)?, &local.buffer) {
                     (Some(memory), _) => memory,
                     (None, Buffer::Host(mine)) => {
-                        let local = End::Host(mine.clone());
-                        return Ok(Means::Processor { local, remote: mapped });
+                        let local = CopyBuffer::Host(mine.clone());
+                        return Ok(DataMover::Cpu { local, remote: mapped });
                     }
                     (None, Buffer::Device(mine)) => {
-                        let local = End::device(whole(mine, local.descriptor.length)?, device)?;
-                        return Ok(Means::Processor { local, remote: mapped });
+                        let local =
+                            CopyBuffer::device(whole(mine, local.descriptor.length)?, device)?;
+                        return Ok(DataMover::Cpu { local, remote: mapped });
                     }
                 }
             }
@@ -279,7 +293,7 @@ impl Agent {
                 return Err(Error::new(JOIN, ErrorKind::NoPeerAccess, detail));
             }
         }
-        Ok(Means::Device {
+        Ok(DataMover::Device {
             device: device.clone(),
             local: whole(&my_memory, local.descriptor.length)?,
             remote: whole(&their_memory, remote.length)?,

@@ -1,13 +1,13 @@
 //! What is moved in one request: a list of blocks, or rows at regular distances.
 
-mod share;
+mod block_queue;
 mod strided;
 
 use gpu::Block;
 
-pub(crate) use share::Share;
+pub(crate) use block_queue::BlockQueue;
 
-pub use strided::{InArray, MOST_STRIDES, Rows, Strided};
+pub use strided::{MAX_STRIDES, Rows, Strided, Subarray};
 
 /// The blocks of a request: made from a list of them, or from what [describes](Strided) them.
 #[derive(Debug, Clone, Copy)]

@@ -8,7 +8,7 @@ use gpu::Block;
 use crate::error::{Error, ErrorKind, Result};
 
 /// Regular distances that a description has at most, beside the row itself.
-pub const MOST_STRIDES: usize = 3;
+pub const MAX_STRIDES: usize = 3;
 
 const OPERATION: &str = "describe rows";
 
@@ -27,7 +27,7 @@ const OPERATION: &str = "describe rows";
 /// ```
 /// use std::time::Duration;
 /// use transfer::path::Policy;
-/// use transfer::{Agent, AgentOptions, HostBuffer, InArray, Rights, Strided};
+/// use transfer::{Agent, AgentOptions, HostBuffer, Subarray, Rights, Strided};
 /// let second = Duration::from_secs(1);
 /// let mut west = Agent::start(AgentOptions::new("west"))?;
 /// let east = Agent::start(AgentOptions::new("east"))?;
@@ -46,8 +46,8 @@ const OPERATION: &str = "describe rows";
 /// let halo = Strided::tile(
 ///     cell,
 ///     &[n, 1],
-///     InArray { extents: &with_halo, origin: &[1, n] },
-///     InArray { extents: &with_halo, origin: &[1, 0] },
+///     Subarray { extents: &with_halo, origin: &[1, n] },
+///     Subarray { extents: &with_halo, origin: &[1, 0] },
 /// )?;
 /// mine.write(cell * ((n + 2) + n), &[7; 8])?;
 /// let token = west.put(&route, &halo, None)?;
@@ -64,7 +64,7 @@ pub struct Strided {
     /// Bytes of one row.
     pub(crate) row: u64,
     /// The shortest distance at the target first; those that are not needed count 1.
-    strides: [Stride; MOST_STRIDES],
+    strides: [Stride; MAX_STRIDES],
     /// Of all rows.
     count: u64,
     /// Where the last of them end.
@@ -94,7 +94,7 @@ impl Stride {
 /// Where a tile begins in an array. The last index runs fastest, as in C; for arrays of
 /// Fortran all lists are turned round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct InArray<'a> {
+pub struct Subarray<'a> {
     /// How many elements the array has in each dimension.
     pub extents: &'a [u64],
     /// The first element of the tile.
@@ -105,7 +105,7 @@ fn malformed(detail: String) -> Error {
     Error::new(OPERATION, ErrorKind::Malformed, detail)
 }
 
-fn too_much(what: &str) -> Error {
+fn overflow_error(what: &str) -> Error {
     Error::new(OPERATION, ErrorKind::OutOfBounds, format!("{what} 2^64 or beyond"))
 }
 
@@ -119,7 +119,7 @@ impl Strided {
         if bytes == 0 {
             return Err(malformed("a row of no bytes".to_owned()));
         }
-        let strides = [Stride::NONE; MOST_STRIDES];
+        let strides = [Stride::NONE; MAX_STRIDES];
         Ok(Self { to: 0, from: 0, row: bytes, strides, count: 1, to_end: bytes, from_end: bytes })
     }
 
@@ -154,17 +154,17 @@ impl Strided {
             1 => return Ok(self),
             _ => Stride { count, to: to_stride, from: from_stride },
         };
-        let mut all = [new; MOST_STRIDES + 1];
+        let mut all = [new; MAX_STRIDES + 1];
         all[1..].copy_from_slice(&self.strides);
         // Those that are not needed last.
         all.sort_unstable_by_key(|stride| (stride.count == 1, stride.to, stride.from));
         let (row, all) = joined(self.row, all)?;
         let [strides @ .., last] = all;
         if last != Stride::NONE {
-            let detail = format!("distances; {MOST_STRIDES} are the most, with those that are one");
+            let detail = format!("distances; {MAX_STRIDES} are the most, with those that are one");
             return Err(Error::new(OPERATION, ErrorKind::TooMany, detail));
         }
-        check_apart(row, &strides)?;
+        check_no_overlap(row, &strides)?;
         Self { row, strides, ..self }.checked()
     }
 
@@ -174,25 +174,27 @@ impl Strided {
     /// [`OutOfBounds`](ErrorKind::OutOfBounds) beyond 2⁶⁴.
     pub fn shifted(self, from: u64, to: u64) -> Result<Self> {
         let (from, to) = (self.from.checked_add(from), self.to.checked_add(to));
-        let (Some(from), Some(to)) = (from, to) else { return Err(too_much("a row begins at")) };
+        let (Some(from), Some(to)) = (from, to) else {
+            return Err(overflow_error("a row begins at"));
+        };
         Self { from, to, ..self }.checked()
     }
 
     /// A tile of so many elements in each dimension, out of one array and into another: a halo,
     /// or any other part that has corners.
     ///
-    /// There may be any number of dimensions; only so many as [`MOST_STRIDES`] may be left when
+    /// There may be any number of dimensions; only so many as [`MAX_STRIDES`] may be left when
     /// those were joined in which the tile is as long as both arrays are.
     ///
     /// ```
-    /// use transfer::{InArray, Strided};
+    /// use transfer::{Subarray, Strided};
     /// // The upper face of a cube of 32³ doubles, in an array of its own.
-    /// let cube = InArray { extents: &[32, 32, 32], origin: &[31, 0, 0] };
-    /// let face = InArray { extents: &[1, 32, 32], origin: &[0, 0, 0] };
+    /// let cube = Subarray { extents: &[32, 32, 32], origin: &[31, 0, 0] };
+    /// let face = Subarray { extents: &[1, 32, 32], origin: &[0, 0, 0] };
     /// assert_eq!(Strided::tile(8, &[1, 32, 32], cube, face)?.count(), 1);
     /// // The left one: a row for each double.
-    /// let cube = InArray { origin: &[0, 0, 0], ..cube };
-    /// let face = InArray { extents: &[32, 32, 1], origin: &[0, 0, 0] };
+    /// let cube = Subarray { origin: &[0, 0, 0], ..cube };
+    /// let face = Subarray { extents: &[32, 32, 1], origin: &[0, 0, 0] };
     /// assert_eq!(Strided::tile(8, &[32, 32, 1], cube, face)?.count(), 1024);
     /// # Ok::<(), transfer::Error>(())
     /// ```
@@ -204,8 +206,8 @@ impl Strided {
     pub fn tile(
         element_bytes: u64,
         size: &[u64],
-        from: InArray<'_>,
-        to: InArray<'_>,
+        from: Subarray<'_>,
+        to: Subarray<'_>,
     ) -> Result<Self> {
         let lists = [from.extents, from.origin, to.extents, to.origin];
         if lists.iter().any(|list| list.len() != size.len()) {
@@ -231,7 +233,7 @@ impl Strided {
                 let start =
                     origin.checked_mul(stride).and_then(|more| starts[side].checked_add(more));
                 let (Some(start), Some(end)) = (start, stride.checked_mul(extent)) else {
-                    return Err(too_much("an array ends at"));
+                    return Err(overflow_error("an array ends at"));
                 };
                 (starts[side], strides[side]) = (start, end);
             }
@@ -242,11 +244,11 @@ impl Strided {
     /// Its rows.
     #[must_use]
     pub fn iter(&self) -> Rows {
-        Rows { of: *self, at: [0; MOST_STRIDES], to: self.to, from: self.from, left: self.count }
+        Rows { of: *self, at: [0; MAX_STRIDES], to: self.to, from: self.from, left: self.count }
     }
 
     /// Some of its rows, by their numbers.
-    pub(crate) fn some(&self, numbers: Range<u64>) -> Rows {
+    pub(crate) fn rows_in(&self, numbers: Range<u64>) -> Rows {
         let end = numbers.end.min(self.count);
         let mut rows = Rows { left: end.saturating_sub(numbers.start), ..self.iter() };
         let mut number = numbers.start;
@@ -298,8 +300,8 @@ impl Strided {
             (Some(count), (Some(to_end), Some(from_end))) => {
                 Ok(Self { count, to_end, from_end, ..self })
             }
-            (None, _) => Err(too_much("all rows together have")),
-            _ => Err(too_much("a row ends at")),
+            (None, _) => Err(overflow_error("all rows together have")),
+            _ => Err(overflow_error("a row ends at")),
         }
     }
 }
@@ -311,10 +313,10 @@ fn joined<const N: usize>(mut row: u64, all: [Stride; N]) -> Result<(u64, [Strid
     for stride in all.into_iter().filter(|stride| stride.count > 1) {
         if count == 0 && (stride.to, stride.from) == (row, row) {
             let longer = row.checked_mul(stride.count);
-            row = longer.ok_or_else(|| too_much("all rows together have"))?;
+            row = longer.ok_or_else(|| overflow_error("all rows together have"))?;
         } else if let Some(last) = kept[..count].last_mut().filter(|last| stride.continues(last)) {
             let more = last.count.checked_mul(stride.count);
-            last.count = more.ok_or_else(|| too_much("all rows together have"))?;
+            last.count = more.ok_or_else(|| overflow_error("all rows together have"))?;
         } else {
             kept[count] = stride;
             count += 1;
@@ -325,7 +327,7 @@ fn joined<const N: usize>(mut row: u64, all: [Stride; N]) -> Result<(u64, [Strid
 
 /// Refuses a distance at the target that is shorter than what it repeats. They are in the order of
 /// their length there.
-fn check_apart(row: u64, strides: &[Stride]) -> Result<()> {
+fn check_no_overlap(row: u64, strides: &[Stride]) -> Result<()> {
     let mut extent = row;
     for stride in strides.iter().filter(|stride| stride.count > 1) {
         if stride.to < extent {
@@ -337,7 +339,7 @@ fn check_apart(row: u64, strides: &[Stride]) -> Result<()> {
         }
         let more = stride.to.checked_mul(stride.count - 1);
         let longer = more.and_then(|more| extent.checked_add(more));
-        extent = longer.ok_or_else(|| too_much("a row ends at"))?;
+        extent = longer.ok_or_else(|| overflow_error("a row ends at"))?;
     }
     Ok(())
 }
@@ -355,7 +357,7 @@ impl IntoIterator for &Strided {
 #[derive(Debug, Clone)]
 pub struct Rows {
     pub(super) of: Strided,
-    at: [u64; MOST_STRIDES],
+    at: [u64; MAX_STRIDES],
     to: u64,
     from: u64,
     left: u64,

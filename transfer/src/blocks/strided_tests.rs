@@ -137,7 +137,7 @@ fn nothing_reaches_beyond_64_bits() {
 #[test]
 fn three_distances_are_the_most() {
     let mut rows = Strided::row(1).unwrap();
-    for times in 0..MOST_STRIDES as u32 {
+    for times in 0..MAX_STRIDES as u32 {
         rows = rows.repeat(2, 10_u64.pow(times + 1), 100_u64.pow(times + 1)).unwrap();
     }
     assert_eq!(kind(rows.repeat(2, 1 << 40, 1 << 50)), ErrorKind::TooMany);
@@ -147,7 +147,7 @@ fn three_distances_are_the_most() {
 
 #[test]
 fn a_tile_is_checked_against_its_arrays() {
-    let array = InArray { extents: &[4, 6], origin: &[1, 2] };
+    let array = Subarray { extents: &[4, 6], origin: &[1, 2] };
     let tile = |size: &[u64], to| Strided::tile(8, size, array, to);
     assert!(tile(&[3, 4], array).is_ok());
     assert_eq!(kind(tile(&[4, 4], array)), ErrorKind::OutOfBounds);
@@ -155,11 +155,11 @@ fn a_tile_is_checked_against_its_arrays() {
     assert_eq!(kind(tile(&[3, 0], array)), ErrorKind::Malformed);
     assert_eq!(kind(tile(&[3], array)), ErrorKind::Malformed);
     assert_eq!(kind(tile(&[3, 1, 1], array)), ErrorKind::Malformed);
-    let far = InArray { extents: &[4, 6], origin: &[u64::MAX, 0] };
+    let far = Subarray { extents: &[4, 6], origin: &[u64::MAX, 0] };
     assert_eq!(kind(tile(&[1, 1], far)), ErrorKind::OutOfBounds);
-    let long = InArray { extents: &[u64::MAX, u64::MAX], origin: &[0, 0] };
+    let long = Subarray { extents: &[u64::MAX, u64::MAX], origin: &[0, 0] };
     assert_eq!(kind(tile(&[1, 1], long)), ErrorKind::OutOfBounds);
-    let none = InArray { extents: &[], origin: &[] };
+    let none = Subarray { extents: &[], origin: &[] };
     assert_eq!(Strided::tile(8, &[], none, none).unwrap(), Strided::row(8).unwrap());
 }
 
@@ -172,8 +172,8 @@ fn a_face_has_as_many_rows_as_it_needs() {
         let (mut size, mut from, mut to) = (all, [1; 3], [1; 3]);
         (size[dimension], from[dimension], to[dimension]) = (1, 32, 0);
         let (from, to) = (
-            InArray { extents: &extents, origin: &from },
-            InArray { extents: &extents, origin: &to },
+            Subarray { extents: &extents, origin: &from },
+            Subarray { extents: &extents, origin: &to },
         );
         let face = Strided::tile(8, &size, from, to).unwrap();
         assert_eq!((face.count(), face.bytes()), (count, 8 * 1024));
@@ -219,7 +219,7 @@ proptest! {
                 }
                 ErrorKind::TooMany => {
                     let needed = strides.iter().filter(|stride| stride.0 > 1).count();
-                    prop_assert!(needed > MOST_STRIDES, "{}", error);
+                    prop_assert!(needed > MAX_STRIDES, "{}", error);
                 }
                 other => prop_assert!(false, "{:?}: {}", other, error),
             },
@@ -240,8 +240,8 @@ proptest! {
         let tile = Strided::tile(
             element,
             &size,
-            InArray { extents: &from.0, origin: &from.1 },
-            InArray { extents: &to.0, origin: &to.1 },
+            Subarray { extents: &from.0, origin: &from.1 },
+            Subarray { extents: &to.0, origin: &to.1 },
         ).unwrap();
         // Each element by its indices.
         let mut expected = Pairs::new();

@@ -20,31 +20,31 @@ pub enum Locality {
     /// A descriptor was passed from one to the other.
     SameMachine,
     /// They run on one machine, as far as its kernel tells, but nothing can be passed.
-    NoWay {
+    NoDescriptorPassing {
         /// What was tried, and how it failed.
-        why: String,
+        cause: String,
     },
     /// On one machine, perhaps, but the configuration says that they are to be taken for
     /// remote.
-    ToldRemote,
+    ForcedRemote,
     /// On different machines.
     OtherMachine,
 }
 
 /// How memory can leave its process for another one of the same machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
-pub enum Leaving {
+pub enum Exportability {
     /// As file descriptors.
     ByDescriptors,
     /// By the driver's handle of a plain allocation.
     ByLegacyHandle,
     /// Not at all.
-    Not(Stays),
+    Not(ExportObstacle),
 }
 
 /// Why memory cannot leave its process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
-pub enum Stays {
+pub enum ExportObstacle {
     /// It was mapped from pieces that were not made to be exported.
     NotExportable,
     /// It was allocated the plain way, and its device makes no handles of such memory.
@@ -56,19 +56,19 @@ pub enum Stays {
     /// Memory of the host that is in no shared segment.
     PrivateHostMemory,
     /// Its owner registered it for own use only.
-    OwnUse,
+    LocalOnly,
 }
 
 /// Where memory lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
-pub enum Place {
+pub enum MemoryType {
     /// On a device.
-    Device(Leaving),
+    Device(Exportability),
     /// On the host.
-    Host(Leaving),
+    Host(Exportability),
 }
 
-impl Place {
+impl MemoryType {
     /// On a device?
     #[must_use]
     pub const fn is_device(self) -> bool {
@@ -77,16 +77,16 @@ impl Place {
 
     /// How it leaves its process.
     #[must_use]
-    pub const fn leaving(self) -> Leaving {
+    pub const fn exportability(self) -> Exportability {
         match self {
-            Self::Device(leaving) | Self::Host(leaving) => leaving,
+            Self::Device(exportability) | Self::Host(exportability) => exportability,
         }
     }
 }
 
 /// How the device that would copy reaches the memory at the other end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
-pub enum Reach {
+pub enum DeviceAccess {
     /// It is the same device, or memory of the host that it can be given access to.
     Same,
     /// Directly, by NVLink or PCIe.
@@ -119,7 +119,7 @@ pub enum Fabric {
     /// They share none.
     None {
         /// What was tried, and how it failed.
-        why: String,
+        cause: String,
     },
     /// They are connected.
     Connected {
@@ -142,11 +142,11 @@ pub struct Facts {
     /// Who the two are to each other.
     pub locality: Locality,
     /// The memory of who begins it.
-    pub local: Place,
+    pub local: MemoryType,
     /// The peer's memory.
-    pub remote: Place,
+    pub remote: MemoryType,
     /// How the copying device reaches the peer's memory.
-    pub reach: Reach,
+    pub device_access: DeviceAccess,
     /// What the fabric can do.
     pub fabric: Fabric,
 }

@@ -35,28 +35,24 @@ pub(crate) fn count(path: Path, bytes: u64, fallback: Option<&'static str>) {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Count {
     RailLost,
-    RailBack,
-    KeptHits,
-    KeptMisses,
-    KeptEvictions,
-    KeptBytes,
-    KeptEntries,
+    RailRestored,
+    CacheHits,
+    CacheMisses,
+    CacheEvictions,
+    CacheBytes,
+    CacheEntries,
 }
 
 /// What they are, what they are called, and what that means, in the same order.
 const COUNTS: [(&str, &str, &str); 7] = [
     ("counter", "rail_lost", "Rails to other agents that were lost."),
-    ("counter", "rail_back", "Rails to other agents that were lost and came back."),
-    (
-        "counter",
-        "registration_cache_hits",
-        "Memory to be registered for own use that was registered already.",
-    ),
-    ("counter", "registration_cache_misses", "Memory to be registered for own use that was not."),
-    ("counter", "registration_cache_evictions", "Registrations that made room for others."),
-    ("gauge", "registration_cache_bytes", "Memory that is kept registered for own use."),
+    ("counter", "rail_restored", "Rails to other agents that were lost and restored."),
+    ("counter", "registration_cache_hits", "Local registrations that were found in the cache."),
+    ("counter", "registration_cache_misses", "Local registrations that were not in the cache."),
+    ("counter", "registration_cache_evictions", "Cached registrations that were evicted."),
+    ("gauge", "registration_cache_bytes", "Bytes of memory in the registration cache."),
     // What ends with `_count` is a part of a histogram, to those that read this.
-    ("gauge", "registration_cache_entries", "Registrations for own use that are kept."),
+    ("gauge", "registration_cache_entries", "Entries of the registration cache."),
 ];
 static VALUES: [AtomicU64; COUNTS.len()] = [const { AtomicU64::new(0) }; COUNTS.len()];
 

@@ -18,7 +18,10 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-pub use facts::{Fabric, Facts, Leaving, Locality, Operation, Place, Reach, Registration, Stays};
+pub use facts::{
+    DeviceAccess, ExportObstacle, Exportability, Fabric, Facts, Locality, MemoryType, Operation,
+    Registration,
+};
 pub use metrics::metrics;
 pub use policy::Policy;
 pub use reason::Reason;

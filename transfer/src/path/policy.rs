@@ -40,7 +40,7 @@ impl Policy {
     pub fn check(&self) -> Result<()> {
         let is_denied = |path: &Path| self.deny.contains(path);
         if !self.require.is_empty() && self.require.iter().all(is_denied) {
-            let detail = "all that is required is denied, too";
+            let detail = "every required path is also denied";
             return Err(Error::new(OPERATION, ErrorKind::Malformed, detail));
         }
         Ok(())

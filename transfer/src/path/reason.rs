@@ -5,33 +5,33 @@ use std::fmt;
 use serde::Serialize;
 
 use super::Path;
-use super::facts::Stays;
+use super::facts::ExportObstacle;
 
 /// Why a path was not taken.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "reason", rename_all = "kebab-case")]
 pub enum Reason {
     /// They are two processes.
-    TwoProcesses,
+    OtherProcess,
     /// They are one process: nothing has to leave it.
-    OneProcess,
+    SameProcess,
     /// They are on different machines.
     OtherMachine,
     /// No descriptor can be passed between them.
-    NoWay {
+    NoDescriptorPassing {
         /// What was tried, and how it failed.
-        why: String,
+        cause: String,
     },
     /// The configuration says that they are remote.
-    ToldRemote,
+    ForcedRemote,
     /// The peer's memory does not lie on a device.
     NoDeviceMemory,
     /// The peer's memory does not lie on the host.
     NoHostMemory,
     /// The peer's memory cannot leave its process.
-    Stays {
+    ExportObstacle {
         /// Why it cannot.
-        because: Stays,
+        cause: ExportObstacle,
     },
     /// This process does not see the peer's device.
     DeviceNotVisible,
@@ -42,7 +42,7 @@ pub enum Reason {
     /// They share no fabric.
     NoFabric {
         /// What was tried, and how it failed.
-        why: String,
+        cause: String,
     },
     /// The provider has no one-sided reads and writes.
     NoRemoteAccess {
@@ -81,19 +81,23 @@ impl Reason {
     #[must_use]
     pub const fn name(&self) -> &'static str {
         match self {
-            Self::TwoProcesses => "two-processes",
-            Self::OneProcess => "one-process",
+            Self::OtherProcess => "other-process",
+            Self::SameProcess => "same-process",
             Self::OtherMachine => "other-machine",
-            Self::NoWay { .. } => "no-way",
-            Self::ToldRemote => "told-remote",
+            Self::NoDescriptorPassing { .. } => "no-descriptor-passing",
+            Self::ForcedRemote => "forced-remote",
             Self::NoDeviceMemory => "no-device-memory",
             Self::NoHostMemory => "no-host-memory",
-            Self::Stays { because: Stays::NotExportable } => "not-exportable",
-            Self::Stays { because: Stays::NoLegacyHandle } => "no-legacy-handle",
-            Self::Stays { because: Stays::StreamOrderedPool } => "stream-ordered-pool",
-            Self::Stays { because: Stays::Managed } => "managed",
-            Self::Stays { because: Stays::PrivateHostMemory } => "private-host-memory",
-            Self::Stays { because: Stays::OwnUse } => "own-use",
+            Self::ExportObstacle { cause: ExportObstacle::NotExportable } => "not-exportable",
+            Self::ExportObstacle { cause: ExportObstacle::NoLegacyHandle } => "no-legacy-handle",
+            Self::ExportObstacle { cause: ExportObstacle::StreamOrderedPool } => {
+                "stream-ordered-pool"
+            }
+            Self::ExportObstacle { cause: ExportObstacle::Managed } => "managed",
+            Self::ExportObstacle { cause: ExportObstacle::PrivateHostMemory } => {
+                "private-host-memory"
+            }
+            Self::ExportObstacle { cause: ExportObstacle::LocalOnly } => "local-only",
             Self::DeviceNotVisible => "device-not-visible",
             Self::NoPeerAccess => "no-peer-access",
             Self::ForeignDevice => "foreign-device",
@@ -112,16 +116,16 @@ impl Reason {
     /// path? Taking a worse path for any other reason is a *fallback*, which is told and
     /// counted.
     #[must_use]
-    pub const fn is_natural(&self) -> bool {
+    pub const fn is_expected(&self) -> bool {
         matches!(
             self,
-            Self::TwoProcesses
-                | Self::OneProcess
+            Self::OtherProcess
+                | Self::SameProcess
                 | Self::OtherMachine
-                | Self::ToldRemote
+                | Self::ForcedRemote
                 | Self::NoDeviceMemory
                 | Self::NoHostMemory
-                | Self::Stays { because: Stays::PrivateHostMemory }
+                | Self::ExportObstacle { cause: ExportObstacle::PrivateHostMemory }
                 | Self::NothingToStage
                 | Self::Denied
                 | Self::NotRequired
@@ -133,34 +137,34 @@ impl Reason {
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::TwoProcesses => f.write_str("they are two processes"),
-            Self::OneProcess => f.write_str("they are one process: nothing has to leave it"),
+            Self::OtherProcess => f.write_str("they are two processes"),
+            Self::SameProcess => f.write_str("they are one process: nothing has to leave it"),
             Self::OtherMachine => f.write_str("they are on different machines"),
-            Self::NoWay { why } => write!(f, "no descriptor can be passed between them: {why}"),
-            Self::ToldRemote => f.write_str("the configuration takes them for remote"),
+            Self::NoDescriptorPassing { cause } => write!(f, "no descriptor can be passed between them: {cause}"),
+            Self::ForcedRemote => f.write_str("the configuration takes them for remote"),
             Self::NoDeviceMemory => f.write_str("the peer's memory lies on the host"),
             Self::NoHostMemory => f.write_str("the peer's memory lies on a device"),
-            Self::Stays { because } => f.write_str(match because {
-                Stays::NotExportable => {
+            Self::ExportObstacle { cause } => f.write_str(match cause {
+                ExportObstacle::NotExportable => {
                     "the peer's memory was mapped from pieces that were not made to be exported"
                 }
-                Stays::NoLegacyHandle => {
-                    "the peer's memory was allocated the plain way, and its device (a stand-in?) makes no \
+                ExportObstacle::NoLegacyHandle => {
+                    "the peer's memory was allocated the plain way, and its device (a emulated?) makes no \
                      handles of such memory"
                 }
-                Stays::StreamOrderedPool => {
+                ExportObstacle::StreamOrderedPool => {
                     "the peer's memory comes from a stream-ordered pool, which cannot be exported"
                 }
-                Stays::Managed => "the peer's memory is managed, which cannot be exported",
-                Stays::PrivateHostMemory => "the peer's memory is in no shared segment",
-                Stays::OwnUse => "the peer registered its memory for own use only",
+                ExportObstacle::Managed => "the peer's memory is managed, which cannot be exported",
+                ExportObstacle::PrivateHostMemory => "the peer's memory is in no shared segment",
+                ExportObstacle::LocalOnly => "the peer registered its memory for own use only",
             }),
             Self::DeviceNotVisible => f.write_str("this process does not see the peer's device"),
             Self::NoPeerAccess => {
                 f.write_str("the devices cannot reach each other's memory directly")
             }
             Self::ForeignDevice => f.write_str("the devices are of different implementations"),
-            Self::NoFabric { why } => write!(f, "they share no fabric: {why}"),
+            Self::NoFabric { cause } => write!(f, "they share no fabric: {cause}"),
             Self::NoRemoteAccess { provider } => {
                 write!(f, "{provider} has no one-sided reads and writes")
             }

@@ -5,7 +5,7 @@ use std::fmt;
 use serde::Serialize;
 
 use super::Path;
-use super::facts::{Fabric, Facts, Leaving, Locality, Reach, Registration};
+use super::facts::{DeviceAccess, Exportability, Fabric, Facts, Locality, Registration};
 use super::policy::Policy;
 use super::reason::Reason;
 
@@ -57,16 +57,16 @@ impl Choice {
     /// expected, and was refused: its reason is why this is a fallback.
     #[must_use]
     pub fn fallback(&self) -> Option<(Path, &Reason)> {
-        self.surprises().next()
+        self.fallbacks().next()
     }
 
     /// All paths that were wanted more than the one that is taken, could have been expected,
     /// and were refused, with their reasons.
-    pub fn surprises(&self) -> impl Iterator<Item = (Path, &Reason)> {
+    pub fn fallbacks(&self) -> impl Iterator<Item = (Path, &Reason)> {
         let wanted = self.candidates.iter();
         wanted.take_while(|candidate| candidate.verdict != Verdict::Taken).filter_map(|candidate| {
             match &candidate.verdict {
-                Verdict::Refused(reason) if !reason.is_natural() => Some((candidate.path, reason)),
+                Verdict::Refused(reason) if !reason.is_expected() => Some((candidate.path, reason)),
                 _ => None,
             }
         })
@@ -99,18 +99,18 @@ impl fmt::Display for Choice {
 ///
 /// ```
 /// use transfer::path::{
-///     Fabric, Facts, Leaving, Locality, Operation, Path, Place, Policy, Reach, choose,
+///     Fabric, Facts, Exportability, Locality, Operation, Path, MemoryType, Policy, DeviceAccess, choose,
 /// };
 /// let mut facts = Facts {
 ///     operation: Operation::Put,
 ///     locality: Locality::SameMachine,
-///     local: Place::Device(Leaving::ByDescriptors),
-///     remote: Place::Device(Leaving::ByLegacyHandle),
-///     reach: Reach::Direct,
-///     fabric: Fabric::None { why: "none was asked for".into() },
+///     local: MemoryType::Device(Exportability::ByDescriptors),
+///     remote: MemoryType::Device(Exportability::ByLegacyHandle),
+///     device_access: DeviceAccess::Direct,
+///     fabric: Fabric::None { cause: "none was asked for".into() },
 /// };
 /// assert_eq!(choose(&facts, &Policy::default()).taken(), Some(Path::CudaIpc));
-/// facts.reach = Reach::None;
+/// facts.device_access = DeviceAccess::None;
 /// let choice = choose(&facts, &Policy::default());
 /// assert_eq!(choice.taken(), None); // and every path says why
 /// assert!(choice.reasons().contains("cannot reach each other"));
@@ -147,23 +147,23 @@ fn obstacle(path: Path, facts: &Facts) -> Option<Reason> {
     match path {
         Path::SameProcess => match facts.locality {
             Locality::SameProcess => match_devices(facts),
-            _ => Some(Reason::TwoProcesses),
+            _ => Some(Reason::OtherProcess),
         },
         Path::CudaIpc => (!facts.remote.is_device())
             .then_some(Reason::NoDeviceMemory)
-            .or_else(|| not_beside(&facts.locality))
-            .or_else(|| stays(facts))
+            .or_else(|| no_shared_memory(&facts.locality))
+            .or_else(|| export_obstacle(facts))
             .or_else(|| match_devices(facts)),
         Path::SharedMemory => (facts.remote.is_device())
             .then_some(Reason::NoHostMemory)
-            .or_else(|| not_beside(&facts.locality))
-            .or_else(|| stays(facts))
+            .or_else(|| no_shared_memory(&facts.locality))
+            .or_else(|| export_obstacle(facts))
             .or_else(|| match_devices(facts)),
-        Path::FabricDirect => on_a_fabric(facts, |provider, local, remote| {
+        Path::FabricDirect => check_fabric(facts, |provider, local, remote| {
             unregistered(provider, "local", local)
                 .or_else(|| unregistered(provider, "remote", remote))
         }),
-        Path::FabricStaged => on_a_fabric(facts, |_, local, remote| {
+        Path::FabricStaged => check_fabric(facts, |_, local, remote| {
             let works = [local, remote].iter().all(|side| *side == Registration::Works);
             works.then_some(Reason::NothingToStage)
         }),
@@ -171,43 +171,47 @@ fn obstacle(path: Path, facts: &Facts) -> Option<Reason> {
 }
 
 /// Why two processes do not share memory, if they do not.
-fn not_beside(locality: &Locality) -> Option<Reason> {
+fn no_shared_memory(locality: &Locality) -> Option<Reason> {
     match locality {
         Locality::SameMachine => None,
-        Locality::SameProcess => Some(Reason::OneProcess),
-        Locality::NoWay { why } => Some(Reason::NoWay { why: why.clone() }),
-        Locality::ToldRemote => Some(Reason::ToldRemote),
+        Locality::SameProcess => Some(Reason::SameProcess),
+        Locality::NoDescriptorPassing { cause } => {
+            Some(Reason::NoDescriptorPassing { cause: cause.clone() })
+        }
+        Locality::ForcedRemote => Some(Reason::ForcedRemote),
         Locality::OtherMachine => Some(Reason::OtherMachine),
     }
 }
 
-fn stays(facts: &Facts) -> Option<Reason> {
-    match facts.remote.leaving() {
-        Leaving::ByDescriptors | Leaving::ByLegacyHandle => None,
-        Leaving::Not(because) => Some(Reason::Stays { because }),
+fn export_obstacle(facts: &Facts) -> Option<Reason> {
+    match facts.remote.exportability() {
+        Exportability::ByDescriptors | Exportability::ByLegacyHandle => None,
+        Exportability::Not(cause) => Some(Reason::ExportObstacle { cause }),
     }
 }
 
 fn match_devices(facts: &Facts) -> Option<Reason> {
-    match facts.reach {
-        Reach::Same | Reach::Direct | Reach::NoDevice => None,
-        Reach::None => Some(Reason::NoPeerAccess),
-        Reach::Invisible => Some(Reason::DeviceNotVisible),
-        Reach::Foreign => Some(Reason::ForeignDevice),
+    match facts.device_access {
+        DeviceAccess::Same | DeviceAccess::Direct | DeviceAccess::NoDevice => None,
+        DeviceAccess::None => Some(Reason::NoPeerAccess),
+        DeviceAccess::Invisible => Some(Reason::DeviceNotVisible),
+        DeviceAccess::Foreign => Some(Reason::ForeignDevice),
     }
 }
 
-fn on_a_fabric(
+fn check_fabric(
     facts: &Facts,
-    judge: impl FnOnce(&str, Registration, Registration) -> Option<Reason>,
+    verdict_of: impl FnOnce(&str, Registration, Registration) -> Option<Reason>,
 ) -> Option<Reason> {
     match (&facts.locality, &facts.fabric) {
-        (Locality::SameProcess, _) => Some(Reason::OneProcess),
-        (_, Fabric::None { why }) => Some(Reason::NoFabric { why: why.clone() }),
+        (Locality::SameProcess, _) => Some(Reason::SameProcess),
+        (_, Fabric::None { cause }) => Some(Reason::NoFabric { cause: cause.clone() }),
         (_, Fabric::Connected { provider, remote_access: false, .. }) => {
             Some(Reason::NoRemoteAccess { provider: provider.clone() })
         }
-        (_, Fabric::Connected { provider, local, remote, .. }) => judge(provider, *local, *remote),
+        (_, Fabric::Connected { provider, local, remote, .. }) => {
+            verdict_of(provider, *local, *remote)
+        }
     }
 }
 

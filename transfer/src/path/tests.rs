@@ -2,7 +2,7 @@
 
 use super::*;
 
-fn why() -> String {
+fn cause() -> String {
     "as tested".to_owned()
 }
 
@@ -10,33 +10,44 @@ fn localities() -> [Locality; 5] {
     [
         Locality::SameProcess,
         Locality::SameMachine,
-        Locality::NoWay { why: why() },
-        Locality::ToldRemote,
+        Locality::NoDescriptorPassing { cause: cause() },
+        Locality::ForcedRemote,
         Locality::OtherMachine,
     ]
 }
 
-fn places() -> Vec<Place> {
-    let leaving = [
-        Leaving::ByDescriptors,
-        Leaving::ByLegacyHandle,
-        Leaving::Not(Stays::NotExportable),
-        Leaving::Not(Stays::NoLegacyHandle),
-        Leaving::Not(Stays::StreamOrderedPool),
-        Leaving::Not(Stays::Managed),
-        Leaving::Not(Stays::PrivateHostMemory),
+fn places() -> Vec<MemoryType> {
+    let exportability = [
+        Exportability::ByDescriptors,
+        Exportability::ByLegacyHandle,
+        Exportability::Not(ExportObstacle::NotExportable),
+        Exportability::Not(ExportObstacle::NoLegacyHandle),
+        Exportability::Not(ExportObstacle::StreamOrderedPool),
+        Exportability::Not(ExportObstacle::Managed),
+        Exportability::Not(ExportObstacle::PrivateHostMemory),
     ];
-    leaving.into_iter().flat_map(|leaving| [Place::Device(leaving), Place::Host(leaving)]).collect()
+    exportability
+        .into_iter()
+        .flat_map(|exportability| {
+            [MemoryType::Device(exportability), MemoryType::Host(exportability)]
+        })
+        .collect()
 }
 
-const REACHES: [Reach; 6] =
-    [Reach::Same, Reach::Direct, Reach::None, Reach::Invisible, Reach::Foreign, Reach::NoDevice];
+const REACHES: [DeviceAccess; 6] = [
+    DeviceAccess::Same,
+    DeviceAccess::Direct,
+    DeviceAccess::None,
+    DeviceAccess::Invisible,
+    DeviceAccess::Foreign,
+    DeviceAccess::NoDevice,
+];
 
 const REGISTRATIONS: [Registration; 3] =
     [Registration::Works, Registration::NotOffered, Registration::NotSafe];
 
 fn fabrics() -> Vec<Fabric> {
-    let mut fabrics = vec![Fabric::None { why: why() }];
+    let mut fabrics = vec![Fabric::None { cause: cause() }];
     for remote_access in [false, true] {
         for local in REGISTRATIONS {
             for remote in REGISTRATIONS {
@@ -50,18 +61,25 @@ fn fabrics() -> Vec<Fabric> {
 
 /// What differs, whoever begins it and whatever its own memory is.
 fn each(look: impl FnMut(Facts)) {
-    each_of(&[Operation::Put], &[Place::Device(Leaving::ByDescriptors)], look);
+    each_of(&[Operation::Put], &[MemoryType::Device(Exportability::ByDescriptors)], look);
 }
 
-fn each_of(operations: &[Operation], locals: &[Place], mut look: impl FnMut(Facts)) {
+fn each_of(operations: &[Operation], locals: &[MemoryType], mut look: impl FnMut(Facts)) {
     for locality in localities() {
         for local in locals.iter().copied() {
             for remote in places() {
-                for reach in REACHES {
+                for device_access in REACHES {
                     for fabric in fabrics() {
                         for operation in operations.iter().copied() {
                             let (locality, fabric) = (locality.clone(), fabric.clone());
-                            look(Facts { operation, locality, local, remote, reach, fabric });
+                            look(Facts {
+                                operation,
+                                locality,
+                                local,
+                                remote,
+                                device_access,
+                                fabric,
+                            });
                         }
                     }
                 }
@@ -87,8 +105,11 @@ fn every_combination_of_facts_gets_the_best_path_that_they_allow() {
         let choice = choose(&facts, &policy);
         let paths: Vec<_> = choice.candidates.iter().map(|candidate| candidate.path).collect();
         assert_eq!(paths, Path::ALL, "each path once, in order");
-        let devices_meet = matches!(facts.reach, Reach::Same | Reach::Direct | Reach::NoDevice);
-        let leaves = !matches!(facts.remote.leaving(), Leaving::Not(_));
+        let devices_meet = matches!(
+            facts.device_access,
+            DeviceAccess::Same | DeviceAccess::Direct | DeviceAccess::NoDevice
+        );
+        let leaves = !matches!(facts.remote.exportability(), Exportability::Not(_));
         let beside = facts.locality == Locality::SameMachine && leaves && devices_meet;
         let (connected, reached) = match facts.fabric {
             Fabric::Connected { remote_access, local, remote, .. } => {
@@ -161,13 +182,13 @@ fn what_is_preferred_comes_first_and_what_it_falls_back_to_is_named() {
     });
 }
 
-fn between_devices(locality: Locality, reach: Reach) -> Facts {
+fn between_devices(locality: Locality, device_access: DeviceAccess) -> Facts {
     Facts {
         operation: Operation::Put,
         locality,
-        local: Place::Device(Leaving::ByDescriptors),
-        remote: Place::Device(Leaving::ByDescriptors),
-        reach,
+        local: MemoryType::Device(Exportability::ByDescriptors),
+        remote: MemoryType::Device(Exportability::ByDescriptors),
+        device_access,
         fabric: Fabric::Connected {
             provider: "tcp".to_owned(),
             remote_access: true,
@@ -180,16 +201,19 @@ fn between_devices(locality: Locality, reach: Reach) -> Facts {
 #[test]
 fn a_fallback_is_one_only_if_something_better_could_have_been_expected() {
     let policy = Policy::default();
-    let choice = choose(&between_devices(Locality::SameMachine, Reach::None), &policy);
+    let choice = choose(&between_devices(Locality::SameMachine, DeviceAccess::None), &policy);
     assert_eq!(choice.taken(), Some(Path::FabricStaged));
     assert_eq!(choice.fallback(), Some((Path::CudaIpc, &Reason::NoPeerAccess)));
-    let choice = choose(&between_devices(Locality::NoWay { why: why() }, Reach::Direct), &policy);
+    let choice = choose(
+        &between_devices(Locality::NoDescriptorPassing { cause: cause() }, DeviceAccess::Direct),
+        &policy,
+    );
     assert_eq!(choice.fallback().unwrap().1.name(), "no-way");
     // Other machines are no surprise; that a provider does not reach devices may be one.
-    let choice = choose(&between_devices(Locality::OtherMachine, Reach::Invisible), &policy);
+    let choice = choose(&between_devices(Locality::OtherMachine, DeviceAccess::Invisible), &policy);
     assert_eq!(choice.fallback().unwrap().1.name(), "not-registered");
     let denied = Policy { deny: vec![Path::CudaIpc], ..policy };
-    let choice = choose(&between_devices(Locality::SameMachine, Reach::Direct), &denied);
+    let choice = choose(&between_devices(Locality::SameMachine, DeviceAccess::Direct), &denied);
     assert_eq!(refusal(&choice, Path::CudaIpc), Some(&Reason::Denied));
 }
 
@@ -223,9 +247,9 @@ fn documented() -> String {
         let taken = choice.taken();
         let taken = taken
             .map_or("**none: an error with all reasons**".to_owned(), |path| format!("`{path}`"));
-        let surprises: Vec<_> =
-            choice.surprises().map(|(path, reason)| format!("{path}: {reason}")).collect();
-        table.push_str(&format!("| {name} | {taken} | {} |\n", surprises.join("; ")));
+        let fallbacks: Vec<_> =
+            choice.fallbacks().map(|(path, reason)| format!("{path}: {reason}")).collect();
+        table.push_str(&format!("| {name} | {taken} | {} |\n", fallbacks.join("; ")));
     }
     table
 }

@@ -9,50 +9,50 @@ use std::time::{Duration, Instant};
 
 use fabric::{
     Access, AddressVector, Caps, CompletionKind, CompletionQueue, Domain, Endpoint, HostMemory,
-    MemoryRegion, Outcome, Peer, QueueOptions, Waiting,
+    MemoryRegion, Outcome, Peer, QueueOptions, WaitStrategy,
 };
 
-use super::aside::Aside;
-use super::guest::{Flying, Moving};
-use super::hearing::Hearing;
-use super::host::{Errand, Guest, Retiring};
-use super::links::{Known, Link, MEET, Parting};
-use super::message::{For, Frame, LONGEST, Message};
-use super::post::{Posted, Unsent};
-use super::presence::{Presence, QUESTIONS, Session};
+use super::initiator::{ActiveTransfer, InFlightChunk};
+use super::links::{CONNECT, CloseReason, KnownTarget, Link};
+use super::message::{Frame, MAX_MESSAGE_LENGTH, Message, ReceiverRole};
+use super::post::{Posted, QueuedMessage};
+use super::release_worker::ReleaseWorker;
+use super::reliable_window::ReliableWindow;
+use super::session::{Keepalive, PINGS_UNTIL_LOST, Session};
 use super::staging::{DeviceCopies, Slots};
-use super::{Command, PATIENCE, Report, START, Settings, Shared};
-use crate::agent::Home;
+use super::target::{Initiator, RetiringRegion, StagingJob};
+use super::{Command, RAIL_TIMEOUT, RailEvent, RailOptions, RailShared, START};
+use crate::agent::LocalTarget;
 use crate::error::{Error, ErrorKind, Result};
-use crate::host::HostBuffer;
+use crate::host_buffer::HostBuffer;
 use crate::lock;
 
 /// Messages that can be on their way to us before we look.
-const RECEIVES: usize = 64;
-const SENDS: usize = 64;
+const RECEIVE_BUFFERS: usize = 64;
+const SEND_BUFFERS: usize = 64;
 /// Failures of the queue itself, without a success between them, after which it is of no use.
-const MOST_FAILURES: u32 = 1000;
+const MAX_QUEUE_FAILURES: u32 = 1000;
 /// How often it is looked whether peers are there.
-pub(super) const LOOK: Duration = Duration::from_millis(50);
+pub(super) const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 /// The longest rest while a device copies, or something found no room.
-const SHORT: Duration = Duration::from_micros(50);
+const BUSY_PAUSE: Duration = Duration::from_micros(50);
 /// Going to sleep and being woken costs tens of microseconds: while something is under way here,
 /// that is not done before it has rested for so long.
-const EAGER: Duration = Duration::from_micros(200);
+const SPIN_WHILE_BUSY: Duration = Duration::from_micros(200);
 /// And where nothing is, but somebody was heard of just now.
-const WAKEFUL: Duration = Duration::from_micros(50);
+const SPIN_WHILE_IDLE: Duration = Duration::from_micros(50);
 /// The longest that it may take until a peer is lost: with more, times would lie where no clock gets.
-const LONGEST_SILENCE: Duration = Duration::from_secs(365 * 24 * 3600);
+const MAX_LOST_AFTER: Duration = Duration::from_secs(365 * 24 * 3600);
 /// Commands, and outcomes, between two looks at everything else.
 const BATCH: usize = 64;
 
 /// Who a message is for, or is from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum Party {
+pub(super) enum SessionKey {
     Link(u32),
-    Guest(u64),
+    Initiator(u64),
     /// One that was refused.
-    Nobody,
+    NoSession,
 }
 
 pub(crate) struct Driver {
@@ -62,62 +62,62 @@ pub(crate) struct Driver {
     pub(super) addresses: AddressVector,
     pub(super) domain: Domain,
     address: Vec<u8>,
-    pub(super) home: Arc<Home>,
-    pub(super) shared: Arc<Shared>,
-    pub(super) inbox: MemoryRegion,
-    pub(super) outbox: MemoryRegion,
+    pub(super) local_target: Arc<LocalTarget>,
+    pub(super) shared: Arc<RailShared>,
+    pub(super) receive_buffers: MemoryRegion,
+    pub(super) send_buffers: MemoryRegion,
     pub(super) posted: Vec<Option<Posted>>,
-    pub(super) free_posts: Vec<usize>,
-    pub(super) free_sends: Vec<usize>,
-    pub(super) waiting: VecDeque<Unsent>,
+    pub(super) free_tokens: Vec<usize>,
+    pub(super) free_send_buffers: Vec<usize>,
+    pub(super) waiting: VecDeque<QueuedMessage>,
     /// Sessions that each peer's address is used by. It is removed when there is none, and nothing
     /// is under way to it: providers look at it until then.
     pub(super) peers: HashMap<Peer, usize>,
-    told: Receiver<Command>,
+    command_queue: Receiver<Command>,
     failures: u32,
     #[cfg(test)]
     is_broken: bool,
-    next_look: Instant,
-    pub(super) next_rouse: Instant,
+    next_check: Instant,
+    pub(super) next_keep_polling: Instant,
     /// A guest has asked for it.
-    pub(super) awake_until: Instant,
+    pub(super) polls_until: Instant,
     pub(super) lost_after: Duration,
     /// Where registrations go that are not needed any more.
-    pub(super) aside: Aside,
+    pub(super) release_worker: ReleaseWorker,
     pub(super) next_number: u64,
     // As a guest.
     pub(super) links: HashMap<u32, Link>,
     /// Peers that are not there, and are tried again.
-    pub(super) away: HashMap<u32, Known>,
+    pub(super) lost_links: HashMap<u32, KnownTarget>,
     /// Those that were left, by session: they are told so when nothing is under way any more.
-    pub(super) leaving: HashMap<u64, Peer>,
-    pub(super) moves: BTreeMap<u64, Moving>,
-    pub(super) flying: HashMap<u64, Flying>,
+    pub(super) closing_sessions: HashMap<u64, Peer>,
+    pub(super) transfers: BTreeMap<u64, ActiveTransfer>,
+    pub(super) in_flight: HashMap<u64, InFlightChunk>,
     /// Of those, what found no room in the provider's queue.
     pub(super) unposted: VecDeque<u64>,
     /// What was posted and came to nothing since the connection broke: when it is posted again.
-    pub(super) resting: Vec<(Instant, u64)>,
+    pub(super) repost_later: Vec<(Instant, u64)>,
     /// Of those, what has parts that have not begun.
-    pub(super) pending: BTreeSet<u64>,
+    pub(super) unstarted: BTreeSet<u64>,
     pub(super) slots: Option<Arc<Slots>>,
     pub(super) copies: DeviceCopies,
     // As a host.
-    pub(super) guests: HashMap<u64, Guest>,
-    pub(super) errands: HashMap<u64, Errand>,
-    pub(super) retiring: HashMap<u64, Retiring>,
+    pub(super) initiators: HashMap<u64, Initiator>,
+    pub(super) staging_jobs: HashMap<u64, StagingJob>,
+    pub(super) retiring: HashMap<u64, RetiringRegion>,
     /// Slots of guests that are gone, which those may still write to, and until when they are kept.
-    pub(super) left_behind: VecDeque<(Instant, (MemoryRegion, HostBuffer))>,
+    pub(super) quarantined_slots: VecDeque<(Instant, (MemoryRegion, HostBuffer))>,
     /// Regions that guests had opened which are gone, the same; with what is kept, once withdrawn.
-    pub(super) haunted: HashMap<u64, (Instant, Option<Retiring>)>,
+    pub(super) quarantined_regions: HashMap<u64, (Instant, Option<RetiringRegion>)>,
 }
 
 impl Driver {
     pub(super) fn new(
         domain: &Domain,
-        shared: Arc<Shared>,
-        home: Arc<Home>,
-        settings: Settings,
-        told: Receiver<Command>,
+        shared: Arc<RailShared>,
+        local_target: Arc<LocalTarget>,
+        settings: RailOptions,
+        command_queue: Receiver<Command>,
     ) -> Result<Self> {
         let of_fabric = |error| Error::of_fabric(START, error);
         let facts = domain.capabilities();
@@ -127,18 +127,18 @@ impl Driver {
             return Err(Error::new(START, ErrorKind::Failed, detail).with(&facts.provider));
         }
         let addresses = AddressVector::open(domain).map_err(of_fabric)?;
-        let options = QueueOptions { size: 1024, waiting: Waiting::Block };
+        let options = QueueOptions { size: 1024, waiting: WaitStrategy::Block };
         let mut queue = CompletionQueue::open_with(domain, options).map_err(of_fabric)?;
         let endpoint = Endpoint::builder(domain).addresses(&addresses).queue(&mut queue).open();
         let endpoint = endpoint.map_err(of_fabric)?;
         let buffers = |count: usize, access| {
-            let memory = HostMemory::zeroed(count * LONGEST)?;
+            let memory = HostMemory::zeroed(count * MAX_MESSAGE_LENGTH)?;
             let region = domain.register(memory, access)?;
             region.enable_for(&endpoint)?;
             Ok(region)
         };
-        let inbox = buffers(RECEIVES, Access::RECEIVE).map_err(of_fabric)?;
-        let outbox = buffers(SENDS, Access::SEND).map_err(of_fabric)?;
+        let receive_buffers = buffers(RECEIVE_BUFFERS, Access::RECEIVE).map_err(of_fabric)?;
+        let send_buffers = buffers(SEND_BUFFERS, Access::SEND).map_err(of_fabric)?;
         let address = endpoint.address().map_err(of_fabric)?.0;
         let mut driver = Self {
             endpoint,
@@ -146,42 +146,42 @@ impl Driver {
             addresses,
             domain: domain.clone(),
             address,
-            home,
+            local_target,
             shared: Arc::clone(&shared),
-            inbox,
-            outbox,
+            receive_buffers,
+            send_buffers,
             posted: Vec::new(),
-            free_posts: Vec::new(),
-            free_sends: (0..SENDS).collect(),
+            free_tokens: Vec::new(),
+            free_send_buffers: (0..SEND_BUFFERS).collect(),
             waiting: VecDeque::new(),
             peers: HashMap::new(),
-            told,
+            command_queue,
             failures: 0,
             #[cfg(test)]
             is_broken: false,
-            next_look: Instant::now(),
-            next_rouse: Instant::now(),
-            awake_until: Instant::now(),
-            lost_after: settings.lost_after.min(LONGEST_SILENCE),
-            aside: Aside::start(&shared)?,
+            next_check: Instant::now(),
+            next_keep_polling: Instant::now(),
+            polls_until: Instant::now(),
+            lost_after: settings.lost_after.min(MAX_LOST_AFTER),
+            release_worker: ReleaseWorker::start(&shared)?,
             next_number: 1,
             links: HashMap::new(),
-            away: HashMap::new(),
-            leaving: HashMap::new(),
-            moves: BTreeMap::new(),
-            flying: HashMap::new(),
+            lost_links: HashMap::new(),
+            closing_sessions: HashMap::new(),
+            transfers: BTreeMap::new(),
+            in_flight: HashMap::new(),
             unposted: VecDeque::new(),
-            resting: Vec::new(),
-            pending: BTreeSet::new(),
+            repost_later: Vec::new(),
+            unstarted: BTreeSet::new(),
             slots: None,
             copies: DeviceCopies::default(),
-            guests: HashMap::new(),
-            errands: HashMap::new(),
+            initiators: HashMap::new(),
+            staging_jobs: HashMap::new(),
             retiring: HashMap::new(),
-            left_behind: VecDeque::new(),
-            haunted: HashMap::new(),
+            quarantined_slots: VecDeque::new(),
+            quarantined_regions: HashMap::new(),
         };
-        for buffer in 0..RECEIVES {
+        for buffer in 0..RECEIVE_BUFFERS {
             driver.receive(buffer).map_err(of_fabric)?;
         }
         Ok(driver)
@@ -191,9 +191,9 @@ impl Driver {
         &self.address
     }
 
-    pub(super) fn tell(&self, report: Report) {
+    pub(super) fn report(&self, report: RailEvent) {
         self.shared.report(report);
-        self.home.doorbell.ring();
+        self.local_target.doorbell.ring();
     }
 
     pub(super) fn number(&mut self) -> u64 {
@@ -203,19 +203,19 @@ impl Driver {
 
     // ------------------------------------------------------------------- hearing
 
-    fn heard(&mut self, outcome: Outcome) {
+    fn acknowledged(&mut self, outcome: Outcome) {
         let (operation, token, length, failure) = match outcome {
             Ok(done) => (done.operation, done.token, done.length, None),
             Err(failure) => {
                 (failure.operation, failure.token, 0, Some((failure.kind, failure.error)))
             }
         };
-        if failure.is_none() && self.failures < MOST_FAILURES {
+        if failure.is_none() && self.failures < MAX_QUEUE_FAILURES {
             self.failures = 0;
         }
         if operation.is_none() {
             if let Some((_, error)) = failure {
-                tracing::debug!(%error, "a rail's queue");
+                tracing::debug!(%error, "completion queue of a rail failed");
                 self.failures += 1;
             }
             return;
@@ -228,16 +228,16 @@ impl Driver {
                 self.receive_again(buffer);
             }
             (Some(Posted::Send(buffer, to, _)), failure) => {
-                self.free_sends.push(buffer);
+                self.free_send_buffers.push(buffer);
                 if let Some((_, error)) = failure {
-                    self.was_not_sent(to, &error.to_string());
+                    self.send_failed(to, &error.to_string());
                 }
             }
-            (Some(Posted::Data(chunk, _)), None) => self.stage_is_over(chunk, Ok(())),
+            (Some(Posted::Data(chunk, _)), None) => self.stage_done(chunk, Ok(())),
             (Some(Posted::Data(chunk, _)), Some((kind, error))) => {
                 let is_read = matches!(kind, Some(CompletionKind::Read));
                 let operation = if is_read { "get" } else { "put" };
-                self.stage_is_over(chunk, Err(Error::of_fabric(operation, error)));
+                self.stage_done(chunk, Err(Error::of_fabric(operation, error)));
             }
             (None, _) => {}
         }
@@ -251,127 +251,134 @@ impl Driver {
     }
 
     fn read(&mut self, buffer: usize, length: usize) {
-        let mut bytes = [0; LONGEST];
-        let bytes = &mut bytes[..length.min(LONGEST)];
-        if self.inbox.read(buffer * LONGEST, bytes).is_err() {
+        let mut bytes = [0; MAX_MESSAGE_LENGTH];
+        let bytes = &mut bytes[..length.min(MAX_MESSAGE_LENGTH)];
+        if self.receive_buffers.read(buffer * MAX_MESSAGE_LENGTH, bytes).is_err() {
             return;
         }
         match Message::decode(bytes) {
             Ok(frame) => self.take(frame),
-            Err(error) => tracing::debug!(%error, "a message that is none was left aside"),
+            Err(error) => tracing::debug!(%error, "malformed message ignored"),
         }
     }
 
     /// Something came. It is looked at when it has its turn.
     pub(super) fn take(&mut self, frame: Frame) {
-        let Frame { session, number, heard, message } = frame;
-        let party = self.party(session, message.is_for());
+        let Frame { session, number, acknowledged, message } = frame;
+        let session_key = self.session_key(session, message.receiver_role());
         let (now, lost_after) = (Instant::now(), self.lost_after);
-        let Some(Session { presence, hearing, .. }) = self.session(party) else {
-            return self.hear(party, session, message);
+        let Some(Session { keepalive, reliable_window, .. }) = self.session(session_key) else {
+            return self.hear(session_key, session, message);
         };
-        if presence.is_lost(now, lost_after) {
+        if keepalive.is_lost(now, lost_after) {
             // What it had begun before is not gone on with when it is not reckoned with any more.
-            return self.lose(party, "it was silent for too long");
+            return self.close_lost(session_key, "it sent nothing for too long");
         }
-        presence.is_heard();
-        let heard = hearing.is_heard(heard).and_then(|()| match number {
+        keepalive.is_heard();
+        let acknowledged = reliable_window.is_heard(acknowledged).and_then(|()| match number {
             0 => Ok(Some(message)),
-            number => hearing.hear(number, message, now),
+            number => reliable_window.hear(number, message, now),
         });
-        let mut next = match heard {
+        let mut next = match acknowledged {
             Ok(next) => next,
-            Err(lie) => {
-                tracing::debug!(?lie, session, "what it says cannot be");
-                return self.end(party, Parting::Distrusted, "what it says cannot be");
+            Err(violation) => {
+                tracing::debug!(?violation, session, "it violated the protocol");
+                return self.end(session_key, CloseReason::Fatal, "it violated the protocol");
             }
         };
         while let Some(message) = next {
-            self.hear(party, session, message);
-            next = self.session(party).and_then(|session| session.hearing.take());
+            self.hear(session_key, session, message);
+            next = self.session(session_key).and_then(|session| session.reliable_window.take());
         }
-        if self.session(party).is_some_and(|session| session.hearing.owes(now)) {
-            self.say(party, &Message::Pong);
+        if self.session(session_key).is_some_and(|session| session.reliable_window.ack_is_due(now))
+        {
+            self.send_message(session_key, &Message::Pong);
         }
-        if let Party::Guest(session) = party {
-            self.go_on_withdrawing(session);
+        if let SessionKey::Initiator(session) = session_key {
+            self.send_withdrawals(session);
         }
     }
 
-    fn hear(&mut self, party: Party, session: u64, message: Message) {
-        if matches!(party, Party::Guest(_)) && !matches!(message, Message::Hello { .. }) {
-            self.guest_is_there(session);
+    fn hear(&mut self, session_key: SessionKey, session: u64, message: Message) {
+        if matches!(session_key, SessionKey::Initiator(_))
+            && !matches!(message, Message::Hello { .. })
+        {
+            self.confirm_initiator(session);
         }
-        match (message.is_for(), message) {
-            (For::Host, message) => self.host_hears(session, message),
-            (For::Guest, message) => self.guest_hears(session, message),
-            (For::Either, Message::Ping) => self.say(party, &Message::Pong),
-            (For::Either, Message::Bye) => {
+        match (message.receiver_role(), message) {
+            (ReceiverRole::Target, message) => self.handle_at_target(session, message),
+            (ReceiverRole::Initiator, message) => self.handle_at_initiator(session, message),
+            (ReceiverRole::Either, Message::Ping) => self.send_message(session_key, &Message::Pong),
+            (ReceiverRole::Either, Message::Bye) => {
                 // A host leaves nobody as long as its agent and this rail of it are there.
-                let why = match party {
-                    Party::Link(_) => "the agent has ended, or its fabric",
-                    Party::Guest(_) | Party::Nobody => "it left",
+                let cause = match session_key {
+                    SessionKey::Link(_) => "the agent has ended, or its fabric",
+                    SessionKey::Initiator(_) | SessionKey::NoSession => "it left",
                 };
-                self.end(party, Parting::Bye, why);
+                self.end(session_key, CloseReason::Bye, cause);
             }
-            (For::Either, _) => {}
+            (ReceiverRole::Either, _) => {}
         }
     }
 
     /// Whom a session is with.
-    fn party(&mut self, session: u64, is_for: For) -> Party {
-        if is_for != For::Guest && self.guests.contains_key(&session) {
-            return Party::Guest(session);
+    fn session_key(&mut self, session: u64, receiver_role: ReceiverRole) -> SessionKey {
+        if receiver_role != ReceiverRole::Initiator && self.initiators.contains_key(&session) {
+            return SessionKey::Initiator(session);
         }
         let link = self.links.iter().find(|(_, link)| link.session.id == session);
         match link {
-            Some((number, _)) if is_for != For::Host => Party::Link(*number),
-            _ => Party::Nobody,
+            Some((number, _)) if receiver_role != ReceiverRole::Target => SessionKey::Link(*number),
+            _ => SessionKey::NoSession,
         }
     }
 
     pub(super) fn new_session(&self, id: u64, peer: Peer) -> Session {
-        let hearing = Hearing::new(self.first_pause(), self.lost_after / 2);
-        Session { id, peer, presence: Presence::new(), hearing }
+        let reliable_window = ReliableWindow::new(self.first_pause(), self.lost_after / 2);
+        Session { id, peer, keepalive: Keepalive::new(), reliable_window }
     }
 
-    pub(super) fn session(&mut self, party: Party) -> Option<&mut Session> {
-        match party {
-            Party::Link(link) => self.links.get_mut(&link).map(|link| &mut link.session),
-            Party::Guest(session) => self.guests.get_mut(&session).map(|guest| &mut guest.session),
-            Party::Nobody => None,
+    pub(super) fn session(&mut self, session_key: SessionKey) -> Option<&mut Session> {
+        match session_key {
+            SessionKey::Link(link) => self.links.get_mut(&link).map(|link| &mut link.session),
+            SessionKey::Initiator(session) => {
+                self.initiators.get_mut(&session).map(|initiator| &mut initiator.session)
+            }
+            SessionKey::NoSession => None,
         }
     }
 
     /// All that there are sessions with.
-    pub(super) fn parties(&self) -> Vec<Party> {
-        let links = self.links.keys().map(|link| Party::Link(*link));
-        links.chain(self.guests.keys().map(|session| Party::Guest(*session))).collect()
+    pub(super) fn session_keys(&self) -> Vec<SessionKey> {
+        let links = self.links.keys().map(|link| SessionKey::Link(*link));
+        links.chain(self.initiators.keys().map(|session| SessionKey::Initiator(*session))).collect()
     }
 
     /// Before something is said again.
     pub(super) fn first_pause(&self) -> Duration {
-        (self.lost_after / QUESTIONS).max(LOOK)
+        (self.lost_after / PINGS_UNTIL_LOST).max(CHECK_INTERVAL)
     }
 
     /// The other side is not there any more, or does not do as it should.
-    pub(super) fn lose(&mut self, party: Party, why: &str) {
-        self.end(party, Parting::Lost, why);
+    pub(super) fn close_lost(&mut self, session_key: SessionKey, cause: &str) {
+        self.end(session_key, CloseReason::Lost, cause);
     }
 
-    pub(super) fn end(&mut self, party: Party, parting: Parting, why: &str) {
-        match party {
-            Party::Link(link) => self.part(link, parting, Error::new(MEET, ErrorKind::Closed, why)),
-            Party::Guest(session) => self.end_guest(session, parting, why),
-            Party::Nobody => {}
+    pub(super) fn end(&mut self, session_key: SessionKey, close_reason: CloseReason, cause: &str) {
+        match session_key {
+            SessionKey::Link(link) => {
+                self.close_link(link, close_reason, Error::new(CONNECT, ErrorKind::Closed, cause))
+            }
+            SessionKey::Initiator(session) => self.close_initiator(session, close_reason, cause),
+            SessionKey::NoSession => {}
         }
     }
 
     // ------------------------------------------------------------------- the thread
 
-    fn commands(&mut self) -> bool {
+    fn process_commands(&mut self) -> bool {
         for done in 0..BATCH {
-            let Ok(command) = self.told.try_recv() else { return done > 0 };
+            let Ok(command) = self.command_queue.try_recv() else { return done > 0 };
             command(self);
         }
         true
@@ -380,167 +387,172 @@ impl Driver {
     /// Ends as if the provider had failed.
     #[cfg(test)]
     pub(crate) fn fail(&mut self) {
-        self.failures = MOST_FAILURES;
+        self.failures = MAX_QUEUE_FAILURES;
     }
 
     /// Ends by a panic, and by another one when it is cleared up behind that.
     #[cfg(test)]
-    pub(crate) fn go_to_pieces(&mut self) {
+    pub(crate) fn fail_by_panic(&mut self) {
         self.is_broken = true;
         panic!("asked for by a test");
     }
 
-    fn look_after(&mut self) {
+    fn run_periodic_checks(&mut self) {
         let now = Instant::now();
-        if now < self.next_look {
+        if now < self.next_check {
             return;
         }
-        self.next_look = now + LOOK;
-        self.look_after_links(now);
-        self.look_after_guests(now);
-        self.look_after_sessions(now);
-        self.wake_resting(now);
-        self.sweep_peers(now);
+        self.next_check = now + CHECK_INTERVAL;
+        self.check_links(now);
+        self.check_initiators(now);
+        self.check_sessions(now);
+        self.repost_due(now);
+        self.remove_unused_addresses(now);
     }
 
     /// All that the thread does.
     pub(super) fn serve(mut self) {
         // However it ends, also by a panic: who waits for it is to know.
-        let _end = End { shared: Arc::clone(&self.shared), home: Arc::clone(&self.home) };
+        let _end = ThreadEndGuard {
+            shared: Arc::clone(&self.shared),
+            local_target: Arc::clone(&self.local_target),
+        };
         let ran = catch_unwind(AssertUnwindSafe(|| self.run()));
         if ran.is_err() || !self.shared.is_over.load(Ordering::Acquire) {
             // What is left of a panic may lead to the next one. What is not told then the agent sees
             // by itself: it knows what it gave to whom.
-            let _ = catch_unwind(AssertUnwindSafe(|| self.give_all_up()));
+            let _ = catch_unwind(AssertUnwindSafe(|| self.fail_everything()));
         }
-        lock(&self.shared.own).end();
+        lock(&self.shared.registration_cache).end();
         // All devices together, before what they copy to and from is let go of.
-        let are_done = self.copies.close(Instant::now() + PATIENCE);
+        let are_done = self.copies.close(Instant::now() + RAIL_TIMEOUT);
         self.shared.may_copy.store(!are_done, Ordering::Release);
         // What the fabric has yet ends with the endpoint.
         drop(self);
     }
 
     /// Nothing more comes of this rail: others may go on with what can be gone on with.
-    fn give_all_up(&mut self) {
+    fn fail_everything(&mut self) {
         #[cfg(test)]
         assert!(!self.is_broken, "asked for by a test");
-        let why = "the rail's thread has ended";
-        for party in self.parties() {
-            self.end(party, Parting::Distrusted, why);
+        let cause = "the rail's thread has ended";
+        for session_key in self.session_keys() {
+            self.end(session_key, CloseReason::Fatal, cause);
         }
         // What was told and not looked at yet is not begun, now that nobody is there: it is given back.
-        while self.commands() {}
-        for (_, moving) in std::mem::take(&mut self.moves) {
-            let outcome = Err(Error::new("transfer", ErrorKind::Closed, why));
-            self.tell(Report::Done { token: moving.token, outcome });
+        while self.process_commands() {}
+        for (_, transfer) in std::mem::take(&mut self.transfers) {
+            let outcome = Err(Error::new("transfer", ErrorKind::Closed, cause));
+            self.report(RailEvent::Done { token: transfer.token, outcome });
         }
     }
 
     /// Looks at everything once. True if anything happened.
-    pub(super) fn turn(&mut self) -> bool {
-        let mut has_moved = self.commands();
+    pub(super) fn poll_once(&mut self) -> bool {
+        let mut has_moved = self.process_commands();
         self.flush();
         for _ in 0..BATCH {
             let Some(outcome) = self.queue.poll() else { break };
-            self.heard(outcome);
+            self.acknowledged(outcome);
             has_moved = true;
         }
         while let Some((number, outcome)) = self.copies.next_done() {
             has_moved = true;
-            if self.errands.contains_key(&number) {
-                self.errand_is_over(number, outcome);
+            if self.staging_jobs.contains_key(&number) {
+                self.staging_job_done(number, outcome);
             } else {
-                self.stage_is_over(number, outcome);
+                self.stage_done(number, outcome);
             }
         }
         has_moved |= self.advance();
-        self.rouse_hosts();
-        self.look_after();
+        self.keep_targets_polling();
+        self.run_periodic_checks();
         has_moved
     }
 
     /// Until everything is looked at again. A message that finds no room is tried again soon, and
     /// less often the longer that lasts: a provider that cannot connect never has room.
-    fn longest_rest(&self) -> Duration {
-        if self.copies.are_under_way() || !self.unposted.is_empty() {
-            return SHORT;
+    fn max_sleep(&self) -> Duration {
+        if self.copies.are_in_flight() || !self.unposted.is_empty() {
+            return BUSY_PAUSE;
         }
         let latest = self.waiting.back().map(|unsent| unsent.since.elapsed() / 8);
-        latest.map_or(LOOK, |rest| rest.clamp(SHORT, LOOK))
+        latest.map_or(CHECK_INTERVAL, |rest| rest.clamp(BUSY_PAUSE, CHECK_INTERVAL))
     }
 
     fn run(&mut self) {
         let mut moved = Instant::now();
-        while !self.shared.is_over.load(Ordering::Acquire) && self.failures < MOST_FAILURES {
-            if self.turn() {
+        while !self.shared.is_over.load(Ordering::Acquire) && self.failures < MAX_QUEUE_FAILURES {
+            if self.poll_once() {
                 moved = Instant::now();
                 continue;
             }
-            let is_busy = !(self.moves.is_empty() && self.errands.is_empty());
-            if Instant::now() < self.awake_until
-                || moved.elapsed() < if is_busy { EAGER } else { WAKEFUL }
+            let is_busy = !(self.transfers.is_empty() && self.staging_jobs.is_empty());
+            if Instant::now() < self.polls_until
+                || moved.elapsed() < if is_busy { SPIN_WHILE_BUSY } else { SPIN_WHILE_IDLE }
             {
                 self.queue.pause();
                 // Who waits for what this does may have no other core.
                 std::thread::yield_now();
                 continue;
             }
-            if let Some(outcome) = self.queue.wait_or_wake(self.longest_rest()) {
-                self.heard(outcome);
+            if let Some(outcome) = self.queue.wait_or_wake(self.max_sleep()) {
+                self.acknowledged(outcome);
                 moved = Instant::now();
             }
         }
-        self.say_goodbye();
+        self.drain_and_send_bye();
     }
 
     /// Lets what was posted come to its end, and tells everybody. Some providers crash when they are
     /// closed in the middle of a write.
-    fn say_goodbye(&mut self) {
-        const LONGEST_DRAIN: Duration = Duration::from_secs(2);
-        const LONGEST_GOODBYE: Duration = Duration::from_millis(200);
-        self.pending.clear();
+    fn drain_and_send_bye(&mut self) {
+        const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
+        const BYE_TIMEOUT: Duration = Duration::from_millis(200);
+        self.unstarted.clear();
         self.unposted.clear();
-        let end = Instant::now() + LONGEST_DRAIN;
+        let end = Instant::now() + DRAIN_TIMEOUT;
         let is_data = |posted: &Posted| matches!(posted, Posted::Data(..));
-        while (self.posted.iter().flatten().any(is_data) || self.copies.are_under_way())
+        while (self.posted.iter().flatten().any(is_data) || self.copies.are_in_flight())
             && Instant::now() < end
         {
-            if let Some(outcome) = self.queue.wait_or_wake(SHORT) {
-                self.heard(outcome);
+            if let Some(outcome) = self.queue.wait_or_wake(BUSY_PAUSE) {
+                self.acknowledged(outcome);
             }
             while self.copies.next_done().is_some() {}
         }
         // One whose memory is written to yet is told nothing, and takes us for lost.
         let posted = self.posted.iter().flatten().filter_map(|posted| match posted {
-            Posted::Data(chunk, _) => self.flying.get(chunk).map(|flying| flying.session),
+            Posted::Data(chunk, _) => self.in_flight.get(chunk).map(|in_flight| in_flight.session),
             Posted::Receive(_) | Posted::Send(..) => None,
         });
         let busy: HashSet<_> = posted.collect();
-        for party in self.parties() {
-            if self.session(party).is_some_and(|session| !busy.contains(&session.id)) {
-                self.say(party, &Message::Bye);
+        for session_key in self.session_keys() {
+            if self.session(session_key).is_some_and(|session| !busy.contains(&session.id)) {
+                self.send_message(session_key, &Message::Bye);
             }
         }
-        let end = Instant::now() + LONGEST_GOODBYE;
-        while (self.free_sends.len() < SENDS || !self.waiting.is_empty()) && Instant::now() < end {
+        let end = Instant::now() + BYE_TIMEOUT;
+        while (self.free_send_buffers.len() < SEND_BUFFERS || !self.waiting.is_empty())
+            && Instant::now() < end
+        {
             self.flush();
-            if let Some(outcome) = self.queue.wait_or_wake(SHORT) {
-                self.heard(outcome);
+            if let Some(outcome) = self.queue.wait_or_wake(BUSY_PAUSE) {
+                self.acknowledged(outcome);
             }
         }
     }
 }
 
 /// Says that the thread ends.
-struct End {
-    shared: Arc<Shared>,
-    home: Arc<Home>,
+struct ThreadEndGuard {
+    shared: Arc<RailShared>,
+    local_target: Arc<LocalTarget>,
 }
 
-impl Drop for End {
+impl Drop for ThreadEndGuard {
     fn drop(&mut self) {
         self.shared.has_ended.store(true, Ordering::Release);
-        self.home.doorbell.ring();
+        self.local_target.doorbell.ring();
     }
 }

@@ -10,40 +10,40 @@ use std::time::{Duration, Instant};
 
 use fabric::{Address, RemoteMemory};
 
-use super::driver::{Driver, LOOK, Party};
-use super::flow::Stage;
-use super::guest::Moving;
+use super::chunks::Stage;
+use super::driver::{CHECK_INTERVAL, Driver, SessionKey};
+use super::initiator::ActiveTransfer;
 use super::message::Message;
-use super::presence::Session;
-use super::probe::Probe;
-use super::replies::withdrawn;
-use super::{Move, PATIENCE, Report, Target};
+use super::session::Session;
+use super::target_replies::withdrawn;
+use super::tcp_probe::TcpProbe;
+use super::{LinkTarget, RAIL_TIMEOUT, RailEvent, RailRequest};
 use crate::agent::{Notice, Token};
 use crate::error::{Error, ErrorKind, Result};
 use crate::share::random;
 
-pub(super) const MEET: &str = "connect to an agent";
+pub(super) const CONNECT: &str = "connect to an agent";
 const OPEN: &str = "open a region";
 /// Regions that it asks again for at a time: there may be thousands, and what was said and is not heard
 /// yet has a limit.
-const MOST_ASKING: usize = 128;
+const MAX_PENDING_OPENS: usize = 128;
 
 /// The pause behind the first try, and the longest.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+const RETRY_PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 /// For how long it is tried. After that somebody has to ask for it, by joining.
-const LONGEST_TRYING: Duration = Duration::from_secs(3600);
+const MAX_RETRY_TIME: Duration = Duration::from_secs(3600);
 
 /// Tries to reach a peer again: with pauses that grow, and an end.
 #[derive(Debug, Clone, Copy)]
-struct Tries {
+struct RetryBackoff {
     next: Instant,
     pause: Duration,
     end: Instant,
 }
 
-impl Tries {
+impl RetryBackoff {
     fn new(now: Instant) -> Self {
-        Self { next: now + PAUSES.0, pause: PAUSES.0, end: now + LONGEST_TRYING }
+        Self { next: now + RETRY_PAUSES.0, pause: RETRY_PAUSES.0, end: now + MAX_RETRY_TIME }
     }
 
     /// Is it to be tried now? Then the next try has its time already.
@@ -51,7 +51,7 @@ impl Tries {
         if now < self.next || now >= self.end {
             return false;
         }
-        self.pause = (2 * self.pause).min(PAUSES.1);
+        self.pause = (2 * self.pause).min(RETRY_PAUSES.1);
         self.next = now + self.pause;
         true
     }
@@ -64,7 +64,7 @@ impl Tries {
 
 /// Staging memory of a host's.
 #[derive(Debug)]
-pub(super) struct TheirSlots {
+pub(super) struct RemoteSlots {
     pub(super) memory: RemoteMemory,
     pub(super) length: u64,
     pub(super) free: Vec<u32>,
@@ -72,29 +72,29 @@ pub(super) struct TheirSlots {
 
 /// A region that the agent wants to reach.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Wanted {
+pub(super) struct WantedRegion {
     ticket: u64,
     pub(super) stages: bool,
 }
 
 /// What was asked of a host.
 #[derive(Debug)]
-pub(super) struct Asked {
+pub(super) struct PendingOpen {
     pub(super) region: u64,
-    pub(super) wanted: Wanted,
+    pub(super) wanted: WantedRegion,
     /// It was withdrawn before all was answered.
     pub(super) is_withdrawn: bool,
 }
 
 #[derive(Debug)]
-pub(super) enum State {
+pub(super) enum LinkState {
     /// Until when it may take to say welcome, and when it is asked again.
-    Meeting {
+    Connecting {
         began: Instant,
         until: Instant,
-        asks: Instant,
+        next_hello: Instant,
         /// Whether anything listens at its address, once that was asked.
-        probe: Probe,
+        tcp_probe: TcpProbe,
     },
     /// It did. Regions are asked for that were known by an earlier session.
     Opening,
@@ -103,70 +103,70 @@ pub(super) enum State {
 
 /// How a session ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Parting {
+pub(super) enum CloseReason {
     /// The agent wants nothing more of it.
     Left,
     /// It says so itself, and is tried again only when the agent asks.
     Bye,
     /// It is not to be trusted, or nothing more comes of this rail. The same.
-    Distrusted,
+    Fatal,
     /// It does not answer, and is tried again.
     Lost,
 }
 
 /// What is known of a host, whether it is there or not.
 #[derive(Debug)]
-pub(super) struct Known {
-    target: Target,
+pub(super) struct KnownTarget {
+    target: LinkTarget,
     /// None where it is not tried again.
-    tries: Option<Tries>,
+    backoff: Option<RetryBackoff>,
     /// Regions that it gave, or that an earlier session knew.
-    pub(super) wanted: HashMap<u64, Wanted>,
+    pub(super) wanted: HashMap<u64, WantedRegion>,
 }
 
 /// A host, as its guest knows it.
 #[derive(Debug)]
 pub(super) struct Link {
-    pub(super) known: Known,
+    pub(super) known_target: KnownTarget,
     pub(super) session: Session,
-    pub(super) state: State,
+    pub(super) state: LinkState,
     /// The agent waits for it.
-    is_awaited: bool,
-    pub(super) asked: HashMap<u64, Asked>,
+    has_waiter: bool,
+    pub(super) pending_opens: HashMap<u64, PendingOpen>,
     /// Regions that are wanted, and that it is to be asked for yet.
     reopening: VecDeque<u64>,
     /// Regions that it withdrew, and that transfers are still at.
     pub(super) withdrawn: HashSet<u64>,
-    pub(super) slots: Option<TheirSlots>,
+    pub(super) slots: Option<RemoteSlots>,
     /// Parts, and their bytes, that are under way.
-    pub(super) flying: usize,
+    pub(super) in_flight: usize,
     pub(super) bytes: u64,
     /// One of them found no room in the provider's queue.
-    pub(super) is_stuck: bool,
+    pub(super) is_queue_full: bool,
     /// Notices that wait to be sent, and those that were sent and not yet heard of.
     pub(super) unsent: VecDeque<(Token, Notice)>,
-    pub(super) unheard: VecDeque<Token>,
+    pub(super) unacknowledged: VecDeque<Token>,
     pub(super) sent: u64,
-    pub(super) may_send: u64,
+    pub(super) credit_limit: u64,
 }
 
 impl Link {
     pub(super) fn is_up(&self) -> bool {
-        matches!(self.state, State::Up)
+        matches!(self.state, LinkState::Up)
     }
 
-    pub(super) fn is_met(&self) -> bool {
-        !matches!(self.state, State::Meeting { .. })
+    pub(super) fn is_connected(&self) -> bool {
+        !matches!(self.state, LinkState::Connecting { .. })
     }
 
     /// Where it is looked for.
     pub(super) fn address(&self) -> &[u8] {
-        &self.known.target.address
+        &self.known_target.target.address
     }
 
     /// The agent waits for its answer.
-    pub(super) fn is_awaited(&self) -> bool {
-        self.is_awaited && !self.is_met()
+    pub(super) fn has_waiter(&self) -> bool {
+        self.has_waiter && !self.is_connected()
     }
 }
 
@@ -174,372 +174,412 @@ impl Driver {
     // ------------------------------------------------------------------- meeting
 
     /// The agent wants to know a peer: for the first time, or again.
-    pub(crate) fn meet(&mut self, number: u32, target: Target, patience: Duration) {
+    pub(crate) fn connect(&mut self, number: u32, target: LinkTarget, timeout: Duration) {
         if let Some(link) = self.links.get_mut(&number) {
             // It is back, or is tried just now.
             match link.state {
-                State::Up => self.tell(Report::Up { link: number }),
-                State::Meeting { ref mut until, .. } => {
+                LinkState::Up => self.report(RailEvent::Up { link: number }),
+                LinkState::Connecting { ref mut until, .. } => {
                     // A try of the link's own has less time than whoever asks now.
-                    *until = (*until).max(ipc::deadline(patience));
-                    link.is_awaited = true;
+                    *until = (*until).max(ipc::deadline(timeout));
+                    link.has_waiter = true;
                 }
-                State::Opening => link.is_awaited = true,
+                LinkState::Opening => link.has_waiter = true,
             }
             return;
         }
-        if self.is_haunted(number) {
-            let detail = "what was begun with it is not over";
-            let error = Error::new(MEET, ErrorKind::Closed, detail);
-            return self.tell(Report::Down { link: number, error });
+        if self.has_unfinished_chunks(number) {
+            let detail = "operations of its last session are still in flight";
+            let error = Error::new(CONNECT, ErrorKind::Closed, detail);
+            return self.report(RailEvent::Down { link: number, error });
         }
-        let known = self.away.remove(&number);
-        let known = known.unwrap_or_else(|| Known { target, tries: None, wanted: HashMap::new() });
-        self.approach(number, known, patience, true);
+        let known_target = self.lost_links.remove(&number);
+        let known_target = known_target.unwrap_or_else(|| KnownTarget {
+            target,
+            backoff: None,
+            wanted: HashMap::new(),
+        });
+        self.start_connect(number, known_target, timeout, true);
     }
 
     /// What was begun with a peer that was lost, and is not over yet, would come back with it: when
     /// transfers are reported that began later. So it is not met before.
-    fn is_haunted(&self, number: u32) -> bool {
-        self.flying.values().any(|flying| flying.link == number)
+    fn has_unfinished_chunks(&self, number: u32) -> bool {
+        self.in_flight.values().any(|in_flight| in_flight.link == number)
     }
 
     /// Says hello.
-    fn approach(&mut self, number: u32, mut known: Known, patience: Duration, is_awaited: bool) {
-        let address = Address(known.target.address.clone());
-        let entered = random(MEET).and_then(|random| {
-            let peer = self.enter_peer(&address);
-            let peer = peer.map_err(|error| Error::of_fabric(MEET, error))?;
+    fn start_connect(
+        &mut self,
+        number: u32,
+        mut known_target: KnownTarget,
+        timeout: Duration,
+        has_waiter: bool,
+    ) {
+        let address = Address(known_target.target.address.clone());
+        let entered = random(CONNECT).and_then(|random| {
+            let peer = self.acquire_address(&address);
+            let peer = peer.map_err(|error| Error::of_fabric(CONNECT, error))?;
             Ok((u64::from_le_bytes(std::array::from_fn(|at| random[at])), peer))
         });
         let now = Instant::now();
         let (session, peer) = match entered {
             Ok(entered) => entered,
             Err(error) => {
-                known.tries.get_or_insert_with(|| Tries::new(now));
-                self.away.insert(number, known);
-                if is_awaited {
-                    self.tell(Report::Down { link: number, error });
+                known_target.backoff.get_or_insert_with(|| RetryBackoff::new(now));
+                self.lost_links.insert(number, known_target);
+                if has_waiter {
+                    self.report(RailEvent::Down { link: number, error });
                 }
                 return;
             }
         };
         let link = Link {
-            known,
+            known_target,
             session: self.new_session(session, peer),
-            state: State::Meeting {
+            state: LinkState::Connecting {
                 began: now,
-                until: ipc::deadline(patience),
-                asks: now,
-                probe: Probe::NotAsked,
+                until: ipc::deadline(timeout),
+                next_hello: now,
+                tcp_probe: TcpProbe::NotStarted,
             },
-            is_awaited,
-            asked: HashMap::new(),
+            has_waiter,
+            pending_opens: HashMap::new(),
             reopening: VecDeque::new(),
             withdrawn: HashSet::new(),
             slots: None,
-            flying: 0,
+            in_flight: 0,
             bytes: 0,
-            is_stuck: false,
+            is_queue_full: false,
             unsent: VecDeque::new(),
-            unheard: VecDeque::new(),
+            unacknowledged: VecDeque::new(),
             sent: 0,
-            may_send: 0,
+            credit_limit: 0,
         };
         self.links.insert(number, link);
-        self.say_hello(number, now);
+        self.send_hello(number, now);
     }
 
-    fn say_hello(&mut self, number: u32, now: Instant) {
+    fn send_hello(&mut self, number: u32, now: Instant) {
         let pause = self.first_pause();
         let Some(link) = self.links.get_mut(&number) else { return };
-        if let State::Meeting { asks, .. } = &mut link.state {
-            *asks = now + pause;
+        if let LinkState::Connecting { next_hello, .. } = &mut link.state {
+            *next_hello = now + pause;
         }
-        let (to, visit) = (link.known.target.identity, link.known.target.visit);
+        let (to, connection_id) =
+            (link.known_target.target.identity, link.known_target.target.connection_id);
         // What the provider has yet is not lost.
-        if self.is_saying(Party::Link(number)) {
+        if self.is_sending(SessionKey::Link(number)) {
             return;
         }
         let hello = Message::Hello {
             to,
-            from: self.home.identity,
-            visit,
-            label: self.home.label.clone(),
+            from: self.local_target.identity,
+            connection_id,
+            label: self.local_target.label.clone(),
             address: self.address().to_vec(),
         };
-        self.say(Party::Link(number), &hello);
+        self.send_message(SessionKey::Link(number), &hello);
     }
 
     /// It said welcome.
-    pub(super) fn is_met(&mut self, number: u32, may_send: u64) {
+    pub(super) fn is_connected(&mut self, number: u32, credit_limit: u64) {
         let Some(link) = self.links.get_mut(&number) else { return };
-        link.may_send = may_send;
-        link.state = State::Opening;
-        link.reopening = link.known.wanted.keys().copied().collect();
+        link.credit_limit = credit_limit;
+        link.state = LinkState::Opening;
+        link.reopening = link.known_target.wanted.keys().copied().collect();
         // So it knows that it was heard.
-        self.say(Party::Link(number), &Message::Pong);
-        self.ask_again(number);
+        self.send_message(SessionKey::Link(number), &Message::Pong);
+        self.reopen_regions(number);
     }
 
     /// Asks for what was known by an earlier session, a few regions at a time.
-    fn ask_again(&mut self, number: u32) {
+    fn reopen_regions(&mut self, number: u32) {
         let Some(link) = self.links.get(&number) else { return };
-        for _ in link.asked.len()..MOST_ASKING {
+        for _ in link.pending_opens.len()..MAX_PENDING_OPENS {
             let Some(link) = self.links.get_mut(&number) else { return };
             // Some may be withdrawn by now.
             let next = std::iter::from_fn(|| link.reopening.pop_front())
-                .find_map(|region| Some((region, *link.known.wanted.get(&region)?)));
+                .find_map(|region| Some((region, *link.known_target.wanted.get(&region)?)));
             let Some((region, wanted)) = next else { break };
-            self.ask_for(number, region, wanted);
+            self.send_open(number, region, wanted);
         }
-        self.look_whether_open(number);
+        self.check_all_open(number);
     }
 
-    fn ask_for(&mut self, number: u32, region: u64, wanted: Wanted) {
+    fn send_open(&mut self, number: u32, region: u64, wanted: WantedRegion) {
         let request = self.number();
         let Some(link) = self.links.get_mut(&number) else { return };
-        link.asked.insert(request, Asked { region, wanted, is_withdrawn: false });
+        link.pending_opens.insert(request, PendingOpen { region, wanted, is_withdrawn: false });
         let open = Message::Open { request, region, ticket: wanted.ticket };
-        self.say(Party::Link(number), &open);
+        self.send_message(SessionKey::Link(number), &open);
     }
 
     /// All that was known by an earlier session is open again.
-    fn look_whether_open(&mut self, number: u32) {
+    fn check_all_open(&mut self, number: u32) {
         let Some(link) = self.links.get_mut(&number) else { return };
-        let is_open = link.reopening.is_empty() && link.asked.is_empty();
-        if !matches!(link.state, State::Opening) || !is_open {
+        let is_open = link.reopening.is_empty() && link.pending_opens.is_empty();
+        if !matches!(link.state, LinkState::Opening) || !is_open {
             return;
         }
-        link.state = State::Up;
-        (link.known.tries, link.is_awaited) = (None, false);
-        self.tell(Report::Up { link: number });
+        link.state = LinkState::Up;
+        (link.known_target.backoff, link.has_waiter) = (None, false);
+        self.report(RailEvent::Up { link: number });
     }
 
     pub(crate) fn open(&mut self, number: u32, (region, ticket): (u64, u64), stages: bool) {
-        let Some(link) = self.links.get(&number).filter(|link| link.is_met()) else {
-            let outcome = Err(Error::new(OPEN, ErrorKind::Closed, "it is not there"));
-            return self.tell(Report::Opened { link: number, region: (region, ticket), outcome });
+        let Some(link) = self.links.get(&number).filter(|link| link.is_connected()) else {
+            let outcome = Err(Error::new(OPEN, ErrorKind::Closed, "the peer is not connected"));
+            return self.report(RailEvent::Opened {
+                link: number,
+                region: (region, ticket),
+                outcome,
+            });
         };
         // One that needs staging does so for good.
-        let stages = stages || link.known.wanted.get(&region).is_some_and(|before| before.stages);
-        self.ask_for(number, region, Wanted { ticket, stages });
+        let stages =
+            stages || link.known_target.wanted.get(&region).is_some_and(|before| before.stages);
+        self.send_open(number, region, WantedRegion { ticket, stages });
     }
 
     /// A region is there by this ticket: another link was told so. This one asks for it, too: now,
     /// or when its peer is back.
-    pub(crate) fn want(&mut self, number: u32, (region, ticket): (u64, u64), stages: bool) {
-        let is_it = |asked: &Asked| (asked.region, asked.wanted.ticket) == (region, ticket);
-        let (asks, known) = match self.links.get_mut(&number) {
+    pub(crate) fn want_region(&mut self, number: u32, (region, ticket): (u64, u64), stages: bool) {
+        let is_it = |pending_opens: &PendingOpen| {
+            (pending_opens.region, pending_opens.wanted.ticket) == (region, ticket)
+        };
+        let (next_hello, known_target) = match self.links.get_mut(&number) {
             Some(link) => {
-                let asks = link.is_met() && !link.asked.values().any(is_it);
-                (asks, &mut link.known)
+                let next_hello = link.is_connected() && !link.pending_opens.values().any(is_it);
+                (next_hello, &mut link.known_target)
             }
-            None => match self.away.get_mut(&number) {
-                Some(known) => (false, known),
+            None => match self.lost_links.get_mut(&number) {
+                Some(known_target) => (false, known_target),
                 None => return,
             },
         };
-        let before = known.wanted.get(&region).copied();
+        let before = known_target.wanted.get(&region).copied();
         if before.is_some_and(|before| before.ticket == ticket && before.stages >= stages) {
             return;
         }
         let stages = stages || before.is_some_and(|before| before.stages);
-        let wanted = Wanted { ticket, stages };
-        known.wanted.insert(region, wanted);
-        if asks {
-            self.ask_for(number, region, wanted);
+        let wanted = WantedRegion { ticket, stages };
+        known_target.wanted.insert(region, wanted);
+        if next_hello {
+            self.send_open(number, region, wanted);
         }
     }
 
     /// An answer to a request.
-    pub(super) fn is_answered(&mut self, number: u32, request: u64, outcome: Result<()>) {
+    pub(super) fn open_answered(&mut self, number: u32, request: u64, outcome: Result<()>) {
         let Some(link) = self.links.get_mut(&number) else { return };
-        let Some(asked) = link.asked.remove(&request) else { return };
-        let Asked { region, wanted, is_withdrawn } = asked;
+        let Some(pending_opens) = link.pending_opens.remove(&request) else { return };
+        let PendingOpen { region, wanted, is_withdrawn } = pending_opens;
         let outcome = if is_withdrawn { Err(withdrawn()) } else { outcome };
         match &outcome {
-            Ok(()) => drop(link.known.wanted.insert(region, wanted)),
+            Ok(()) => drop(link.known_target.wanted.insert(region, wanted)),
             Err(error) if error.kind() == ErrorKind::Stale => {
-                let known = link.known.wanted.get(&region);
+                let known_target = link.known_target.wanted.get(&region);
                 // Who asks with another ticket is refused, and the region stays where it is.
-                if known.is_some_and(|known| known.ticket == wanted.ticket) {
-                    link.known.wanted.remove(&region);
-                    self.tell(Report::Withdrawn { link: number, region });
+                if known_target.is_some_and(|known_target| known_target.ticket == wanted.ticket) {
+                    link.known_target.wanted.remove(&region);
+                    self.report(RailEvent::Withdrawn { link: number, region });
                 }
             }
             Err(_) => {}
         }
-        self.tell(Report::Opened { link: number, region: (region, wanted.ticket), outcome });
-        self.ask_again(number);
+        self.report(RailEvent::Opened { link: number, region: (region, wanted.ticket), outcome });
+        self.reopen_regions(number);
     }
 
     // ------------------------------------------------------------------- losing
 
-    pub(crate) fn leave(&mut self, number: u32) {
+    pub(crate) fn disconnect(&mut self, number: u32) {
         let session = self.links.get(&number).map(|link| (link.session.id, link.session.peer));
         if let Some((session, peer)) = session {
-            self.leaving.insert(session, peer);
+            self.closing_sessions.insert(session, peer);
             // It is used by one session more, until that was said.
             *self.peers.entry(peer).or_default() += 1;
         }
-        let left = Error::new("leave a peer", ErrorKind::Closed, "it was left");
-        self.part(number, Parting::Left, left);
-        self.away.remove(&number);
+        let left = Error::new("disconnect a peer", ErrorKind::Closed, "the peer was disconnected");
+        self.close_link(number, CloseReason::Left, left);
+        self.lost_links.remove(&number);
         if let Some((session, _)) = session {
-            self.take_leave(session);
+            self.send_bye_when_idle(session);
         }
     }
 
     /// Says goodbye to one that was left, once nothing of the session is under way: it takes its
     /// memory back soon after. One that hears nothing more takes the session for lost, and its memory
     /// back much later.
-    pub(super) fn take_leave(&mut self, session: u64) {
-        if self.flying.values().any(|flying| flying.session == session) {
+    pub(super) fn send_bye_when_idle(&mut self, session: u64) {
+        if self.in_flight.values().any(|in_flight| in_flight.session == session) {
             return;
         }
-        if let Some(peer) = self.leaving.remove(&session) {
-            self.say_to(Party::Nobody, peer, Message::Bye.encode(session, 0, 0));
-            self.leave_peer(peer);
+        if let Some(peer) = self.closing_sessions.remove(&session) {
+            self.queue_message(SessionKey::NoSession, peer, Message::Bye.encode(session, 0, 0));
+            self.release_address(peer);
         }
     }
 
     /// A session with a host ends.
-    pub(super) fn part(&mut self, number: u32, parting: Parting, error: Error) {
+    pub(super) fn close_link(&mut self, number: u32, close_reason: CloseReason, error: Error) {
         let Some(mut link) = self.links.remove(&number) else { return };
-        let why = error.reason();
-        let closed = |operation| Error::new(operation, ErrorKind::Closed, why.as_str());
-        if parting != Parting::Left {
+        let cause = error.reason();
+        let closed = |operation| Error::new(operation, ErrorKind::Closed, cause.as_str());
+        if close_reason != CloseReason::Left {
             // A try that came to nothing is nothing new.
-            if link.is_up() || link.is_awaited {
-                self.tell(Report::Down { link: number, error });
+            if link.is_up() || link.has_waiter {
+                self.report(RailEvent::Down { link: number, error });
             }
             let now = Instant::now();
-            match parting {
-                Parting::Lost => {
-                    link.known.tries.get_or_insert_with(|| Tries::new(now)).failed(now);
+            match close_reason {
+                CloseReason::Lost => {
+                    link.known_target
+                        .backoff
+                        .get_or_insert_with(|| RetryBackoff::new(now))
+                        .failed(now);
                 }
-                _ => link.known.tries = None,
+                _ => link.known_target.backoff = None,
             }
-            self.away.insert(number, link.known);
+            self.lost_links.insert(number, link.known_target);
         }
-        for (_, Asked { region, wanted, .. }) in link.asked {
+        for (_, PendingOpen { region, wanted, .. }) in link.pending_opens {
             let outcome = Err(closed(OPEN));
-            self.tell(Report::Opened { link: number, region: (region, wanted.ticket), outcome });
+            self.report(RailEvent::Opened {
+                link: number,
+                region: (region, wanted.ticket),
+                outcome,
+            });
         }
-        for token in link.unheard {
-            let detail = format!("{why}; it is not known whether it heard");
-            let outcome = Err(Error::new("tell a peer", ErrorKind::Closed, detail));
-            self.tell(Report::Done { token, outcome });
+        for token in link.unacknowledged {
+            let detail = format!("{cause}; it is not known whether it heard");
+            let outcome = Err(Error::new("notify a peer", ErrorKind::Closed, detail));
+            self.report(RailEvent::Done { token, outcome });
         }
         for (token, notice) in link.unsent {
-            if parting == Parting::Left {
-                let outcome = Err(closed("tell a peer"));
-                self.tell(Report::Done { token, outcome });
+            if close_reason == CloseReason::Left {
+                let outcome = Err(closed("notify a peer"));
+                self.report(RailEvent::Done { token, outcome });
             } else {
-                let told = Move { link: number, token, notice: Some(notice), bytes: None };
-                self.tell(Report::Stranded { told: Box::new(told), why: why.clone() });
+                let request =
+                    RailRequest { link: number, token, notice: Some(notice), bytes: None };
+                self.report(RailEvent::Returned {
+                    request: Box::new(request),
+                    cause: cause.clone(),
+                });
             }
         }
-        self.strand_moves(number, parting, &why);
-        self.set_slots_aside(number);
-        self.end_moves();
-        self.forget_waiting(Party::Link(number));
-        self.leave_peer(link.session.peer);
+        self.return_transfers(number, close_reason, &cause);
+        self.abandon_slots(number);
+        self.end_transfers();
+        self.drop_queued(SessionKey::Link(number));
+        self.release_address(link.session.peer);
     }
 
     /// What was posted, or is copied by a device, may still touch the memory of the transfer and of
     /// its slot: it is over when that is. What waited for the peer, or was not posted, is. All that
     /// was not moved then may go another way.
-    fn strand_moves(&mut self, number: u32, parting: Parting, why: &str) {
-        let until = Instant::now() + PATIENCE;
-        let closed = || Error::new("transfer", ErrorKind::Closed, why);
-        for moving in self.moves.values_mut().filter(|moving| moving.link == number) {
-            moving.flow.give_up();
-            moving.ends_by.get_or_insert(until);
-            if parting == Parting::Left {
-                moving.failure.get_or_insert_with(closed);
+    fn return_transfers(&mut self, number: u32, close_reason: CloseReason, cause: &str) {
+        let until = Instant::now() + RAIL_TIMEOUT;
+        let closed = || Error::new("transfer", ErrorKind::Closed, cause);
+        for transfer in self.transfers.values_mut().filter(|transfer| transfer.link == number) {
+            transfer.chunks.give_up();
+            transfer.drain_deadline.get_or_insert(until);
+            if close_reason == CloseReason::Left {
+                transfer.failure.get_or_insert_with(closed);
             } else {
-                moving.stranded.get_or_insert_with(|| why.to_owned());
+                transfer.lost_cause.get_or_insert_with(|| cause.to_owned());
             }
         }
         let unposted: HashSet<_> = self.unposted.iter().copied().collect();
-        let resting: HashSet<_> = self.resting.iter().map(|(_, chunk)| *chunk).collect();
-        let over = self.flying.iter().filter(|(_, flying)| flying.link == number);
+        let repost_later: HashSet<_> = self.repost_later.iter().map(|(_, chunk)| *chunk).collect();
+        let over = self.in_flight.iter().filter(|(_, in_flight)| in_flight.link == number);
         let over: Vec<_> = over
-            .filter(|(key, flying)| {
-                matches!(flying.stage, Stage::Ask | Stage::Deliver)
+            .filter(|(key, in_flight)| {
+                matches!(in_flight.stage, Stage::RequestFill | Stage::RequestDrain)
                     || unposted.contains(key)
-                    || resting.contains(key)
+                    || repost_later.contains(key)
             })
-            .map(|(key, flying)| (*key, flying.stage))
+            .map(|(key, in_flight)| (*key, in_flight.stage))
             .collect();
         for (key, stage) in over {
             self.unposted.retain(|other| *other != key);
-            self.resting.retain(|(_, other)| *other != key);
+            self.repost_later.retain(|(_, other)| *other != key);
             match stage {
                 // It may copy from its slot yet, when nobody here reckons with it any more.
-                Stage::Deliver => {
-                    let detail = format!("{why}; it is not known whether it took what was sent");
-                    self.fail_part(key, Error::new("put", ErrorKind::Closed, detail));
+                Stage::RequestDrain => {
+                    let detail = format!("{cause}; it is not known whether it took what was sent");
+                    self.fail_chunk(key, Error::new("put", ErrorKind::Closed, detail));
                 }
-                _ => self.give_part_back(key),
+                _ => self.return_chunk(key),
             }
         }
     }
 
     // ------------------------------------------------------------------- looking after them
 
-    pub(super) fn look_after_links(&mut self, now: Instant) {
+    pub(super) fn check_links(&mut self, now: Instant) {
         let (mut late, mut hello) = (vec![], vec![]);
         for (number, link) in &self.links {
             match link.state {
-                State::Meeting { until, .. } if now >= until => late.push(*number),
-                State::Meeting { asks, .. } if now >= asks => hello.push(*number),
+                LinkState::Connecting { until, .. } if now >= until => late.push(*number),
+                LinkState::Connecting { next_hello, .. } if now >= next_hello => {
+                    hello.push(*number)
+                }
                 _ => {}
             }
         }
         for number in late {
             let detail = "it did not answer in time";
-            self.part(number, Parting::Lost, Error::new(MEET, ErrorKind::DeadlineExceeded, detail));
+            self.close_link(
+                number,
+                CloseReason::Lost,
+                Error::new(CONNECT, ErrorKind::DeadlineExceeded, detail),
+            );
         }
         for number in hello {
-            self.say_hello(number, now);
+            self.send_hello(number, now);
         }
-        self.look_for_refusals(now);
-        self.end_late_moves(now);
-        self.try_again(now);
+        self.check_tcp_probes(now);
+        self.fail_overdue_transfers(now);
+        self.retry_lost_links(now);
     }
 
     /// Transfers with a peer that is gone, what was posted for which does not come back.
-    fn end_late_moves(&mut self, now: Instant) {
-        let late = |moving: &Moving| moving.ends_by.is_some_and(|end| now >= end);
-        let late: Vec<_> =
-            self.moves.iter().filter(|(_, moving)| late(moving)).map(|(key, _)| *key).collect();
+    fn fail_overdue_transfers(&mut self, now: Instant) {
+        let late =
+            |transfer: &ActiveTransfer| transfer.drain_deadline.is_some_and(|end| now >= end);
+        let late: Vec<_> = self
+            .transfers
+            .iter()
+            .filter(|(_, transfer)| late(transfer))
+            .map(|(key, _)| *key)
+            .collect();
         for key in late {
-            self.pending.remove(&key);
-            let Some(moving) = self.moves.remove(&key) else { continue };
+            self.unstarted.remove(&key);
+            let Some(transfer) = self.transfers.remove(&key) else { continue };
             let detail = "the peer is gone, and what was under way may still touch the memory";
             let outcome = Err(Error::new("transfer", ErrorKind::Closed, detail));
-            self.tell(Report::Done { token: moving.token, outcome });
+            self.report(RailEvent::Done { token: transfer.token, outcome });
         }
     }
 
     /// Tries those that are away and have their time.
-    fn try_again(&mut self, now: Instant) {
+    fn retry_lost_links(&mut self, now: Instant) {
         let mut due = Vec::new();
-        for (number, away) in &mut self.away {
-            if self.flying.values().any(|flying| flying.link == *number) {
+        for (number, lost_links) in &mut self.lost_links {
+            if self.in_flight.values().any(|in_flight| in_flight.link == *number) {
                 continue;
             }
-            if away.tries.as_mut().is_some_and(|tries| tries.is_due(now)) {
+            if lost_links.backoff.as_mut().is_some_and(|backoff| backoff.is_due(now)) {
                 due.push(*number);
             }
         }
-        let patience = self.lost_after.max(2 * LOOK);
+        let timeout = self.lost_after.max(2 * CHECK_INTERVAL);
         for number in due {
-            if let Some(away) = self.away.remove(&number) {
-                self.approach(number, away, patience, false);
+            if let Some(lost_links) = self.lost_links.remove(&number) {
+                self.start_connect(number, lost_links, timeout, false);
             }
         }
     }
@@ -552,9 +592,10 @@ mod tests {
     #[test]
     fn pauses_grow_to_a_limit_and_there_is_an_end() {
         let start = Instant::now();
-        let mut tries = Tries::new(start);
+        let mut backoff = RetryBackoff::new(start);
         let at = |ms: u64| start + Duration::from_millis(ms);
-        let times: Vec<_> = (0..4_000_000).step_by(50).filter(|ms| tries.is_due(at(*ms))).collect();
+        let times: Vec<_> =
+            (0..4_000_000).step_by(50).filter(|ms| backoff.is_due(at(*ms))).collect();
         assert_eq!(times[..7], [100, 300, 700, 1500, 3100, 6300, 11_300]);
         assert!(times.windows(2).all(|two| two[1] - two[0] <= 5000));
         assert_eq!(times.last().map(|ms| ms / 10_000), Some(359), "an hour");
@@ -563,10 +604,12 @@ mod tests {
     #[test]
     fn the_pause_begins_when_a_try_has_failed() {
         let start = Instant::now();
-        let mut tries = Tries::new(start);
-        assert!(tries.is_due(start + PAUSES.0));
+        let mut backoff = RetryBackoff::new(start);
+        assert!(backoff.is_due(start + RETRY_PAUSES.0));
         let late = start + Duration::from_secs(10);
-        tries.failed(late);
-        assert!(!tries.is_due(late + PAUSES.0) && tries.is_due(late + 2 * PAUSES.0));
+        backoff.failed(late);
+        assert!(
+            !backoff.is_due(late + RETRY_PAUSES.0) && backoff.is_due(late + 2 * RETRY_PAUSES.0)
+        );
     }
 }

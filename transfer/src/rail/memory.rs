@@ -8,11 +8,11 @@ use fabric::{Access, Domain, MemoryRegion, RegistrationOptions};
 use crate::region::{Buffer, Rights};
 
 /// Memory of the host, as the fabric knows it.
-struct Span(Arc<Buffer>);
+struct RegisteredBuffer(Arc<Buffer>);
 
 // SAFETY: a buffer's memory stays where it is, mapped, until the last handle to it is gone, of which
 // this keeps one; its bytes are reached by copying, never by reference.
-unsafe impl fabric::Memory for Span {
+unsafe impl fabric::Memory for RegisteredBuffer {
     fn as_ptr(&self) -> *mut u8 {
         let address = match &*self.0 {
             Buffer::Device(memory) => memory.address(),
@@ -28,7 +28,7 @@ unsafe impl fabric::Memory for Span {
 
 /// Can it be registered? What lies on a device cannot: whether a completion means that the data
 /// is there is not known of any provider.
-pub(crate) fn is_reachable(buffer: &Buffer) -> bool {
+pub(crate) fn can_be_registered(buffer: &Buffer) -> bool {
     match buffer {
         Buffer::Device(memory) => memory.device().is_none(),
         Buffer::Host(_) => true,
@@ -45,11 +45,11 @@ pub(super) fn access(rights: Option<Rights>) -> Access {
     access
 }
 
-/// Registers it; it has to be [reachable](is_reachable).
+/// Registers it; it has to be [reachable](can_be_registered).
 pub(super) fn register(
     domain: &Domain,
     buffer: Arc<Buffer>,
     options: impl Into<RegistrationOptions>,
 ) -> fabric::Result<MemoryRegion> {
-    domain.register(Span(buffer), options)
+    domain.register(RegisteredBuffer(buffer), options)
 }

@@ -10,16 +10,16 @@
 use control::codec;
 use serde::{Deserialize, Serialize};
 
-use crate::agent::{LONGEST_LABEL, Notice, Refusal};
+use crate::agent::{MAX_LABEL_LENGTH, Notice, Refusal};
 use crate::error::Result;
 use crate::wire;
 
 const OPERATION: &str = "read a message";
 const VERSION: u8 = 2;
 /// As long as a message can be.
-pub(crate) const LONGEST: usize = 4096;
-pub(crate) const LONGEST_ADDRESS: usize = 512;
-const LONGEST_MEMORY: usize = 3072;
+pub(crate) const MAX_MESSAGE_LENGTH: usize = 4096;
+pub(crate) const MAX_ADDRESS_LENGTH: usize = 512;
+const MAX_MEMORY_KEY_LENGTH: usize = 3072;
 
 /// A part of a transfer that the host has to copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -42,7 +42,7 @@ pub(super) enum Message {
         /// The agent that is looked for.
         to: [u8; 16],
         from: [u8; 16],
-        visit: u64,
+        connection_id: u64,
         label: String,
         address: Vec<u8>,
     },
@@ -56,14 +56,14 @@ pub(super) enum Message {
     },
     Notice(Notice),
     /// To copy from the slot to the region.
-    Deliver(Chunk),
+    RequestDrain(Chunk),
     /// To copy from the region to the slot.
-    Fetch(Chunk),
+    FillSlot(Chunk),
     Released {
         region: u64,
     },
     /// To stay awake for a while.
-    Rouse,
+    KeepPolling,
     // From both.
     Ping,
     /// Also to tell what was heard.
@@ -72,7 +72,7 @@ pub(super) enum Message {
     // From the host.
     Welcome {
         /// Notices.
-        may_send: u64,
+        credit_limit: u64,
     },
     Opened {
         request: u64,
@@ -93,9 +93,9 @@ pub(super) enum Message {
         number: u64,
         refusal: Option<Refusal>,
     },
-    Heard {
+    NoticeCredit {
         notices: u64,
-        may_send: u64,
+        credit_limit: u64,
     },
     Withdrawn {
         region: u64,
@@ -109,37 +109,37 @@ pub(super) struct Frame {
     /// Zero if it need not be heard.
     pub(super) number: u64,
     /// Up to which number the other side was heard.
-    pub(super) heard: u64,
+    pub(super) acknowledged: u64,
     pub(super) message: Message,
 }
 
 /// Whom a message is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum For {
-    Host,
-    Guest,
+pub(super) enum ReceiverRole {
+    Target,
+    Initiator,
     Either,
 }
 
 impl Message {
-    pub(super) fn is_for(&self) -> For {
+    pub(super) fn receiver_role(&self) -> ReceiverRole {
         match self {
             Self::Hello { .. }
             | Self::Open { .. }
             | Self::Stage { .. }
             | Self::Notice(_)
-            | Self::Deliver(_)
-            | Self::Fetch(_)
+            | Self::RequestDrain(_)
+            | Self::FillSlot(_)
             | Self::Released { .. }
-            | Self::Rouse => For::Host,
-            Self::Ping | Self::Pong | Self::Bye => For::Either,
+            | Self::KeepPolling => ReceiverRole::Target,
+            Self::Ping | Self::Pong | Self::Bye => ReceiverRole::Either,
             Self::Welcome { .. }
             | Self::Opened { .. }
             | Self::Staging { .. }
             | Self::Refused { .. }
             | Self::Done { .. }
-            | Self::Heard { .. }
-            | Self::Withdrawn { .. } => For::Guest,
+            | Self::NoticeCredit { .. }
+            | Self::Withdrawn { .. } => ReceiverRole::Initiator,
         }
     }
 
@@ -153,12 +153,12 @@ impl Message {
                 | Self::Ping
                 | Self::Pong
                 | Self::Bye
-                | Self::Rouse
+                | Self::KeepPolling
         )
     }
 
-    pub(super) fn encode(&self, session: u64, number: u64, heard: u64) -> Vec<u8> {
-        codec::encode(VERSION, &(session, number, heard, self))
+    pub(super) fn encode(&self, session: u64, number: u64, acknowledged: u64) -> Vec<u8> {
+        codec::encode(VERSION, &(session, number, acknowledged, self))
     }
 
     /// Reads what [`encode`](Self::encode) wrote, believing nothing.
@@ -166,19 +166,19 @@ impl Message {
         let frame: Frame = wire::decode(OPERATION, VERSION, bytes)?;
         let fits = match &frame.message {
             Self::Hello { label, address, .. } => {
-                label.len() <= LONGEST_LABEL && address.len() <= LONGEST_ADDRESS
+                label.len() <= MAX_LABEL_LENGTH && address.len() <= MAX_ADDRESS_LENGTH
             }
-            Self::Staging { memory, .. } => memory.len() <= LONGEST_MEMORY,
+            Self::Staging { memory, .. } => memory.len() <= MAX_MEMORY_KEY_LENGTH,
             Self::Refused { refusal, .. } | Self::Done { refusal: Some(refusal), .. } => {
                 refusal.is_short()
             }
             _ => true,
         };
         if !fits {
-            return Err(wire::malformed(OPERATION, "a part of it is too long"));
+            return Err(wire::malformed(OPERATION, "a field is too long"));
         }
         if frame.message.is_numbered() != (frame.number != 0) {
-            let detail = "a number where there is none, or none where there is one";
+            let detail = "sequence number missing or unexpected";
             return Err(wire::malformed(OPERATION, detail));
         }
         Ok(frame)

@@ -3,30 +3,30 @@
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
-use fabric::{Address, Options, Peer};
+use fabric::{Address, Peer, PostOptions};
 
-use super::driver::{Driver, LOOK, Party};
+use super::driver::{CHECK_INTERVAL, Driver, SessionKey};
 use super::links::Link;
-use super::message::{LONGEST, Message};
-use super::presence::Session;
+use super::message::{MAX_MESSAGE_LENGTH, Message};
+use super::session::Session;
 
 /// Messages that may be on their way to one; and what may wait to be sent to one, who asks and does
 /// not listen.
-const MOST_SENDING: usize = 8;
-pub(super) const MOST_WAITING: usize = 512;
+const MAX_SENDS_PER_PEER: usize = 8;
+pub(super) const MAX_QUEUED_PER_PEER: usize = 512;
 /// How long a last word to one that is nobody here may wait.
-const LAST_WORD: Duration = Duration::from_secs(1);
+const REFUSAL_SEND_TIMEOUT: Duration = Duration::from_secs(1);
 /// What was posted.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Posted {
     Receive(usize),
-    Send(usize, Party, Peer),
+    Send(usize, SessionKey, Peer),
     Data(u64, Peer),
 }
 
 /// A message that waits to be sent.
-pub(super) struct Unsent {
-    pub(super) to: Party,
+pub(super) struct QueuedMessage {
+    pub(super) to: SessionKey,
     pub(super) peer: Peer,
     bytes: Vec<u8>,
     pub(super) since: Instant,
@@ -35,7 +35,7 @@ pub(super) struct Unsent {
 impl Driver {
     /// A token for what is posted; [take it back](Self::posted) if that was not.
     pub(super) fn post(&mut self, posted: Posted) -> u64 {
-        let place = self.free_posts.pop().unwrap_or_else(|| {
+        let place = self.free_tokens.pop().unwrap_or_else(|| {
             self.posted.push(None);
             self.posted.len() - 1
         });
@@ -45,14 +45,16 @@ impl Driver {
 
     pub(super) fn posted(&mut self, token: u64) -> Option<Posted> {
         let posted = self.posted.get_mut(token as usize)?.take()?;
-        self.free_posts.push(token as usize);
+        self.free_tokens.push(token as usize);
         Some(posted)
     }
 
     pub(super) fn receive(&mut self, buffer: usize) -> fabric::Result<()> {
-        let slice = self.inbox.slice(buffer * LONGEST..(buffer + 1) * LONGEST)?;
+        let slice = self
+            .receive_buffers
+            .slice(buffer * MAX_MESSAGE_LENGTH..(buffer + 1) * MAX_MESSAGE_LENGTH)?;
         let token = self.post(Posted::Receive(buffer));
-        let options = Options::token(token);
+        let options = PostOptions::token(token);
         let posted = self.endpoint.receive(&mut self.queue, &slice, options);
         posted.map(drop).inspect_err(|_| {
             self.posted(token);
@@ -60,83 +62,92 @@ impl Driver {
     }
 
     /// Says something to the other side of a session: again and again, if it is to be heard.
-    pub(super) fn say(&mut self, to: Party, message: &Message) {
-        let Some(Session { id, peer, hearing, .. }) = self.session(to) else { return };
+    pub(super) fn send_message(&mut self, to: SessionKey, message: &Message) {
+        let Some(Session { id, peer, reliable_window, .. }) = self.session(to) else { return };
         let number = match message.is_numbered() {
-            true => hearing.say(message.clone(), Instant::now()),
+            true => reliable_window.send_message(message.clone(), Instant::now()),
             false => Some(0),
         };
         let Some(number) = number else {
-            return self.lose(to, "it does not hear what is said to it");
+            return self.close_lost(to, "it acknowledges no messages");
         };
-        let (peer, bytes) = (*peer, message.encode(*id, number, hearing.answer()));
-        self.say_to(to, peer, bytes);
+        let (peer, bytes) = (*peer, message.encode(*id, number, reliable_window.acknowledge()));
+        self.queue_message(to, peer, bytes);
     }
 
     /// Asks those that are silent, says again what is not known to be heard, and tells who said
     /// something that it was heard.
-    pub(super) fn look_after_sessions(&mut self, now: Instant) {
+    pub(super) fn check_sessions(&mut self, now: Instant) {
         let lost_after = self.lost_after;
-        for party in self.parties() {
+        for session_key in self.session_keys() {
             // Those that are met yet have their own time.
-            let is_meeting = |number| self.links.get(&number).is_some_and(|link| !link.is_met());
-            let is_met = !matches!(party, Party::Link(number) if is_meeting(number));
-            let Some(Session { presence, .. }) = self.session(party) else { continue };
-            if is_met && presence.is_lost(now, lost_after) {
-                self.lose(party, "it does not answer any more");
-            } else if is_met && presence.asks(now, lost_after) {
-                self.say(party, &Message::Ping);
+            let is_meeting =
+                |number| self.links.get(&number).is_some_and(|link| !link.is_connected());
+            let is_connected =
+                !matches!(session_key, SessionKey::Link(number) if is_meeting(number));
+            let Some(Session { keepalive, .. }) = self.session(session_key) else { continue };
+            if is_connected && keepalive.is_lost(now, lost_after) {
+                self.close_lost(session_key, "it does not answer any more");
+            } else if is_connected && keepalive.should_ping(now, lost_after) {
+                self.send_message(session_key, &Message::Ping);
             }
-            let Some(Session { hearing, .. }) = self.session(party) else { continue };
-            let mut again: Vec<_> =
-                hearing.again(now).map(|(number, message)| (number, message.clone())).collect();
-            let owes = hearing.owes(now);
+            let Some(Session { reliable_window, .. }) = self.session(session_key) else { continue };
+            let mut due_retransmits: Vec<_> = reliable_window
+                .due_retransmits(now)
+                .map(|(number, message)| (number, message.clone()))
+                .collect();
+            let ack_is_due = reliable_window.ack_is_due(now);
             // What the provider has yet, or what waits, is not lost.
-            if !again.is_empty() && self.is_saying(party) {
-                again.clear();
+            if !due_retransmits.is_empty() && self.is_sending(session_key) {
+                due_retransmits.clear();
             }
-            if again.is_empty() && owes {
-                self.say(party, &Message::Pong);
+            if due_retransmits.is_empty() && ack_is_due {
+                self.send_message(session_key, &Message::Pong);
             }
-            for (number, message) in again {
-                let Some(Session { id, peer, hearing, .. }) = self.session(party) else { break };
-                let (peer, bytes) = (*peer, message.encode(*id, number, hearing.answer()));
-                self.say_to(party, peer, bytes);
+            for (number, message) in due_retransmits {
+                let Some(Session { id, peer, reliable_window, .. }) = self.session(session_key)
+                else {
+                    break;
+                };
+                let (peer, bytes) =
+                    (*peer, message.encode(*id, number, reliable_window.acknowledge()));
+                self.queue_message(session_key, peer, bytes);
             }
         }
     }
 
     /// Is anything that is for it on its way yet?
-    pub(super) fn is_saying(&self, party: Party) -> bool {
-        self.waiting.iter().any(|waiting| waiting.to == party)
+    pub(super) fn is_sending(&self, session_key: SessionKey) -> bool {
+        self.waiting.iter().any(|waiting| waiting.to == session_key)
             || self.posted.iter().flatten().any(|posted| match posted {
-                Posted::Send(_, to, _) => *to == party,
+                Posted::Send(_, to, _) => *to == session_key,
                 Posted::Receive(_) | Posted::Data(..) => false,
             })
     }
 
     /// A message came to nothing. If it matters it is said again, until its session is lost; one
     /// that cannot be met at all is told so at once.
-    pub(super) fn was_not_sent(&mut self, to: Party, why: &str) {
-        tracing::debug!(?to, why, "a message was not sent");
-        if let Party::Link(link) = to
-            && self.links.get(&link).is_some_and(Link::is_awaited)
+    pub(super) fn send_failed(&mut self, to: SessionKey, cause: &str) {
+        tracing::debug!(?to, cause, "a message was not sent");
+        if let SessionKey::Link(link) = to
+            && self.links.get(&link).is_some_and(Link::has_waiter)
         {
-            return self.lose(to, why);
+            return self.close_lost(to, cause);
         }
         if let Some(session) = self.session(to) {
-            session.hearing.hurry(Instant::now() + LOOK);
+            session.reliable_window.retransmit_soon(Instant::now() + CHECK_INTERVAL);
         }
     }
 
-    pub(super) fn say_to(&mut self, to: Party, peer: Peer, bytes: Vec<u8>) {
-        if bytes.len() > LONGEST {
-            return tracing::warn!(length = bytes.len(), "a message too long to be sent");
+    pub(super) fn queue_message(&mut self, to: SessionKey, peer: Peer, bytes: Vec<u8>) {
+        if bytes.len() > MAX_MESSAGE_LENGTH {
+            return tracing::warn!(length = bytes.len(), "message longer than the limit dropped");
         }
-        if self.waiting.iter().filter(|waiting| waiting.peer == peer).count() >= MOST_WAITING {
-            return self.lose(to, "it does not take what is sent to it");
+        if self.waiting.iter().filter(|waiting| waiting.peer == peer).count() >= MAX_QUEUED_PER_PEER
+        {
+            return self.close_lost(to, "it receives no messages");
         }
-        self.waiting.push_back(Unsent { to, peer, bytes, since: Instant::now() });
+        self.waiting.push_back(QueuedMessage { to, peer, bytes, since: Instant::now() });
         self.flush();
     }
 
@@ -154,10 +165,10 @@ impl Driver {
         }
         let mut stuck: HashSet<Peer> = HashSet::new();
         let mut at = 0;
-        while at < self.waiting.len() && !self.free_sends.is_empty() {
-            let Unsent { to, peer, .. } = self.waiting[at];
+        while at < self.waiting.len() && !self.free_send_buffers.is_empty() {
+            let QueuedMessage { to, peer, .. } = self.waiting[at];
             let count = sending.entry(peer).or_default();
-            if *count >= MOST_SENDING || stuck.contains(&peer) {
+            if *count >= MAX_SENDS_PER_PEER || stuck.contains(&peer) {
                 at += 1;
                 continue;
             }
@@ -171,7 +182,7 @@ impl Driver {
                 }
                 Err(error) => {
                     self.waiting.remove(at);
-                    self.was_not_sent(to, &error.to_string());
+                    self.send_failed(to, &error.to_string());
                     at = 0;
                 }
             }
@@ -179,17 +190,19 @@ impl Driver {
     }
 
     fn send(&mut self, at: usize) -> fabric::Result<()> {
-        let Unsent { to, peer, bytes, .. } = &self.waiting[at];
+        let QueuedMessage { to, peer, bytes, .. } = &self.waiting[at];
         let (to, peer) = (*to, *peer);
-        let Some(buffer) = self.free_sends.last().copied() else { return Ok(()) };
-        self.outbox.write(buffer * LONGEST, bytes)?;
-        let slice = self.outbox.slice(buffer * LONGEST..buffer * LONGEST + bytes.len())?;
+        let Some(buffer) = self.free_send_buffers.last().copied() else { return Ok(()) };
+        self.send_buffers.write(buffer * MAX_MESSAGE_LENGTH, bytes)?;
+        let slice = self
+            .send_buffers
+            .slice(buffer * MAX_MESSAGE_LENGTH..buffer * MAX_MESSAGE_LENGTH + bytes.len())?;
         let token = self.post(Posted::Send(buffer, to, peer));
-        let options = Options::token(token).patience(Duration::ZERO);
+        let options = PostOptions::token(token).timeout(Duration::ZERO);
         let sent = self.endpoint.send(&mut self.queue, peer, &slice, options);
         match sent {
             Ok(_) => {
-                self.free_sends.pop();
+                self.free_send_buffers.pop();
                 Ok(())
             }
             Err(error) => {
@@ -200,14 +213,14 @@ impl Driver {
     }
 
     /// The peer of an address, used by one session more.
-    pub(super) fn enter_peer(&mut self, address: &Address) -> fabric::Result<Peer> {
+    pub(super) fn acquire_address(&mut self, address: &Address) -> fabric::Result<Peer> {
         let peer = self.addresses.insert(address)?;
         *self.peers.entry(peer).or_default() += 1;
         Ok(peer)
     }
 
     /// One session less uses it.
-    pub(super) fn leave_peer(&mut self, peer: Peer) {
+    pub(super) fn release_address(&mut self, peer: Peer) {
         if let Some(users) = self.peers.get_mut(&peer) {
             *users = users.saturating_sub(1);
         }
@@ -215,15 +228,16 @@ impl Driver {
 
     /// Messages without a session that are under way, or wait.
     pub(super) fn messages_without_session(&self) -> usize {
-        let is_one = |posted: &&Posted| matches!(posted, Posted::Send(_, Party::Nobody, _));
+        let is_one = |posted: &&Posted| matches!(posted, Posted::Send(_, SessionKey::NoSession, _));
         let posted = self.posted.iter().flatten().filter(is_one).count();
-        posted + self.waiting.iter().filter(|waiting| waiting.to == Party::Nobody).count()
+        posted + self.waiting.iter().filter(|waiting| waiting.to == SessionKey::NoSession).count()
     }
 
     /// Removes addresses that nobody uses any more.
-    pub(super) fn sweep_peers(&mut self, now: Instant) {
-        self.waiting
-            .retain(|waiting| waiting.to != Party::Nobody || now - waiting.since < LAST_WORD);
+    pub(super) fn remove_unused_addresses(&mut self, now: Instant) {
+        self.waiting.retain(|waiting| {
+            waiting.to != SessionKey::NoSession || now - waiting.since < REFUSAL_SEND_TIMEOUT
+        });
         // A provider that stays on the machine answers peers by what it knows of them, also those
         // that nobody here hears of any more.
         if !self.domain.capabilities().reaches_other_machines {

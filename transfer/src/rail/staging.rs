@@ -9,15 +9,15 @@ use std::time::Instant;
 use fabric::{MemoryRegion, RegionSlice};
 use gpu::{Device, DeviceName, Memory, Slice};
 
-use crate::copies::Copies;
 use crate::error::{Error, Result};
-use crate::host::HostBuffer;
+use crate::host_buffer::HostBuffer;
+use crate::stream_copies::StreamCopies;
 
-const COPY: &str = "copy by way of the host";
+const COPY: &str = "copy through staging memory";
 /// Of a slot: long enough that a copy's beginning and a message do not matter beside it.
-pub(super) const SLOT: u64 = 1 << 20;
+pub(super) const SLOT_LENGTH: u64 = 1 << 20;
 /// Slots: enough for both copies and the wire to have one while others wait.
-pub(super) const SLOTS: u32 = 8;
+pub(super) const SLOT_COUNT: u32 = 8;
 
 /// Memory of the host by way of which bytes go that the fabric cannot reach.
 #[derive(Debug)]
@@ -30,9 +30,9 @@ pub(super) struct Slots {
 
 impl Slots {
     pub(super) fn new(register: impl FnOnce(&HostBuffer) -> Result<MemoryRegion>) -> Result<Self> {
-        let buffer = HostBuffer::new(SLOT * u64::from(SLOTS))?;
+        let buffer = HostBuffer::new(SLOT_LENGTH * u64::from(SLOT_COUNT))?;
         let region = register(&buffer)?;
-        Ok(Self { buffer, region, free: AtomicU32::new((1 << SLOTS) - 1) })
+        Ok(Self { buffer, region, free: AtomicU32::new((1 << SLOT_COUNT) - 1) })
     }
 
     pub(super) fn has_free(&self) -> bool {
@@ -63,7 +63,7 @@ impl Slot {
     }
 
     fn start(&self) -> u64 {
-        u64::from(self.number) * SLOT
+        u64::from(self.number) * SLOT_LENGTH
     }
 
     /// As the fabric knows it.
@@ -84,7 +84,7 @@ pub(super) fn part(memory: &Memory, offset: u64, length: u64) -> Result<Slice> {
 
 /// Copies that devices make, each known by a number.
 #[derive(Debug, Default)]
-pub(super) struct DeviceCopies(HashMap<DeviceName, Copies<u64>>);
+pub(super) struct DeviceCopies(HashMap<DeviceName, StreamCopies<u64>>);
 
 impl DeviceCopies {
     pub(super) fn begin(
@@ -96,7 +96,7 @@ impl DeviceCopies {
     ) -> Result<()> {
         let copies = match self.0.entry(device.name()) {
             Entry::Occupied(known) => known.into_mut(),
-            Entry::Vacant(place) => place.insert(Copies::new(device)?),
+            Entry::Vacant(place) => place.insert(StreamCopies::new(device)?),
         };
         copies.begin(number, |stream| stream.copy(to, from));
         Ok(())
@@ -108,7 +108,7 @@ impl DeviceCopies {
         let mut are_done = true;
         for (device, copies) in self.0.drain() {
             if !copies.close(end) {
-                tracing::warn!(%device, "copies of a rail do not end: their memory is not freed");
+                tracing::warn!(%device, "copies of a rail did not finish: their memory is leaked");
                 are_done = false;
             }
         }
@@ -117,11 +117,11 @@ impl DeviceCopies {
 
     /// The next one that is done.
     pub(super) fn next_done(&mut self) -> Option<(u64, Result<()>)> {
-        let done = self.0.values_mut().find_map(Copies::next_done);
+        let done = self.0.values_mut().find_map(StreamCopies::next_done);
         done.map(|(number, _, outcome)| (number, outcome))
     }
 
-    pub(super) fn are_under_way(&self) -> bool {
+    pub(super) fn are_in_flight(&self) -> bool {
         self.0.values().any(|copies| copies.count() > 0)
     }
 }

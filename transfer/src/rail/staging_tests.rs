@@ -9,7 +9,7 @@ fn slots() -> Arc<Slots> {
     let query = Query::new(EndpointKind::Rdm).caps(Caps::MESSAGE | Caps::RMA);
     let domain = Domain::open(&query.source("127.0.0.1").first().unwrap()).unwrap();
     let register = |_: &HostBuffer| {
-        let memory = HostMemory::zeroed(SLOT as usize * SLOTS as usize).unwrap();
+        let memory = HostMemory::zeroed(SLOT_LENGTH as usize * SLOT_COUNT as usize).unwrap();
         Ok(domain.register(memory, Access::LOCAL).unwrap())
     };
     Arc::new(Slots::new(register).unwrap())
@@ -18,15 +18,15 @@ fn slots() -> Arc<Slots> {
 #[test]
 fn slots_run_out_and_come_back() {
     let slots = slots();
-    let taken: Vec<_> = (0..SLOTS).map(|_| Slot::take(&slots).unwrap()).collect();
+    let taken: Vec<_> = (0..SLOT_COUNT).map(|_| Slot::take(&slots).unwrap()).collect();
     assert!(!slots.has_free() && Slot::take(&slots).is_none());
     let mut numbers: Vec<_> = taken.iter().map(|slot| slot.number).collect();
     numbers.sort_unstable();
-    assert_eq!(numbers, (0..SLOTS).collect::<Vec<_>>());
+    assert_eq!(numbers, (0..SLOT_COUNT).collect::<Vec<_>>());
     drop(taken);
     assert!(slots.has_free());
-    let taken: Vec<_> = (0..SLOTS).filter_map(|_| Slot::take(&slots)).collect();
-    assert_eq!(taken.len(), SLOTS as usize);
+    let taken: Vec<_> = (0..SLOT_COUNT).filter_map(|_| Slot::take(&slots)).collect();
+    assert_eq!(taken.len(), SLOT_COUNT as usize);
 }
 
 #[test]
@@ -37,7 +37,7 @@ fn a_slot_dropped_on_another_thread_was_read_before_it_is_written_again() {
     std::thread::scope(|scope| {
         let mut readers = Vec::new();
         for _ in 0..2 {
-            let (sender, receiver) = sync_channel::<(Slot, u64)>(SLOTS as usize);
+            let (sender, receiver) = sync_channel::<(Slot, u64)>(SLOT_COUNT as usize);
             readers.push(sender);
             scope.spawn(move || {
                 for (slot, written) in receiver {

@@ -6,26 +6,26 @@ use std::time::{Duration, Instant};
 
 use fabric::{Caps, Domain, EndpointKind, Query};
 use gpu::Device;
-use gpu::stand_in::{Behaviour, behave, refuse_records};
+use gpu::emulated::{FaultConfig, configure_faults, refuse_records};
 
-use super::driver::{Driver, Party};
-use super::host::MOST_GUESTS;
+use super::driver::{Driver, SessionKey};
 use super::message::{Chunk, Frame, Message};
-use super::staging::{SLOT, SLOTS};
-use super::{PATIENCE, Report, Settings, Shared, Target};
-use crate::agent::{Home, Notice, Refusal};
+use super::staging::{SLOT_COUNT, SLOT_LENGTH};
+use super::target::MAX_INITIATORS;
+use super::{LinkTarget, RAIL_TIMEOUT, RailEvent, RailOptions, RailShared};
+use crate::agent::{LocalTarget, Notice, Refusal};
 use crate::error::{ErrorKind, Result};
-use crate::host::HostBuffer;
+use crate::host_buffer::HostBuffer;
 use crate::lock;
 use crate::region::{Region, RegionDescriptor, Rights};
-use crate::service::Admission;
+use crate::share_service::Admission;
 
 const SESSION: u64 = 7;
 
 struct World {
     driver: Driver,
-    shared: Arc<Shared>,
-    home: Arc<Home>,
+    shared: Arc<RailShared>,
+    local_target: Arc<LocalTarget>,
 }
 
 impl World {
@@ -35,60 +35,67 @@ impl World {
         let offer = query.clone().provider("tcp").first();
         let offer = offer.or_else(|_| query.provider("net").first()).unwrap();
         let domain = Domain::open(&offer).unwrap();
-        let home = Arc::new(Home::new("host".to_owned(), Admission::own_user()).unwrap());
-        let settings = Settings::default();
-        let shared = Arc::new(Shared::new(&settings, domain.capabilities()));
-        let driver =
-            Driver::new(&domain, Arc::clone(&shared), Arc::clone(&home), settings, channel().1)
-                .unwrap();
-        Self { driver, shared, home }
+        let local_target =
+            Arc::new(LocalTarget::new("host".to_owned(), Admission::own_user()).unwrap());
+        let settings = RailOptions::default();
+        let shared = Arc::new(RailShared::new(&settings, domain.capabilities()));
+        let driver = Driver::new(
+            &domain,
+            Arc::clone(&shared),
+            Arc::clone(&local_target),
+            settings,
+            channel().1,
+        )
+        .unwrap();
+        Self { driver, shared, local_target }
     }
 
     fn hello(&mut self, session: u64, to: [u8; 16]) {
         let address = self.driver.address().to_vec();
         let label = "guest".to_owned();
-        let (from, visit) = ([9; 16], session);
-        let hello = Message::Hello { to, from, visit, label, address };
-        self.driver.host_hears(session, hello);
+        let (from, connection_id) = ([9; 16], session);
+        let hello = Message::Hello { to, from, connection_id, label, address };
+        self.driver.handle_at_target(session, hello);
     }
 
     /// A guest that has the region's ticket.
     fn opens(&mut self, session: u64, region: &Region) {
         let RegionDescriptor { number: region, ticket, .. } = *region.descriptor();
-        self.driver.host_hears(session, Message::Open { request: 1, region, ticket });
+        self.driver.handle_at_target(session, Message::Open { request: 1, region, ticket });
     }
 
     fn with_guest() -> Self {
         let mut world = Self::new();
-        world.hello(SESSION, world.home.identity);
+        world.hello(SESSION, world.local_target.identity);
         let region = world.region(Rights::ALL);
         world.opens(SESSION, &region);
-        world.driver.host_hears(SESSION, Message::Stage { request: 1 });
+        world.driver.handle_at_target(SESSION, Message::Stage { request: 1 });
         assert!(world.has_guest());
         let region = region.descriptor().number;
-        world.driver.host_hears(SESSION, Message::Released { region });
+        world.driver.handle_at_target(SESSION, Message::Released { region });
         world
     }
 
-    fn meet(&mut self, link: u32) {
-        let (identity, address) = (self.home.identity, self.driver.address().to_vec());
-        self.driver.meet(link, Target { identity, address, visit: 5 }, PATIENCE);
+    fn connect(&mut self, link: u32) {
+        let (identity, address) = (self.local_target.identity, self.driver.address().to_vec());
+        self.driver.connect(link, LinkTarget { identity, address, connection_id: 5 }, RAIL_TIMEOUT);
     }
 
     /// Requests that the third link's host has not answered.
-    fn asked(&self) -> Vec<u64> {
-        let mut asked: Vec<_> = self.driver.links[&3].asked.keys().copied().collect();
-        asked.sort_unstable();
-        asked
+    fn pending_opens(&self) -> Vec<u64> {
+        let mut pending_opens: Vec<_> =
+            self.driver.links[&3].pending_opens.keys().copied().collect();
+        pending_opens.sort_unstable();
+        pending_opens
     }
 
     fn has_guest(&self) -> bool {
-        self.driver.guests.contains_key(&SESSION)
+        self.driver.initiators.contains_key(&SESSION)
     }
 
     /// The fabric does so beside the rail.
     fn lets_go_of(&self, region: u64) {
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + RAIL_TIMEOUT;
         while lock(&self.shared.retiring).contains_key(&region) {
             assert!(Instant::now() < end, "the region stays");
             std::thread::sleep(Duration::from_millis(1));
@@ -96,11 +103,12 @@ impl World {
     }
 
     fn region(&self, rights: Rights) -> Region {
-        Region::new(&self.home, HostBuffer::new(2 * SLOT).unwrap().into(), rights).unwrap()
+        Region::new(&self.local_target, HostBuffer::new(2 * SLOT_LENGTH).unwrap().into(), rights)
+            .unwrap()
     }
 
-    fn refusal(&mut self, chunk: Chunk, is_delivery: bool) -> Option<ErrorKind> {
-        let begun = self.driver.begin_errand(SESSION, chunk, is_delivery);
+    fn refusal(&mut self, chunk: Chunk, is_drain: bool) -> Option<ErrorKind> {
+        let begun = self.driver.begin_staging_job(SESSION, chunk, is_drain);
         begun.err().map(|error| error.kind())
     }
 }
@@ -115,14 +123,14 @@ fn who_looks_for_another_agent_is_not_let_in() {
     let mut world = World::new();
     world.hello(SESSION, [1; 16]);
     assert!(!world.has_guest());
-    world.hello(SESSION, world.home.identity);
-    world.hello(SESSION, world.home.identity);
+    world.hello(SESSION, world.local_target.identity);
+    world.hello(SESSION, world.local_target.identity);
     assert!(world.has_guest());
     for _ in 0..2 {
         world.driver.take(frame(0, 0, Message::Pong));
     }
-    let joined = lock(&world.shared.reports);
-    let joined = joined.iter().filter(|report| matches!(report, Report::Came { .. }));
+    let joined = lock(&world.shared.rail_events);
+    let joined = joined.iter().filter(|report| matches!(report, RailEvent::SessionOpened { .. }));
     assert_eq!(joined.count(), 1, "said again");
 }
 
@@ -130,14 +138,14 @@ fn who_looks_for_another_agent_is_not_let_in() {
 fn addresses_that_are_none_are_no_guests() {
     let mut world = World::new();
     for address in [vec![], vec![0], vec![0xff; 512]] {
-        let (to, label) = (world.home.identity, "guest".to_owned());
-        let (from, visit) = ([9; 16], 1);
-        let hello = Message::Hello { to, from, visit, label, address };
+        let (to, label) = (world.local_target.identity, "guest".to_owned());
+        let (from, connection_id) = ([9; 16], 1);
+        let hello = Message::Hello { to, from, connection_id, label, address };
         // The provider may take an address that leads nowhere.
-        world.driver.host_hears(SESSION, hello);
+        world.driver.handle_at_target(SESSION, hello);
     }
-    world.driver.host_hears(99, Message::Stage { request: 1 });
-    assert!(!world.driver.guests.contains_key(&99), "no hello");
+    world.driver.handle_at_target(99, Message::Stage { request: 1 });
+    assert!(!world.driver.initiators.contains_key(&99), "no hello");
 }
 
 #[test]
@@ -145,15 +153,15 @@ fn only_what_lies_inside_of_a_region_and_a_slot_is_copied() {
     let mut world = World::with_guest();
     let region = world.region(Rights::ALL);
     let good = chunk(&region);
-    for is_delivery in [true, false] {
-        assert_eq!(world.refusal(good, is_delivery), None);
-        let refused = |world: &mut World, chunk| world.refusal(chunk, is_delivery).unwrap();
+    for is_drain in [true, false] {
+        assert_eq!(world.refusal(good, is_drain), None);
+        let refused = |world: &mut World, chunk| world.refusal(chunk, is_drain).unwrap();
         let lies = [
-            Chunk { slot: SLOTS, ..good },
+            Chunk { slot: SLOT_COUNT, ..good },
             Chunk { slot: u32::MAX, ..good },
-            Chunk { length: SLOT + 1, ..good },
+            Chunk { length: SLOT_LENGTH + 1, ..good },
             Chunk { length: u64::MAX, ..good },
-            Chunk { offset: 2 * SLOT - 99, ..good },
+            Chunk { offset: 2 * SLOT_LENGTH - 99, ..good },
             Chunk { offset: u64::MAX, ..good },
         ];
         for lie in lies {
@@ -184,29 +192,29 @@ fn hellos_for_another_agent_take_few_places_among_the_addresses() {
         let mut bytes = world.driver.address().to_vec();
         // The address of a socket begins with its family and its port.
         bytes[4..8].copy_from_slice(&address.ip().octets());
-        let (to, label, from, visit) = ([1; 16], "stranger".to_owned(), [9; 16], 1);
-        let hello = Message::Hello { to, from, visit, label, address: bytes };
-        world.driver.host_hears(1000 + u64::from(number), hello);
+        let (to, label, from, connection_id) = ([1; 16], "stranger".to_owned(), [9; 16], 1);
+        let hello = Message::Hello { to, from, connection_id, label, address: bytes };
+        world.driver.handle_at_target(1000 + u64::from(number), hello);
     }
-    assert!(world.driver.guests.is_empty());
-    let known = world.driver.peers.len();
-    assert!(known <= 32, "{known} addresses");
+    assert!(world.driver.initiators.is_empty());
+    let known_target = world.driver.peers.len();
+    assert!(known_target <= 32, "{known_target} addresses");
 }
 
 #[test]
 fn who_has_no_staging_memory_or_asks_for_more_copies_than_slots_is_refused() {
     let mut world = World::new();
-    world.hello(SESSION, world.home.identity);
+    world.hello(SESSION, world.local_target.identity);
     let region = world.region(Rights::ALL);
     assert_eq!(world.refusal(chunk(&region), true), Some(ErrorKind::NoPath));
     // Nor is it given any before it has a ticket.
-    world.driver.host_hears(SESSION, Message::Stage { request: 1 });
+    world.driver.handle_at_target(SESSION, Message::Stage { request: 1 });
     assert_eq!(world.refusal(chunk(&region), true), Some(ErrorKind::NoPath));
     world.opens(SESSION, &region);
-    world.driver.host_hears(SESSION, Message::Stage { request: 1 });
-    let device = Device::open("stand-in:0".parse().unwrap()).unwrap();
-    let memory = device.allocate_shared(2 * SLOT, &[]).unwrap();
-    let region = Region::new(&world.home, memory.into(), Rights::ALL).unwrap();
+    world.driver.handle_at_target(SESSION, Message::Stage { request: 1 });
+    let device = Device::open("emulated:0".parse().unwrap()).unwrap();
+    let memory = device.allocate_shared(2 * SLOT_LENGTH, &[]).unwrap();
+    let region = Region::new(&world.local_target, memory.into(), Rights::ALL).unwrap();
     let outcomes: Vec<_> = (0..100).map(|_| world.refusal(chunk(&region), true)).collect();
     assert_eq!(outcomes[0], None);
     assert_eq!(outcomes[99], Some(ErrorKind::TooMany));
@@ -215,31 +223,31 @@ fn who_has_no_staging_memory_or_asks_for_more_copies_than_slots_is_refused() {
 /// The copy is under way, although the device's driver refused to mark its end.
 #[test]
 fn region_is_kept_until_a_copy_whose_end_was_not_marked_is_over() {
-    let _alone = crate::copies::tests::alone();
+    let _alone = crate::stream_copies::tests::alone();
     let mut world = World::new();
-    world.hello(SESSION, world.home.identity);
-    let device = Device::open("stand-in:1".parse().unwrap()).unwrap();
-    let memory = device.allocate_shared(2 * SLOT, &[]).unwrap();
-    let region = Region::new(&world.home, memory.into(), Rights::ALL).unwrap();
+    world.hello(SESSION, world.local_target.identity);
+    let device = Device::open("emulated:1".parse().unwrap()).unwrap();
+    let memory = device.allocate_shared(2 * SLOT_LENGTH, &[]).unwrap();
+    let region = Region::new(&world.local_target, memory.into(), Rights::ALL).unwrap();
     let number = region.descriptor().number;
     world.opens(SESSION, &region);
-    world.driver.host_hears(SESSION, Message::Stage { request: 1 });
+    world.driver.handle_at_target(SESSION, Message::Stage { request: 1 });
     let delay = Duration::from_millis(200);
-    behave(1, Behaviour { delay, ..Behaviour::default() });
+    configure_faults(1, FaultConfig { delay, ..FaultConfig::default() });
     refuse_records(1, true);
     let start = Instant::now();
     assert_eq!(world.refusal(chunk(&region), true), None);
     refuse_records(1, false);
-    world.driver.host_hears(SESSION, Message::Released { region: number });
+    world.driver.handle_at_target(SESSION, Message::Released { region: number });
     world.driver.retire(number, None, region.buffer().clone());
     while lock(&world.shared.retiring).contains_key(&number) {
-        assert!(start.elapsed() < PATIENCE, "the region stays");
-        world.driver.turn();
+        assert!(start.elapsed() < RAIL_TIMEOUT, "the region stays");
+        world.driver.poll_once();
         std::thread::sleep(Duration::from_millis(1));
     }
     assert!(start.elapsed() >= delay, "let go of after {:?}", start.elapsed());
     // The guest is told that it failed, and may use its slot again then.
-    assert!(world.driver.errands.is_empty() && world.has_guest());
+    assert!(world.driver.staging_jobs.is_empty() && world.has_guest());
 }
 
 /// The identity of an agent stands in its card: anybody can say hello.
@@ -247,33 +255,34 @@ fn region_is_kept_until_a_copy_whose_end_was_not_marked_is_over() {
 fn guests_without_a_region_make_room_for_others() {
     let mut world = World::new();
     let region = world.region(Rights::ALL);
-    world.hello(SESSION, world.home.identity);
+    world.hello(SESSION, world.local_target.identity);
     world.opens(SESSION, &region);
     world.driver.take(frame(0, 0, Message::Pong));
     let mut address = world.driver.address().to_vec();
-    for number in 0..MOST_GUESTS as u16 + 20 {
+    for number in 0..MAX_INITIATORS as u16 + 20 {
         // Where nobody is. The address of a socket begins with its family and its port.
         address[4..8].copy_from_slice(&[127, 1, (number >> 8) as u8, number as u8]);
         let mut from = [3; 16];
         from[..2].copy_from_slice(&number.to_le_bytes());
-        let (to, label, visit) = (world.home.identity, "unknown".to_owned(), 1);
-        let hello = Message::Hello { to, from, visit, label, address: address.clone() };
-        world.driver.host_hears(1000 + u64::from(number), hello);
+        let (to, label, connection_id) = (world.local_target.identity, "unknown".to_owned(), 1);
+        let hello = Message::Hello { to, from, connection_id, label, address: address.clone() };
+        world.driver.handle_at_target(1000 + u64::from(number), hello);
     }
-    assert_eq!(world.driver.guests.len(), MOST_GUESTS);
+    assert_eq!(world.driver.initiators.len(), MAX_INITIATORS);
     assert!(world.has_guest(), "it has opened a region");
     // A partner comes, and is served.
-    world.hello(9000, world.home.identity);
+    world.hello(9000, world.local_target.identity);
     world.opens(9000, &region);
-    world.driver.host_hears(9000, Message::Stage { request: 2 });
-    assert!(world.driver.guests[&9000].staging.is_some());
+    world.driver.handle_at_target(9000, Message::Stage { request: 2 });
+    assert!(world.driver.initiators[&9000].staging.is_some());
     // One identity is given memory for a few sessions.
     for session in 9001..9030 {
-        world.hello(session, world.home.identity);
+        world.hello(session, world.local_target.identity);
         world.opens(session, &region);
-        world.driver.host_hears(session, Message::Stage { request: 2 });
+        world.driver.handle_at_target(session, Message::Stage { request: 2 });
     }
-    let staging = world.driver.guests.values().filter(|guest| guest.staging.is_some()).count();
+    let staging =
+        world.driver.initiators.values().filter(|initiator| initiator.staging.is_some()).count();
     assert_eq!(staging, 8);
 }
 
@@ -282,15 +291,15 @@ fn notices_beyond_what_may_be_sent_end_the_session() {
     let notice = Notice::new(1, b"").unwrap();
     let mut world = World::with_guest();
     for _ in 0..64 {
-        world.driver.host_hears(SESSION, Message::Notice(notice));
+        world.driver.handle_at_target(SESSION, Message::Notice(notice));
     }
     assert!(world.has_guest());
     assert_eq!(world.tags().len(), 64);
     // The agent took one, so there is room for one more.
-    world.driver.taken(SESSION, 1);
-    world.driver.host_hears(SESSION, Message::Notice(notice));
+    world.driver.notices_taken(SESSION, 1);
+    world.driver.handle_at_target(SESSION, Message::Notice(notice));
     assert!(world.has_guest());
-    world.driver.host_hears(SESSION, Message::Notice(notice));
+    world.driver.handle_at_target(SESSION, Message::Notice(notice));
     assert!(!world.has_guest(), "more than it may send");
 }
 
@@ -299,19 +308,19 @@ fn a_region_is_let_go_of_when_its_guests_said_so_or_are_gone() {
     let mut world = World::with_guest();
     let region = world.region(Rights::ALL);
     let (number, ticket) = (region.descriptor().number, region.descriptor().ticket);
-    world.driver.host_hears(SESSION, Message::Open { request: 2, region: number, ticket });
+    world.driver.handle_at_target(SESSION, Message::Open { request: 2, region: number, ticket });
     world.driver.retire(number, None, region.buffer().clone());
     assert_eq!(lock(&world.shared.retiring).get(&number).unwrap(), &["guest".to_owned()]);
-    world.driver.host_hears(SESSION, Message::Released { region: number + 1 });
+    world.driver.handle_at_target(SESSION, Message::Released { region: number + 1 });
     assert!(lock(&world.shared.retiring).contains_key(&number));
-    world.driver.host_hears(SESSION, Message::Released { region: number });
+    world.driver.handle_at_target(SESSION, Message::Released { region: number });
     world.lets_go_of(number);
     let other = world.region(Rights::ALL);
     let (number, ticket) = (other.descriptor().number, other.descriptor().ticket);
-    world.driver.host_hears(SESSION, Message::Open { request: 3, region: number, ticket });
+    world.driver.handle_at_target(SESSION, Message::Open { request: 3, region: number, ticket });
     world.driver.retire(number, None, other.buffer().clone());
     assert!(lock(&world.shared.retiring).contains_key(&number));
-    world.driver.lose(Party::Guest(SESSION), "it does not answer any more");
+    world.driver.close_lost(SessionKey::Initiator(SESSION), "it does not answer any more");
     world.lets_go_of(number);
 }
 
@@ -320,18 +329,18 @@ fn what_is_said_to_guests_that_are_none_is_left_aside() {
     let mut world = World::new();
     let refusal = Refusal::new(ErrorKind::Denied, "");
     let all = [
-        Message::Welcome { may_send: 1 },
+        Message::Welcome { credit_limit: 1 },
         Message::Opened { request: 1 },
         Message::Staging { request: 1, slots: 1, slot_length: 1, memory: vec![1; 90] },
         Message::Refused { request: 0, refusal },
         Message::Done { number: 1, refusal: None },
-        Message::Heard { notices: 5, may_send: 9 },
+        Message::NoticeCredit { notices: 5, credit_limit: 9 },
         Message::Withdrawn { region: 1 },
     ];
     for message in all {
-        world.driver.guest_hears(SESSION, message);
+        world.driver.handle_at_initiator(SESSION, message);
     }
-    assert!(lock(&world.shared.reports).is_empty());
+    assert!(lock(&world.shared.rail_events).is_empty());
 }
 
 /// Guests that are killed, one after the other, leave memory behind that they may still write to. That
@@ -342,18 +351,20 @@ fn staging_is_given_however_many_guests_were_lost() {
     let region = world.region(Rights::ALL);
     let (number, ticket) = (region.descriptor().number, region.descriptor().ticket);
     for session in 0..300 {
-        world.hello(session, world.home.identity);
-        world.driver.host_hears(session, Message::Open { request: 1, region: number, ticket });
-        world.driver.host_hears(session, Message::Stage { request: 2 });
-        assert!(world.driver.guests[&session].staging.is_some(), "guest {session}");
-        world.driver.lose(Party::Guest(session), "it does not answer any more");
+        world.hello(session, world.local_target.identity);
+        world
+            .driver
+            .handle_at_target(session, Message::Open { request: 1, region: number, ticket });
+        world.driver.handle_at_target(session, Message::Stage { request: 2 });
+        assert!(world.driver.initiators[&session].staging.is_some(), "guest {session}");
+        world.driver.close_lost(SessionKey::Initiator(session), "it does not answer any more");
     }
-    assert!(world.driver.left_behind.len() <= 128);
+    assert!(world.driver.quarantined_slots.len() <= 128);
     // What one that was lost may still write to is kept when it is withdrawn, and that does not wait.
-    let before = world.driver.left_behind.back().unwrap().0;
+    let before = world.driver.quarantined_slots.back().unwrap().0;
     world.driver.retire(number, None, region.buffer().clone());
     world.lets_go_of(number);
-    assert_eq!(world.driver.haunted[&number].0, before);
+    assert_eq!(world.driver.quarantined_regions[&number].0, before);
 }
 
 /// All that one which was lost may still write to is kept until it is not likely to come back, be it
@@ -362,11 +373,11 @@ fn staging_is_given_however_many_guests_were_lost() {
 fn regions_are_kept_for_their_time_however_many_there_are() {
     let mut world = World::with_guest();
     let buffer = HostBuffer::new(4096).unwrap();
-    let region = || Region::new(&world.home, buffer.clone().into(), Rights::ALL).unwrap();
+    let region = || Region::new(&world.local_target, buffer.clone().into(), Rights::ALL).unwrap();
     let regions: Vec<_> = (0..400).map(|_| region()).collect();
     for region in &regions {
         let (region, ticket) = (region.descriptor().number, region.descriptor().ticket);
-        world.driver.host_hears(SESSION, Message::Open { request: 2, region, ticket });
+        world.driver.handle_at_target(SESSION, Message::Open { request: 2, region, ticket });
     }
     let retire = |world: &mut World, regions: &[Region]| {
         for region in regions {
@@ -375,18 +386,18 @@ fn regions_are_kept_for_their_time_however_many_there_are() {
         }
     };
     retire(&mut world, &regions[..200]);
-    world.driver.lose(Party::Guest(SESSION), "it does not answer any more");
+    world.driver.close_lost(SessionKey::Initiator(SESSION), "it does not answer any more");
     retire(&mut world, &regions[200..]);
     let is_kept = |world: &World, region: &Region| {
-        let haunted = world.driver.haunted.get(&region.descriptor().number);
-        haunted.is_some_and(|(_, kept)| kept.is_some())
+        let quarantined_regions = world.driver.quarantined_regions.get(&region.descriptor().number);
+        quarantined_regions.is_some_and(|(_, kept)| kept.is_some())
     };
     assert!(regions.iter().all(|region| is_kept(&world, region)));
     let now = Instant::now();
-    world.driver.look_after_guests(now + Duration::from_secs(50));
+    world.driver.check_initiators(now + Duration::from_secs(50));
     assert!(regions.iter().all(|region| is_kept(&world, region)));
-    world.driver.look_after_guests(now + Duration::from_secs(61));
-    assert!(world.driver.haunted.is_empty());
+    world.driver.check_initiators(now + Duration::from_secs(61));
+    assert!(world.driver.quarantined_regions.is_empty());
     regions.iter().for_each(|region| world.lets_go_of(region.descriptor().number));
 }
 
@@ -394,35 +405,38 @@ fn regions_are_kept_for_their_time_however_many_there_are() {
 #[test]
 fn a_region_may_be_withdrawn_before_it_is_known_to_be_there() {
     let mut world = World::new();
-    world.meet(3);
+    world.connect(3);
     let session = world.driver.links[&3].session.id;
-    let welcome = Message::Welcome { may_send: 1 };
-    world.driver.guest_hears(session, welcome);
+    let welcome = Message::Welcome { credit_limit: 1 };
+    world.driver.handle_at_initiator(session, welcome);
     world.driver.open(3, (77, 5), false);
-    let request = world.asked()[0];
-    lock(&world.shared.reports).clear();
-    world.driver.guest_hears(session, Message::Withdrawn { region: 78 });
-    world.driver.guest_hears(session, Message::Withdrawn { region: 77 });
-    world.driver.guest_hears(session, Message::Opened { request });
-    let told = std::mem::take(&mut *lock(&world.shared.reports));
+    let request = world.pending_opens()[0];
+    lock(&world.shared.rail_events).clear();
+    world.driver.handle_at_initiator(session, Message::Withdrawn { region: 78 });
+    world.driver.handle_at_initiator(session, Message::Withdrawn { region: 77 });
+    world.driver.handle_at_initiator(session, Message::Opened { request });
+    let told = std::mem::take(&mut *lock(&world.shared.rail_events));
     assert_eq!(told.len(), 2, "nobody asked for the other one");
-    assert!(matches!(told[0], Report::Withdrawn { region: 77, .. }));
+    assert!(matches!(told[0], RailEvent::Withdrawn { region: 77, .. }));
     let is_stale = |outcome: &Result<()>| outcome.as_ref().unwrap_err().kind() == ErrorKind::Stale;
-    assert!(matches!(&told[1], Report::Opened { outcome, .. } if is_stale(outcome)));
+    assert!(matches!(&told[1], RailEvent::Opened { outcome, .. } if is_stale(outcome)));
     let link = &world.driver.links[&3];
-    assert!(link.withdrawn.is_empty() && link.known.wanted.is_empty(), "nothing is left of it");
+    assert!(
+        link.withdrawn.is_empty() && link.known_target.wanted.is_empty(),
+        "nothing is left of it"
+    );
 }
 
-fn frame(number: u64, heard: u64, message: Message) -> Frame {
-    Frame { session: SESSION, number, heard, message }
+fn frame(number: u64, acknowledged: u64, message: Message) -> Frame {
+    Frame { session: SESSION, number, acknowledged, message }
 }
 
 impl World {
     /// Notices that the agent was told of, by their tags.
     fn tags(&self) -> Vec<u64> {
-        let reports = lock(&self.shared.reports);
-        let notices = reports.iter().filter_map(|report| match report {
-            Report::Notice { notice, .. } => Some(notice.tag),
+        let rail_events = lock(&self.shared.rail_events);
+        let notices = rail_events.iter().filter_map(|report| match report {
+            RailEvent::Notice { notice, .. } => Some(notice.tag),
             _ => None,
         });
         notices.collect()
@@ -447,7 +461,7 @@ fn what_is_said_twice_is_heard_once_and_what_comes_early_has_to_wait() {
 
 #[test]
 fn who_lies_about_what_was_said_is_not_listened_to() {
-    let ping = |heard| frame(0, heard, Message::Ping);
+    let ping = |acknowledged| frame(0, acknowledged, Message::Ping);
     let rouse = |number| frame(number, 0, Message::Released { region: 1 });
     for lie in [ping(u64::MAX), ping(1000), rouse(u64::MAX), rouse(1000)] {
         let mut world = World::with_guest();
@@ -461,17 +475,23 @@ fn who_lies_about_what_was_said_is_not_listened_to() {
 #[test]
 fn a_guest_that_did_not_hear_the_answer_is_answered_again_and_came_once() {
     let mut world = World::new();
-    let hello = |world: &World, session, visit| {
-        let (to, address) = (world.home.identity, world.driver.address().to_vec());
+    let hello = |world: &World, session, connection_id| {
+        let (to, address) = (world.local_target.identity, world.driver.address().to_vec());
         let (from, label) = ([9; 16], "guest".to_owned());
-        let message = Message::Hello { to, from, visit, label, address };
-        Frame { session, number: 0, heard: 0, message }
+        let message = Message::Hello { to, from, connection_id, label, address };
+        Frame { session, number: 0, acknowledged: 0, message }
     };
     let count = |world: &World| {
-        let reports = lock(&world.shared.reports);
-        let came = reports.iter().filter(|report| matches!(report, Report::Came { .. })).count();
-        let gone = reports.iter().filter(|report| matches!(report, Report::Gone { .. })).count();
-        (came, gone, world.driver.guests.len())
+        let rail_events = lock(&world.shared.rail_events);
+        let came = rail_events
+            .iter()
+            .filter(|report| matches!(report, RailEvent::SessionOpened { .. }))
+            .count();
+        let gone = rail_events
+            .iter()
+            .filter(|report| matches!(report, RailEvent::SessionClosed { .. }))
+            .count();
+        (came, gone, world.driver.initiators.len())
     };
     let pong = |session| Frame { session, ..frame(0, 0, Message::Pong) };
     for _ in 0..3 {
@@ -492,7 +512,7 @@ fn a_guest_that_did_not_hear_the_answer_is_answered_again_and_came_once() {
     assert_eq!(count(&world), (2, 1, 1));
     // Another visit is another one. What never was there does not leave.
     world.driver.take(hello(&world, 11, 6));
-    world.driver.lose(Party::Guest(11), "it does not answer any more");
+    world.driver.close_lost(SessionKey::Initiator(11), "it does not answer any more");
     assert_eq!(count(&world), (2, 1, 1));
 }
 
@@ -501,44 +521,46 @@ fn a_guest_that_did_not_hear_the_answer_is_answered_again_and_came_once() {
 #[test]
 fn a_host_that_was_lost_is_asked_again_for_all_that_was_known() {
     let mut world = World::new();
-    world.meet(3);
-    let reports = |world: &World| std::mem::take(&mut *lock(&world.shared.reports));
+    world.connect(3);
+    let rail_events = |world: &World| std::mem::take(&mut *lock(&world.shared.rail_events));
     let welcome = |world: &mut World| {
         let session = world.driver.links[&3].session.id;
-        let welcome = Message::Welcome { may_send: 1 };
-        world.driver.guest_hears(session, welcome);
+        let welcome = Message::Welcome { credit_limit: 1 };
+        world.driver.handle_at_initiator(session, welcome);
         session
     };
     let first = welcome(&mut world);
-    assert!(matches!(reports(&world).pop_back(), Some(Report::Up { link: 3 })));
+    assert!(matches!(rail_events(&world).pop_back(), Some(RailEvent::Up { link: 3 })));
     world.driver.open(3, (77, 5), false);
     world.driver.open(3, (78, 5), false);
-    for request in world.asked() {
-        world.driver.guest_hears(first, Message::Opened { request });
+    for request in world.pending_opens() {
+        world.driver.handle_at_initiator(first, Message::Opened { request });
     }
-    assert_eq!(reports(&world).len(), 2);
-    world.driver.lose(Party::Link(3), "it does not answer any more");
-    assert!(matches!(reports(&world).pop_back(), Some(Report::Down { link: 3, .. })));
+    assert_eq!(rail_events(&world).len(), 2);
+    world.driver.close_lost(SessionKey::Link(3), "it does not answer any more");
+    assert!(matches!(rail_events(&world).pop_back(), Some(RailEvent::Down { link: 3, .. })));
     let now = Instant::now();
-    world.driver.look_after_links(now);
+    world.driver.check_links(now);
     assert!(world.driver.links.is_empty(), "without a pause");
-    world.driver.look_after_links(now + Duration::from_secs(1));
+    world.driver.check_links(now + Duration::from_secs(1));
     // A try that fails is nothing to be told of.
-    world.driver.lose(Party::Link(3), "it does not answer");
-    assert!(reports(&world).is_empty());
-    world.driver.look_after_links(now + Duration::from_secs(9));
+    world.driver.close_lost(SessionKey::Link(3), "it does not answer");
+    assert!(rail_events(&world).is_empty());
+    world.driver.check_links(now + Duration::from_secs(9));
     let second = welcome(&mut world);
     assert_ne!(first, second);
-    let asked = world.asked();
-    assert_eq!(asked.len(), 2);
-    world.driver.guest_hears(first, Message::Opened { request: asked[0] });
-    assert!(reports(&world).is_empty(), "the session is over");
-    world.driver.guest_hears(second, Message::Opened { request: asked[0] });
+    let pending_opens = world.pending_opens();
+    assert_eq!(pending_opens.len(), 2);
+    world.driver.handle_at_initiator(first, Message::Opened { request: pending_opens[0] });
+    assert!(rail_events(&world).is_empty(), "the session is over");
+    world.driver.handle_at_initiator(second, Message::Opened { request: pending_opens[0] });
     let refusal = Refusal::new(ErrorKind::Stale, "it was withdrawn");
-    world.driver.guest_hears(second, Message::Refused { request: asked[1], refusal });
-    let told = reports(&world);
-    assert!(matches!(told[0], Report::Opened { outcome: Ok(()), .. }));
-    assert!(matches!(told[1], Report::Withdrawn { .. }));
-    assert!(matches!(told[2], Report::Opened { outcome: Err(_), .. }));
-    assert!(matches!(told[3], Report::Up { link: 3 }));
+    world
+        .driver
+        .handle_at_initiator(second, Message::Refused { request: pending_opens[1], refusal });
+    let told = rail_events(&world);
+    assert!(matches!(told[0], RailEvent::Opened { outcome: Ok(()), .. }));
+    assert!(matches!(told[1], RailEvent::Withdrawn { .. }));
+    assert!(matches!(told[2], RailEvent::Opened { outcome: Err(_), .. }));
+    assert!(matches!(told[3], RailEvent::Up { link: 3 }));
 }

@@ -8,7 +8,7 @@
 //!     48     8  ticket: random, to be shown to the agent
 //!     56     8  length
 //!     64     1  rights: 1 read, 2 write
-//!     65     1  place: 1 a device's, 2 the host's
+//!     65     1  memory_type: 1 a device's, 2 the host's
 //!     66     1  how it leaves: 1 descriptors, 2 a legacy handle, from 16 on why it does not
 //!     67     1  fabric keys, n
 //!     68    16  UUID of the device; zeros for the host
@@ -26,15 +26,16 @@ use std::fmt;
 use gpu::Uuid;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::path::{Leaving, Place, Stays};
-use crate::wire::{Form, put_counted};
+use crate::path::{ExportObstacle, Exportability, MemoryType};
+use crate::wire::{DescriptorFormat, put_length_prefixed};
 
-const FORM: Form = Form { magic: *b"FcRG", version: 1, operation: "decode a region" };
+const FORMAT: DescriptorFormat =
+    DescriptorFormat { magic: *b"FcRG", version: 1, operation: "decode a region" };
 /// Far above what any fabric needs; a bound for what a peer can claim.
-const LONGEST_KEY: usize = 2048;
-const MOST_KEYS: usize = 16;
+const MAX_KEY_LENGTH: usize = 2048;
+const MAX_KEYS: usize = 16;
 /// 2 MiB each: two tebibytes.
-pub(crate) const MOST_PIECES: u32 = 1 << 20;
+pub(crate) const MAX_PIECES: u32 = 1 << 20;
 
 /// What a peer may do with a region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -82,11 +83,11 @@ pub struct FabricKey {
 ///
 /// ```
 /// use transfer::RegionDescriptor;
-/// # use transfer::path::{Leaving, Place, Stays};
+/// # use transfer::path::{Exportability, MemoryType, ExportObstacle};
 /// # let descriptor = RegionDescriptor {
 /// #     agent: [1; 16], node: [2; 16], number: 3, ticket: 4, length: 4096,
 /// #     rights: transfer::Rights::ALL,
-/// #     place: Place::Host(Leaving::Not(Stays::PrivateHostMemory)),
+/// #     memory_type: MemoryType::Host(Exportability::Not(ExportObstacle::PrivateHostMemory)),
 /// #     device: None, offset: 0, pieces: 0, legacy: None, keys: Vec::new(),
 /// # };
 /// let bytes = descriptor.encode()?;
@@ -112,7 +113,7 @@ pub struct RegionDescriptor {
     /// What peers may do with it.
     pub rights: Rights,
     /// Where it lies, and how it can leave its process.
-    pub place: Place,
+    pub memory_type: MemoryType,
     /// The device that it lies on.
     pub device: Option<Uuid>,
     /// Where it begins in the first piece, or in the allocation.
@@ -133,8 +134,8 @@ impl fmt::Debug for FabricKey {
 
 impl fmt::Debug for RegionDescriptor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { number, length, rights, place, .. } = self;
-        write!(f, "RegionDescriptor({number}, {length} bytes, {rights:?}, {place:?}, …)")
+        let Self { number, length, rights, memory_type, .. } = self;
+        write!(f, "RegionDescriptor({number}, {length} bytes, {rights:?}, {memory_type:?}, …)")
     }
 }
 
@@ -149,24 +150,29 @@ impl RegionDescriptor {
             let detail = "the region is for own use only: no peer can reach it";
             return Err(Error::new("encode a region", ErrorKind::NotAllowed, detail));
         }
-        let mut bytes = FORM.begin();
+        let mut bytes = FORMAT.begin();
         bytes.extend(self.agent);
         bytes.extend(self.node);
         for word in [self.number, self.ticket, self.length] {
             bytes.extend(word.to_le_bytes());
         }
-        let place = if self.place.is_device() { 1 } else { 2 };
-        let keys = self.keys.len().min(MOST_KEYS);
-        bytes.extend([self.rights.code(), place, code_of(self.place.leaving()), keys as u8]);
+        let memory_type = if self.memory_type.is_device() { 1 } else { 2 };
+        let keys = self.keys.len().min(MAX_KEYS);
+        bytes.extend([
+            self.rights.code(),
+            memory_type,
+            code_of(self.memory_type.exportability()),
+            keys as u8,
+        ]);
         bytes.extend(self.device.unwrap_or(Uuid([0; 16])).0);
         bytes.extend(self.offset.to_le_bytes());
         bytes.extend(self.pieces.to_le_bytes());
         bytes.extend(self.legacy.iter().flatten());
         for key in self.keys.iter().take(keys) {
             bytes.extend(key.domain.to_le_bytes());
-            put_counted(&mut bytes, &key.bytes);
+            put_length_prefixed(&mut bytes, &key.bytes);
         }
-        FORM.seal(bytes).ok_or_else(|| {
+        FORMAT.seal(bytes).ok_or_else(|| {
             Error::new("encode a region", ErrorKind::Failed, "its fabric keys are too long")
         })
     }
@@ -176,44 +182,49 @@ impl RegionDescriptor {
     /// # Errors
     /// [`Malformed`](ErrorKind::Malformed), [`VersionMismatch`](ErrorKind::VersionMismatch).
     pub fn decode(bytes: &[u8]) -> Result<Self> {
-        let mut reader = FORM.open(bytes)?;
+        let mut reader = FORMAT.open(bytes)?;
         let (agent, node) = (reader.take()?, reader.take()?);
         let (number, ticket, length) = (reader.u64()?, reader.u64()?, reader.u64()?);
-        let [rights, place, leaving, count] = reader.take()?;
+        let [rights, memory_type, exportability, count] = reader.take()?;
         let device: [u8; 16] = reader.take()?;
         let (offset, pieces) = (reader.u64()?, reader.u32()?);
         let Some(rights) = Rights::from_code(rights) else {
-            return Err(FORM.malformed("rights that are none"));
+            return Err(FORMAT.malformed("invalid rights"));
         };
-        let Some(leaving) = leaving_of(leaving) else {
-            return Err(FORM.malformed("an unknown way for memory to leave its process"));
+        let Some(exportability) = leaving_of(exportability) else {
+            return Err(FORMAT.malformed("an unknown way for memory to leave its process"));
         };
-        let (place, device) = match (place, device) {
-            (1, device) if device != [0; 16] => (Place::Device(leaving), Some(Uuid(device))),
-            (2, [0, ..]) if device == [0; 16] => (Place::Host(leaving), None),
-            _ => return Err(FORM.malformed("a place and a device that do not go together")),
+        let (memory_type, device) = match (memory_type, device) {
+            (1, device) if device != [0; 16] => {
+                (MemoryType::Device(exportability), Some(Uuid(device)))
+            }
+            (2, [0, ..]) if device == [0; 16] => (MemoryType::Host(exportability), None),
+            _ => return Err(FORMAT.malformed("memory type and device contradict each other")),
         };
-        let is_by_descriptors = leaving == Leaving::ByDescriptors;
-        if is_by_descriptors != (1..=MOST_PIECES).contains(&pieces)
+        let is_by_descriptors = exportability == Exportability::ByDescriptors;
+        if is_by_descriptors != (1..=MAX_PIECES).contains(&pieces)
             || !is_by_descriptors && pieces != 0
         {
-            return Err(FORM.malformed(format!("{pieces} pieces do not go with how it leaves")));
+            return Err(FORMAT.malformed(format!("{pieces} pieces do not go with how it leaves")));
         }
-        let is_legacy = leaving == Leaving::ByLegacyHandle;
-        if is_legacy && !place.is_device() {
-            return Err(FORM.malformed("a legacy handle of host memory"));
+        let is_legacy = exportability == Exportability::ByLegacyHandle;
+        if is_legacy && !memory_type.is_device() {
+            return Err(FORMAT.malformed("a legacy handle of host memory"));
         }
         let legacy = is_legacy.then(|| reader.take()).transpose()?;
         if length == 0 || offset.checked_add(length).is_none() {
-            return Err(FORM.malformed(format!("{length} bytes from {offset} on")));
+            return Err(FORMAT.malformed(format!("{length} bytes from {offset} on")));
         }
-        if usize::from(count) > MOST_KEYS {
-            return Err(FORM.malformed(format!("{count} fabric keys, {MOST_KEYS} at most")));
+        if usize::from(count) > MAX_KEYS {
+            return Err(FORMAT.malformed(format!("{count} fabric keys, {MAX_KEYS} at most")));
         }
         let mut keys = Vec::with_capacity(usize::from(count));
         for _ in 0..count {
             let domain = reader.u32()?;
-            keys.push(FabricKey { domain, bytes: reader.counted(LONGEST_KEY)?.to_vec() });
+            keys.push(FabricKey {
+                domain,
+                bytes: reader.length_prefixed(MAX_KEY_LENGTH)?.to_vec(),
+            });
         }
         reader.finish()?;
         Ok(Self {
@@ -223,7 +234,7 @@ impl RegionDescriptor {
             ticket,
             length,
             rights,
-            place,
+            memory_type,
             device,
             offset,
             pieces,
@@ -233,29 +244,29 @@ impl RegionDescriptor {
     }
 }
 
-fn code_of(leaving: Leaving) -> u8 {
-    match leaving {
-        Leaving::ByDescriptors => 1,
-        Leaving::ByLegacyHandle => 2,
-        Leaving::Not(Stays::NotExportable) => 16,
-        Leaving::Not(Stays::StreamOrderedPool) => 17,
-        Leaving::Not(Stays::Managed) => 18,
-        Leaving::Not(Stays::PrivateHostMemory) => 19,
-        Leaving::Not(Stays::NoLegacyHandle) => 20,
+fn code_of(exportability: Exportability) -> u8 {
+    match exportability {
+        Exportability::ByDescriptors => 1,
+        Exportability::ByLegacyHandle => 2,
+        Exportability::Not(ExportObstacle::NotExportable) => 16,
+        Exportability::Not(ExportObstacle::StreamOrderedPool) => 17,
+        Exportability::Not(ExportObstacle::Managed) => 18,
+        Exportability::Not(ExportObstacle::PrivateHostMemory) => 19,
+        Exportability::Not(ExportObstacle::NoLegacyHandle) => 20,
         // Nobody is told of such memory, and 0 is nothing that is read.
-        Leaving::Not(Stays::OwnUse) => 0,
+        Exportability::Not(ExportObstacle::LocalOnly) => 0,
     }
 }
 
-fn leaving_of(code: u8) -> Option<Leaving> {
+fn leaving_of(code: u8) -> Option<Exportability> {
     Some(match code {
-        1 => Leaving::ByDescriptors,
-        2 => Leaving::ByLegacyHandle,
-        16 => Leaving::Not(Stays::NotExportable),
-        17 => Leaving::Not(Stays::StreamOrderedPool),
-        18 => Leaving::Not(Stays::Managed),
-        19 => Leaving::Not(Stays::PrivateHostMemory),
-        20 => Leaving::Not(Stays::NoLegacyHandle),
+        1 => Exportability::ByDescriptors,
+        2 => Exportability::ByLegacyHandle,
+        16 => Exportability::Not(ExportObstacle::NotExportable),
+        17 => Exportability::Not(ExportObstacle::StreamOrderedPool),
+        18 => Exportability::Not(ExportObstacle::Managed),
+        19 => Exportability::Not(ExportObstacle::PrivateHostMemory),
+        20 => Exportability::Not(ExportObstacle::NoLegacyHandle),
         _ => return None,
     })
 }
@@ -266,8 +277,8 @@ mod tests {
 
     use super::*;
 
-    fn described(place: Place) -> RegionDescriptor {
-        let leaving = place.leaving();
+    fn described(memory_type: MemoryType) -> RegionDescriptor {
+        let exportability = memory_type.exportability();
         RegionDescriptor {
             agent: [1; 16],
             node: [2; 16],
@@ -275,11 +286,11 @@ mod tests {
             ticket: 0x1234,
             length: 1 << 30,
             rights: Rights::ALL,
-            place,
-            device: place.is_device().then_some(Uuid([9; 16])),
+            memory_type,
+            device: memory_type.is_device().then_some(Uuid([9; 16])),
             offset: 512,
-            pieces: if leaving == Leaving::ByDescriptors { 52 } else { 0 },
-            legacy: (leaving == Leaving::ByLegacyHandle).then_some([3; 64]),
+            pieces: if exportability == Exportability::ByDescriptors { 52 } else { 0 },
+            legacy: (exportability == Exportability::ByLegacyHandle).then_some([3; 64]),
             keys: vec![
                 FabricKey { domain: 0, bytes: vec![5; 54] },
                 FabricKey { domain: 1, bytes: Vec::new() },
@@ -290,10 +301,10 @@ mod tests {
     fn all() -> Vec<RegionDescriptor> {
         let mut all = Vec::new();
         for code in 0..=u8::MAX {
-            let Some(leaving) = leaving_of(code) else { continue };
-            all.push(described(Place::Device(leaving)));
-            if leaving != Leaving::ByLegacyHandle {
-                all.push(described(Place::Host(leaving)));
+            let Some(exportability) = leaving_of(code) else { continue };
+            all.push(described(MemoryType::Device(exportability)));
+            if exportability != Exportability::ByLegacyHandle {
+                all.push(described(MemoryType::Host(exportability)));
             }
         }
         assert_eq!(all.len(), 13);
@@ -302,7 +313,7 @@ mod tests {
 
     fn sealed(mut bytes: Vec<u8>) -> Vec<u8> {
         bytes.truncate(bytes.len() - 4);
-        FORM.seal(bytes).unwrap()
+        FORMAT.seal(bytes).unwrap()
     }
 
     #[test]
@@ -331,13 +342,14 @@ mod tests {
 
     /// Shorter, with a head and a checksum that fit.
     fn sealed_short(bytes: &[u8], length: usize) -> Vec<u8> {
-        FORM.seal(bytes[..length.clamp(8, bytes.len() - 5)].to_vec()).unwrap()
+        FORMAT.seal(bytes[..length.clamp(8, bytes.len() - 5)].to_vec()).unwrap()
     }
 
     #[test]
     fn what_contradicts_itself_is_refused_though_its_checksum_fits() {
         let refused = |at: usize, new: &[u8]| {
-            let mut bytes = described(Place::Device(Leaving::ByDescriptors)).encode().unwrap();
+            let mut bytes =
+                described(MemoryType::Device(Exportability::ByDescriptors)).encode().unwrap();
             bytes[at..at + new.len()].copy_from_slice(new);
             RegionDescriptor::decode(&sealed(bytes)).unwrap_err().kind()
         };
@@ -345,7 +357,7 @@ mod tests {
         assert_eq!(refused(56, &[0; 8]), ErrorKind::Malformed, "nothing long");
         assert_eq!(refused(56, &[0xff; 8]), ErrorKind::Malformed, "beyond all addresses");
         assert_eq!(refused(64, &[0]), ErrorKind::Malformed, "no rights");
-        assert_eq!(refused(64, &[4]), ErrorKind::Malformed, "rights that are none");
+        assert_eq!(refused(64, &[4]), ErrorKind::Malformed, "invalid rights");
         assert_eq!(refused(65, &[3]), ErrorKind::Malformed, "a place that is none");
         assert_eq!(refused(65, &[2]), ErrorKind::Malformed, "host memory on a device");
         assert_eq!(refused(66, &[9]), ErrorKind::Malformed, "a way that is none");
@@ -359,11 +371,12 @@ mod tests {
 
     #[test]
     fn a_region_for_own_use_is_neither_written_nor_read() {
-        let place = Place::Host(Leaving::Not(Stays::OwnUse));
-        let own = RegionDescriptor { rights: Rights::NONE, keys: Vec::new(), ..described(place) };
-        assert_eq!(own.encode().unwrap_err().kind(), ErrorKind::NotAllowed);
+        let memory_type = MemoryType::Host(Exportability::Not(ExportObstacle::LocalOnly));
+        let local_only =
+            RegionDescriptor { rights: Rights::NONE, keys: Vec::new(), ..described(memory_type) };
+        assert_eq!(local_only.encode().unwrap_err().kind(), ErrorKind::NotAllowed);
         // Also one that says that it may be used.
-        let lie = RegionDescriptor { rights: Rights::ALL, ..own }.encode().unwrap();
+        let lie = RegionDescriptor { rights: Rights::ALL, ..local_only }.encode().unwrap();
         assert_eq!(RegionDescriptor::decode(&lie).unwrap_err().kind(), ErrorKind::Malformed);
     }
 
@@ -390,14 +403,14 @@ mod tests {
         #[test]
         fn garbage_with_a_good_frame_never_panics(
             body in proptest::collection::vec(any::<u8>(), 0..400),
-            leaving in 0..21_u8,
+            exportability in 0..21_u8,
         ) {
-            let mut bytes = FORM.begin();
+            let mut bytes = FORMAT.begin();
             bytes.extend(body);
             if let Some(byte) = bytes.get_mut(66) {
-                *byte = leaving;
+                *byte = exportability;
             }
-            let bytes = FORM.seal(bytes).unwrap();
+            let bytes = FORMAT.seal(bytes).unwrap();
             if let Ok(region) = RegionDescriptor::decode(&bytes) {
                 prop_assert_eq!(region.encode().unwrap(), bytes);
             }

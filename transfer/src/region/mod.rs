@@ -6,5 +6,5 @@ mod registered;
 pub use descriptor::{FabricKey, RegionDescriptor, Rights};
 pub use registered::{Buffer, Region};
 
-pub(crate) use descriptor::MOST_PIECES;
-pub(crate) use registered::Registered;
+pub(crate) use descriptor::MAX_PIECES;
+pub(crate) use registered::RegisteredRegion;

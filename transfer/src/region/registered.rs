@@ -7,15 +7,15 @@ use std::sync::{Arc, Mutex};
 
 use fabric::MemoryRegion;
 use gpu::{Allocator, DeviceName, Memory, Uuid};
-use ipc::Incarnation;
+use ipc::ForkGeneration;
 
-use super::descriptor::{FabricKey, MOST_PIECES, RegionDescriptor, Rights};
-use crate::agent::Home;
+use super::descriptor::{FabricKey, MAX_PIECES, RegionDescriptor, Rights};
+use crate::agent::LocalTarget;
 use crate::error::{Error, ErrorKind, Result};
-use crate::host::HostBuffer;
+use crate::host_buffer::HostBuffer;
 use crate::lock;
-use crate::path::{Leaving, Place, Stays};
-use crate::rail::Line;
+use crate::path::{ExportObstacle, Exportability, MemoryType};
+use crate::rail::RailHandle;
 
 const REGISTER: &str = "register a region";
 
@@ -57,33 +57,38 @@ impl Buffer {
     }
 
     /// What peers are told of it, but for its names, its rights, and what fabrics call it.
-    fn describe(&self, home: &Home) -> Result<RegionDescriptor> {
+    fn describe(&self, local_target: &LocalTarget) -> Result<RegionDescriptor> {
         let of_device = |error| Error::of_device(REGISTER, error);
-        let stays = |device, because| staying(home, self, device, because);
+        let unexportable =
+            |device, obstacle| unexportable_descriptor(local_target, self, device, obstacle);
         let memory = match self {
             Self::Host(buffer) if buffer.is_private() => {
-                return Ok(stays(None, Stays::PrivateHostMemory));
+                return Ok(unexportable(None, ExportObstacle::PrivateHostMemory));
             }
             Self::Host(_) => {
-                let place = Place::Host(Leaving::ByDescriptors);
-                return Ok(RegionDescriptor { place, pieces: 1, ..stays(None, Stays::OwnUse) });
+                let memory_type = MemoryType::Host(Exportability::ByDescriptors);
+                return Ok(RegionDescriptor {
+                    memory_type,
+                    pieces: 1,
+                    ..unexportable(None, ExportObstacle::LocalOnly)
+                });
             }
             Self::Device(memory) => memory,
         };
         let Some(name) = memory.device() else {
-            return Ok(stays(None, Stays::PrivateHostMemory));
+            return Ok(unexportable(None, ExportObstacle::PrivateHostMemory));
         };
         let device = Some(name.uuid().map_err(of_device)?);
         match memory.pieces() {
-            Ok(pieces) if pieces.lengths.len() as u64 > u64::from(MOST_PIECES) => {
-                let detail = format!("{} pieces, {MOST_PIECES} at most", pieces.lengths.len());
+            Ok(pieces) if pieces.lengths.len() as u64 > u64::from(MAX_PIECES) => {
+                let detail = format!("{} pieces, {MAX_PIECES} at most", pieces.lengths.len());
                 return Err(Error::new(REGISTER, ErrorKind::TooMany, detail));
             }
             Ok(found) => {
-                let place = Place::Device(Leaving::ByDescriptors);
+                let memory_type = MemoryType::Device(Exportability::ByDescriptors);
                 let (offset, pieces) = (found.offset, found.lengths.len() as u32);
-                let base = stays(device, Stays::OwnUse);
-                return Ok(RegionDescriptor { place, offset, pieces, ..base });
+                let base = unexportable(device, ExportObstacle::LocalOnly);
+                return Ok(RegionDescriptor { memory_type, offset, pieces, ..base });
             }
             Err(error) if error.kind() == gpu::ErrorKind::NotSupported => {}
             Err(error) => return Err(of_device(error)),
@@ -92,24 +97,29 @@ impl Buffer {
         Ok(match allocator.map_err(of_device)?.allocator {
             Allocator::Plain => match memory.export_legacy() {
                 Ok(handle) => {
-                    let place = Place::Device(Leaving::ByLegacyHandle);
+                    let memory_type = MemoryType::Device(Exportability::ByLegacyHandle);
                     let (offset, legacy) = (handle.offset, Some(handle.bytes));
-                    RegionDescriptor { place, offset, legacy, ..stays(device, Stays::OwnUse) }
+                    RegionDescriptor {
+                        memory_type,
+                        offset,
+                        legacy,
+                        ..unexportable(device, ExportObstacle::LocalOnly)
+                    }
                 }
                 Err(error) if error.kind() == gpu::ErrorKind::NotSupported => {
-                    stays(device, Stays::NoLegacyHandle)
+                    unexportable(device, ExportObstacle::NoLegacyHandle)
                 }
                 Err(error) => return Err(of_device(error)),
             },
-            Allocator::Mapped { .. } => stays(device, Stays::NotExportable),
-            Allocator::Pool => stays(device, Stays::StreamOrderedPool),
-            Allocator::Managed => stays(device, Stays::Managed),
-            Allocator::Host => stays(None, Stays::PrivateHostMemory),
+            Allocator::Mapped { .. } => unexportable(device, ExportObstacle::NotExportable),
+            Allocator::Pool => unexportable(device, ExportObstacle::StreamOrderedPool),
+            Allocator::Managed => unexportable(device, ExportObstacle::Managed),
+            Allocator::Host => unexportable(None, ExportObstacle::PrivateHostMemory),
         })
     }
 
     /// Bytes of all pieces that it leaves in, which may be more than its own.
-    pub(crate) fn bytes_of_pieces(&self) -> u64 {
+    pub(crate) fn exported_bytes(&self) -> u64 {
         match self {
             Self::Device(memory) => memory.pieces().map_or(0, |pieces| pieces.lengths.iter().sum()),
             Self::Host(buffer) => buffer.length(),
@@ -131,16 +141,21 @@ impl Buffer {
 }
 
 /// What is told of memory that does not leave its process, on this device or on the host.
-fn staying(home: &Home, buffer: &Buffer, device: Option<Uuid>, because: Stays) -> RegionDescriptor {
-    let place = if device.is_some() { Place::Device } else { Place::Host };
+fn unexportable_descriptor(
+    local_target: &LocalTarget,
+    buffer: &Buffer,
+    device: Option<Uuid>,
+    obstacle: ExportObstacle,
+) -> RegionDescriptor {
+    let memory_type = if device.is_some() { MemoryType::Device } else { MemoryType::Host };
     RegionDescriptor {
-        agent: home.identity,
-        node: home.identity,
+        agent: local_target.identity,
+        node: local_target.identity,
         number: 0,
         ticket: 0,
         length: buffer.length(),
         rights: Rights::NONE,
-        place: place(Leaving::Not(because)),
+        memory_type: memory_type(Exportability::Not(obstacle)),
         device,
         offset: 0,
         pieces: 0,
@@ -157,74 +172,79 @@ fn staying(home: &Home, buffer: &Buffer, device: Option<Uuid>, because: Stays) -
 /// thread of the library drops it, and with it the owner of memory that was adopted. To use the memory
 /// for something else, [withdraw](crate::Agent::withdraw) the region first: that waits.
 #[derive(Debug, Clone)]
-pub struct Region(pub(crate) Arc<Registered>);
+pub struct Region(pub(crate) Arc<RegisteredRegion>);
 
-pub(crate) struct Registered {
+pub(crate) struct RegisteredRegion {
     pub(crate) buffer: Buffer,
     pub(crate) descriptor: RegionDescriptor,
-    home: Arc<Home>,
+    local_target: Arc<LocalTarget>,
     /// As the rails know it, by their numbers, until it is withdrawn.
     memories: Mutex<Vec<Option<MemoryRegion>>>,
     pub(crate) is_withdrawn: AtomicBool,
-    born: Incarnation,
+    fork_generation: ForkGeneration,
 }
 
 /// Without what lets others reach it: ticket and keys.
-impl fmt::Debug for Registered {
+impl fmt::Debug for RegisteredRegion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}, {:?}", self.descriptor.number, self.buffer)
     }
 }
 
-impl Drop for Registered {
+impl Drop for RegisteredRegion {
     fn drop(&mut self) {
-        if !self.born.is_current() {
+        if !self.fork_generation.is_current() {
             // The parent's: its board, its rails, and its registrations.
             std::mem::forget(std::mem::take(&mut *lock(&self.memories)));
             return;
         }
-        self.home.withdraw(self.descriptor.number);
+        self.local_target.withdraw(self.descriptor.number);
         self.retire();
         // Of what is for own use no peer knows.
         if self.descriptor.rights != Rights::NONE {
-            self.home.release(self.descriptor.number, self.buffer.clone());
+            self.local_target.release(self.descriptor.number, self.buffer.clone());
         }
     }
 }
 
 impl Region {
-    pub(crate) fn new(home: &Arc<Home>, buffer: Buffer, rights: Rights) -> Result<Self> {
-        let told = buffer.describe(home)?;
+    pub(crate) fn new(
+        local_target: &Arc<LocalTarget>,
+        buffer: Buffer,
+        rights: Rights,
+    ) -> Result<Self> {
+        let descriptor_base = buffer.describe(local_target)?;
         if !(rights.read || rights.write) {
             let detail = "a region that peers may neither read nor write";
             return Err(Error::new(REGISTER, ErrorKind::Malformed, detail));
         }
-        let memories = known_to_rails(home, &buffer, Some(rights));
+        let memories = register_with_rails(local_target, &buffer, Some(rights));
         let mut keys = Vec::new();
         for (domain, memory) in memories.iter().enumerate() {
             let Some(memory) = memory else { continue };
             let described = memory.describe().map_err(|error| Error::of_fabric(REGISTER, error))?;
             keys.push(FabricKey { domain: domain as u32, bytes: described.encode() });
         }
-        let entered = home.enter(|number, ticket| {
-            let descriptor = RegionDescriptor { number, ticket, rights, keys, ..told };
-            Arc::new(Registered::new(home, buffer, descriptor, memories))
+        let entered = local_target.add_region(|number, ticket| {
+            let descriptor = RegionDescriptor { number, ticket, rights, keys, ..descriptor_base };
+            Arc::new(RegisteredRegion::new(local_target, buffer, descriptor, memories))
         });
         entered.map(Self)
     }
 
     /// A region that no peer reaches: it is not in the list of regions, and has no keys.
-    pub(crate) fn own(home: &Arc<Home>, buffer: Buffer) -> Result<Self> {
+    pub(crate) fn local_only(local_target: &Arc<LocalTarget>, buffer: Buffer) -> Result<Self> {
         let device = match &buffer {
             Buffer::Device(memory) => memory.device(),
             Buffer::Host(_) => None,
         };
         let device = device.map(DeviceName::uuid).transpose();
         let device = device.map_err(|error| Error::of_device(REGISTER, error))?;
-        let memories = known_to_rails(home, &buffer, None);
-        let told = staying(home, &buffer, device, Stays::OwnUse);
-        let descriptor = RegionDescriptor { number: home.number(), ..told };
-        Ok(Self(Arc::new(Registered::new(home, buffer, descriptor, memories))))
+        let memories = register_with_rails(local_target, &buffer, None);
+        let descriptor_base =
+            unexportable_descriptor(local_target, &buffer, device, ExportObstacle::LocalOnly);
+        let descriptor = RegionDescriptor { number: local_target.number(), ..descriptor_base };
+        Ok(Self(Arc::new(RegisteredRegion::new(local_target, buffer, descriptor, memories))))
     }
 
     /// What it was made of.
@@ -241,24 +261,24 @@ impl Region {
 }
 
 /// Has the rails register memory: for peers with these rights, or for own use.
-fn known_to_rails(
-    home: &Home,
+fn register_with_rails(
+    local_target: &LocalTarget,
     buffer: &Buffer,
     rights: Option<Rights>,
 ) -> Vec<Option<MemoryRegion>> {
-    let register = |line: &Line| {
-        line.register(buffer, rights).unwrap_or_else(|error| {
+    let register = |handle: &RailHandle| {
+        handle.register(buffer, rights).unwrap_or_else(|error| {
             // Then it is staged; the table says so.
-            tracing::warn!(%error, "a fabric does not take this memory");
+            tracing::warn!(%error, "a provider cannot register this memory: it will be staged");
             None
         })
     };
-    home.lines().iter().map(register).collect()
+    local_target.rail_handles().iter().map(register).collect()
 }
 
-impl Registered {
+impl RegisteredRegion {
     fn new(
-        home: &Arc<Home>,
+        local_target: &Arc<LocalTarget>,
         buffer: Buffer,
         descriptor: RegionDescriptor,
         memories: Vec<Option<MemoryRegion>>,
@@ -266,10 +286,10 @@ impl Registered {
         Self {
             buffer,
             descriptor,
-            home: Arc::clone(home),
+            local_target: Arc::clone(local_target),
             memories: Mutex::new(memories),
             is_withdrawn: AtomicBool::new(false),
-            born: Incarnation::current(),
+            fork_generation: ForkGeneration::current(),
         }
     }
 
@@ -292,8 +312,8 @@ impl Registered {
         if self.descriptor.rights == Rights::NONE {
             return;
         }
-        for (line, memory) in self.home.lines().iter().zip(memories) {
-            line.retire(self.descriptor.number, memory, self.buffer.clone());
+        for (handle, memory) in self.local_target.rail_handles().iter().zip(memories) {
+            handle.retire(self.descriptor.number, memory, self.buffer.clone());
         }
     }
 }
@@ -301,7 +321,7 @@ impl Registered {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::agent::Whereabouts;
+    use crate::agent::MemoryAttributes;
     use crate::{Agent, AgentOptions};
 
     #[test]
@@ -310,7 +330,7 @@ mod tests {
         let region = agent.register(HostBuffer::new(4096).unwrap(), Rights::ALL).unwrap();
         let mut descriptor = region.descriptor().clone();
         descriptor.keys.push(FabricKey { domain: 0, bytes: vec![5; 3] });
-        let there = Whereabouts::from(&descriptor);
+        let there = MemoryAttributes::from(&descriptor);
         let texts = [
             format!("{region:?} {descriptor:?} {there:?}"),
             format!("{region:#?} {descriptor:#?} {there:#?}"),

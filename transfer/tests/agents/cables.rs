@@ -8,15 +8,17 @@ use gpu::Block;
 use transfer::path::{Path, Policy};
 use transfer::{ErrorKind, Event, HostBuffer, Region, Rights, Route};
 
-use crate::common::{LENGTH, Other, alone, numbers, start};
-use crate::house::{FILL, House, Neighbour, SUM, blocks_of, notice, sum_of, with_cables, write};
+use crate::common::{ChildProcess, LENGTH, alone, numbers, start};
+use crate::fixture::{
+    AgentFixture, FILL, PeerProcess, SUM, blocks_of, notice, sum_of, with_cables, write,
+};
 use crate::rails::COMPARE;
 
 /// On both sides. A busy machine does not take so long to answer.
 pub const LOST_AFTER: Duration = Duration::from_secs(3);
 /// Connections that waited long take as long again before they look. Only reached when something is
 /// wrong.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 const UNSHARE: [&str; 4] = ["unshare", "--user", "--map-root-user", "--net"];
 
@@ -71,8 +73,8 @@ pub fn inside(role: &str) {
 
 /// This side's end of the cables, and the one at the other side of them.
 struct Ends {
-    house: House,
-    neighbour: Neighbour,
+    fixture: AgentFixture,
+    peer_process: PeerProcess,
     mine: HostBuffer,
     _region: Region,
     route: Route,
@@ -88,9 +90,9 @@ impl Ends {
             (0..cables).map(|cable| format!("10.77.{cable}.{side}")).collect()
         };
         let role = format!("far by cables {}: host", addresses(2).join(","));
-        let interfaces = |other: &Other| {
+        let interfaces = |other: &ChildProcess| {
             let number = other.0.id().to_string();
-            let end = Instant::now() + PATIENCE;
+            let end = Instant::now() + TIMEOUT;
             while network(&number).ok().is_none_or(|theirs| theirs == network("self").unwrap()) {
                 assert!(Instant::now() < end, "it stays in this network");
                 std::thread::sleep(Duration::from_millis(5));
@@ -116,18 +118,19 @@ impl Ends {
         write(&place.join("laid"), b"");
         let from = addresses(1);
         let from: Vec<_> = from.iter().map(String::as_str).collect();
-        let mut house = House::open_at(&place, |options| with_cables(options, LOST_AFTER, &from));
-        let neighbour = house.meets(other);
+        let mut fixture =
+            AgentFixture::open_at(&place, |options| with_cables(options, LOST_AFTER, &from));
+        let peer_process = fixture.connect_to(other);
         let mine = HostBuffer::new(LENGTH).unwrap();
-        let region = house.agent.register(&mine, Rights::ALL).unwrap();
-        let (peer, descriptor) = (neighbour.peer, &neighbour.descriptor);
+        let region = fixture.agent.register(&mine, Rights::ALL).unwrap();
+        let (peer, descriptor) = (peer_process.peer, &peer_process.descriptor);
         let policy = Policy::default();
-        let route = house.agent.join(peer, &region, descriptor, &policy, PATIENCE).unwrap();
+        let route = fixture.agent.join(peer, &region, descriptor, &policy, TIMEOUT).unwrap();
         assert_eq!(route.path(), Path::FabricDirect, "{}", route.choice());
         let told = String::new();
-        let mut ends = Self { house, neighbour, mine, _region: region, route, cables, told };
+        let mut ends = Self { fixture, peer_process, mine, _region: region, route, cables, told };
         // All cables carry: also where the first answer came by one of them.
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + TIMEOUT;
         while !ends.all_carry(1) {
             assert!(Instant::now() < end, "not all cables carry: {}", ends.told);
         }
@@ -143,7 +146,7 @@ impl Ends {
     }
 
     fn look(&mut self) {
-        while let Some(event) = self.house.agent.poll_event() {
+        while let Some(event) = self.fixture.agent.poll_event() {
             match event {
                 Event::Joined { .. } => self.told.push('J'),
                 Event::Left { .. } => self.told.push('L'),
@@ -151,7 +154,7 @@ impl Ends {
                     assert!(!reason.is_empty());
                     self.told.push_str(&format!("-{rail}"));
                 }
-                Event::RailBack { rail, .. } => self.told.push_str(&format!("+{rail}")),
+                Event::RailRestored { rail, .. } => self.told.push_str(&format!("+{rail}")),
                 other => panic!("{other:?}"),
             }
         }
@@ -159,10 +162,10 @@ impl Ends {
 
     #[track_caller]
     fn until_told(&mut self, what: &str) {
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + TIMEOUT;
         while !self.told.contains(what) {
             assert!(Instant::now() < end, "{what} in {}", self.told);
-            self.house.agent.progress();
+            self.fixture.agent.progress();
             self.look();
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -170,14 +173,14 @@ impl Ends {
 
     fn answer(&mut self) -> u64 {
         loop {
-            match self.house.agent.next_event(PATIENCE).unwrap() {
+            match self.fixture.agent.next_event(TIMEOUT).unwrap() {
                 Event::Notice { notice, .. } => {
                     return u64::from_le_bytes(notice.data().try_into().unwrap());
                 }
                 Event::Joined { .. } => self.told.push('J'),
                 Event::Left { .. } => self.told.push('L'),
                 Event::RailLost { rail, .. } => self.told.push_str(&format!("-{rail}")),
-                Event::RailBack { rail, .. } => self.told.push_str(&format!("+{rail}")),
+                Event::RailRestored { rail, .. } => self.told.push_str(&format!("+{rail}")),
                 other => panic!("{other:?}"),
             }
         }
@@ -189,14 +192,15 @@ impl Ends {
         let blocks = blocks_of(64 << 10);
         self.mine.write(0, &numbers(LENGTH, first as u32)).unwrap();
         let tell = Some(notice(COMPARE, sum_of(LENGTH, first)));
-        let token = self.house.agent.put(&self.route, &blocks, tell).unwrap();
-        self.house.agent.wait(token, PATIENCE).unwrap();
+        let token = self.fixture.agent.put(&self.route, &blocks, tell).unwrap();
+        self.fixture.agent.wait(token, TIMEOUT).unwrap();
         assert_eq!(self.answer(), 1, "the other side saw other bytes");
-        let token = self.house.agent.notify(self.neighbour.peer, notice(FILL, first + 7)).unwrap();
-        self.house.agent.wait(token, PATIENCE).unwrap();
+        let token =
+            self.fixture.agent.notify(self.peer_process.peer, notice(FILL, first + 7)).unwrap();
+        self.fixture.agent.wait(token, TIMEOUT).unwrap();
         self.answer();
-        let token = self.house.agent.get(&self.route, &blocks, None).unwrap();
-        self.house.agent.wait(token, PATIENCE).unwrap();
+        let token = self.fixture.agent.get(&self.route, &blocks, None).unwrap();
+        self.fixture.agent.wait(token, TIMEOUT).unwrap();
         let mut bytes = vec![0; LENGTH as usize];
         self.mine.read(0, &mut bytes).unwrap();
         assert!(bytes == numbers(LENGTH, first as u32 + 7), "other bytes came");
@@ -224,9 +228,9 @@ impl Ends {
     }
 
     fn end(mut self) {
-        let place = self.house.directory.clone();
-        self.house.end(self.neighbour);
-        drop(self.house);
+        let place = self.fixture.directory.clone();
+        self.fixture.end(self.peer_process);
+        drop(self.fixture);
         let _ = std::fs::remove_dir_all(place);
     }
 }
@@ -242,29 +246,29 @@ fn two_cables() {
         let mut tokens: Vec<_> = (0..300)
             .map(|number| {
                 let blocks = if number % 2 == 0 { &blocks[..] } else { &whole };
-                ends.house.agent.put(&ends.route, blocks, None).unwrap()
+                ends.fixture.agent.put(&ends.route, blocks, None).unwrap()
             })
             .collect();
         // In the middle.
         for token in tokens.drain(..20) {
-            ends.house.agent.wait(token, PATIENCE).unwrap();
+            ends.fixture.agent.wait(token, TIMEOUT).unwrap();
         }
         ends.cut(1);
         let mut failed = 0;
         for token in tokens {
-            if let Err(error) = ends.house.agent.wait(token, PATIENCE) {
+            if let Err(error) = ends.fixture.agent.wait(token, TIMEOUT) {
                 assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
                 failed += 1;
             }
             ends.look();
         }
-        assert_eq!(ends.house.agent.under_way(), 0);
+        assert_eq!(ends.fixture.agent.in_flight(), 0);
         ends.until_told("-1");
         // Each side misses the other one when it does: we do when all goes by what is left.
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + TIMEOUT;
         loop {
-            let token = ends.house.agent.put(&ends.route, &blocks, None).unwrap();
-            match ends.house.agent.wait(token, PATIENCE) {
+            let token = ends.fixture.agent.put(&ends.route, &blocks, None).unwrap();
+            match ends.fixture.agent.wait(token, TIMEOUT) {
                 Ok(_) => break,
                 Err(error) => assert_eq!(error.kind(), ErrorKind::Closed, "{error}"),
             }
@@ -278,7 +282,7 @@ fn two_cables() {
         ends.mend(1);
         ends.until_told("+1");
         ends.carries(300 + round);
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + TIMEOUT;
         while !ends.all_carry(400 + round) {
             assert!(Instant::now() < end, "the cable that was mended does not carry");
         }
@@ -294,16 +298,16 @@ fn one_cable_for_long() {
     ends.mine.write(0, &numbers(LENGTH, 100)).unwrap();
     let whole = [Block { to: 0, from: 0, length: LENGTH }];
     let tokens: Vec<_> =
-        (0..100).map(|_| ends.house.agent.put(&ends.route, &whole, None).unwrap()).collect();
-    ends.house.agent.wait(tokens[5], PATIENCE).unwrap();
+        (0..100).map(|_| ends.fixture.agent.put(&ends.route, &whole, None).unwrap()).collect();
+    ends.fixture.agent.wait(tokens[5], TIMEOUT).unwrap();
     ends.cut(0);
     ends.until_told("-0");
     ends.until_told("L");
     // Each side misses the other one when it does.
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TIMEOUT;
     let refused = loop {
-        match ends.house.agent.put(&ends.route, &[whole[0]; 0], Some(notice(SUM, 0))) {
-            Ok(token) => ends.house.agent.forget(token),
+        match ends.fixture.agent.put(&ends.route, &[whole[0]; 0], Some(notice(SUM, 0))) {
+            Ok(token) => ends.fixture.agent.forget(token),
             Err(refused) => break refused,
         }
         assert!(Instant::now() < end, "it is not lost");
@@ -315,7 +319,7 @@ fn one_cable_for_long() {
         if number == 5 {
             continue;
         }
-        if let Err(error) = ends.house.agent.wait(token, PATIENCE) {
+        if let Err(error) = ends.fixture.agent.wait(token, TIMEOUT) {
             assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
         }
         ends.look();
@@ -340,15 +344,15 @@ fn one_cable_for_a_moment() {
     let blocks = blocks_of(256 << 10);
     for round in 0..3 {
         let tokens: Vec<_> =
-            (0..30).map(|_| ends.house.agent.put(&ends.route, &blocks, None).unwrap()).collect();
+            (0..30).map(|_| ends.fixture.agent.put(&ends.route, &blocks, None).unwrap()).collect();
         let told: Vec<_> = (0..50)
-            .map(|_| ends.house.agent.notify(ends.neighbour.peer, notice(SUM, 0)).unwrap())
+            .map(|_| ends.fixture.agent.notify(ends.peer_process.peer, notice(SUM, 0)).unwrap())
             .collect();
         ends.cut(0);
         std::thread::sleep(LOST_AFTER / 10);
         ends.mend(0);
         for token in tokens.into_iter().chain(told) {
-            ends.house.agent.wait(token, PATIENCE).unwrap();
+            ends.fixture.agent.wait(token, TIMEOUT).unwrap();
         }
         for _ in 0..50 {
             ends.answer();

@@ -7,13 +7,13 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use cudarc::driver::sys;
-use gpu::{Block, Device, Implementation, Memory, stand_in};
+use gpu::{Block, Device, Implementation, Memory, emulated};
 use testkit::children::{self, Child};
 use transfer::path::{Path as Way, Policy};
 use transfer::{Agent, AgentOptions, Rights};
 
-use crate::common::{LENGTH, PATIENCE, alone, device};
-use crate::house::{FILL, House, SUM, blocks_of, fill, notice, other_device, sum, sum_of};
+use crate::common::{LENGTH, TIMEOUT, alone, device};
+use crate::fixture::{AgentFixture, FILL, SUM, blocks_of, fill, notice, other_device, sum, sum_of};
 use crate::orders::{hex, unhex};
 
 /// What a framework does: a stream of its own, captured in global mode.
@@ -58,7 +58,7 @@ impl Capture {
 
 /// Has something done here while another thread has a capture open.
 fn while_captured(device: &Device, what: impl FnOnce()) {
-    if device.name().implementation == Implementation::StandIn {
+    if device.name().implementation == Implementation::Emulated {
         return what();
     }
     let (begun, is_begun) = std::sync::mpsc::channel();
@@ -68,10 +68,10 @@ fn while_captured(device: &Device, what: impl FnOnce()) {
             let capture = Capture::begin(device);
             begun.send(()).unwrap();
             // Also when the other thread panics: then this ends, and it is told.
-            let _ = is_done.recv_timeout(3 * PATIENCE);
+            let _ = is_done.recv_timeout(3 * TIMEOUT);
             capture.end();
         });
-        is_begun.recv_timeout(PATIENCE).expect("a capture");
+        is_begun.recv_timeout(TIMEOUT).expect("a capture");
         what();
         drop(done);
         capturing.join().unwrap();
@@ -84,40 +84,40 @@ fn while_captured(device: &Device, what: impl FnOnce()) {
 fn agents_share_put_and_get_beside_a_graph_capture() {
     let _alone = alone();
     let first = device();
-    let mut house = House::open();
+    let mut fixture = AgentFixture::open();
     // Plain memory leaves by legacy handles, where the device has those.
     let roles: &[_] = match first.properties().handle_types.legacy {
         true => &["shared", "plain"],
         false => &["shared"],
     };
     for role in roles {
-        let neighbour = house.neighbour(role, &[]);
+        let peer_process = fixture.peer_process(role, &[]);
         while_captured(&first, || {
             let memory = first.allocate_shared(LENGTH, &[]).unwrap();
             fill(&memory, LENGTH, 50);
-            let region = house.agent.register(&memory, Rights::ALL).unwrap();
-            let (peer, policy) = (neighbour.peer, Policy::default());
-            let descriptor = &neighbour.descriptor;
-            let route = house.agent.join(peer, &region, descriptor, &policy, PATIENCE).unwrap();
+            let region = fixture.agent.register(&memory, Rights::ALL).unwrap();
+            let (peer, policy) = (peer_process.peer, Policy::default());
+            let descriptor = &peer_process.descriptor;
+            let route = fixture.agent.join(peer, &region, descriptor, &policy, TIMEOUT).unwrap();
             assert_eq!(route.path(), Way::CudaIpc, "{role}: {}", route.choice());
             for length in [LENGTH, 4096] {
                 let first_number = 60 + length;
                 fill(&memory, LENGTH, first_number);
                 let blocks = blocks_of(length);
                 let tell = Some(notice(100, sum_of(LENGTH, first_number)));
-                let token = house.agent.put(&route, &blocks, tell).unwrap();
-                house.agent.wait(token, PATIENCE).unwrap();
-                assert_eq!(house.answer(), 1, "{role}: other bytes came, by blocks of {length}");
-                house.ask(&neighbour, FILL, 70 + length);
-                let token = house.agent.get(&route, &blocks, None).unwrap();
-                house.agent.wait(token, PATIENCE).unwrap();
+                let token = fixture.agent.put(&route, &blocks, tell).unwrap();
+                fixture.agent.wait(token, TIMEOUT).unwrap();
+                assert_eq!(fixture.answer(), 1, "{role}: other bytes came, by blocks of {length}");
+                fixture.ask(&peer_process, FILL, 70 + length);
+                let token = fixture.agent.get(&route, &blocks, None).unwrap();
+                fixture.agent.wait(token, TIMEOUT).unwrap();
                 assert_eq!(sum(&memory, LENGTH), sum_of(LENGTH, 70 + length), "{role}");
             }
-            assert_eq!(house.ask(&neighbour, SUM, 0), sum_of(LENGTH, 70 + 4096));
+            assert_eq!(fixture.ask(&peer_process, SUM, 0), sum_of(LENGTH, 70 + 4096));
             // What is let go of may be freed meanwhile, too.
             drop((route, region, memory));
         });
-        house.end(neighbour);
+        fixture.end(peer_process);
     }
 }
 
@@ -136,13 +136,13 @@ fn allocate(device: &Device) -> Memory {
 fn set(memory: &Memory, byte: u8) {
     let stream = memory.mapped_for().stream().unwrap();
     stream.fill(&memory.whole(), byte).unwrap();
-    stream.synchronize(PATIENCE).unwrap();
+    stream.synchronize(TIMEOUT).unwrap();
 }
 
 fn has_only(memory: &Memory, byte: u8) -> bool {
     let mut bytes = vec![0; SMALL as usize];
     let stream = memory.mapped_for().stream().unwrap();
-    stream.download(&memory.whole(), &mut bytes, PATIENCE).unwrap();
+    stream.download(&memory.whole(), &mut bytes, TIMEOUT).unwrap();
     bytes.iter().all(|found| *found == byte)
 }
 
@@ -182,42 +182,42 @@ fn memory_freed_under_a_peers_puts_is_not_written_when_it_is_used_again() {
     let _alone = alone();
     let (device, directory) = (device(), directory());
     let words = ["owner".as_ref(), directory.as_os_str()];
-    let mut child = Child::start(children::again(words).stdout(Stdio::piped()));
+    let mut child = Child::start(children::respawn(words).stdout(Stdio::piped()));
     let mut here = Agent::start(AgentOptions::new("here").directory(&directory)).unwrap();
     let memory = device.allocate_shared(SMALL, &[]).unwrap();
     set(&memory, 0x77);
     let mine = here.register(&memory, Rights::ALL).unwrap();
     for round in 0..5 {
         child.say("begin");
-        let line = child.line(PATIENCE).expect("its card");
+        let line = child.line(TIMEOUT).expect("its card");
         let (card, descriptor) = line.split_once(' ').unwrap();
         let (card, descriptor) = (unhex(card), unhex(descriptor));
-        let peer = here.connect(&card, PATIENCE).unwrap();
-        let route = here.join(peer, &mine, &descriptor, &Policy::default(), PATIENCE).unwrap();
+        let peer = here.connect(&card, TIMEOUT).unwrap();
+        let route = here.join(peer, &mine, &descriptor, &Policy::default(), TIMEOUT).unwrap();
         assert_eq!(route.path(), Way::CudaIpc, "{}", route.choice());
         let delay = Duration::from_micros(50);
-        stand_in::behave(0, stand_in::Behaviour { delay, ..Default::default() });
+        emulated::configure_faults(0, emulated::FaultConfig { delay, ..Default::default() });
         let block = [Block { to: 0, from: 0, length: SMALL }];
         for _ in 0..PUTS {
             let token = here.put(&route, &block, None).unwrap();
             here.forget(token);
         }
         // Most of them are begun when the region is gone.
-        assert!(here.under_way() > PUTS / 2, "{}", here.under_way());
+        assert!(here.in_flight() > PUTS / 2, "{}", here.in_flight());
         child.say("free");
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + TIMEOUT;
         while here.put(&route, &block, None).map(|token| here.forget(token)).is_ok() {
             assert!(Instant::now() < end, "the region is not gone");
             std::thread::sleep(Duration::from_millis(1));
         }
-        here.flush(peer, PATIENCE).unwrap();
-        assert_eq!(child.line(PATIENCE).as_deref(), Some("free"));
+        here.flush(peer, TIMEOUT).unwrap();
+        assert_eq!(child.line(TIMEOUT).as_deref(), Some("free"));
         child.say("compare");
-        assert_eq!(child.line(PATIENCE).as_deref(), Some("true true"), "round {round}");
+        assert_eq!(child.line(TIMEOUT).as_deref(), Some("true true"), "round {round}");
         drop(route);
-        here.disconnect(peer, PATIENCE).unwrap();
+        here.disconnect(peer, TIMEOUT).unwrap();
     }
-    stand_in::behave(0, stand_in::Behaviour::default());
-    child.end(PATIENCE);
+    emulated::configure_faults(0, emulated::FaultConfig::default());
+    child.end(TIMEOUT);
     let _ = std::fs::remove_dir_all(&directory);
 }

@@ -4,61 +4,61 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use gpu::{Allocator, Block, Device, stand_in};
+use gpu::{Allocator, Block, Device, emulated};
 use transfer::path::Policy;
 use transfer::{Agent, AgentOptions, ErrorKind, Event, HostBuffer, Rights};
 
-use crate::common::{LENGTH, PATIENCE, alone, device};
-use crate::house::{DROP_AGENT, House, PUT_SLOWLY, fill, notice, read, with_rails, write};
+use crate::common::{LENGTH, TIMEOUT, alone, device};
+use crate::fixture::{AgentFixture, DROP_AGENT, PUT_SLOWLY, fill, notice, read, with_rails, write};
 
 const WHOLE: [Block; 1] = [Block { to: 0, from: 0, length: LENGTH }];
 
 fn slow(delay: Duration) {
-    for number in 0..stand_in::COUNT {
-        stand_in::behave(number, stand_in::Behaviour { delay, ..Default::default() });
+    for number in 0..emulated::COUNT {
+        emulated::configure_faults(number, emulated::FaultConfig { delay, ..Default::default() });
     }
 }
 
 fn are_emulated() -> bool {
-    device().name().implementation == gpu::Implementation::StandIn
+    device().name().implementation == gpu::Implementation::Emulated
 }
 
 /// Its peers are told so at once, and not a byte moves any more.
 #[test]
 fn regions_of_an_agent_that_ended_are_out_of_reach() {
     let _alone = alone();
-    let mut house = House::open();
+    let mut fixture = AgentFixture::open();
     for role in ["shared", "host"] {
-        let mut neighbour = house.neighbour(role, &[]);
-        let route = house.join(&neighbour);
+        let mut peer_process = fixture.peer_process(role, &[]);
+        let route = fixture.join(&peer_process);
         let number = |name| {
-            let bytes = read(&house.directory.join(name));
+            let bytes = read(&fixture.directory.join(name));
             u64::from_le_bytes(bytes.try_into().unwrap())
         };
-        let tell = house.agent.notify(neighbour.peer, notice(DROP_AGENT, 0)).unwrap();
-        house.agent.wait(tell, PATIENCE).unwrap();
+        let tell = fixture.agent.notify(peer_process.peer, notice(DROP_AGENT, 0)).unwrap();
+        fixture.agent.wait(tell, TIMEOUT).unwrap();
         let before = number("at-the-end");
-        fill(&house.memory, LENGTH, 77);
-        let agent = &mut house.agent;
+        fill(&fixture.memory, LENGTH, 77);
+        let agent = &mut fixture.agent;
         let errors = [
             agent.put(&route, &WHOLE, None).unwrap_err(),
             agent.get(&route, &WHOLE, None).unwrap_err(),
-            agent.notify(neighbour.peer, notice(1, 1)).unwrap_err(),
+            agent.notify(peer_process.peer, notice(1, 1)).unwrap_err(),
         ];
         let other = agent.register(HostBuffer::new(LENGTH).unwrap(), Rights::ALL).unwrap();
-        let (peer, descriptor) = (neighbour.peer, &neighbour.descriptor);
-        let again = agent.join(peer, &other, descriptor, &Policy::default(), PATIENCE);
+        let (peer, descriptor) = (peer_process.peer, &peer_process.descriptor);
+        let again = agent.join(peer, &other, descriptor, &Policy::default(), TIMEOUT);
         for error in errors.into_iter().chain(again.err()) {
             assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
             assert!(error.to_string().contains("the agent has ended"), "{error}");
         }
         agent.progress();
-        write(&house.directory.join("look"), b"");
+        write(&fixture.directory.join("look"), b"");
         assert_eq!(number("later"), before, "bytes moved, {role}");
-        write(&house.directory.join("leave"), b"");
-        neighbour.other.finish();
+        write(&fixture.directory.join("leave"), b"");
+        peer_process.other.finish();
         for name in ["look", "leave", "at-the-end", "later"] {
-            std::fs::remove_file(house.directory.join(name)).unwrap();
+            std::fs::remove_file(fixture.directory.join(name)).unwrap();
         }
     }
 }
@@ -73,13 +73,13 @@ fn an_agent_that_ended_in_this_process_is_out_of_reach() {
     let (mine, theirs) = [&here, &there]
         .map(|agent| agent.register(HostBuffer::new(LENGTH).unwrap(), Rights::ALL).unwrap())
         .into();
-    let peer = here.connect(&card, PATIENCE).unwrap();
+    let peer = here.connect(&card, TIMEOUT).unwrap();
     let descriptor = theirs.descriptor().encode().unwrap();
-    let route = here.join(peer, &mine, &descriptor, &Policy::default(), PATIENCE).unwrap();
+    let route = here.join(peer, &mine, &descriptor, &Policy::default(), TIMEOUT).unwrap();
     drop(there);
     let errors = [
         here.put(&route, &WHOLE, None).unwrap_err(),
-        here.join(peer, &mine, &descriptor, &Policy::default(), PATIENCE).unwrap_err(),
+        here.join(peer, &mine, &descriptor, &Policy::default(), TIMEOUT).unwrap_err(),
     ];
     for error in errors {
         assert_eq!(error.kind(), ErrorKind::Closed);
@@ -88,9 +88,9 @@ fn an_agent_that_ended_in_this_process_is_out_of_reach() {
     }
     drop(theirs);
     // By the card of an agent that has ended no agent of this process is found.
-    assert_eq!(here.connect(&card, PATIENCE).unwrap_err().kind(), ErrorKind::NoPath);
-    let peer = here.inspect(&card, PATIENCE).unwrap();
-    let error = here.join(peer, &mine, &descriptor, &Policy::default(), PATIENCE).unwrap_err();
+    assert_eq!(here.connect(&card, TIMEOUT).unwrap_err().kind(), ErrorKind::NoPath);
+    let peer = here.inspect(&card, TIMEOUT).unwrap();
+    let error = here.join(peer, &mine, &descriptor, &Policy::default(), TIMEOUT).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NoPath, "{error}");
 }
 
@@ -99,17 +99,17 @@ fn an_agent_that_ended_in_this_process_is_out_of_reach() {
 #[test]
 fn nothing_begins_after_a_join_missed_its_deadline() {
     let _alone = alone();
-    if device().name().implementation != gpu::Implementation::StandIn {
+    if device().name().implementation != gpu::Implementation::Emulated {
         testkit::skip!("what a CUDA device has mapped also serves memory of the host");
     }
-    let mut house = House::open();
-    let mut neighbour = house.neighbour("shared", &[]);
-    let route = house.join(&neighbour);
-    let agent = &mut house.agent;
+    let mut fixture = AgentFixture::open();
+    let mut peer_process = fixture.peer_process("shared", &[]);
+    let route = fixture.join(&peer_process);
+    let agent = &mut fixture.agent;
     // Another kind of memory, for which the region is asked for once more.
     let other = agent.register(HostBuffer::new(LENGTH).unwrap(), Rights::ALL).unwrap();
-    neighbour.other.0.stop(PATIENCE);
-    let (peer, descriptor) = (neighbour.peer, &neighbour.descriptor);
+    peer_process.other.0.stop(TIMEOUT);
+    let (peer, descriptor) = (peer_process.peer, &peer_process.descriptor);
     let short = Duration::from_millis(50);
     let error = agent.join(peer, &other, descriptor, &Policy::default(), short).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::DeadlineExceeded, "{error}");
@@ -121,18 +121,18 @@ fn nothing_begins_after_a_join_missed_its_deadline() {
         assert_eq!(error.kind(), ErrorKind::Closed);
         assert!(error.to_string().contains("connect to it again"), "{error}");
     }
-    neighbour.other.kill();
+    peer_process.other.kill();
 }
 
 /// The parent's agents, peers, routes and regions are left as they are, and so are socket and card.
 #[test]
 fn a_forked_child_that_drops_agents_leaves_them_to_its_parent() {
     let _alone = alone();
-    let mut house = House::open();
-    let mut neighbour = house.neighbour("host", &[]);
-    let route = house.join(&neighbour);
+    let mut fixture = AgentFixture::open();
+    let mut peer_process = fixture.peer_process("host", &[]);
+    let route = fixture.join(&peer_process);
     let mut here = Agent::start(with_rails(AgentOptions::new("here"), "tcp;ofi_rxm", 1)).unwrap();
-    let directory = house.directory.join("there");
+    let directory = fixture.directory.join("there");
     std::fs::create_dir(&directory).unwrap();
     let options = AgentOptions::new("there").directory(&directory);
     let there = Agent::start(with_rails(options, "tcp;ofi_rxm", 1)).unwrap();
@@ -142,34 +142,34 @@ fn a_forked_child_that_drops_agents_leaves_them_to_its_parent() {
     let (mine, theirs) =
         (here.register(memory(), Rights::ALL), there.register(memory(), Rights::ALL));
     let (mine, theirs) = (mine.unwrap(), theirs.unwrap());
-    let peer = here.connect(&there.card().encode().unwrap(), PATIENCE).unwrap();
+    let peer = here.connect(&there.card().encode().unwrap(), TIMEOUT).unwrap();
     let descriptor = theirs.descriptor().encode().unwrap();
-    let beside = here.join(peer, &mine, &descriptor, &Policy::default(), PATIENCE).unwrap();
+    let beside = here.join(peer, &mine, &descriptor, &Policy::default(), TIMEOUT).unwrap();
 
-    let mut all = Some((house, route, here, there, mine, theirs, beside));
+    let mut all = Some((fixture, route, here, there, mine, theirs, beside));
     let child = testkit::children::ForkedChild::new(|| {
-        let (mut house, route, here, there, mine, theirs, beside) = all.take().unwrap();
-        let refused = house.agent.put(&route, &WHOLE, None).unwrap_err();
+        let (mut fixture, route, here, there, mine, theirs, beside) = all.take().unwrap();
+        let refused = fixture.agent.put(&route, &WHOLE, None).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::Forked);
         drop((here, theirs, beside, mine, there, route));
         // The directory is the parent's.
-        std::mem::forget(house);
+        std::mem::forget(fixture);
     });
     assert!(child.wait().success());
     assert!(before > 0 && names() == before, "{before} names, now {}", names());
-    let (mut house, route, mut here, mut there, mine, theirs, beside) = all.take().unwrap();
+    let (mut fixture, route, mut here, mut there, mine, theirs, beside) = all.take().unwrap();
     let put = here.put(&beside, &WHOLE, None).unwrap();
-    here.wait(put, PATIENCE).unwrap();
-    let put = house.agent.put(&route, &WHOLE, None).unwrap();
-    house.agent.wait(put, PATIENCE).unwrap();
+    here.wait(put, TIMEOUT).unwrap();
+    let put = fixture.agent.put(&route, &WHOLE, None).unwrap();
+    fixture.agent.wait(put, TIMEOUT).unwrap();
     // Others still find it.
     let mut later = Agent::start(AgentOptions::new("later")).unwrap();
-    later.connect(&there.card().encode().unwrap(), PATIENCE).unwrap();
-    there.withdraw(&theirs, PATIENCE).unwrap();
+    later.connect(&there.card().encode().unwrap(), TIMEOUT).unwrap();
+    there.withdraw(&theirs, TIMEOUT).unwrap();
     drop((here, mine));
-    let tell = house.agent.notify(neighbour.peer, notice(crate::house::END, 0)).unwrap();
-    house.agent.wait(tell, PATIENCE).unwrap();
-    neighbour.other.finish();
+    let tell = fixture.agent.notify(peer_process.peer, notice(crate::fixture::END, 0)).unwrap();
+    fixture.agent.wait(tell, TIMEOUT).unwrap();
+    peer_process.other.finish();
 }
 
 /// What an agent had begun when it ended, or when it left, holds up no owner.
@@ -185,9 +185,9 @@ fn initiators_that_end_or_leave_settle_what_they_began() {
         let memory = || device().allocate_shared(LENGTH, &[]).unwrap();
         let mine = here.register(memory(), Rights::ALL).unwrap();
         let theirs = there.register(memory(), Rights::ALL).unwrap();
-        let peer = here.connect(&there.card().encode().unwrap(), PATIENCE).unwrap();
+        let peer = here.connect(&there.card().encode().unwrap(), TIMEOUT).unwrap();
         let descriptor = theirs.descriptor().encode().unwrap();
-        let route = here.join(peer, &mine, &descriptor, &Policy::default(), PATIENCE).unwrap();
+        let route = here.join(peer, &mine, &descriptor, &Policy::default(), TIMEOUT).unwrap();
         slow(Duration::from_millis(100));
         let token = here.put(&route, &WHOLE, None).unwrap();
         if leaves {
@@ -205,7 +205,7 @@ fn initiators_that_end_or_leave_settle_what_they_began() {
 /// Memory of somebody else's, which says when it is given back.
 #[derive(Debug)]
 struct Owner {
-    _memory: stand_in::ForeignMemory,
+    _memory: emulated::ForeignMemory,
     is_free: Arc<AtomicBool>,
 }
 
@@ -220,7 +220,7 @@ fn owned(device: &Device) -> (gpu::Memory, Arc<AtomicBool>) {
     let kind = Allocator::Mapped { exportable: true };
     let granule = device.properties().granularity;
     let length = LENGTH.next_multiple_of(granule);
-    let memory = stand_in::ForeignMemory::new(device.name().number, &[length], kind).unwrap();
+    let memory = emulated::ForeignMemory::new(device.name().number, &[length], kind).unwrap();
     let address = memory.address();
     let owner = Owner { _memory: memory, is_free: Arc::clone(&is_free) };
     // SAFETY: all of what the owner has, which goes along.
@@ -232,7 +232,7 @@ fn owned(device: &Device) -> (gpu::Memory, Arc<AtomicBool>) {
 fn wait_until_free(is_free: &AtomicBool) {
     let start = Instant::now();
     while !is_free.load(Ordering::Acquire) {
-        assert!(start.elapsed() < PATIENCE, "it is never free");
+        assert!(start.elapsed() < TIMEOUT, "it is never free");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
@@ -245,16 +245,16 @@ fn memory_of_a_dropped_region_is_kept_until_a_peers_copy_is_over() {
     }
     // Before and after the agent ends; later than that waits.
     for (delay, ends_first) in [(300, false), (2500, false), (300, true), (2500, true)] {
-        let mut house = Some(House::open());
-        let at = house.as_mut().unwrap();
+        let mut fixture = Some(AgentFixture::open());
+        let at = fixture.as_mut().unwrap();
         let (memory, is_free) = owned(&device());
         let region = at.agent.register(memory, Rights::ALL).unwrap();
         write(&at.directory.join("house-region"), &region.descriptor().encode().unwrap());
-        let mut neighbour = at.neighbour("shared", &[]);
+        let mut peer_process = at.peer_process("shared", &[]);
         let begun = Instant::now();
-        at.ask(&neighbour, PUT_SLOWLY, delay);
+        at.ask(&peer_process, PUT_SLOWLY, delay);
         if ends_first {
-            house = None;
+            fixture = None;
         }
         let start = Instant::now();
         drop(region);
@@ -264,8 +264,8 @@ fn memory_of_a_dropped_region_is_kept_until_a_peers_copy_is_over() {
         // From when it was asked on, which was a little earlier.
         let kept = begun.elapsed();
         assert!(kept >= Duration::from_millis(delay), "free after {kept:?}");
-        drop(house);
-        neighbour.other.kill();
+        drop(fixture);
+        peer_process.other.kill();
     }
 }
 
@@ -276,20 +276,20 @@ fn closing_an_agent_waits_for_copies_of_peers() {
     if !are_emulated() {
         testkit::skip!("only stand-ins are slow when they are told");
     }
-    for (delay, timeout) in [(200, PATIENCE), (2500, Duration::from_millis(50))] {
-        let mut house = House::open();
+    for (delay, timeout) in [(200, TIMEOUT), (2500, Duration::from_millis(50))] {
+        let mut fixture = AgentFixture::open();
         let (memory, is_free) = owned(&device());
-        let region = house.agent.register(memory, Rights::ALL).unwrap();
-        write(&house.directory.join("house-region"), &region.descriptor().encode().unwrap());
-        let mut neighbour = house.neighbour("shared", &[]);
+        let region = fixture.agent.register(memory, Rights::ALL).unwrap();
+        write(&fixture.directory.join("house-region"), &region.descriptor().encode().unwrap());
+        let mut peer_process = fixture.peer_process("shared", &[]);
         let begun = Instant::now();
-        house.ask(&neighbour, PUT_SLOWLY, delay);
+        fixture.ask(&peer_process, PUT_SLOWLY, delay);
         let agent = std::mem::replace(
-            &mut house.agent,
+            &mut fixture.agent,
             Agent::start(AgentOptions::new("another one")).unwrap(),
         );
         let closed = agent.close(timeout);
-        if timeout == PATIENCE {
+        if timeout == TIMEOUT {
             closed.unwrap();
             assert!(begun.elapsed() >= Duration::from_millis(delay));
             // Nothing is under way, so it is freed at once.
@@ -304,7 +304,7 @@ fn closing_an_agent_waits_for_copies_of_peers() {
             wait_until_free(&is_free);
             assert!(begun.elapsed() >= Duration::from_millis(delay));
         }
-        neighbour.other.kill();
+        peer_process.other.kill();
     }
 }
 
@@ -318,15 +318,15 @@ fn closing_an_agent_waits_for_agents_of_the_same_process() {
         agent.register(device().allocate_shared(LENGTH, &[]).unwrap(), Rights::ALL).unwrap()
     };
     let (mine, theirs) = (region(&here), region(&there));
-    let peer = here.connect(&there.card().encode().unwrap(), PATIENCE).unwrap();
+    let peer = here.connect(&there.card().encode().unwrap(), TIMEOUT).unwrap();
     let descriptor = theirs.descriptor().encode().unwrap();
-    let route = here.join(peer, &mine, &descriptor, &Policy::default(), PATIENCE).unwrap();
+    let route = here.join(peer, &mine, &descriptor, &Policy::default(), TIMEOUT).unwrap();
     // Over when its agent looks, which it does not meanwhile.
     let token = here.put(&route, &WHOLE, None).unwrap();
     let error = there.close(Duration::from_millis(20)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
     assert!(error.to_string().contains("(here)"), "{error}");
-    here.wait(token, PATIENCE).unwrap();
+    here.wait(token, TIMEOUT).unwrap();
 }
 
 /// What was begun is finished, and its notice is sent.
@@ -339,19 +339,19 @@ fn closing_an_agent_finishes_what_it_began() {
         agent.register(device().allocate_shared(LENGTH, &[]).unwrap(), Rights::ALL).unwrap()
     };
     let (mine, theirs) = (region(&here), region(&there));
-    let peer = here.connect(&there.card().encode().unwrap(), PATIENCE).unwrap();
+    let peer = here.connect(&there.card().encode().unwrap(), TIMEOUT).unwrap();
     let descriptor = theirs.descriptor().encode().unwrap();
-    let route = here.join(peer, &mine, &descriptor, &Policy::default(), PATIENCE).unwrap();
+    let route = here.join(peer, &mine, &descriptor, &Policy::default(), TIMEOUT).unwrap();
     // More than the driver is given at a time.
     for number in 0..400 {
         let block = [Block { to: number * 4096, from: number * 4096, length: 4096 }];
         let token = here.put(&route, &block, Some(notice(number, 0))).unwrap();
         here.forget(token);
     }
-    here.close(PATIENCE).unwrap();
+    here.close(TIMEOUT).unwrap();
     let mut seen = 0;
     loop {
-        match there.next_event(PATIENCE).unwrap() {
+        match there.next_event(TIMEOUT).unwrap() {
             Event::Notice { notice, .. } => {
                 assert_eq!(notice.tag, seen);
                 seen += 1;
@@ -371,13 +371,13 @@ fn memory_is_not_kept_for_a_killed_peer() {
     if !are_emulated() {
         testkit::skip!("only stand-ins are slow when they are told");
     }
-    let mut house = House::open();
+    let mut fixture = AgentFixture::open();
     let (memory, is_free) = owned(&device());
-    let region = house.agent.register(memory, Rights::ALL).unwrap();
-    write(&house.directory.join("house-region"), &region.descriptor().encode().unwrap());
-    let mut neighbour = house.neighbour("shared", &[]);
-    house.ask(&neighbour, PUT_SLOWLY, 20_000);
-    neighbour.other.kill();
+    let region = fixture.agent.register(memory, Rights::ALL).unwrap();
+    write(&fixture.directory.join("house-region"), &region.descriptor().encode().unwrap());
+    let mut peer_process = fixture.peer_process("shared", &[]);
+    fixture.ask(&peer_process, PUT_SLOWLY, 20_000);
+    peer_process.other.kill();
     drop(region);
     assert!(is_free.load(Ordering::Acquire));
 }
@@ -390,17 +390,17 @@ fn dropping_a_region_does_not_wait_for_the_peers_progress() {
     if !are_emulated() {
         testkit::skip!("only stand-ins are slow when they are told");
     }
-    let mut house = House::open();
+    let mut fixture = AgentFixture::open();
     let (memory, is_free) = owned(&device());
-    let region = house.agent.register(memory, Rights::ALL).unwrap();
-    write(&house.directory.join("house-region"), &region.descriptor().encode().unwrap());
-    let neighbour = house.neighbour("shared", &[]);
-    house.ask(&neighbour, PUT_SLOWLY, 300);
-    neighbour.other.0.stop(PATIENCE);
+    let region = fixture.agent.register(memory, Rights::ALL).unwrap();
+    write(&fixture.directory.join("house-region"), &region.descriptor().encode().unwrap());
+    let peer_process = fixture.peer_process("shared", &[]);
+    fixture.ask(&peer_process, PUT_SLOWLY, 300);
+    peer_process.other.0.stop(TIMEOUT);
     let start = Instant::now();
     drop(region);
     assert!(start.elapsed() < Duration::from_millis(800), "{:?}", start.elapsed());
-    neighbour.other.0.resume();
+    peer_process.other.0.resume();
     wait_until_free(&is_free);
-    house.end(neighbour);
+    fixture.end(peer_process);
 }

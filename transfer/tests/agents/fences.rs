@@ -2,17 +2,19 @@
 
 use std::time::{Duration, Instant};
 
-use gpu::{Block, stand_in};
+use gpu::{Block, emulated};
 use transfer::path::Policy;
 use transfer::{Agent, AgentOptions, ErrorKind, Event, Rights};
 
-use crate::common::{LENGTH, PATIENCE, alone, device};
-use crate::house::{DROP_AGENT, FILL, House, SUM, WITHDRAW, fill, notice, read, sum_of, write};
+use crate::common::{LENGTH, TIMEOUT, alone, device};
+use crate::fixture::{
+    AgentFixture, DROP_AGENT, FILL, SUM, WITHDRAW, fill, notice, read, sum_of, write,
+};
 use crate::rails::tcp;
 
 fn slow(delay: Duration) {
-    for number in 0..stand_in::COUNT {
-        stand_in::behave(number, stand_in::Behaviour { delay, ..Default::default() });
+    for number in 0..emulated::COUNT {
+        emulated::configure_faults(number, emulated::FaultConfig { delay, ..Default::default() });
     }
 }
 
@@ -24,106 +26,106 @@ fn part(at: u64, length: u64) -> [Block; 1] {
 #[test]
 fn ordered_notice_comes_behind_all_that_was_begun_before() {
     let _alone = alone();
-    let is_emulated = device().name().implementation == gpu::Implementation::StandIn;
-    let how = [House::open as fn() -> House, || House::open_far(tcp(), 2)];
+    let is_emulated = device().name().implementation == gpu::Implementation::Emulated;
+    let how = [AgentFixture::open as fn() -> AgentFixture, || AgentFixture::open_remote(tcp(), 2)];
     for (is_far, open) in how.into_iter().enumerate() {
-        let mut house = open();
+        let mut fixture = open();
         let far = format!("far by {} 2: shared", tcp());
         let role = if is_far == 1 { &far } else { "shared" };
-        let neighbour = house.neighbour(role, &[]);
-        let route = house.join(&neighbour);
+        let peer_process = fixture.peer_process(role, &[]);
+        let route = fixture.join(&peer_process);
         for round in 1..=10 {
-            fill(&house.memory, LENGTH, round);
+            fill(&fixture.memory, LENGTH, round);
             slow(Duration::from_millis(if is_emulated { 20 } else { 0 }));
-            let large = house.agent.put(&route, &part(0, LENGTH - 4096), None).unwrap();
-            let small = house.agent.put(&route, &part(LENGTH - 4096, 4096), None).unwrap();
-            house.agent.forget(large);
-            house.agent.forget(small);
+            let large = fixture.agent.put(&route, &part(0, LENGTH - 4096), None).unwrap();
+            let small = fixture.agent.put(&route, &part(LENGTH - 4096, 4096), None).unwrap();
+            fixture.agent.forget(large);
+            fixture.agent.forget(small);
             // The other side compares when it hears of it.
             let tell = notice(100, sum_of(LENGTH, round));
-            let told = house.agent.notify_ordered(neighbour.peer, tell).unwrap();
+            let told = fixture.agent.notify_ordered(peer_process.peer, tell).unwrap();
             slow(Duration::ZERO);
-            house.agent.wait(told, PATIENCE).unwrap();
-            assert_eq!(house.answer(), 1, "round {round}, far {is_far}");
+            fixture.agent.wait(told, TIMEOUT).unwrap();
+            assert_eq!(fixture.answer(), 1, "round {round}, far {is_far}");
         }
-        house.end(neighbour);
+        fixture.end(peer_process);
     }
 }
 
 #[test]
 fn fence_holds_what_comes_behind_it() {
     let _alone = alone();
-    if device().name().implementation != gpu::Implementation::StandIn {
+    if device().name().implementation != gpu::Implementation::Emulated {
         testkit::skip!("only stand-ins are slow when they are told");
     }
-    let mut house = House::open();
-    let neighbour = house.neighbour("shared", &[]);
-    let route = house.join(&neighbour);
+    let mut fixture = AgentFixture::open();
+    let peer_process = fixture.peer_process("shared", &[]);
+    let route = fixture.join(&peer_process);
     slow(Duration::from_millis(100));
     // The later one is shorter, and has a stream without a queue.
     let start = Instant::now();
-    let first = house.agent.put(&route, &part(0, LENGTH), None).unwrap();
-    house.agent.fence(neighbour.peer).unwrap();
-    let second = house.agent.put(&route, &part(0, 4096), None).unwrap();
-    let third = house.agent.notify(neighbour.peer, notice(SUM, 0)).unwrap();
-    while house.agent.test(first).is_none() {
-        assert!(house.agent.test(second).is_none() && house.agent.test(third).is_none());
-        assert!(start.elapsed() < PATIENCE, "the first put is not done");
+    let first = fixture.agent.put(&route, &part(0, LENGTH), None).unwrap();
+    fixture.agent.fence(peer_process.peer).unwrap();
+    let second = fixture.agent.put(&route, &part(0, 4096), None).unwrap();
+    let third = fixture.agent.notify(peer_process.peer, notice(SUM, 0)).unwrap();
+    while fixture.agent.test(first).is_none() {
+        assert!(fixture.agent.test(second).is_none() && fixture.agent.test(third).is_none());
+        assert!(start.elapsed() < TIMEOUT, "the first put is not done");
         std::thread::sleep(Duration::from_millis(1));
     }
     slow(Duration::ZERO);
-    house.agent.flush(neighbour.peer, PATIENCE).unwrap();
+    fixture.agent.flush(peer_process.peer, TIMEOUT).unwrap();
     for token in [second, third] {
-        house.agent.test(token).expect("over").unwrap();
+        fixture.agent.test(token).expect("over").unwrap();
     }
     assert!(start.elapsed() >= Duration::from_millis(100), "nothing was slow");
-    assert_eq!(house.answer(), sum_of(LENGTH, 1));
-    house.end(neighbour);
+    assert_eq!(fixture.answer(), sum_of(LENGTH, 1));
+    fixture.end(peer_process);
 }
 
 #[test]
 fn flush_has_a_deadline_and_names_the_peer() {
     let _alone = alone();
-    if device().name().implementation != gpu::Implementation::StandIn {
+    if device().name().implementation != gpu::Implementation::Emulated {
         testkit::skip!("only stand-ins are slow when they are told");
     }
-    let mut house = House::open();
-    let neighbour = house.neighbour("shared", &[]);
-    let route = house.join(&neighbour);
-    house.agent.flush(neighbour.peer, Duration::ZERO).unwrap();
+    let mut fixture = AgentFixture::open();
+    let peer_process = fixture.peer_process("shared", &[]);
+    let route = fixture.join(&peer_process);
+    fixture.agent.flush(peer_process.peer, Duration::ZERO).unwrap();
     slow(Duration::from_millis(200));
-    let token = house.agent.put(&route, &part(0, LENGTH), None).unwrap();
-    house.agent.forget(token);
-    let late = house.agent.flush(neighbour.peer, Duration::from_millis(20)).unwrap_err();
+    let token = fixture.agent.put(&route, &part(0, LENGTH), None).unwrap();
+    fixture.agent.forget(token);
+    let late = fixture.agent.flush(peer_process.peer, Duration::from_millis(20)).unwrap_err();
     assert_eq!(late.kind(), ErrorKind::DeadlineExceeded);
     let text = late.to_string();
     let named = format!("1 operations are under way after 20ms, among them put {token}");
     assert!(text.contains("shared") && text.contains(&named), "{text}");
     slow(Duration::ZERO);
-    house.agent.flush(neighbour.peer, PATIENCE).unwrap();
-    assert_eq!(house.agent.under_way(), 0);
-    house.end(neighbour);
+    fixture.agent.flush(peer_process.peer, TIMEOUT).unwrap();
+    assert_eq!(fixture.agent.in_flight(), 0);
+    fixture.end(peer_process);
 }
 
 /// What waits behind a fence ends with the peer; with a region that was withdrawn nothing begins.
 #[test]
 fn deferred_transfers_fail_when_region_or_peer_is_gone() {
     let _alone = alone();
-    if device().name().implementation != gpu::Implementation::StandIn {
+    if device().name().implementation != gpu::Implementation::Emulated {
         testkit::skip!("only stand-ins are slow when they are told");
     }
-    let mut house = House::open();
-    let mut neighbour = house.neighbour("shared", &[]);
-    let route = house.join(&neighbour);
+    let mut fixture = AgentFixture::open();
+    let mut peer_process = fixture.peer_process("shared", &[]);
+    let route = fixture.join(&peer_process);
     slow(Duration::from_millis(300));
-    let first = house.agent.put(&route, &part(0, LENGTH), None).unwrap();
-    house.tell(&neighbour, WITHDRAW, 0);
-    house.agent.fence(neighbour.peer).unwrap();
+    let first = fixture.agent.put(&route, &part(0, LENGTH), None).unwrap();
+    fixture.tell(&peer_process, WITHDRAW, 0);
+    fixture.agent.fence(peer_process.peer).unwrap();
     // Behind the fence as long as it is there, and refused at once when it is not.
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TIMEOUT;
     let mut deferred = Vec::new();
     let error = loop {
-        match house.agent.put(&route, &part(0, 4096), None) {
+        match fixture.agent.put(&route, &part(0, 4096), None) {
             Ok(token) => deferred.push(token),
             Err(error) => break error,
         }
@@ -132,72 +134,72 @@ fn deferred_transfers_fail_when_region_or_peer_is_gone() {
     };
     assert_eq!(error.kind(), ErrorKind::Stale);
     slow(Duration::ZERO);
-    house.agent.wait(first, PATIENCE).unwrap();
+    fixture.agent.wait(first, TIMEOUT).unwrap();
     for token in deferred {
-        let error = house.agent.wait(token, PATIENCE).unwrap_err();
+        let error = fixture.agent.wait(token, TIMEOUT).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Stale, "{error}");
     }
-    house.answer();
+    fixture.answer();
     drop(route);
     // The same with a peer that is killed while something is deferred.
-    let next = house.neighbour("shared", &[]);
-    let route = house.join(&next);
+    let next = fixture.peer_process("shared", &[]);
+    let route = fixture.join(&next);
     // Longer than it takes to kill a process, also on a machine that has much to do.
     slow(Duration::from_secs(2));
-    let first = house.agent.put(&route, &part(0, LENGTH), None).unwrap();
-    house.agent.fence(next.peer).unwrap();
-    let deferred = house.agent.put(&route, &part(0, 4096), None).unwrap();
+    let first = fixture.agent.put(&route, &part(0, LENGTH), None).unwrap();
+    fixture.agent.fence(next.peer).unwrap();
+    let deferred = fixture.agent.put(&route, &part(0, 4096), None).unwrap();
     let mut next = next;
     next.other.kill();
-    house.agent.wait(first, PATIENCE).unwrap();
+    fixture.agent.wait(first, TIMEOUT).unwrap();
     slow(Duration::ZERO);
-    let error = house.agent.wait(deferred, PATIENCE).unwrap_err();
+    let error = fixture.agent.wait(deferred, TIMEOUT).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
-    while !matches!(house.agent.next_event(PATIENCE).unwrap(), Event::Left { .. }) {}
-    neighbour.other.kill();
+    while !matches!(fixture.agent.next_event(TIMEOUT).unwrap(), Event::Left { .. }) {}
+    peer_process.other.kill();
 }
 
 /// The peer is told nothing of data that did not come.
 #[test]
 fn nothing_that_waits_for_a_failed_put_is_begun() {
     let _alone = alone();
-    if device().name().implementation != gpu::Implementation::StandIn {
+    if device().name().implementation != gpu::Implementation::Emulated {
         testkit::skip!("only stand-ins fail when they are told");
     }
-    let how = [House::open as fn() -> House, || House::open_far(tcp(), 1)];
+    let how = [AgentFixture::open as fn() -> AgentFixture, || AgentFixture::open_remote(tcp(), 1)];
     for (is_far, open) in how.into_iter().enumerate() {
-        let mut house = open();
+        let mut fixture = open();
         let far = format!("far by {} 1: shared", tcp());
-        let neighbour = house.neighbour(if is_far == 1 { &far } else { "shared" }, &[]);
-        let route = house.join(&neighbour);
-        let before = house.ask(&neighbour, SUM, 0);
+        let peer_process = fixture.peer_process(if is_far == 1 { &far } else { "shared" }, &[]);
+        let route = fixture.join(&peer_process);
+        let before = fixture.ask(&peer_process, SUM, 0);
         slow(Duration::from_millis(20));
-        stand_in::fail_after(0, 0);
-        let agent = &mut house.agent;
+        emulated::fail_after(0, 0);
+        let agent = &mut fixture.agent;
         let failing = agent.put(&route, &part(0, LENGTH), None).unwrap();
-        let told = agent.notify_ordered(neighbour.peer, notice(FILL, 1)).unwrap();
-        agent.fence(neighbour.peer).unwrap();
+        let told = agent.notify_ordered(peer_process.peer, notice(FILL, 1)).unwrap();
+        agent.fence(peer_process.peer).unwrap();
         let deferred = agent.put(&route, &part(0, 4096), Some(notice(FILL, 2))).unwrap();
-        let failure = agent.wait(failing, PATIENCE).unwrap_err();
+        let failure = agent.wait(failing, TIMEOUT).unwrap_err();
         assert_eq!(failure.kind(), ErrorKind::Failed, "{failure}");
         // Also what is begun when the failure is known.
-        let late = agent.notify_ordered(neighbour.peer, notice(FILL, 3)).unwrap();
+        let late = agent.notify_ordered(peer_process.peer, notice(FILL, 3)).unwrap();
         let named = format!("put {failing} failed");
         for token in [told, deferred, late] {
-            let error = agent.wait(token, PATIENCE).unwrap_err();
+            let error = agent.wait(token, TIMEOUT).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Cancelled, "far {is_far}: {error}");
             assert!(error.to_string().contains(&named), "{error}");
         }
         // Until the failure was told of.
-        let error = agent.flush(neighbour.peer, PATIENCE).unwrap_err();
+        let error = agent.flush(peer_process.peer, TIMEOUT).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Failed, "{error}");
         assert!(error.to_string().contains(&named), "{error}");
-        agent.flush(neighbour.peer, PATIENCE).unwrap();
-        let ordered = agent.notify_ordered(neighbour.peer, notice(SUM, 0)).unwrap();
-        agent.wait(ordered, PATIENCE).unwrap();
-        assert_eq!(house.answer(), before, "far {is_far}: it heard of what was not there");
+        agent.flush(peer_process.peer, TIMEOUT).unwrap();
+        let ordered = agent.notify_ordered(peer_process.peer, notice(SUM, 0)).unwrap();
+        agent.wait(ordered, TIMEOUT).unwrap();
+        assert_eq!(fixture.answer(), before, "far {is_far}: it heard of what was not there");
         slow(Duration::ZERO);
-        house.end(neighbour);
+        fixture.end(peer_process);
     }
 }
 
@@ -205,32 +207,32 @@ fn nothing_that_waits_for_a_failed_put_is_begun() {
 #[test]
 fn put_whose_end_was_not_marked_settles_at_its_owner() {
     let _alone = alone();
-    if device().name().implementation != gpu::Implementation::StandIn {
+    if device().name().implementation != gpu::Implementation::Emulated {
         testkit::skip!("only stand-ins refuse what they are told to");
     }
-    let mut house = House::open();
-    let neighbour = house.neighbour("shared", &[]);
-    let route = house.join(&neighbour);
+    let mut fixture = AgentFixture::open();
+    let peer_process = fixture.peer_process("shared", &[]);
+    let route = fixture.join(&peer_process);
     slow(Duration::from_millis(100));
-    stand_in::refuse_records(0, true);
+    emulated::refuse_records(0, true);
     let start = Instant::now();
-    let token = house.agent.put(&route, &part(0, LENGTH), None).unwrap();
+    let token = fixture.agent.put(&route, &part(0, LENGTH), None).unwrap();
     assert!(start.elapsed() < Duration::from_millis(100), "the put waited");
-    house.agent.progress();
-    stand_in::refuse_records(0, false);
-    let error = house.agent.wait(token, PATIENCE).unwrap_err();
+    fixture.agent.progress();
+    emulated::refuse_records(0, false);
+    let error = fixture.agent.wait(token, TIMEOUT).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Failed, "{error}");
     assert!(start.elapsed() >= Duration::from_millis(100), "told while it is under way");
     slow(Duration::ZERO);
-    house.ask(&neighbour, WITHDRAW, 0);
-    house.end(neighbour);
+    fixture.ask(&peer_process, WITHDRAW, 0);
+    fixture.end(peer_process);
 }
 
 /// Neither a put's notice nor an ordered one is taken for told.
 #[test]
 fn notices_to_an_agent_that_ended_meanwhile_fail() {
     let _alone = alone();
-    if device().name().implementation != gpu::Implementation::StandIn {
+    if device().name().implementation != gpu::Implementation::Emulated {
         testkit::skip!("only stand-ins are slow when they are told");
     }
     let mut here = Agent::start(AgentOptions::new("here")).unwrap();
@@ -238,22 +240,22 @@ fn notices_to_an_agent_that_ended_meanwhile_fail() {
     let memory = || device().allocate_shared(LENGTH, &[]).unwrap();
     let mine = here.register(memory(), Rights::ALL).unwrap();
     let theirs = there.register(memory(), Rights::ALL).unwrap();
-    let peer = here.connect(&there.card().encode().unwrap(), PATIENCE).unwrap();
+    let peer = here.connect(&there.card().encode().unwrap(), TIMEOUT).unwrap();
     let descriptor = theirs.descriptor().encode().unwrap();
-    let route = here.join(peer, &mine, &descriptor, &Policy::default(), PATIENCE).unwrap();
+    let route = here.join(peer, &mine, &descriptor, &Policy::default(), TIMEOUT).unwrap();
     slow(Duration::from_millis(100));
     let put = here.put(&route, &part(0, LENGTH), Some(notice(1, 1))).unwrap();
     let ordered = here.notify_ordered(peer, notice(1, 2)).unwrap();
     drop(there);
     slow(Duration::ZERO);
-    let error = here.wait(put, PATIENCE).unwrap_err();
+    let error = here.wait(put, TIMEOUT).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
     assert!(error.to_string().contains("the agent has ended"), "{error}");
-    let error = here.wait(ordered, PATIENCE).unwrap_err();
+    let error = here.wait(ordered, TIMEOUT).unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::Closed | ErrorKind::Cancelled), "{error}");
     assert!(error.to_string().contains("the agent has ended"), "{error}");
     // One that was left is no peer any more, and that is said as by `notify`.
-    here.disconnect(peer, PATIENCE).unwrap();
+    here.disconnect(peer, TIMEOUT).unwrap();
     for error in [
         here.notify(peer, notice(1, 3)).unwrap_err(),
         here.notify_ordered(peer, notice(1, 4)).unwrap_err(),
@@ -266,39 +268,39 @@ fn notices_to_an_agent_that_ended_meanwhile_fail() {
 #[test]
 fn fabric_peers_of_an_agent_that_ended_are_told_so() {
     let _alone = alone();
-    let mut house = House::open_far(tcp(), 1);
-    let mut neighbour = house.neighbour(&format!("far by {} 1: shared", tcp()), &[]);
-    let route = house.join(&neighbour);
-    house.tell(&neighbour, DROP_AGENT, 0);
-    read(&house.directory.join("at-the-end"));
-    let end = Instant::now() + PATIENCE;
+    let mut fixture = AgentFixture::open_remote(tcp(), 1);
+    let mut peer_process = fixture.peer_process(&format!("far by {} 1: shared", tcp()), &[]);
+    let route = fixture.join(&peer_process);
+    fixture.tell(&peer_process, DROP_AGENT, 0);
+    read(&fixture.directory.join("at-the-end"));
+    let end = Instant::now() + TIMEOUT;
     let error = loop {
-        match house.agent.put(&route, &part(0, 4096), None) {
-            Ok(token) => house.agent.forget(token),
+        match fixture.agent.put(&route, &part(0, 4096), None) {
+            Ok(token) => fixture.agent.forget(token),
             Err(error) => break error,
         }
         assert!(Instant::now() < end, "it is still there");
-        house.agent.progress();
+        fixture.agent.progress();
         std::thread::sleep(Duration::from_millis(5));
     };
     assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
     assert!(error.to_string().contains("the agent has ended"), "{error}");
-    write(&house.directory.join("look"), b"");
-    write(&house.directory.join("leave"), b"");
-    neighbour.other.finish();
+    write(&fixture.directory.join("look"), b"");
+    write(&fixture.directory.join("leave"), b"");
+    peer_process.other.finish();
 }
 
 /// Who connects or joins waits for one peer, and the others do not wait for that.
 #[test]
 fn connecting_and_joining_go_on_with_other_peers() {
     let _alone = alone();
-    if device().name().implementation != gpu::Implementation::StandIn {
+    if device().name().implementation != gpu::Implementation::Emulated {
         testkit::skip!("only stand-ins are slow when they are told");
     }
-    let mut house = House::open();
-    let neighbour = house.neighbour("shared", &[]);
-    let route = house.join(&neighbour);
-    let mut stopped = house.neighbour("host", &[]);
+    let mut fixture = AgentFixture::open();
+    let peer_process = fixture.peer_process("shared", &[]);
+    let route = fixture.join(&peer_process);
+    let mut stopped = fixture.peer_process("host", &[]);
     let signal = |signal| {
         let pid = nix::unistd::Pid::from_raw(stopped.other.0.id() as i32);
         nix::sys::signal::kill(pid, signal).unwrap();
@@ -308,21 +310,21 @@ fn connecting_and_joining_go_on_with_other_peers() {
     for joins in [true, false] {
         slow(Duration::from_millis(100));
         let tell = Some(notice(100, sum_of(LENGTH, 1)));
-        let token = house.agent.put(&route, &part(0, LENGTH), tell).unwrap();
-        house.agent.forget(token);
-        assert_eq!(house.agent.under_way(), 1);
+        let token = fixture.agent.put(&route, &part(0, LENGTH), tell).unwrap();
+        fixture.agent.forget(token);
+        assert_eq!(fixture.agent.in_flight(), 1);
         let policy = Policy::default();
         if joins {
             let (peer, descriptor) = (stopped.peer, &stopped.descriptor);
-            let joined = house.agent.join(peer, &house.region, descriptor, &policy, short);
+            let joined = fixture.agent.join(peer, &fixture.region, descriptor, &policy, short);
             assert!(joined.is_err());
         } else {
-            assert!(house.agent.connect(&stopped.card, short).is_err());
+            assert!(fixture.agent.connect(&stopped.card, short).is_err());
         }
-        assert_eq!(house.agent.under_way(), 0, "joins: {joins}");
+        assert_eq!(fixture.agent.in_flight(), 0, "joins: {joins}");
         slow(Duration::ZERO);
-        assert_eq!(house.answer(), 1);
+        assert_eq!(fixture.answer(), 1);
     }
     stopped.other.kill();
-    house.end(neighbour);
+    fixture.end(peer_process);
 }

@@ -2,10 +2,10 @@
 
 use gpu::Block;
 use transfer::path::{Path, Policy};
-use transfer::{Buffer, ErrorKind, HostBuffer, InArray, Rights, Route, Strided};
+use transfer::{Buffer, ErrorKind, HostBuffer, Rights, Route, Strided, Subarray};
 
-use crate::common::{LENGTH, PATIENCE, alone, device, numbers};
-use crate::house::{FILL, House, SUM, blocks_of, fill_buffer, notice, sum_of_buffer};
+use crate::common::{LENGTH, TIMEOUT, alone, device, numbers};
+use crate::fixture::{AgentFixture, FILL, SUM, blocks_of, fill_buffer, notice, sum_of_buffer};
 use crate::rails::{COMPARE, tcp};
 
 /// Cells of 8 bytes that fill all memory, their halo among them.
@@ -18,7 +18,7 @@ fn halo(dimension: usize) -> Strided {
     let (mut from, mut to) = ([1; 3], [1; 3]);
     size[dimension] = 1;
     (from[dimension], to[dimension]) = (FIELD[dimension] - 2, 0);
-    let place = |origin| InArray { extents: &FIELD, origin };
+    let place = |origin| Subarray { extents: &FIELD, origin };
     Strided::tile(CELL, &size, place(&from), place(&to)).unwrap()
 }
 
@@ -51,16 +51,16 @@ fn with_halo(dimension: usize, mine: u32, theirs: u32) -> u64 {
     gpu::checksum(&all)
 }
 
-fn exchange(mut house: House, role: &str, is_host: bool, path: Path) {
+fn exchange(mut fixture: AgentFixture, role: &str, is_host: bool, path: Path) {
     assert_eq!(FIELD.iter().product::<u64>() * CELL, LENGTH);
-    let neighbour = house.neighbour(role, &[]);
+    let peer_process = fixture.peer_process(role, &[]);
     let mine: Buffer = match is_host {
         true => HostBuffer::new(LENGTH).unwrap().into(),
         false => device().allocate_shared(LENGTH, &[]).unwrap().into(),
     };
-    let region = house.agent.register(mine.clone(), Rights::ALL).unwrap();
-    let (peer, policy) = (neighbour.peer, Policy::default());
-    let joined = house.agent.join(peer, &region, &neighbour.descriptor, &policy, PATIENCE);
+    let region = fixture.agent.register(mine.clone(), Rights::ALL).unwrap();
+    let (peer, policy) = (peer_process.peer, Policy::default());
+    let joined = fixture.agent.join(peer, &region, &peer_process.descriptor, &policy, TIMEOUT);
     let route = joined.unwrap();
     assert_eq!(route.path(), path, "{}", route.choice());
     for dimension in 0..3 {
@@ -68,94 +68,94 @@ fn exchange(mut house: House, role: &str, is_host: bool, path: Path) {
         // There: with the notice all of it is, and nothing else.
         let (here, there) = (100 + dimension as u32, 500 + dimension as u32);
         fill_buffer(&mine, here.into());
-        house.ask(&neighbour, FILL, there.into());
+        fixture.ask(&peer_process, FILL, there.into());
         let tell = Some(notice(COMPARE, with_halo(dimension, here, there)));
-        let token = house.agent.put(&route, &halo, tell).unwrap();
-        let done = house.agent.wait(token, PATIENCE).unwrap();
+        let token = fixture.agent.put(&route, &halo, tell).unwrap();
+        let done = fixture.agent.wait(token, TIMEOUT).unwrap();
         assert_eq!((done.bytes, done.path), (halo.bytes(), Some(path)));
-        assert_eq!(house.answer(), 1, "the other side saw other bytes");
+        assert_eq!(fixture.answer(), 1, "the other side saw other bytes");
         // The other's here, and many at once; by a rail each short row is a message or more.
         let times = if path.is_local() { 20 } else { 2 };
-        house.ask(&neighbour, FILL, there.into());
+        fixture.ask(&peer_process, FILL, there.into());
         let tokens: Vec<_> =
-            (0..times).map(|_| house.agent.get(&route, &halo, None).unwrap()).collect();
+            (0..times).map(|_| fixture.agent.get(&route, &halo, None).unwrap()).collect();
         for token in tokens {
-            house.agent.wait(token, PATIENCE).unwrap();
+            fixture.agent.wait(token, TIMEOUT).unwrap();
         }
         assert_eq!(sum_of_buffer(&mine), with_halo(dimension, there, here));
     }
-    refuses(&mut house, &route);
-    assert_eq!(house.ask(&neighbour, SUM, 0), gpu::checksum(&numbers(LENGTH, 502)));
-    house.end(neighbour);
+    refuses(&mut fixture, &route);
+    assert_eq!(fixture.ask(&peer_process, SUM, 0), gpu::checksum(&numbers(LENGTH, 502)));
+    fixture.end(peer_process);
 }
 
 /// What reaches beyond a region is refused before a byte moves.
-fn refuses(house: &mut House, route: &Route) {
+fn refuses(fixture: &mut AgentFixture, route: &Route) {
     let rows = Strided::rows(100, 8, 64, 4096).unwrap();
     let most = LENGTH - rows.from_end();
     for far in [rows.shifted(most + 1, 0), rows.shifted(0, LENGTH - rows.to_end() + 1)] {
-        let error = house.agent.put(route, &far.unwrap(), None).unwrap_err();
+        let error = fixture.agent.put(route, &far.unwrap(), None).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::OutOfBounds, "{error}");
     }
-    assert_eq!(house.agent.under_way(), 0);
-    let token = house.agent.get(route, &rows.shifted(most, 0).unwrap(), None).unwrap();
-    house.agent.wait(token, PATIENCE).unwrap();
+    assert_eq!(fixture.agent.in_flight(), 0);
+    let token = fixture.agent.get(route, &rows.shifted(most, 0).unwrap(), None).unwrap();
+    fixture.agent.wait(token, TIMEOUT).unwrap();
 }
 
 #[test]
 fn by_shared_memory() {
     let _alone = alone();
-    exchange(House::open(), "host", true, Path::SharedMemory);
+    exchange(AgentFixture::open(), "host", true, Path::SharedMemory);
 }
 
 #[test]
 fn by_a_device() {
     let _alone = alone();
-    exchange(House::open(), "shared", false, Path::CudaIpc);
-    exchange(House::open(), "host", false, Path::SharedMemory);
+    exchange(AgentFixture::open(), "shared", false, Path::CudaIpc);
+    exchange(AgentFixture::open(), "host", false, Path::SharedMemory);
 }
 
 #[test]
 fn by_a_rail_directly() {
     let _alone = alone();
     let role = format!("far by {} 1: host", tcp());
-    exchange(House::open_far(tcp(), 1), &role, true, Path::FabricDirect);
+    exchange(AgentFixture::open_remote(tcp(), 1), &role, true, Path::FabricDirect);
 }
 
 #[test]
 fn by_several_rails_and_the_host() {
     let _alone = alone();
     let role = format!("far by {} 2: shared", tcp());
-    exchange(House::open_far(tcp(), 2), &role, false, Path::FabricStaged);
+    exchange(AgentFixture::open_remote(tcp(), 2), &role, false, Path::FabricStaged);
 }
 
 /// Lists, arrays and descriptions: what is given is what counts.
 #[test]
 fn what_is_described_is_what_could_be_listed() {
     let _alone = alone();
-    let mut house = House::open();
-    let neighbour = house.neighbour("shared", &[]);
-    let route = house.join(&neighbour);
+    let mut fixture = AgentFixture::open();
+    let peer_process = fixture.peer_process("shared", &[]);
+    let route = fixture.join(&peer_process);
     let halo = halo(2);
     let list: Vec<Block> = halo.iter().collect();
     assert_eq!(list.len() as u64, halo.count());
-    house.ask(&neighbour, FILL, 9);
-    let token = house.agent.put(&route, &list, None).unwrap();
-    assert_eq!(house.agent.wait(token, PATIENCE).unwrap().bytes, halo.bytes());
-    let listed = house.ask(&neighbour, SUM, 0);
+    fixture.ask(&peer_process, FILL, 9);
+    let token = fixture.agent.put(&route, &list, None).unwrap();
+    assert_eq!(fixture.agent.wait(token, TIMEOUT).unwrap().bytes, halo.bytes());
+    let listed = fixture.ask(&peer_process, SUM, 0);
     assert_eq!(listed, with_halo(2, 1, 9));
-    house.ask(&neighbour, FILL, 9);
-    let token = house.agent.put(&route, &halo, None).unwrap();
-    house.agent.wait(token, PATIENCE).unwrap();
-    assert_eq!(house.ask(&neighbour, SUM, 0), listed);
+    fixture.ask(&peer_process, FILL, 9);
+    let token = fixture.agent.put(&route, &halo, None).unwrap();
+    fixture.agent.wait(token, TIMEOUT).unwrap();
+    assert_eq!(fixture.ask(&peer_process, SUM, 0), listed);
     // Part by part, and a notice alone.
     let whole = blocks_of(1 << 20);
     for blocks in [&whole[..3], &whole[3..], &[]] {
-        let token = house.agent.put(&route, blocks, None).unwrap();
-        house.agent.wait(token, PATIENCE).unwrap();
+        let token = fixture.agent.put(&route, blocks, None).unwrap();
+        fixture.agent.wait(token, TIMEOUT).unwrap();
     }
-    let token = house.agent.put(&route, &[], Some(notice(SUM, 0))).unwrap();
-    house.agent.wait(token, PATIENCE).unwrap();
-    assert_eq!(house.answer(), gpu::checksum(&numbers(LENGTH, 1)));
-    house.end(neighbour);
+    let token = fixture.agent.put(&route, &[], Some(notice(SUM, 0))).unwrap();
+    fixture.agent.wait(token, TIMEOUT).unwrap();
+    assert_eq!(fixture.answer(), gpu::checksum(&numbers(LENGTH, 1)));
+    fixture.end(peer_process);
 }

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use nix::fcntl::{Flock, FlockArg};
 use transfer::{Agent, AgentCard, AgentOptions, Condition, clean};
 
-use crate::common::{LENGTH, PATIENCE, alone};
-use crate::house::{House, SUM, sum_of};
+use crate::common::{LENGTH, TIMEOUT, alone};
+use crate::fixture::{AgentFixture, SUM, sum_of};
 
 /// The socket and the card of one that was told of.
 fn files(card: &[u8]) -> [PathBuf; 2] {
@@ -29,10 +29,10 @@ fn is_there(path: impl AsRef<Path>) -> bool {
 #[test]
 fn what_a_killed_agent_left_is_removed_and_nothing_else() {
     let _alone = alone();
-    let mut house = House::open();
-    let mut dead = house.neighbour("shared", &[]);
-    let alive = house.neighbour("shared", &[]);
-    let directory = house.directory.clone();
+    let mut fixture = AgentFixture::open();
+    let mut dead = fixture.peer_process("shared", &[]);
+    let alive = fixture.peer_process("shared", &[]);
+    let directory = fixture.directory.clone();
     let place = |digit, end: &str| named(&directory, digit).with_extension(end);
     let mut foreign: Vec<_> = ["service", "agent", "agent-1.card", "their-own.card"]
         .iter()
@@ -60,16 +60,16 @@ fn what_a_killed_agent_left_is_removed_and_nothing_else() {
     let [socket, card] = files(&alive.card);
     fs::remove_file(card).unwrap();
     foreign.push(socket);
-    foreign.extend(files(&house.agent.card().encode().unwrap()));
+    foreign.extend(files(&fixture.agent.card().encode().unwrap()));
     // Nobody ever finished writing this.
     let part = place('6', "part");
     fs::write(&part, "half of a ca").unwrap();
 
     dead.other.kill();
     assert!(files(&dead.card).iter().all(is_there), "it had no time");
-    let is_left = |card: &[u8]| AgentCard::decode(card).unwrap().was_left_behind();
+    let is_left = |card: &[u8]| AgentCard::decode(card).unwrap().is_orphaned();
     assert!(is_left(&dead.card) && !is_left(&alive.card));
-    assert!(!is_left(&house.agent.card().encode().unwrap()));
+    assert!(!is_left(&fixture.agent.card().encode().unwrap()));
     let next = Agent::start(AgentOptions::new("next").directory(&directory)).unwrap();
     let own = files(&next.card().encode().unwrap());
     assert!(own.iter().all(is_there));
@@ -85,42 +85,42 @@ fn what_a_killed_agent_left_is_removed_and_nothing_else() {
     drop(Agent::start(AgentOptions::new("another").directory(&directory)).unwrap());
     assert!(!is_there(place('4', "card")));
     // And those that live can be reached.
-    assert_eq!(house.ask(&alive, SUM, 0), sum_of(LENGTH, 0));
+    assert_eq!(fixture.ask(&alive, SUM, 0), sum_of(LENGTH, 0));
     let mut visitor = Agent::start(AgentOptions::new("visitor").directory(&directory)).unwrap();
-    visitor.connect(&alive.card, PATIENCE).unwrap();
-    house.end(alive);
+    visitor.connect(&alive.card, TIMEOUT).unwrap();
+    fixture.end(alive);
 }
 
 #[test]
 fn on_request_the_dead_are_removed_and_the_living_are_told_of() {
     let _alone = alone();
-    let mut house = House::open();
-    let mut dead = house.neighbour("shared", &[]);
-    let alive = house.neighbour("shared", &[]);
-    let directory = house.directory.clone();
+    let mut fixture = AgentFixture::open();
+    let mut dead = fixture.peer_process("shared", &[]);
+    let alive = fixture.peer_process("shared", &[]);
+    let directory = fixture.directory.clone();
     dead.other.kill();
     let link = named(&directory, '2').with_extension("card");
     symlink("/dev/null", &link).unwrap();
     let left = files(&dead.card);
-    let find = |socket: &Path, is_rehearsal| {
+    let find = |socket: &Path, dry_run| {
         let name = socket.file_name().unwrap().to_str().unwrap();
-        let all = clean(&directory, is_rehearsal).unwrap();
+        let all = clean(&directory, dry_run).unwrap();
         all.into_iter().find(|one| one.name == name).map(|one| one.condition)
     };
-    for is_rehearsal in [true, false] {
+    for dry_run in [true, false] {
         assert!(left.iter().all(is_there), "a rehearsal removes nothing");
-        let Some(Condition::Dead(mut said)) = find(&left[0], is_rehearsal) else { panic!() };
+        let Some(Condition::Dead(mut said)) = find(&left[0], dry_run) else { panic!() };
         said.sort();
         assert_eq!(said, left);
         let living = files(&alive.card);
-        assert!(matches!(find(&living[0], is_rehearsal), Some(Condition::Alive(_))));
+        assert!(matches!(find(&living[0], dry_run), Some(Condition::Alive(_))));
         assert!(matches!(find(&named(&directory, '2'), true), Some(Condition::Unknown(_))));
         assert!(living.iter().chain([&link]).all(is_there));
     }
     assert!(!left.iter().any(is_there));
     assert_eq!(find(&left[0], false), None);
     clean(&directory.join("nowhere"), false).unwrap_err();
-    house.end(alive);
+    fixture.end(alive);
 }
 
 #[test]
@@ -128,9 +128,9 @@ fn agents_that_start_at_once_leave_each_other_alone() {
     const THREADS: usize = 4;
     const EACH: usize = 10;
     let _alone = alone();
-    let house = House::open();
+    let fixture = AgentFixture::open();
     let start = || {
-        let agent = Agent::start(AgentOptions::new("one of many").directory(&house.directory));
+        let agent = Agent::start(AgentOptions::new("one of many").directory(&fixture.directory));
         let agent = agent.unwrap();
         let files = files(&agent.card().encode().unwrap());
         assert!(files.iter().all(is_there));
@@ -153,6 +153,6 @@ fn agents_that_start_at_once_leave_each_other_alone() {
         assert!(files.iter().all(is_there), "{files:?}");
     }
     drop(all);
-    let left = fs::read_dir(&house.directory).unwrap().count();
+    let left = fs::read_dir(&fixture.directory).unwrap().count();
     assert_eq!(left, 3, "the house's card, its socket and the card beside it");
 }

@@ -10,12 +10,12 @@ use std::process::Stdio;
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
-use gpu::{Block, Device, Memory, stand_in};
+use gpu::{Block, Device, Memory, emulated};
 use testkit::children::{self, Child};
 use transfer::path::Policy;
 use transfer::{Agent, AgentOptions, Buffer, HostBuffer, Region, Rights, Route};
 
-use crate::common::{PATIENCE, alone, device};
+use crate::common::{TIMEOUT, alone, device};
 
 /// Of a region, and of what lies before and behind it in the same allocation.
 const LENGTH: u64 = 64 << 10;
@@ -29,8 +29,8 @@ fn rounds(usual: u32) -> u32 {
 }
 
 fn slow(delay: Duration) {
-    for number in 0..stand_in::COUNT {
-        stand_in::behave(number, stand_in::Behaviour { delay, ..Default::default() });
+    for number in 0..emulated::COUNT {
+        emulated::configure_faults(number, emulated::FaultConfig { delay, ..Default::default() });
     }
 }
 
@@ -87,7 +87,7 @@ impl Guarded {
             Self::Device { all, .. } => {
                 let slice = all.slice(range.start, bytes.len() as u64).unwrap();
                 let stream = all.mapped_for().stream().unwrap();
-                stream.upload(&slice, &bytes, PATIENCE).unwrap();
+                stream.upload(&slice, &bytes, TIMEOUT).unwrap();
             }
             Self::Host(host) => host.write(range.start, &bytes).unwrap(),
         }
@@ -108,7 +108,7 @@ impl Guarded {
             Self::Device { all, .. } => {
                 let mut bytes = vec![0; 3 * length];
                 let stream = all.mapped_for().stream().unwrap();
-                stream.download(&all.whole(), &mut bytes, PATIENCE).unwrap();
+                stream.download(&all.whole(), &mut bytes, TIMEOUT).unwrap();
                 [0, 1, 2].map(|part| bytes[part * length..][..length].to_vec())
             }
             Self::Host(host) => {
@@ -210,10 +210,10 @@ fn ends_in_every_order_within_a_process() {
                 let there = Agent::start(AgentOptions::new("there")).unwrap();
                 let mine = here.register(mine, Rights::ALL).unwrap();
                 let region = there.register(guarded.region(), Rights::ALL).unwrap();
-                let peer = here.connect(&there.card().encode().unwrap(), PATIENCE).unwrap();
+                let peer = here.connect(&there.card().encode().unwrap(), TIMEOUT).unwrap();
                 let descriptor = region.descriptor().encode().unwrap();
                 let route =
-                    here.join(peer, &mine, &descriptor, &Policy::default(), PATIENCE).unwrap();
+                    here.join(peer, &mine, &descriptor, &Policy::default(), TIMEOUT).unwrap();
                 slow(Duration::from_micros(u64::from(round % 4) * 100));
                 begin(&mut here, &route, PUTS);
                 let start = Instant::now();
@@ -273,9 +273,9 @@ pub fn initiator(directory: &Path) {
                     Agent::start(AgentOptions::new("child").directory(directory)).unwrap();
                 let region = device.allocate(LENGTH).unwrap();
                 let region = new.register(region, Rights::ALL).unwrap();
-                let peer = new.connect(&card, PATIENCE).unwrap();
+                let peer = new.connect(&card, TIMEOUT).unwrap();
                 let policy = Policy::default();
-                let joined = new.join(peer, &region, &descriptor, &policy, PATIENCE).unwrap();
+                let joined = new.join(peer, &region, &descriptor, &policy, TIMEOUT).unwrap();
                 slow(Duration::from_micros(u64::from(delay) * 100));
                 begin(&mut new, &joined, PUTS);
                 (agent, route, mine) = (Some(new), Some(joined), Some(region));
@@ -302,12 +302,12 @@ pub fn unhex(text: &str) -> Vec<u8> {
 
 fn start(directory: &Path) -> Child {
     let words = ["initiator".as_ref(), directory.as_os_str()];
-    Child::start(children::again(words).stdout(Stdio::piped()))
+    Child::start(children::respawn(words).stdout(Stdio::piped()))
 }
 
 fn tell(child: &mut Child, line: &str) {
     child.say(line);
-    assert_eq!(child.line(PATIENCE).as_deref(), Some("done"), "{line}");
+    assert_eq!(child.line(TIMEOUT).as_deref(), Some("done"), "{line}");
 }
 
 fn directory() -> PathBuf {
@@ -365,6 +365,6 @@ fn ends_in_every_order_between_processes() {
         }
     }
     checks.end();
-    child.end(PATIENCE);
+    child.end(TIMEOUT);
     std::fs::remove_dir_all(&directory).unwrap();
 }

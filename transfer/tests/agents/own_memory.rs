@@ -4,24 +4,24 @@ use gpu::Device;
 use transfer::path::{Path, Policy};
 use transfer::{Agent, AgentOptions, HostBuffer, Rights};
 
-use crate::common::{PATIENCE, alone};
-use crate::house::with_rails;
+use crate::common::{TIMEOUT, alone};
+use crate::fixture::with_rails;
 use crate::rails::tcp;
 
 const LENGTH: usize = 1 << 20;
 
-fn agent(label: &str, is_far: bool) -> Agent {
+fn agent(label: &str, is_remote: bool) -> Agent {
     let options = AgentOptions::new(label);
-    let far = |options: AgentOptions| with_rails(options.take_all_for_remote(), tcp(), 1);
-    Agent::start(if is_far { far(options) } else { options }).unwrap()
+    let far = |options: AgentOptions| with_rails(options.force_remote(), tcp(), 1);
+    Agent::start(if is_remote { far(options) } else { options }).unwrap()
 }
 
 /// There and back, by a fabric and within the process; then the vector is the caller's again.
 #[test]
 fn vectors_are_put_and_got_and_given_back() {
     let _alone = alone();
-    for (is_far, path) in [(true, Path::FabricDirect), (false, Path::SameProcess)] {
-        let (mut here, there) = (agent("here", is_far), agent("there", is_far));
+    for (is_remote, path) in [(true, Path::FabricDirect), (false, Path::SameProcess)] {
+        let (mut here, there) = (agent("here", is_remote), agent("there", is_remote));
         let mine: Vec<u8> = (0..LENGTH).map(|at| (at * 7) as u8).collect();
         let address = mine.as_ptr().addr();
         let (buffer, theirs) = (
@@ -31,23 +31,23 @@ fn vectors_are_put_and_got_and_given_back() {
         assert_ne!(buffer.address() as usize, address, "of the clone");
         let local = here.register(&buffer, Rights::ALL).unwrap();
         let remote = there.register(&theirs, Rights::ALL).unwrap();
-        let peer = here.connect(&there.card().encode().unwrap(), PATIENCE).unwrap();
+        let peer = here.connect(&there.card().encode().unwrap(), TIMEOUT).unwrap();
         let descriptor = remote.descriptor().encode().unwrap();
-        let route = here.join(peer, &local, &descriptor, &Policy::default(), PATIENCE).unwrap();
+        let route = here.join(peer, &local, &descriptor, &Policy::default(), TIMEOUT).unwrap();
         assert_eq!(route.path(), path, "{}", route.choice());
         let put = here.put_all(&route, None).unwrap();
-        here.wait(put, PATIENCE).unwrap();
+        here.wait(put, TIMEOUT).unwrap();
         let mut came = vec![0; LENGTH];
         theirs.read(0, &mut came).unwrap();
         assert!(came == mine, "other bytes came");
         buffer.write(0, &vec![0; LENGTH]).unwrap();
         let get = here.get_all(&route, None).unwrap();
-        here.wait(get, PATIENCE).unwrap();
+        here.wait(get, TIMEOUT).unwrap();
 
         let buffer = buffer.into_vec().unwrap_err(); // its region has it
         drop(route);
-        here.close(PATIENCE).unwrap();
-        there.close(PATIENCE).unwrap();
+        here.close(TIMEOUT).unwrap();
+        there.close(TIMEOUT).unwrap();
         drop((local, remote));
         assert!(buffer.into_vec().unwrap() == mine);
         assert!(theirs.into_vec().unwrap() == mine);
@@ -65,14 +65,14 @@ fn memory_by_a_pointer_stays_the_callers() {
     let buffer = unsafe { HostBuffer::from_pointer(start, LENGTH) }.unwrap();
     let remote = there.register(&buffer, Rights::ALL).unwrap();
     let local = here.register(HostBuffer::new(LENGTH as u64).unwrap(), Rights::ALL).unwrap();
-    let peer = here.connect(&there.card().encode().unwrap(), PATIENCE).unwrap();
+    let peer = here.connect(&there.card().encode().unwrap(), TIMEOUT).unwrap();
     let descriptor = remote.descriptor().encode().unwrap();
-    let route = here.join(peer, &local, &descriptor, &Policy::default(), PATIENCE).unwrap();
+    let route = here.join(peer, &local, &descriptor, &Policy::default(), TIMEOUT).unwrap();
     let put = here.put_all(&route, None).unwrap();
-    here.wait(put, PATIENCE).unwrap();
+    here.wait(put, TIMEOUT).unwrap();
     drop(route);
-    here.close(PATIENCE).unwrap();
-    there.close(PATIENCE).unwrap();
+    here.close(TIMEOUT).unwrap();
+    there.close(TIMEOUT).unwrap();
     drop((local, remote));
     let buffer = buffer.into_vec().unwrap_err();
     assert_eq!(buffer.length(), LENGTH as u64);
@@ -85,19 +85,19 @@ fn memory_by_a_pointer_stays_the_callers() {
 fn device_reaches_own_memory() {
     let _alone = alone();
     let (mut here, there) = (agent("here", false), agent("there", false));
-    let device = Device::open("stand-in:0".parse().unwrap()).unwrap();
+    let device = Device::open("emulated:0".parse().unwrap()).unwrap();
     let memory = device.allocate_shared(LENGTH as u64, &[]).unwrap();
     let buffer = HostBuffer::from_vec(vec![9; LENGTH]).unwrap();
     let local = here.register(&buffer, Rights::ALL).unwrap();
     let remote = there.register(&memory, Rights::ALL).unwrap();
-    let peer = here.connect(&there.card().encode().unwrap(), PATIENCE).unwrap();
+    let peer = here.connect(&there.card().encode().unwrap(), TIMEOUT).unwrap();
     let descriptor = remote.descriptor().encode().unwrap();
-    let route = here.join(peer, &local, &descriptor, &Policy::default(), PATIENCE).unwrap();
+    let route = here.join(peer, &local, &descriptor, &Policy::default(), TIMEOUT).unwrap();
     let put = here.put_all(&route, None).unwrap();
-    here.wait(put, PATIENCE).unwrap();
+    here.wait(put, TIMEOUT).unwrap();
     let mut came = vec![0; LENGTH];
     let range = memory.slice(0, LENGTH as u64).unwrap();
-    device.stream().unwrap().download(&range, &mut came, PATIENCE).unwrap();
+    device.stream().unwrap().download(&range, &mut came, TIMEOUT).unwrap();
     assert!(came == vec![9; LENGTH]);
 }
 

@@ -4,12 +4,12 @@
 use std::time::{Duration, Instant};
 
 use gpu::Block;
-use ipc::Spin;
+use ipc::WaitStrategy;
 use transfer::path::{Path, Policy};
 use transfer::{Agent, AgentOptions, Event, HostBuffer, Notice, Rights};
 
-use crate::common::{PATIENCE, alone};
-use crate::house::with_rails;
+use crate::common::{TIMEOUT, alone};
+use crate::fixture::with_rails;
 use crate::rails::tcp;
 
 /// Keeps this thread, and those that it starts, on one core.
@@ -27,26 +27,26 @@ fn stay_on_one_core() {
 }
 
 /// The median time of a put and of hearing of it, where both agents wait so.
-fn round_trip(waiting: Spin) -> Duration {
+fn round_trip(wait_strategy: WaitStrategy) -> Duration {
     let start = |label| {
-        let options = AgentOptions::new(label).take_all_for_remote().waiting(waiting);
+        let options = AgentOptions::new(label).force_remote().wait_strategy(wait_strategy);
         Agent::start(with_rails(options, tcp(), 1)).unwrap()
     };
     let (mut here, mut there) = (start("here"), start("there"));
     let register =
         |agent: &Agent| agent.register(HostBuffer::new(4096).unwrap(), Rights::ALL).unwrap();
     let (mine, theirs) = (register(&here), register(&there));
-    let peer = here.connect(&there.card().encode().unwrap(), PATIENCE).unwrap();
+    let peer = here.connect(&there.card().encode().unwrap(), TIMEOUT).unwrap();
     let descriptor = theirs.descriptor().encode().unwrap();
-    let route = here.join(peer, &mine, &descriptor, &Policy::default(), PATIENCE).unwrap();
+    let route = here.join(peer, &mine, &descriptor, &Policy::default(), TIMEOUT).unwrap();
     assert_eq!(route.path(), Path::FabricDirect);
     let block = [Block { to: 0, from: 0, length: 64 }];
     let mut times: Vec<_> = (0..101)
         .map(|_| {
             let begun = Instant::now();
             let put = here.put(&route, &block, Some(Notice::new(1, b"").unwrap())).unwrap();
-            here.wait(put, PATIENCE).unwrap();
-            while !matches!(there.next_event(PATIENCE).unwrap(), Event::Notice { .. }) {}
+            here.wait(put, TIMEOUT).unwrap();
+            while !matches!(there.next_event(TIMEOUT).unwrap(), Event::Notice { .. }) {}
             begun.elapsed()
         })
         .collect();
@@ -61,7 +61,8 @@ fn agents_that_spin_leave_the_core_to_their_rails() {
     let _alone = alone();
     std::thread::spawn(|| {
         stay_on_one_core();
-        let (sleeping, spinning) = (round_trip(Spin::Never), round_trip(Spin::Always));
+        let (sleeping, spinning) =
+            (round_trip(WaitStrategy::Block), round_trip(WaitStrategy::Busy));
         assert!(spinning < 4 * sleeping + Duration::from_micros(200), "{spinning:?}, {sleeping:?}");
     })
     .join()

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use transfer::{Agent, AgentCard, AgentOptions, ErrorKind};
 
-use crate::common::{PATIENCE, alone};
-use crate::house::House;
+use crate::common::{TIMEOUT, alone};
+use crate::fixture::AgentFixture;
 use crate::rails::tcp;
 
 /// Far less than the timeout, and enough for a busy machine.
@@ -23,20 +23,24 @@ fn processor_time() -> Duration {
 }
 
 /// The error of connecting to this card, and how long that took.
-fn refusal(house: &mut House, card: &[u8], timeout: Duration) -> (transfer::Error, Duration) {
+fn refusal(
+    fixture: &mut AgentFixture,
+    card: &[u8],
+    timeout: Duration,
+) -> (transfer::Error, Duration) {
     let start = Instant::now();
-    let error = house.agent.connect(card, timeout).unwrap_err();
+    let error = fixture.agent.connect(card, timeout).unwrap_err();
     (error, start.elapsed())
 }
 
 #[test]
 fn killed_agent_is_told_at_once_by_its_socket() {
     let _alone = alone();
-    let mut house = House::open();
-    let mut neighbour = house.neighbour("host", &[]);
-    let label = AgentCard::decode(&neighbour.card).unwrap().label;
-    neighbour.other.kill();
-    let (error, took) = refusal(&mut house, &neighbour.card, PATIENCE);
+    let mut fixture = AgentFixture::open();
+    let mut peer_process = fixture.peer_process("host", &[]);
+    let label = AgentCard::decode(&peer_process.card).unwrap().label;
+    peer_process.other.kill();
+    let (error, took) = refusal(&mut fixture, &peer_process.card, TIMEOUT);
     assert!(took < SOON, "{took:?}");
     assert_eq!((error.kind(), error.peer()), (ErrorKind::Closed, Some(&*label)), "{error}");
     assert!(error.to_string().contains("its process has ended"), "{error}");
@@ -46,14 +50,14 @@ fn killed_agent_is_told_at_once_by_its_socket() {
 #[test]
 fn agent_whose_socket_is_gone_has_ended() {
     let _alone = alone();
-    let mut house = House::open();
-    let mut neighbour = house.neighbour("host", &[]);
-    let card = AgentCard::decode(&neighbour.card).unwrap();
-    neighbour.other.kill();
+    let mut fixture = AgentFixture::open();
+    let mut peer_process = fixture.peer_process("host", &[]);
+    let card = AgentCard::decode(&peer_process.card).unwrap();
+    peer_process.other.kill();
     let socket = card.socket.unwrap();
     drop(std::fs::remove_file(&socket));
     drop(std::fs::remove_file(socket.with_extension("card")));
-    let (error, took) = refusal(&mut house, &neighbour.card, PATIENCE);
+    let (error, took) = refusal(&mut fixture, &peer_process.card, TIMEOUT);
     assert!(took < SOON, "{took:?}");
     let label = card.label;
     assert_eq!((error.kind(), error.peer()), (ErrorKind::NoPath, Some(&*label)), "{error}");
@@ -86,14 +90,14 @@ fn agent_without_its_directory_is_told_to_create_it() {
 fn killed_agent_is_told_at_once_by_its_fabric() {
     let _alone = alone();
     for provider in [tcp(), "tcp;ofi_rxm"] {
-        let mut house = House::open_far(provider, 1);
-        let mut neighbour = house.neighbour(&format!("far by {provider} 1: host"), &[]);
-        let label = AgentCard::decode(&neighbour.card).unwrap().label;
-        neighbour.other.kill();
-        house.agent.disconnect(neighbour.peer, PATIENCE).unwrap();
+        let mut fixture = AgentFixture::open_remote(provider, 1);
+        let mut peer_process = fixture.peer_process(&format!("far by {provider} 1: host"), &[]);
+        let label = AgentCard::decode(&peer_process.card).unwrap().label;
+        peer_process.other.kill();
+        fixture.agent.disconnect(peer_process.peer, TIMEOUT).unwrap();
         let mut try_again = || {
             let before = processor_time();
-            let (error, took) = refusal(&mut house, &neighbour.card, PATIENCE);
+            let (error, took) = refusal(&mut fixture, &peer_process.card, TIMEOUT);
             let used = processor_time() - before;
             assert!(took < SOON && used < SOON / 5, "{took:?}, {used:?} of a processor");
             assert_eq!((error.kind(), error.peer()), (ErrorKind::Closed, Some(&*label)), "{error}");
@@ -119,16 +123,16 @@ fn silent_agent_costs_little_processor_time() {
     let _alone = alone();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let timeout = Duration::from_secs(2);
-    let mut house = House::open_far(tcp(), 1);
-    let mut neighbour = house.neighbour(&format!("far by {} 1: host", tcp()), &[]);
-    let mut card = AgentCard::decode(&neighbour.card).unwrap();
+    let mut fixture = AgentFixture::open_remote(tcp(), 1);
+    let mut peer_process = fixture.peer_process(&format!("far by {} 1: host", tcp()), &[]);
+    let mut card = AgentCard::decode(&peer_process.card).unwrap();
     let port = listener.local_addr().unwrap().port();
     card.fabrics[0].address[2..4].copy_from_slice(&port.to_be_bytes());
     let before = processor_time();
-    let (error, took) = refusal(&mut house, &card.encode().unwrap(), timeout);
+    let (error, took) = refusal(&mut fixture, &card.encode().unwrap(), timeout);
     let used = processor_time() - before;
     assert_eq!(error.kind(), ErrorKind::DeadlineExceeded, "{error}");
     assert!(took >= timeout && took < timeout + SOON, "{took:?}");
     assert!(used < timeout / 5, "{used:?} of a processor in {took:?}");
-    neighbour.other.kill();
+    peer_process.other.kill();
 }

@@ -11,21 +11,21 @@ use std::time::{Duration, Instant};
 use gpu::{Device, DeviceName};
 use testkit::children::{self, Child};
 
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const TIMEOUT: Duration = Duration::from_secs(20);
 pub const LENGTH: u64 = 6 << 20;
 
 /// How long another process may take.
 const LONGEST: Duration = Duration::from_secs(600);
 
 /// What every test begins with: they count descriptors, mappings and free memory, and
-/// change how the stand-in behaves, so there is one at a time in a process.
+/// change how the emulated behaves, so there is one at a time in a process.
 pub fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 pub fn device() -> Device {
-    let name = std::env::var("FABRICAST_TEST_DEVICE").unwrap_or("stand-in:0".to_owned());
+    let name = std::env::var("FABRICAST_TEST_DEVICE").unwrap_or("emulated:0".to_owned());
     Device::open(name.parse().unwrap()).unwrap()
 }
 
@@ -40,9 +40,9 @@ pub fn numbers(length: u64, first: u32) -> Vec<u8> {
 }
 
 /// Kills what it started at the latest when it is dropped.
-pub struct Other(pub Child);
+pub struct ChildProcess(pub Child);
 
-impl Other {
+impl ChildProcess {
     #[track_caller]
     pub fn finish(&mut self) {
         self.0.finish(LONGEST);
@@ -54,24 +54,24 @@ impl Other {
 }
 
 /// Starts the other side, by way of another program if one is named, and as another user.
-pub fn start(role: &str, place: &Path, by_way_of: &[&str], user: Option<u32>) -> Other {
-    let mut command = children::again_by(by_way_of, [OsStr::new(role), place.as_os_str()]);
+pub fn start(role: &str, place: &Path, by_way_of: &[&str], user: Option<u32>) -> ChildProcess {
+    let mut command = children::respawn_with(by_way_of, [OsStr::new(role), place.as_os_str()]);
     if let Some(user) = user {
         command.uid(user);
     }
-    Other(Child::start(&mut command))
+    ChildProcess(Child::start(&mut command))
 }
 
 /// What must be the same afterwards.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Ground {
+pub struct LeakCheck {
     descriptors: usize,
     shared_memory: BTreeSet<String>,
     mapped: usize,
     free: u64,
 }
 
-impl Ground {
+impl LeakCheck {
     pub fn now(device: &Device) -> Self {
         let names = |directory: &str| -> BTreeSet<String> {
             let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();

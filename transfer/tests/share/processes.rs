@@ -7,19 +7,19 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Release};
 
-use gpu::stand_in;
+use gpu::emulated;
 use ipc::{Channel, ChannelListener, Layout, Segment, Words};
-use transfer::{Admission, Client, ErrorKind, Opener, ShareService, Shared, Tensor};
+use transfer::{Admission, ErrorKind, Opener, ShareClient, ShareService, SharedBuffer, Tensor};
 
-use crate::common::{Ground, LENGTH, PATIENCE, alone, device, next_device, numbers, start};
-use crate::house::{House, check, fill, receive, send, tensor};
+use crate::common::{LENGTH, LeakCheck, TIMEOUT, alone, device, next_device, numbers, start};
+use crate::fixture::{ServiceFixture, check, fill, receive, send, tensor};
 
 #[test]
 fn another_process_reads_and_writes_what_is_shared() {
     let _alone = alone();
-    let house = House::open();
-    start("reads-and-writes", &house.path(), &[], None).finish();
-    check(&house.memory, 7);
+    let fixture = ServiceFixture::open();
+    start("reads-and-writes", &fixture.path(), &[], None).finish();
+    check(&fixture.memory, 7);
 }
 
 /// With a /proc of their own, as containers have: CUDA does not start without.
@@ -42,9 +42,9 @@ fn so_does_one_in_other_namespaces() {
     if !has_namespaces() {
         return;
     }
-    let house = House::open();
-    start("reads-and-writes", &house.path(), &UNSHARE, None).finish();
-    check(&house.memory, 7);
+    let fixture = ServiceFixture::open();
+    start("reads-and-writes", &fixture.path(), &UNSHARE, None).finish();
+    check(&fixture.memory, 7);
 }
 
 /// As the first processes of two containers have: number 1. The driver tells its own legacy
@@ -55,15 +55,15 @@ fn processes_of_the_same_number_share_memory() {
     if !has_namespaces() {
         return;
     }
-    let house = House::open();
-    let has_legacy = house.device.properties().handle_types.legacy;
+    let fixture = ServiceFixture::open();
+    let has_legacy = fixture.device.properties().handle_types.legacy;
     for role in ["serves-as-number-one", "serves-plain-as-number-one"] {
         if role.contains("plain") && !has_legacy {
-            let reason = format!("{} has no legacy handles", house.device.name());
+            let reason = format!("{} has no legacy handles", fixture.device.name());
             testkit::skip::record(module_path!(), &reason);
             continue;
         }
-        let path = house.directory().join(role);
+        let path = fixture.directory().join(role);
         let mut other = start(role, &path, &UNSHARE, None);
         start("reads-as-number-one", &path, &UNSHARE, None).finish();
         other.kill();
@@ -73,31 +73,31 @@ fn processes_of_the_same_number_share_memory() {
 #[test]
 fn memory_stays_when_its_maker_is_killed() {
     let _alone = alone();
-    let house = House::open();
-    let path = house.directory().join("theirs");
+    let fixture = ServiceFixture::open();
+    let path = fixture.directory().join("theirs");
     let listener = ChannelListener::bind(&path).unwrap();
     let mut other = start("sends", &path, &[], None);
-    let channel = listener.accept(PATIENCE).unwrap();
+    let channel = listener.accept(TIMEOUT).unwrap();
     let opened = receive(&Opener::default(), &channel).unwrap();
     other.kill();
     check(&opened.memory, 3);
-    assert!(matches!(channel.receive(PATIENCE), Err(ipc::ChannelError::Closed)));
+    assert!(matches!(channel.receive(TIMEOUT), Err(ipc::ChannelError::Closed)));
 }
 
 #[test]
 fn plain_memory_is_shared_where_the_device_can() {
     let _alone = alone();
-    let house = House::open();
-    if !house.device.properties().handle_types.legacy {
-        let memory = house.device.allocate(LENGTH).unwrap();
-        let error = Shared::new(&memory, &tensor()).unwrap_err();
+    let fixture = ServiceFixture::open();
+    if !fixture.device.properties().handle_types.legacy {
+        let memory = fixture.device.allocate(LENGTH).unwrap();
+        let error = SharedBuffer::new(&memory, &tensor()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Failed, "{error}");
-        testkit::skip!("{} has no legacy handles", house.device.name());
+        testkit::skip!("{} has no legacy handles", fixture.device.name());
     }
-    let path = house.directory().join("theirs");
+    let path = fixture.directory().join("theirs");
     let listener = ChannelListener::bind(&path).unwrap();
     let mut other = start("sends-plain", &path, &[], None);
-    let channel = listener.accept(PATIENCE).unwrap();
+    let channel = listener.accept(TIMEOUT).unwrap();
     let opened = receive(&Opener::default(), &channel).unwrap();
     check(&opened.memory, 3);
     drop(opened);
@@ -109,27 +109,27 @@ fn plain_memory_is_shared_where_the_device_can() {
 #[test]
 fn a_memory_is_mapped_once() {
     let _alone = alone();
-    let house = House::open();
-    let shared = Shared::new(&house.memory, &tensor()).unwrap();
+    let fixture = ServiceFixture::open();
+    let shared = SharedBuffer::new(&fixture.memory, &tensor()).unwrap();
     let opener = Opener::default();
     // The first time a driver keeps things for later.
     drop(opener.open(&shared.handle().unwrap(), None).unwrap());
-    let before = Ground::now(&house.device);
+    let before = LeakCheck::now(&fixture.device);
     let first = opener.open(&shared.handle().unwrap(), None).unwrap();
-    let ground = Ground::now(&house.device);
+    let leak_check = LeakCheck::now(&fixture.device);
     let again: Vec<_> =
         (0..10).map(|_| opener.open(&shared.handle().unwrap(), None).unwrap()).collect();
     assert!(again.iter().all(|opened| opened.memory.address() == first.memory.address()));
     // Nothing more is mapped.
-    ground.compare(&house.device);
+    leak_check.compare(&fixture.device);
     // Another tensor in the same memory is no other mapping.
     let mut handle = shared.handle().unwrap();
-    handle.facts.tensor = Tensor::bytes(100);
+    handle.metadata.tensor = Tensor::bytes(100);
     let bytes = opener.open(&handle, None).unwrap();
     assert_eq!((bytes.memory.address(), bytes.slice().length()), (first.memory.address(), 100));
     // Gone when the last user goes, and there again when somebody wants it.
     drop((again, first, bytes, handle));
-    before.compare(&house.device);
+    before.compare(&fixture.device);
     let opened = opener.open(&shared.handle().unwrap(), None).unwrap();
     check(&opened.memory, 1);
 }
@@ -137,9 +137,9 @@ fn a_memory_is_mapped_once() {
 #[test]
 fn clients_of_one_process_map_a_memory_once() {
     let _alone = alone();
-    let house = House::open();
-    let connect = || Client::connect(&house.path(), PATIENCE).unwrap();
-    let open = |client: &Client| client.open("numbers", None, PATIENCE).unwrap();
+    let fixture = ServiceFixture::open();
+    let connect = || ShareClient::connect(&fixture.path(), TIMEOUT).unwrap();
+    let open = |client: &ShareClient| client.open("numbers", None, TIMEOUT).unwrap();
     let (one, other) = (connect(), connect());
     let address = open(&one).memory;
     assert_eq!(open(&other).memory.address(), address.address());
@@ -152,20 +152,20 @@ fn clients_of_one_process_map_a_memory_once() {
 #[test]
 fn threads_share_a_client() {
     let _alone = alone();
-    let house = House::open();
-    let offer = |name: &str, length| {
-        let shared = Shared::new(&house.memory, &Tensor::bytes(length)).unwrap();
-        house.service().offer(name, shared).unwrap();
+    let fixture = ServiceFixture::open();
+    let publish = |name: &str, length| {
+        let shared = SharedBuffer::new(&fixture.memory, &Tensor::bytes(length)).unwrap();
+        fixture.service().publish(name, shared).unwrap();
     };
-    (1..5).for_each(|number| offer(&number.to_string(), number));
-    let client = Client::connect(&house.path(), PATIENCE).unwrap();
+    (1..5).for_each(|number| publish(&number.to_string(), number));
+    let client = ShareClient::connect(&fixture.path(), TIMEOUT).unwrap();
     std::thread::scope(|scope| {
         for number in 1..5 {
             let client = &client;
             scope.spawn(move || {
                 for _ in 0..100 {
-                    let handle = client.handle(&number.to_string(), PATIENCE).unwrap();
-                    assert_eq!(handle.facts.tensor, Tensor::bytes(number));
+                    let handle = client.handle(&number.to_string(), TIMEOUT).unwrap();
+                    assert_eq!(handle.metadata.tensor, Tensor::bytes(number));
                 }
             });
         }
@@ -176,14 +176,14 @@ fn threads_share_a_client() {
 #[test]
 fn more_threads_share_a_client_than_there_are_places() {
     let _alone = alone();
-    let house = House::open();
-    let client = Client::connect(&house.path(), PATIENCE).unwrap();
+    let fixture = ServiceFixture::open();
+    let client = ShareClient::connect(&fixture.path(), TIMEOUT).unwrap();
     std::thread::scope(|scope| {
         for _ in 0..32 {
             scope.spawn(|| {
                 for _ in 0..100 {
-                    let handle = client.handle("numbers", PATIENCE).unwrap();
-                    assert_eq!(handle.facts.tensor, tensor());
+                    let handle = client.handle("numbers", TIMEOUT).unwrap();
+                    assert_eq!(handle.metadata.tensor, tensor());
                 }
             });
         }
@@ -193,15 +193,15 @@ fn more_threads_share_a_client_than_there_are_places() {
 #[test]
 fn a_service_that_is_started_anew_is_found_again() {
     let _alone = alone();
-    let mut house = House::open();
-    let client = Client::connect(&house.path(), PATIENCE).unwrap();
-    client.handle("numbers", PATIENCE).unwrap();
-    house.service = None;
-    let error = client.handle("numbers", PATIENCE).unwrap_err();
+    let mut fixture = ServiceFixture::open();
+    let client = ShareClient::connect(&fixture.path(), TIMEOUT).unwrap();
+    client.handle("numbers", TIMEOUT).unwrap();
+    fixture.service = None;
+    let error = client.handle("numbers", TIMEOUT).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
-    let service = ShareService::start(&house.path(), Admission::own_user()).unwrap();
-    service.offer("numbers", Shared::new(&house.memory, &tensor()).unwrap()).unwrap();
-    check(&client.open("numbers", None, PATIENCE).unwrap().memory, 1);
+    let service = ShareService::start(&fixture.path(), Admission::own_user()).unwrap();
+    service.publish("numbers", SharedBuffer::new(&fixture.memory, &tensor()).unwrap()).unwrap();
+    check(&client.open("numbers", None, TIMEOUT).unwrap().memory, 1);
 }
 
 #[test]
@@ -215,7 +215,7 @@ fn a_segment_is_copied_from_and_to() {
     fill(&memory, 1);
     let stream = device.stream().unwrap();
     stream.copy(&pinned.whole(), &memory.whole()).unwrap();
-    stream.synchronize(PATIENCE).unwrap();
+    stream.synchronize(TIMEOUT).unwrap();
     // As the words of the segment are numbered: two to each.
     let words = segment.words();
     for at in [0, 1, words.count() - 1] {
@@ -225,7 +225,7 @@ fn a_segment_is_copied_from_and_to() {
     words.store(3, 0, Release);
     stream.copy(&memory.whole(), &pinned.whole()).unwrap();
     let mut bytes = [1; 8];
-    stream.download(&memory.slice(24, 8).unwrap(), &mut bytes, PATIENCE).unwrap();
+    stream.download(&memory.slice(24, 8).unwrap(), &mut bytes, TIMEOUT).unwrap();
     assert_eq!(bytes, [0; 8]);
 }
 
@@ -237,12 +237,12 @@ fn memory_in_pieces_is_shared_with_all_of_them() {
     let memory = device.allocate_pieces(&[2 * granule; 3]).unwrap();
     let bytes = numbers(memory.length(), 5);
     let stream = device.stream().unwrap();
-    stream.upload(&memory.whole(), &bytes, PATIENCE).unwrap();
-    let shared = Shared::new(&memory, &Tensor::bytes(memory.length())).unwrap();
+    stream.upload(&memory.whole(), &bytes, TIMEOUT).unwrap();
+    let shared = SharedBuffer::new(&memory, &Tensor::bytes(memory.length())).unwrap();
     let (one, other) = Channel::pair().unwrap();
     send(&shared, &one).unwrap();
     let opened = receive(&Opener::default(), &other).unwrap();
-    let sum = stream.checksum(&opened.slice(), PATIENCE).unwrap();
+    let sum = stream.checksum(&opened.slice(), TIMEOUT).unwrap();
     assert_eq!(sum, gpu::checksum(&bytes));
 }
 
@@ -263,11 +263,11 @@ fn memory_that_grows_meanwhile_is_shared_as_long_as_its_pieces() {
         let growing = scope.spawn(|| while grow().is_ok() {});
         loop {
             let is_last = growing.is_finished();
-            let shared = Shared::new(importer.memory(), &Tensor::bytes(granule)).unwrap();
-            let bytes = shared.facts().encode();
-            assert_eq!(transfer::Facts::decode(&bytes).unwrap(), *shared.facts());
+            let shared = SharedBuffer::new(importer.memory(), &Tensor::bytes(granule)).unwrap();
+            let bytes = shared.metadata().encode();
+            assert_eq!(transfer::HandleMetadata::decode(&bytes).unwrap(), *shared.metadata());
             if is_last {
-                assert_eq!(shared.facts().length, 32 * granule);
+                assert_eq!(shared.metadata().length, 32 * granule);
                 return;
             }
         }
@@ -279,30 +279,30 @@ fn devices_that_do_not_reach_each_other_are_told_apart() {
     let _alone = alone();
     let device = device();
     let Some(peer) =
-        next_device(&device).filter(|_| device.name().to_string().starts_with("stand-in"))
+        next_device(&device).filter(|_| device.name().to_string().starts_with("emulated"))
     else {
         testkit::skip!("these devices cannot be kept apart");
     };
     let memory = device.allocate_shared(4096, &[]).unwrap();
-    let shared = Shared::new(&memory, &Tensor::bytes(4096)).unwrap();
-    let apart = stand_in::Behaviour { are_peers: false, ..stand_in::Behaviour::default() };
-    stand_in::behave(1, apart);
+    let shared = SharedBuffer::new(&memory, &Tensor::bytes(4096)).unwrap();
+    let apart = emulated::FaultConfig { are_peers: false, ..emulated::FaultConfig::default() };
+    emulated::configure_faults(1, apart);
     let error = Opener::default().open(&shared.handle().unwrap(), Some(&peer)).unwrap_err();
-    stand_in::behave(1, stand_in::Behaviour::default());
+    emulated::configure_faults(1, emulated::FaultConfig::default());
     assert_eq!(error.kind(), ErrorKind::NoPeerAccess, "{error}");
 }
 
 #[test]
 fn handles_say_that_the_process_forked() {
     let _alone = alone();
-    let mut house = House::open();
-    let shared = Shared::new(&house.memory, &tensor()).unwrap();
+    let mut fixture = ServiceFixture::open();
+    let shared = SharedBuffer::new(&fixture.memory, &tensor()).unwrap();
     let handle = shared.handle().unwrap();
     let opener = Opener::default();
     let (one, _other) = Channel::pair().unwrap();
-    let client = Client::connect(&house.path(), PATIENCE).unwrap();
-    client.handle("numbers", PATIENCE).unwrap();
-    let more = Shared::new(&house.memory, &tensor()).unwrap();
+    let client = ShareClient::connect(&fixture.path(), TIMEOUT).unwrap();
+    client.handle("numbers", TIMEOUT).unwrap();
+    let more = SharedBuffer::new(&fixture.memory, &tensor()).unwrap();
     // SAFETY: the child asks handles, and leaves without running anybody's clean-up.
     let child = unsafe { libc::fork() };
     assert!(child >= 0);
@@ -314,10 +314,10 @@ fn handles_say_that_the_process_forked() {
             && is_forked(send(&shared, &one))
             && is_forked(opener.open(&handle, None).map(drop))
             && is_forked(Opener::shared().open(&handle, None).map(drop))
-            && is_forked(client.handle("numbers", PATIENCE).map(drop))
-            && is_forked(house.service().withdraw("numbers").map(drop))
-            && is_forked(house.service().offer("more", more).map(drop));
-        let service = AssertUnwindSafe(|| drop(house.service.take()));
+            && is_forked(client.handle("numbers", TIMEOUT).map(drop))
+            && is_forked(fixture.service().withdraw("numbers").map(drop))
+            && is_forked(fixture.service().publish("more", more).map(drop));
+        let service = AssertUnwindSafe(|| drop(fixture.service.take()));
         let all = all && catch_unwind(service).is_ok();
         // SAFETY: ends this process, at once.
         unsafe { libc::_exit(i32::from(!all)) };
@@ -327,7 +327,7 @@ fn handles_say_that_the_process_forked() {
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
     assert_eq!(status, 0, "not every handle said so");
     assert!(opener.open(&handle, None).is_ok(), "the parent's are as good as before");
-    check(&client.open("numbers", None, PATIENCE).unwrap().memory, 1);
+    check(&client.open("numbers", None, TIMEOUT).unwrap().memory, 1);
 }
 
 /// For ever is the caller's wish.
@@ -335,8 +335,8 @@ fn handles_say_that_the_process_forked() {
 fn patience_may_be_endless() {
     const EVER: std::time::Duration = std::time::Duration::MAX;
     let _alone = alone();
-    let house = House::open();
-    let client = Client::connect(&house.path(), EVER).unwrap();
+    let fixture = ServiceFixture::open();
+    let client = ShareClient::connect(&fixture.path(), EVER).unwrap();
     client.handle("numbers", EVER).unwrap();
     check(&client.open("numbers", None, EVER).unwrap().memory, 1);
 }
@@ -346,16 +346,16 @@ fn nothing_is_left_behind() {
     let _alone = alone();
     let device = device();
     let round = || {
-        let house = House::open();
-        start("reads-and-writes", &house.path(), &[], None).finish();
-        let client = Client::connect(&house.path(), PATIENCE).unwrap();
-        let opened = client.open("numbers", None, PATIENCE).unwrap();
+        let fixture = ServiceFixture::open();
+        start("reads-and-writes", &fixture.path(), &[], None).finish();
+        let client = ShareClient::connect(&fixture.path(), TIMEOUT).unwrap();
+        let opened = client.open("numbers", None, TIMEOUT).unwrap();
         fill(&opened.memory, 2);
-        check(&house.memory, 2);
+        check(&fixture.memory, 2);
     };
     // The first time a driver keeps things for later.
     round();
-    let ground = Ground::now(&device);
+    let leak_check = LeakCheck::now(&device);
     (0..3).for_each(|_| round());
-    ground.compare(&device);
+    leak_check.compare(&device);
 }

@@ -4,7 +4,7 @@ use std::ffi::{CStr, OsString};
 use std::fmt;
 use std::time::Duration;
 
-use pubsub::{MemoryPlace, NodeOptions, Reliability, ServiceMode, TopicSettings};
+use pubsub::{MemoryLocation, NodeOptions, Reliability, ServiceMode, TopicSettings};
 
 use crate::failure::{Failure, Result};
 use crate::network::network;
@@ -19,7 +19,7 @@ const RELEASE: &str = "FABRICAST_TOPIC_RELEASE_DEADLINE";
 const HOST_BUDGET: &str = "FABRICAST_BUDGET_HOST";
 const DEVICE_BUDGET: &str = "FABRICAST_BUDGET_DEVICE";
 const SERVICE: &str = "FABRICAST_SERVICE";
-const PATIENCE: &str = "FABRICAST_PATIENCE";
+const SERVICE_TIMEOUT: &str = "FABRICAST_SERVICE_TIMEOUT";
 const LABEL: &str = "FABRICAST_LABEL";
 const NODE_NAME: &str = "FABRICAST_NODE_NAME";
 const LOST_AFTER: &str = "FABRICAST_LOST_AFTER";
@@ -37,15 +37,15 @@ const OPTIONAL: [&str; 9] = [
     "FABRICAST_PROVIDER",
     "FABRICAST_SOURCE",
 ];
-const NOTHING: &str = "none";
+const UNSET: &str = "none";
 
 /// The longest time that can be said, as with the command's settings: more is a mistake.
 const LONGEST: Duration = Duration::from_secs(30 * 86_400);
 
 /// A program that pulls keeps a message until its next pull, while it computes: its subscriber is not
 /// evicted for as long as that may take.
-const USUAL_RELEASE: Duration = Duration::from_secs(60);
-const USUAL_LARGEST: u64 = 16 << 20;
+const DEFAULT_RELEASE_DEADLINE: Duration = Duration::from_secs(60);
+const DEFAULT_LARGEST: u64 = 16 << 20;
 
 /// What the environment says.
 pub(super) struct Environment<F> {
@@ -59,7 +59,7 @@ impl<F: Fn(&str) -> Option<OsString>> Environment<F> {
         let value = value.map(OsString::into_string).transpose();
         let value = value
             .map_err(|_| Failure::invalid(self.operation, format_args!("{name} is not UTF-8")))?;
-        Ok(value.filter(|value| !(value == NOTHING && OPTIONAL.contains(&name))))
+        Ok(value.filter(|value| !(value == UNSET && OPTIONAL.contains(&name))))
     }
 
     /// Reads one, if it is said.
@@ -103,18 +103,18 @@ impl<F: Fn(&str) -> Option<OsString>> Environment<F> {
     }
 
     pub(super) fn topic_settings(&self) -> Result<TopicSettings> {
-        let usual = TopicSettings::default();
+        let defaults = TopicSettings::default();
         let name = if self.get(DEVICE)?.is_some() { DEVICE } else { MEMORY };
         let memory = self.read(name, "host or cuda:0", |value| value.parse().ok())?;
         let depth = self.read(DEPTH, "16", |value| value.parse().ok())?;
         let loans = self.read(LOANS, "4", |value| value.parse().ok())?;
         Ok(TopicSettings {
-            memory: memory.unwrap_or(MemoryPlace::Host),
+            memory: memory.unwrap_or(MemoryLocation::Host),
             reliability: Reliability::Reliable,
-            depth: depth.unwrap_or(usual.depth),
-            largest: self.bytes(LARGEST)?.unwrap_or(USUAL_LARGEST),
-            loans: loans.unwrap_or(usual.loans),
-            release_deadline: self.seconds(RELEASE)?.unwrap_or(USUAL_RELEASE),
+            depth: depth.unwrap_or(defaults.depth),
+            largest: self.bytes(LARGEST)?.unwrap_or(DEFAULT_LARGEST),
+            loans: loans.unwrap_or(defaults.loans),
+            release_deadline: self.seconds(RELEASE)?.unwrap_or(DEFAULT_RELEASE_DEADLINE),
             type_name: None,
         })
     }
@@ -124,13 +124,13 @@ impl<F: Fn(&str) -> Option<OsString>> Environment<F> {
         options.label = self.get(LABEL)?.unwrap_or(options.label);
         options.budgets.host = self.bytes(HOST_BUDGET)?;
         options.budgets.device = self.bytes(DEVICE_BUDGET)?;
-        let service = self.read(SERVICE, "embedded or outside", |value| match value {
+        let service = self.read(SERVICE, "embedded or external", |value| match value {
             "embedded" => Some(ServiceMode::Embedded),
-            "outside" => Some(ServiceMode::Outside),
+            "external" => Some(ServiceMode::External),
             _ => None,
         })?;
         options.service = service.unwrap_or(options.service);
-        options.patience = self.seconds(PATIENCE)?.unwrap_or(options.patience);
+        options.service_timeout = self.seconds(SERVICE_TIMEOUT)?.unwrap_or(options.service_timeout);
         let insecure = self.read(INSECURE, "true or false", |value| value.parse().ok())?;
         let said = |field: &str| self.get(&variable_of(field));
         let how = (self.seconds(LOST_AFTER)?, insecure.unwrap_or(false), 0);
@@ -183,7 +183,7 @@ mod tests {
         assert!(!said.allows(&wanted, &TopicSettings { largest: 4097, ..by_another }));
         let drops = TopicSettings { reliability: Reliability::DropOldest, ..by_another };
         assert!(!said.allows(&wanted, &drops));
-        let memory = "stand-in:0".parse().unwrap();
+        let memory = "emulated:0".parse().unwrap();
         assert!(!said.allows(&wanted, &TopicSettings { memory, ..by_another }));
         let nothing = environment(&[]);
         let wanted = nothing.topic_settings().unwrap();
@@ -197,10 +197,10 @@ mod tests {
 
     #[test]
     fn none_takes_back_what_was_said() {
-        let all: Vec<_> = OPTIONAL.into_iter().map(|name| (name, NOTHING)).collect();
-        let (options, usual) = (environment(&all).node_options(), NodeOptions::default());
+        let all: Vec<_> = OPTIONAL.into_iter().map(|name| (name, UNSET)).collect();
+        let (options, defaults) = (environment(&all).node_options(), NodeOptions::default());
         let options = options.unwrap();
-        assert_eq!((options.label, options.budgets), (usual.label, usual.budgets));
+        assert_eq!((options.label, options.budgets), (defaults.label, defaults.budgets));
         assert_eq!(options.network, None);
     }
 
@@ -216,7 +216,7 @@ mod tests {
     fn nothing_said_is_host_memory_and_reliable() {
         let environment = environment(&[]);
         let settings = environment.topic_settings().unwrap();
-        assert_eq!(settings.memory, MemoryPlace::Host);
+        assert_eq!(settings.memory, MemoryLocation::Host);
         assert_eq!(settings.reliability, Reliability::Reliable);
         assert_eq!(settings.largest, 16 << 20);
         assert_eq!(environment.node_options().unwrap().service, ServiceMode::Embedded);
@@ -232,8 +232,8 @@ mod tests {
             (RELEASE, "0.25"),
             (HOST_BUDGET, "64K"),
             (DEVICE_BUDGET, ""),
-            (SERVICE, "outside"),
-            (PATIENCE, "1.5"),
+            (SERVICE, "external"),
+            (SERVICE_TIMEOUT, "1.5"),
         ]);
         let settings = environment.topic_settings().unwrap();
         assert_eq!(settings.memory.to_string(), "cuda:1");
@@ -241,8 +241,8 @@ mod tests {
         assert_eq!(settings.release_deadline, Duration::from_millis(250));
         let options = environment.node_options().unwrap();
         assert_eq!((options.budgets.host, options.budgets.device), (Some(64 << 10), None));
-        assert_eq!(options.service, ServiceMode::Outside);
-        assert_eq!(options.patience, Duration::from_millis(1500));
+        assert_eq!(options.service, ServiceMode::External);
+        assert_eq!(options.service_timeout, Duration::from_millis(1500));
         assert_eq!(options.network, None);
     }
 
@@ -266,10 +266,10 @@ mod tests {
         }
         for (name, value) in [
             (SERVICE, "none"),
-            (PATIENCE, "soon"),
-            (PATIENCE, "-1"),
-            (PATIENCE, "1e19"),
-            (PATIENCE, "none"),
+            (SERVICE_TIMEOUT, "soon"),
+            (SERVICE_TIMEOUT, "-1"),
+            (SERVICE_TIMEOUT, "1e19"),
+            (SERVICE_TIMEOUT, "none"),
             (INSECURE, "2"),
             (HOST_BUDGET, "G"),
         ] {

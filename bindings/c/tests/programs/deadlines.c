@@ -106,7 +106,7 @@ int main(void)
     CHECK(fabricast_topic_open(node, "another", NULL, &second) != FABRICAST_OK);
     CHECK(fabricast_node_report(node, &report) != FABRICAST_OK);
     CHECK(now() - begin < 15);
-    CHECK(setenv("FABRICAST_PATIENCE", "1", 1) == 0);
+    CHECK(setenv("FABRICAST_SERVICE_TIMEOUT", "1", 1) == 0);
     CHECK(setenv("FABRICAST_SERVICE", "outside", 1) == 0);
     begin = now();
     CHECK(publisher_init(simple) == NULL);

@@ -99,7 +99,7 @@ static void newest(fabricast_node *node)
         DONE(fabricast_publisher_push(publisher, &number, sizeof number, LONG));
     DONE(fabricast_publisher_loan(publisher, 8, LONG, &loan));
     DONE(fabricast_loan_publish(loan, LONG, &sent, sizeof sent));
-    CHECK(sent.dropped == 1 && sent.readers == 0 && sent.position == FABRICAST_NO_POSITION);
+    CHECK(sent.dropped == 1 && sent.subscribers == 0 && sent.position == FABRICAST_NO_POSITION);
     DONE(fabricast_publisher_counters_of(publisher, &counters, sizeof counters));
     CHECK(counters.dropped == 3);
     DONE(fabricast_subscriber_pull(slow, LONG, &sample));

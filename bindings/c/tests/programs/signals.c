@@ -145,7 +145,7 @@ static void calls(void *(*run)(void *), int *number)
     INTERRUPTED(run, number, fabricast_loan_publish(loan, FABRICAST_FOREVER, NULL, 0));
     DONE(fabricast_sample_release(sample));
     DONE(fabricast_loan_publish(loan, LONG, &sent, sizeof sent));
-    CHECK(sent.position == 1 && sent.readers == 1);
+    CHECK(sent.position == 1 && sent.subscribers == 1);
     DONE(fabricast_subscriber_pull(subscriber, LONG, &sample));
     DONE(fabricast_sample_memory(sample, &address, &length));
     CHECK(length == 5 && memcmp(address, "three", 5) == 0);

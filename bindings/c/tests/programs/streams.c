@@ -1,5 +1,5 @@
 /*
- * Messages in the order of streams, in two processes: on a stand-in, or on the CUDA device that
+ * Messages in the order of streams, in two processes: on a emulated, or on the CUDA device that
  * FABRICAST_DEVICE names.
  */
 #include "driver.h"
@@ -14,7 +14,7 @@ static fabricast_topic *open_topic(fabricast_node *node)
     fabricast_topic *opened;
 
     DONE(fabricast_topic_settings_init(&settings, sizeof settings));
-    settings.memory = name != NULL ? name : "stand-in:0";
+    settings.memory = name != NULL ? name : "emulated:0";
     settings.largest = LENGTH;
     settings.depth = 4;
     DONE(fabricast_topic_open(node, "streams", &settings, &opened));
@@ -101,7 +101,7 @@ static void publish(int in, int out)
     if (number() < 0)
         DONE(fabricast_loan_write(loan, 0, "abc", 3));
     DONE(fabricast_loan_publish_on(loan, stream, LONG, &sent, sizeof sent));
-    CHECK(sent.readers == 1);
+    CHECK(sent.subscribers == 1);
     EXPECT(FABRICAST_E_BAD_HANDLE, fabricast_loan_publish_on(loan, stream, LONG, NULL, 0));
     DONE(fabricast_publisher_flush(publisher, LONG));
     hear(in);

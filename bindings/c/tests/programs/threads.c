@@ -49,7 +49,7 @@ static void *publish_when_there_is_room(void *argument)
 
     (void)argument;
     DONE(fabricast_loan_publish(loan, LONG, &sent, sizeof sent));
-    CHECK(sent.readers == 1);
+    CHECK(sent.subscribers == 1);
     return NULL;
 }
 

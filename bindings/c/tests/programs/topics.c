@@ -31,7 +31,7 @@ static void publish_loans(fabricast_publisher *publisher)
         EXPECT(FABRICAST_E_INVALID_ARGUMENT, fabricast_loan_write(loan, length, "x", 1));
         DONE(fabricast_loan_set_metadata(loan, &message, sizeof message));
         DONE(fabricast_loan_publish(loan, LONG, &sent, sizeof sent));
-        CHECK(sent.readers == 1 && sent.dropped == 0);
+        CHECK(sent.subscribers == 1 && sent.dropped == 0);
         CHECK(sent.position != FABRICAST_NO_POSITION);
         /* It is not mine any more. */
         EXPECT(FABRICAST_E_BAD_HANDLE, fabricast_loan_write(loan, 0, "x", 1));

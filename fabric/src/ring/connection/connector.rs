@@ -8,9 +8,9 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use super::frame::{Frame, Link, malformed};
-use super::writer::SLOT;
-use super::{OPERATION, RingWriter, offers};
+use super::frame::{Frame, FramedStream, malformed};
+use super::writer::SLOT_LEN;
+use super::{OPERATION, RingWriter, provider_choice};
 use crate::waiting::Deadline;
 use crate::{Error, ErrorKind, Policy, Result};
 
@@ -28,10 +28,10 @@ pub(super) fn connect(
     let deadline = Deadline::after(timeout);
     // Libfabric takes seconds to load its providers on some machines, and a connection that says
     // nothing for so long may have to give way to others.
-    offers::usable(None, policy)?;
+    provider_choice::usable_providers(None, policy)?;
     let stream = open_stream(addresses, name, &deadline, timeout)?;
     let named = |error: Error| error.with_peer(name);
-    shake_hands(policy, stream, &deadline, timeout).map_err(named)
+    run_handshake(policy, stream, &deadline, timeout).map_err(named)
 }
 
 fn open_stream(
@@ -50,7 +50,7 @@ fn open_stream(
                 (ErrorKind::ConnectionRefused, "nothing listens at that address")
             }
             IoKind::TimedOut => (ErrorKind::DeadlineExceeded, "the address does not answer"),
-            _ => return Err(Error::of_system(OPERATION, &name, &error)),
+            _ => return Err(Error::from_io_error(OPERATION, &name, &error)),
         };
         if deadline.has_passed() {
             let detail = format!("{name}: {why}, for {timeout:?}");
@@ -90,62 +90,66 @@ fn rank(error: &std::io::Error) -> u8 {
     }
 }
 
-fn shake_hands(
+fn run_handshake(
     policy: &Policy,
     stream: TcpStream,
     deadline: &Deadline,
     timeout: Duration,
 ) -> Result<RingWriter> {
-    let failed = |error: std::io::Error| Error::of_system(OPERATION, &"the connection", &error);
+    let failed = |error: std::io::Error| Error::from_io_error(OPERATION, &"the connection", &error);
     let (local, peer) = (stream.local_addr(), stream.peer_addr());
     let (local, peer) = (local.map_err(failed)?, peer.map_err(failed)?);
-    let link = Link::new(stream).map_err(failed)?;
-    let mut frames = Frames { link, deadline, timeout };
+    let framed = FramedStream::new(stream).map_err(failed)?;
+    let mut frames = HandshakeFrames { framed, deadline, timeout };
 
-    let ours = offers::usable(offers::source_of(local), policy)?;
+    let ours = provider_choice::usable_providers(provider_choice::bind_address(local), policy)?;
     let providers = ours.iter().map(|(wire, _)| wire.clone()).collect();
-    frames.link.send(&Frame::Hello { providers })?;
-    let Frame::Chosen { provider, address } = frames.receive("the choice of a provider")? else {
-        return Err(out_of_turn());
+    frames.framed.send(&Frame::Hello { providers })?;
+    let Frame::Selected { provider, address } = frames.receive("the choice of a provider")? else {
+        return Err(unexpected_frame());
     };
-    let (provider, offer) = offers::in_common(ours, std::slice::from_ref(&provider))?;
-    let mut side = offers::open(&offer)?;
-    let reader = side.addresses.insert(&address)?;
-    frames.link.send(&Frame::Address(side.port.endpoint().address()?))?;
-    let Frame::Terms { offer, largest } = frames.receive("the ring's terms")? else {
-        return Err(out_of_turn());
+    let (provider, offer) =
+        provider_choice::common_provider(ours, std::slice::from_ref(&provider))?;
+    let mut local_port = provider_choice::open(&offer)?;
+    let reader = local_port.addresses.insert(&address)?;
+    frames.framed.send(&Frame::Address(local_port.port.endpoint().address()?))?;
+    let Frame::Offer { offer, largest } = frames.receive("the ring offer")? else {
+        return Err(unexpected_frame());
     };
-    let accepted = side.port.accept(reader, &offer, SLOT as u64);
+    let accepted = local_port.port.accept(reader, &offer, SLOT_LEN as u64);
     let (ring, answer) = accepted.inspect_err(|error| {
-        let _ = frames.link.send(&Frame::refusal(error));
+        let _ = frames.framed.send(&Frame::refusal(error));
     })?;
-    frames.link.send(&Frame::Answer(answer))?;
-    let Frame::Ready = frames.receive("the reader to be ready")? else { return Err(out_of_turn()) };
-    let stream = frames.link.into_stream()?;
-    RingWriter::start(side.port, ring, stream, peer, provider.name, largest)
+    frames.framed.send(&Frame::Answer(answer))?;
+    let Frame::Ready = frames.receive("the reader to be ready")? else {
+        return Err(unexpected_frame());
+    };
+    let stream = frames.framed.into_stream()?;
+    RingWriter::start(local_port.port, ring, stream, peer, provider.name, largest)
 }
 
-fn out_of_turn() -> Error {
-    malformed("a frame of the handshake that is not its turn")
+fn unexpected_frame() -> Error {
+    malformed("unexpected frame in the handshake")
 }
 
 /// The frames of one handshake.
-struct Frames<'a> {
-    link: Link,
+struct HandshakeFrames<'a> {
+    framed: FramedStream,
     deadline: &'a Deadline,
     timeout: Duration,
 }
 
-impl Frames<'_> {
+impl HandshakeFrames<'_> {
     fn receive(&mut self, what: &str) -> Result<Frame> {
         loop {
-            match self.link.next()? {
-                Some(Frame::Refused { is_provider, reason }) => {
-                    let kind = match is_provider {
+            match self.framed.next()? {
+                Some(Frame::Refused { is_provider_error, reason }) => {
+                    let kind = match is_provider_error {
                         true => ErrorKind::NoProvider,
                         false => ErrorKind::ConnectionRefused,
                     };
-                    let detail = format!("the reader refuses: {}", reason.escape_debug());
+                    let detail =
+                        format!("the reader refused the connection: {}", reason.escape_debug());
                     return Err(Error::new(kind, OPERATION, detail));
                 }
                 Some(frame) => return Ok(frame),
@@ -162,12 +166,12 @@ impl Frames<'_> {
     }
 
     fn wait(&self) -> Result<()> {
-        let mut entries = [PollFd::new(self.link.stream().as_fd(), PollFlags::POLLIN)];
+        let mut entries = [PollFd::new(self.framed.stream().as_fd(), PollFlags::POLLIN)];
         let milliseconds = self.deadline.left().as_millis().saturating_add(1);
         let timeout = PollTimeout::try_from(milliseconds).unwrap_or(PollTimeout::MAX);
         match poll(&mut entries, timeout) {
             Ok(_) | Err(Errno::EINTR) => Ok(()),
-            Err(error) => Err(Error::of_system(OPERATION, &"the connection", &error.into())),
+            Err(error) => Err(Error::from_io_error(OPERATION, &"the connection", &error.into())),
         }
     }
 }

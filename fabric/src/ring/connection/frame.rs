@@ -11,9 +11,9 @@
 //! | | writer | reader |
 //! |---|---|---|
 //! | 1 | `Hello`: its providers | |
-//! | 2 | | `Chosen`: the provider, and the reader's address |
+//! | 2 | | `Selected`: the provider, and the reader's address |
 //! | 3 | `Address`: the writer's | |
-//! | 4 | | `Terms`: the ring |
+//! | 4 | | `Offer`: the ring |
 //! | 5 | `Answer` | |
 //! | 6 | | `Ready` |
 //!
@@ -27,26 +27,26 @@ use control::codec::{self, DecodeError};
 use nix::sys::socket::{setsockopt, sockopt};
 use serde::{Deserialize, Serialize};
 
-use super::super::terms::{RingAnswer, RingOffer};
+use super::super::ring_offer::{RingAnswer, RingOffer};
 use super::OPERATION;
 use crate::{Address, Error, ErrorKind, Result};
 
 /// Of all that is said here.
 pub(super) const VERSION: u8 = 1;
 const MAGIC: [u8; 4] = *b"FcRn";
-const HEAD: usize = 8;
+const FRAME_HEADER_LEN: usize = 8;
 /// The longest frame, without its head. The longest that is sent has some addresses and descriptors.
-pub(super) const LONGEST: usize = 16 << 10;
+pub(super) const MAX_FRAME_LEN: usize = 16 << 10;
 /// The longest reason of a refusal, in letters.
-const LONGEST_REASON: usize = 400;
+const MAX_REASON_CHARS: usize = 400;
 /// The most providers that a side names.
-pub(super) const MOST_PROVIDERS: usize = 64;
+pub(super) const MAX_PROVIDERS: usize = 64;
 /// How long a machine that is gone may stay unnoticed: 5 s of silence, and 5 questions a second apart.
 const KEEPALIVE: (u32, u32, u32) = (5, 1, 5);
 
 /// What both sides of a ring have to have in common.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Wire {
+pub(super) struct ProviderProtocol {
     /// The provider, or its fabric where that does not understand the provider's others.
     pub(super) name: String,
     pub(super) protocol: u32,
@@ -55,28 +55,28 @@ pub(super) struct Wire {
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) enum Frame {
-    Hello { providers: Vec<Wire> },
-    Chosen { provider: Wire, address: Address },
+    Hello { providers: Vec<ProviderProtocol> },
+    Selected { provider: ProviderProtocol, address: Address },
     Address(Address),
-    Terms { offer: RingOffer, largest: u64 },
+    Offer { offer: RingOffer, largest: u64 },
     Answer(RingAnswer),
     Ready,
-    Refused { is_provider: bool, reason: String },
+    Refused { is_provider_error: bool, reason: String },
 }
 
 impl Frame {
     pub(super) fn refusal(error: &Error) -> Self {
-        let is_provider = error.kind() == ErrorKind::NoProvider;
+        let is_provider_error = error.kind() == ErrorKind::NoProvider;
         let reason = error.detail().map_or_else(|| error.to_string(), str::to_owned);
-        let reason = reason.chars().filter(|c| !c.is_control()).take(LONGEST_REASON).collect();
-        Self::Refused { is_provider, reason }
+        let reason = reason.chars().filter(|c| !c.is_control()).take(MAX_REASON_CHARS).collect();
+        Self::Refused { is_provider_error, reason }
     }
 }
 
 /// The bytes of a frame.
 pub(super) fn encode(frame: &Frame) -> Vec<u8> {
     let body = codec::encode(VERSION, frame);
-    let mut bytes = Vec::with_capacity(HEAD + body.len());
+    let mut bytes = Vec::with_capacity(FRAME_HEADER_LEN + body.len());
     bytes.extend_from_slice(&MAGIC);
     bytes.extend_from_slice(&(body.len() as u32).to_le_bytes());
     bytes.extend_from_slice(&body);
@@ -87,18 +87,20 @@ pub(super) fn encode(frame: &Frame) -> Vec<u8> {
 pub(super) fn take_frame(received: &mut Vec<u8>) -> Result<Option<Frame>> {
     let there = received.len().min(MAGIC.len());
     if received[..there] != MAGIC[..there] {
-        return Err(malformed("it does not speak the protocol of rings"));
+        return Err(malformed("the peer does not speak the ring handshake"));
     }
-    let Some(head) = received.get(MAGIC.len()..HEAD) else { return Ok(None) };
+    let Some(head) = received.get(MAGIC.len()..FRAME_HEADER_LEN) else { return Ok(None) };
     let length = head.iter().rev().fold(0_usize, |sum, byte| sum << 8 | usize::from(*byte));
-    if length == 0 || length > LONGEST {
-        return Err(malformed(format!("a frame of {length} bytes: 1 to {LONGEST} is possible")));
+    if length == 0 || length > MAX_FRAME_LEN {
+        return Err(malformed(format!(
+            "a frame of {length} bytes: 1 to {MAX_FRAME_LEN} is possible"
+        )));
     }
-    if received.len() < HEAD + length {
+    if received.len() < FRAME_HEADER_LEN + length {
         return Ok(None);
     }
-    let frame = codec::decode(VERSION, &received[HEAD..HEAD + length]);
-    received.drain(..HEAD + length);
+    let frame = codec::decode(VERSION, &received[FRAME_HEADER_LEN..FRAME_HEADER_LEN + length]);
+    received.drain(..FRAME_HEADER_LEN + length);
     match frame {
         Ok(frame) => Ok(Some(frame)),
         Err(DecodeError::Tag { found, expected }) => {
@@ -112,12 +114,12 @@ pub(super) fn take_frame(received: &mut Vec<u8>) -> Result<Option<Frame>> {
 
 /// A TCP connection that frames are exchanged by.
 #[derive(Debug)]
-pub(super) struct Link {
+pub(super) struct FramedStream {
     stream: TcpStream,
     received: Vec<u8>,
 }
 
-impl Link {
+impl FramedStream {
     /// Over a connection, which never blocks from now on.
     pub(super) fn new(stream: TcpStream) -> std::io::Result<Self> {
         stream.set_nonblocking(true)?;
@@ -142,18 +144,18 @@ impl Link {
             }
             let mut piece = [0; 4096];
             match self.stream.read(&mut piece) {
-                Ok(0) => return Err(lost("the other side closed the connection")),
+                Ok(0) => return Err(connection_lost("the other side closed the connection")),
                 Ok(length) => self.received.extend_from_slice(&piece[..length]),
                 Err(error) if error.kind() == IoKind::Interrupted => {}
                 Err(error) if error.kind() == IoKind::WouldBlock => return Ok(None),
-                Err(error) => return Err(lost(error.to_string())),
+                Err(error) => return Err(connection_lost(error.to_string())),
             }
         }
     }
 
     /// Sends a frame. A connection has room for all of a handshake, so it does not have to wait.
     pub(super) fn send(&mut self, frame: &Frame) -> Result<()> {
-        self.stream.write_all(&encode(frame)).map_err(|error| lost(error.to_string()))
+        self.stream.write_all(&encode(frame)).map_err(|error| connection_lost(error.to_string()))
     }
 
     /// The connection, once the handshake is over and nothing more is to come.
@@ -169,6 +171,6 @@ pub(super) fn malformed(detail: impl Into<String>) -> Error {
     Error::new(ErrorKind::MalformedDescriptor, OPERATION, detail.into())
 }
 
-pub(super) fn lost(detail: impl Into<String>) -> Error {
+pub(super) fn connection_lost(detail: impl Into<String>) -> Error {
     Error::new(ErrorKind::ConnectionLost, OPERATION, detail.into())
 }

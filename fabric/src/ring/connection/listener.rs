@@ -16,21 +16,21 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::super::port::ReceiverId;
 use super::super::receiver::RingOptions;
-use super::frame::{Frame, Link, MOST_PROVIDERS, Wire, malformed};
-use super::offers::{self, Side};
+use super::frame::{Frame, FramedStream, MAX_PROVIDERS, ProviderProtocol, malformed};
+use super::provider_choice::{self, LocalPort};
 use super::{OPERATION, RingReader, RingSetup};
 use crate::waiting::Deadline;
 use crate::{Error, ErrorKind, Peer, Result};
 
 const ACCEPT: &str = "accepting a ring's writer";
 /// Handshakes at a time.
-const MOST_HANDSHAKES: usize = 16;
+const MAX_HANDSHAKES: usize = 16;
 /// How long one may take.
-const HANDSHAKE: Duration = Duration::from_secs(10);
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Connections that are no writer's must not fill the log: one line in this time.
-const LOG_PAUSE: Duration = Duration::from_secs(1);
+const LOG_INTERVAL: Duration = Duration::from_secs(1);
 /// How long one may send no `Hello` while further connections wait.
-const SILENCE: Duration = Duration::from_secs(1);
+const HELLO_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Listens for the writers of rings: see [`listen`](super::listen).
 ///
@@ -43,18 +43,18 @@ pub struct RingListener {
     address: SocketAddr,
     handshakes: Vec<Handshake>,
     /// When the last call of `accept` returned.
-    returned: Instant,
+    last_accept_end: Instant,
     /// Why the last handshake that failed did.
     refused: Option<String>,
     /// When a refusal was logged last, and how many were not since.
     logged: Option<Instant>,
-    unlogged: u64,
+    suppressed: u64,
 }
 
 /// A writer that connects.
 #[derive(Debug)]
 struct Handshake {
-    link: Link,
+    framed: FramedStream,
     from: SocketAddr,
     /// When it began, later by the time that passed between calls of `accept`.
     since: Instant,
@@ -65,9 +65,17 @@ struct Handshake {
 #[derive(Debug)]
 enum Stage {
     Hello,
-    Address { side: Box<Side>, provider: Wire },
-    Answer { side: Box<Side>, provider: Wire, ring: ReceiverId, writer: Peer },
-    Over,
+    Address {
+        local_port: Box<LocalPort>,
+        provider: ProviderProtocol,
+    },
+    Answer {
+        local_port: Box<LocalPort>,
+        provider: ProviderProtocol,
+        ring: ReceiverId,
+        writer: Peer,
+    },
+    Finished,
 }
 
 impl RingListener {
@@ -77,10 +85,10 @@ impl RingListener {
             listener,
             address,
             handshakes: Vec::new(),
-            returned: Instant::now(),
+            last_accept_end: Instant::now(),
             refused: None,
             logged: None,
-            unlogged: 0,
+            suppressed: 0,
         }
     }
 
@@ -98,10 +106,10 @@ impl RingListener {
     pub fn accept(&mut self, timeout: Duration) -> Result<RingReader> {
         let deadline = Deadline::after(timeout);
         // Nothing answered the handshakes meanwhile.
-        let pause = self.returned.elapsed();
+        let pause = self.last_accept_end.elapsed();
         self.handshakes.iter_mut().for_each(|handshake| handshake.since += pause);
         let accepted = self.accept_until(&deadline, timeout);
-        self.returned = Instant::now();
+        self.last_accept_end = Instant::now();
         accepted
     }
 
@@ -111,7 +119,7 @@ impl RingListener {
             if let Some(reader) = self.advance() {
                 return Ok(reader);
             }
-            self.refuse_late();
+            self.refuse_expired();
             self.take_connections()?;
             if let Some(reader) = self.advance() {
                 return Ok(reader);
@@ -130,8 +138,8 @@ impl RingListener {
     /// Takes connections that the system has, as long as there is a place for their handshakes.
     fn take_connections(&mut self) -> Result<()> {
         // Connections that come all the time must not keep the others from going on.
-        for _ in 0..MOST_HANDSHAKES {
-            if self.is_full() && self.silent(Instant::now()).is_none() {
+        for _ in 0..MAX_HANDSHAKES {
+            if self.is_full() && self.evictable(Instant::now()).is_none() {
                 break;
             }
             match self.listener.accept() {
@@ -139,7 +147,7 @@ impl RingListener {
                 Err(error) if error.kind() == IoKind::WouldBlock => return Ok(()),
                 Err(error)
                     if matches!(error.kind(), IoKind::Interrupted | IoKind::ConnectionAborted) => {}
-                Err(error) => return Err(Error::of_system(ACCEPT, &self.address, &error)),
+                Err(error) => return Err(Error::from_io_error(ACCEPT, &self.address, &error)),
             }
         }
         Ok(())
@@ -147,31 +155,33 @@ impl RingListener {
 
     fn begin(&mut self, stream: TcpStream, from: SocketAddr) {
         // A connection that has ended already is not logged.
-        let Ok(link) = Link::new(stream) else { return };
+        let Ok(framed) = FramedStream::new(stream) else { return };
         let now = Instant::now();
         if self.is_full() {
-            let Some(silent) = self.silent(now) else { return };
-            let detail = format!("it sent nothing for {SILENCE:?}, while others waited");
-            self.refuse(silent, &Error::new(ErrorKind::DeadlineExceeded, OPERATION, detail));
+            let Some(evictable) = self.evictable(now) else { return };
+            let detail = format!("it sent nothing for {HELLO_TIMEOUT:?}, while others waited");
+            self.refuse(evictable, &Error::new(ErrorKind::DeadlineExceeded, OPERATION, detail));
         }
-        self.handshakes.push(Handshake { link, from, since: now, stage: Stage::Hello });
+        self.handshakes.push(Handshake { framed, from, since: now, stage: Stage::Hello });
     }
 
     fn is_full(&self) -> bool {
-        self.handshakes.len() >= MOST_HANDSHAKES
+        self.handshakes.len() >= MAX_HANDSHAKES
     }
 
     /// The handshake that gives way to another one, if one does: the oldest without a `Hello`.
-    fn silent(&self, now: Instant) -> Option<usize> {
-        let gives_way = |it: &Handshake| it.is_silent() && it.age(now) >= SILENCE;
+    fn evictable(&self, now: Instant) -> Option<usize> {
+        let gives_way = |it: &Handshake| it.awaits_hello() && it.age(now) >= HELLO_TIMEOUT;
         self.handshakes.iter().position(gives_way)
     }
 
     /// Refuses the handshakes whose time is over.
-    fn refuse_late(&mut self) {
+    fn refuse_expired(&mut self) {
         let now = Instant::now();
-        while let Some(late) = self.handshakes.iter().position(|it| it.age(now) >= HANDSHAKE) {
-            let detail = format!("the handshake took longer than {HANDSHAKE:?}");
+        while let Some(late) =
+            self.handshakes.iter().position(|it| it.age(now) >= HANDSHAKE_TIMEOUT)
+        {
+            let detail = format!("the handshake took longer than {HANDSHAKE_TIMEOUT:?}");
             self.refuse(late, &Error::new(ErrorKind::DeadlineExceeded, OPERATION, detail));
         }
     }
@@ -187,7 +197,7 @@ impl RingListener {
                     let from = done.from;
                     match done.into_reader(&self.setup) {
                         Ok(reader) => return Some(reader),
-                        Err(error) => self.was_refused(from, &error),
+                        Err(error) => self.record_refusal(from, &error),
                     }
                 }
                 Err(error) => self.refuse(at, &error),
@@ -200,19 +210,19 @@ impl RingListener {
     fn refuse(&mut self, at: usize, error: &Error) {
         let mut refused = self.handshakes.remove(at);
         // A side that is gone is not told.
-        let _ = refused.link.send(&Frame::refusal(error));
-        self.was_refused(refused.from, error);
+        let _ = refused.framed.send(&Frame::refusal(error));
+        self.record_refusal(refused.from, error);
     }
 
-    fn was_refused(&mut self, from: SocketAddr, error: &Error) {
+    fn record_refusal(&mut self, from: SocketAddr, error: &Error) {
         let now = Instant::now();
-        if self.logged.is_some_and(|logged| now.saturating_duration_since(logged) < LOG_PAUSE) {
-            self.unlogged += 1;
+        if self.logged.is_some_and(|logged| now.saturating_duration_since(logged) < LOG_INTERVAL) {
+            self.suppressed += 1;
         } else {
-            let more = mem::take(&mut self.unlogged);
+            let more = mem::take(&mut self.suppressed);
             tracing::warn!(
                 %from, at = %self.address, why = %error, suppressed = more,
-                "a ring's writer was refused"
+                "refused the writer of a ring"
             );
             self.logged = Some(now);
         }
@@ -222,16 +232,16 @@ impl RingListener {
     /// Sleeps until something came, the time of a handshake is over, or one gives way to others.
     fn wait(&self, deadline: &Deadline) -> Result<()> {
         let now = Instant::now();
-        let takes = !self.is_full() || self.silent(now).is_some();
+        let takes = !self.is_full() || self.evictable(now).is_some();
         let until_next = |it: &Handshake| {
-            let most = if takes || !it.is_silent() { HANDSHAKE } else { SILENCE };
+            let most = if takes || !it.awaits_hello() { HANDSHAKE_TIMEOUT } else { HELLO_TIMEOUT };
             most.saturating_sub(it.age(now))
         };
         let next = self.handshakes.iter().map(until_next).min();
-        let left = next.unwrap_or(HANDSHAKE).min(deadline.left());
+        let left = next.unwrap_or(HANDSHAKE_TIMEOUT).min(deadline.left());
         // A connection that cannot be taken now would end every sleep at once.
         let listener = takes.then(|| self.listener.as_fd());
-        let links = self.handshakes.iter().map(|it| it.link.stream().as_fd());
+        let links = self.handshakes.iter().map(|it| it.framed.stream().as_fd());
         let mut entries: Vec<_> = listener
             .into_iter()
             .chain(links)
@@ -241,7 +251,7 @@ impl RingListener {
         let timeout = PollTimeout::try_from(milliseconds).unwrap_or(PollTimeout::MAX);
         match poll(&mut entries, timeout) {
             Ok(_) | Err(Errno::EINTR) => Ok(()),
-            Err(error) => Err(Error::of_system(ACCEPT, &self.address, &error.into())),
+            Err(error) => Err(Error::from_io_error(ACCEPT, &self.address, &error.into())),
         }
     }
 }
@@ -252,75 +262,81 @@ impl Handshake {
     }
 
     /// Did no whole frame come?
-    fn is_silent(&self) -> bool {
+    fn awaits_hello(&self) -> bool {
         matches!(self.stage, Stage::Hello)
     }
 
     /// Answers what has come. True if the ring is there.
     fn advance(&mut self, setup: &RingSetup) -> Result<bool> {
-        while let Some(frame) = self.link.next()? {
-            self.stage = match (mem::replace(&mut self.stage, Stage::Over), frame) {
+        while let Some(frame) = self.framed.next()? {
+            self.stage = match (mem::replace(&mut self.stage, Stage::Finished), frame) {
                 (Stage::Hello, Frame::Hello { providers }) => self.choose(setup, &providers)?,
-                (Stage::Address { side, provider }, Frame::Address(address)) => {
-                    let writer = side.addresses.insert(&address)?;
-                    self.offer(setup, side, provider, writer)?
+                (Stage::Address { local_port, provider }, Frame::Address(address)) => {
+                    let writer = local_port.addresses.insert(&address)?;
+                    self.offer(setup, local_port, provider, writer)?
                 }
-                (Stage::Answer { mut side, provider, ring, writer }, Frame::Answer(answer)) => {
-                    side.port.connect(ring, writer, &answer)?;
-                    self.link.send(&Frame::Ready)?;
-                    self.stage = Stage::Answer { side, provider, ring, writer };
+                (
+                    Stage::Answer { mut local_port, provider, ring, writer },
+                    Frame::Answer(answer),
+                ) => {
+                    local_port.port.connect(ring, writer, &answer)?;
+                    self.framed.send(&Frame::Ready)?;
+                    self.stage = Stage::Answer { local_port, provider, ring, writer };
                     return Ok(true);
                 }
                 (_, Frame::Refused { reason, .. }) => {
-                    let detail = format!("the writer gives up: {}", reason.escape_debug());
+                    let detail = format!("the writer refused the ring: {}", reason.escape_debug());
                     return Err(Error::new(ErrorKind::ConnectionRefused, OPERATION, detail));
                 }
-                _ => return Err(malformed("a frame of the handshake that is not its turn")),
+                _ => return Err(malformed("unexpected frame in the handshake")),
             };
         }
         Ok(false)
     }
 
-    fn choose(&mut self, setup: &RingSetup, theirs: &[Wire]) -> Result<Stage> {
-        if theirs.len() > MOST_PROVIDERS {
+    fn choose(&mut self, setup: &RingSetup, theirs: &[ProviderProtocol]) -> Result<Stage> {
+        if theirs.len() > MAX_PROVIDERS {
             return Err(malformed(format!("{} providers", theirs.len())));
         }
-        let local = self.link.stream().local_addr();
-        let local = local.map_err(|error| Error::of_system(OPERATION, &self.from, &error))?;
-        let ours = offers::usable(offers::source_of(local), setup.provider_policy())?;
-        let (provider, offer) = offers::in_common(ours, theirs)?;
-        let side = Box::new(offers::open(&offer)?);
-        let address = side.port.endpoint().address()?;
-        self.link.send(&Frame::Chosen { provider: provider.clone(), address })?;
-        Ok(Stage::Address { side, provider })
+        let local = self.framed.stream().local_addr();
+        let local = local.map_err(|error| Error::from_io_error(OPERATION, &self.from, &error))?;
+        let ours = provider_choice::usable_providers(
+            provider_choice::bind_address(local),
+            setup.provider_policy(),
+        )?;
+        let (provider, offer) = provider_choice::common_provider(ours, theirs)?;
+        let local_port = Box::new(provider_choice::open(&offer)?);
+        let address = local_port.port.endpoint().address()?;
+        self.framed.send(&Frame::Selected { provider: provider.clone(), address })?;
+        Ok(Stage::Address { local_port, provider })
     }
 
     fn offer(
         &mut self,
         setup: &RingSetup,
-        mut side: Box<Side>,
-        provider: Wire,
+        mut local_port: Box<LocalPort>,
+        provider: ProviderProtocol,
         writer: Peer,
     ) -> Result<Stage> {
-        let options = RingOptions::new(side.port.endpoint(), setup.bytes())?;
-        let ring = side.port.offer(&options)?;
-        let offer = side.port.terms(ring)?;
-        self.link.send(&Frame::Terms { offer, largest: setup.largest_message() })?;
-        Ok(Stage::Answer { side, provider, ring, writer })
+        let options = RingOptions::new(local_port.port.endpoint(), setup.bytes())?;
+        let ring = local_port.port.offer(&options)?;
+        let offer = local_port.port.ring_offer(ring)?;
+        self.framed.send(&Frame::Offer { offer, largest: setup.message_limit() })?;
+        Ok(Stage::Answer { local_port, provider, ring, writer })
     }
 
     fn into_reader(self, setup: &RingSetup) -> Result<RingReader> {
-        let Stage::Answer { side, provider, ring, .. } = self.stage else {
+        let Stage::Answer { local_port, provider, ring, .. } = self.stage else {
             return Err(malformed("the handshake is not over"));
         };
-        let stream = self.link.into_stream()?;
+        let stream = self.framed.into_stream()?;
         RingReader::start(
-            side.port,
+            local_port.port,
             ring,
             stream,
             self.from,
             provider.name,
-            setup.largest_message(),
+            setup.message_limit(),
         )
     }
 }
@@ -335,14 +351,14 @@ mod tests {
     const SHORT: Duration = Duration::from_millis(100);
 
     /// Makes the listener's past longer: the beginning of its handshakes, and the end of its last call.
-    fn age(listener: &mut RingListener, began: Duration, returned: Duration) {
+    fn age(listener: &mut RingListener, began: Duration, last_accept_end: Duration) {
         listener.handshakes.iter_mut().for_each(|it| it.since -= began);
-        listener.returned -= returned;
+        listener.last_accept_end -= last_accept_end;
     }
 
     /// What the reader says before it ends a connection.
     fn refusal(stream: &mut TcpStream) -> String {
-        stream.set_read_timeout(Some(HANDSHAKE)).unwrap();
+        stream.set_read_timeout(Some(HANDSHAKE_TIMEOUT)).unwrap();
         let mut bytes = Vec::new();
         stream.read_to_end(&mut bytes).unwrap();
         match take_frame(&mut bytes).unwrap() {
@@ -360,18 +376,18 @@ mod tests {
     #[test]
     fn handshake_has_its_time_only_while_accept_runs() {
         let mut listener = RingSetup::new().listen("127.0.0.1:0").unwrap();
-        let mut silent = TcpStream::connect(listener.address()).unwrap();
+        let mut evictable = TcpStream::connect(listener.address()).unwrap();
         accept_in_vain(&mut listener);
         // As if no call had run for longer than a handshake has.
-        age(&mut listener, HANDSHAKE + SHORT, HANDSHAKE + SHORT);
+        age(&mut listener, HANDSHAKE_TIMEOUT + SHORT, HANDSHAKE_TIMEOUT + SHORT);
         let error = accept_in_vain(&mut listener);
         assert!(!error.contains("refused"), "{error}");
         assert_eq!(listener.handshakes.len(), 1);
         // As if calls had.
-        age(&mut listener, HANDSHAKE, Duration::ZERO);
+        age(&mut listener, HANDSHAKE_TIMEOUT, Duration::ZERO);
         let error = accept_in_vain(&mut listener);
         assert!(error.contains("took longer than 10s"), "{error}");
-        assert_eq!(refusal(&mut silent), "the handshake took longer than 10s");
+        assert_eq!(refusal(&mut evictable), "the handshake took longer than 10s");
         assert!(listener.handshakes.is_empty());
     }
 
@@ -381,34 +397,34 @@ mod tests {
         let error = malformed("it does not speak the protocol of rings");
         let from = listener.address();
         for _ in 0..1000 {
-            listener.was_refused(from, &error);
+            listener.record_refusal(from, &error);
         }
-        let (logged, unlogged) = (listener.logged.unwrap(), listener.unlogged);
-        assert!(unlogged >= 900, "{unlogged}");
-        listener.logged = Some(logged - LOG_PAUSE);
-        listener.was_refused(from, &error);
-        assert_eq!(listener.unlogged, 0);
+        let (logged, suppressed) = (listener.logged.unwrap(), listener.suppressed);
+        assert!(suppressed >= 900, "{suppressed}");
+        listener.logged = Some(logged - LOG_INTERVAL);
+        listener.record_refusal(from, &error);
+        assert_eq!(listener.suppressed, 0);
     }
 
     #[test]
     fn silent_handshakes_give_way_only_to_waiting_connections() {
         let mut listener = RingSetup::new().listen("127.0.0.1:0").unwrap();
         let connect = |_| TcpStream::connect(listener.address()).unwrap();
-        let mut first: Vec<_> = (0..MOST_HANDSHAKES).map(connect).collect();
+        let mut first: Vec<_> = (0..MAX_HANDSHAKES).map(connect).collect();
         let further: Vec<_> = (0..3).map(connect).collect();
         let error = accept_in_vain(&mut listener);
         assert!(!error.contains("refused"), "{error}");
-        assert_eq!(listener.handshakes.len(), MOST_HANDSHAKES);
+        assert_eq!(listener.handshakes.len(), MAX_HANDSHAKES);
 
-        age(&mut listener, SILENCE, Duration::ZERO);
+        age(&mut listener, HELLO_TIMEOUT, Duration::ZERO);
         accept_in_vain(&mut listener);
-        assert_eq!(listener.handshakes.len(), MOST_HANDSHAKES);
+        assert_eq!(listener.handshakes.len(), MAX_HANDSHAKES);
         for stream in &mut first[..3] {
             assert_eq!(refusal(stream), "it sent nothing for 1s, while others waited");
         }
         // Nothing waits any more, so the others stay.
         let stays = |at: usize| listener.handshakes[at].from == first[at + 3].local_addr().unwrap();
-        assert!((0..MOST_HANDSHAKES - 3).all(stays));
+        assert!((0..MAX_HANDSHAKES - 3).all(stays));
         drop(further);
     }
 }

@@ -12,14 +12,14 @@
 //! | `offers` | the provider that both sides have |
 //! | `listener` | handshakes of the reader's side, several at a time |
 //! | `connector` | the handshake of the writer's side |
-//! | `driver` | the thread that drives a ring while its user does not |
+//! | `progress_thread` | the thread that drives a ring while its user does not |
 //! | `reader`, `writer` | the two sides, as a user has them |
 
 mod connector;
-mod driver;
 mod frame;
 mod listener;
-mod offers;
+mod progress_thread;
+mod provider_choice;
 mod reader;
 mod setup;
 mod writer;

@@ -3,10 +3,10 @@
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-use super::super::memory::View;
+use super::super::memory::ChunkView;
 use super::super::port::{Port, ReceiverId};
 use super::super::receiver::ReceiverStatistics;
-use super::driver::{Driver, SLICE};
+use super::progress_thread::{ProgressThread, WAIT_SLICE};
 use crate::waiting::Deadline;
 use crate::{Error, ErrorKind, Result};
 
@@ -28,13 +28,13 @@ const CLOSE: &str = "closing a ring";
 /// A forked child cannot use its parent's: `NotSupported`. What it drops stays as it is.
 #[derive(Debug)]
 pub struct RingReader {
-    driver: Driver,
+    progress_thread: ProgressThread,
     ring: ReceiverId,
     largest: u64,
     /// What came so far of a message that is put together.
     partial: Vec<u8>,
     /// Is a message given out in chunks, and not to its end yet?
-    in_chunks: bool,
+    is_chunked: bool,
 }
 
 impl RingReader {
@@ -46,8 +46,8 @@ impl RingReader {
         provider: String,
         largest: u64,
     ) -> Result<Self> {
-        let driver = Driver::start(port, stream, peer, provider)?;
-        Ok(Self { driver, ring, largest, partial: Vec::new(), in_chunks: false })
+        let progress_thread = ProgressThread::start(port, stream, peer, provider)?;
+        Ok(Self { progress_thread, ring, largest, partial: Vec::new(), is_chunked: false })
     }
 
     /// Waits for the next message, and gives it whole.
@@ -57,9 +57,9 @@ impl RingReader {
     /// on with the next call; `InvalidArgument` if the message's first part was taken by
     /// [`receive_chunk`](Self::receive_chunk).
     pub fn receive(&mut self, timeout: Duration) -> Result<Vec<u8>> {
-        if self.in_chunks {
+        if self.is_chunked {
             let detail = "a message was taken in part by receive_chunk: take the rest by that, too";
-            return Err(self.driver.error(ErrorKind::InvalidArgument, READ, detail));
+            return Err(self.progress_thread.error(ErrorKind::InvalidArgument, READ, detail));
         }
         let deadline = Deadline::after(timeout);
         loop {
@@ -72,7 +72,7 @@ impl RingReader {
             }
             // Also where chunks come all the time.
             if deadline.has_passed() {
-                return Err(self.too_late(timeout));
+                return Err(self.deadline_exceeded(timeout));
             }
         }
     }
@@ -107,57 +107,57 @@ impl RingReader {
     ///
     /// # Errors
     /// As [`receive`](Self::receive); `InvalidArgument` if a message came in part by that.
-    pub fn receive_chunk(&mut self, timeout: Duration) -> Result<View> {
+    pub fn receive_chunk(&mut self, timeout: Duration) -> Result<ChunkView> {
         if !self.partial.is_empty() {
             let detail = "a message came in part by receive: take the rest by that, too";
-            return Err(self.driver.error(ErrorKind::InvalidArgument, READ, detail));
+            return Err(self.progress_thread.error(ErrorKind::InvalidArgument, READ, detail));
         }
         let view = self.next(&Deadline::after(timeout), timeout)?;
-        self.in_chunks = !view.is_last();
+        self.is_chunked = !view.is_last();
         Ok(view)
     }
 
-    fn next(&mut self, deadline: &Deadline, timeout: Duration) -> Result<View> {
-        let mut call = self.driver.call(READ)?;
+    fn next(&mut self, deadline: &Deadline, timeout: Duration) -> Result<ChunkView> {
+        let mut call = self.progress_thread.call(READ)?;
         loop {
-            match call.receive(self.ring, SLICE.min(deadline.left())) {
+            match call.receive(self.ring, WAIT_SLICE.min(deadline.left())) {
                 Ok(view) if view.header().length > self.largest => {
                     let detail = format!(
                         "the writer sent a message of {} bytes, where at most {} are agreed",
                         view.header().length,
                         self.largest
                     );
-                    return Err(self.driver.error(ErrorKind::Truncated, READ, detail));
+                    return Err(self.progress_thread.error(ErrorKind::Truncated, READ, detail));
                 }
                 Ok(view) => return Ok(view),
                 Err(error) if error.kind() == ErrorKind::DeadlineExceeded => {}
                 Err(error) => return Err(error),
             }
-            self.driver.check_peer(READ)?;
+            self.progress_thread.check_peer(READ)?;
             if deadline.has_passed() {
-                return Err(self.too_late(timeout));
+                return Err(self.deadline_exceeded(timeout));
             }
         }
     }
 
-    fn too_late(&self, timeout: Duration) -> Error {
+    fn deadline_exceeded(&self, timeout: Duration) -> Error {
         let received = self.partial.len();
         let detail = format!(
             "the next message did not arrive within {timeout:?}: {received} bytes of it are here"
         );
-        self.driver.error(ErrorKind::DeadlineExceeded, READ, detail)
+        self.progress_thread.error(ErrorKind::DeadlineExceeded, READ, detail)
     }
 
     /// Where the writer is.
     #[must_use]
     pub fn peer(&self) -> SocketAddr {
-        self.driver.peer()
+        self.progress_thread.peer()
     }
 
     /// The provider that carries the messages.
     #[must_use]
     pub fn provider(&self) -> &str {
-        self.driver.provider()
+        self.progress_thread.provider()
     }
 
     /// Closes the ring: the writer is told that nothing is read any more. What was not read is lost.
@@ -167,23 +167,23 @@ impl RingReader {
     /// `DeadlineExceeded` if the writer does not answer; the ring is closed all the same.
     pub fn close(self, timeout: Duration) -> Result<ReceiverStatistics> {
         let deadline = Deadline::after(timeout);
-        let mut call = self.driver.call(CLOSE)?;
+        let mut call = self.progress_thread.call(CLOSE)?;
         let statistics = call.close_receiver(self.ring)?;
         let mut idle = 0;
-        let told = loop {
-            if call.rings().0 == 0 || self.driver.check_peer(CLOSE).is_err() {
+        let closed = loop {
+            if call.rings().0 == 0 || self.progress_thread.check_peer(CLOSE).is_err() {
                 break Ok(());
             }
             if deadline.has_passed() {
                 let detail = format!("the writer did not answer within {timeout:?}");
-                break Err(self.driver.error(ErrorKind::DeadlineExceeded, CLOSE, detail));
+                break Err(self.progress_thread.error(ErrorKind::DeadlineExceeded, CLOSE, detail));
             }
-            if let Err(error) = call.turn(&mut idle, SLICE.min(deadline.left())) {
+            if let Err(error) = call.progress(&mut idle, WAIT_SLICE.min(deadline.left())) {
                 break Err(error);
             }
         };
         drop(call);
-        self.driver.close().and(told)?;
+        self.progress_thread.close().and(closed)?;
         Ok(statistics)
     }
 }

@@ -4,8 +4,8 @@ use std::fmt::Display;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::time::Duration;
 
-use super::super::shape::Shape;
-use super::{OPERATION, RingListener, RingWriter, connector, offers};
+use super::super::geometry::RingGeometry;
+use super::{OPERATION, RingListener, RingWriter, connector, provider_choice};
 use crate::{Error, ErrorKind, Policy, Result};
 
 const LISTEN: &str = "listening for a ring's writer";
@@ -127,7 +127,7 @@ impl RingSetup {
     /// [consent](Self::insecure), or a capacity that no ring has; `NoProvider` if no provider here
     /// may be taken; what the system says.
     pub fn listen(&self, address: impl ToSocketAddrs + Display) -> Result<RingListener> {
-        if Shape::new(self.capacity, 0).is_none() {
+        if RingGeometry::new(self.capacity, 0).is_none() {
             let detail = format!(
                 "there is no ring of {} bytes: from 1 KiB to 1 TiB, and two halves of whole granules",
                 self.capacity
@@ -135,13 +135,13 @@ impl RingSetup {
             return Err(Error::new(ErrorKind::InvalidArgument, LISTEN, detail));
         }
         let addresses = self.addresses(LISTEN, &address)?;
-        let failed = |error: std::io::Error| Error::of_system(LISTEN, &address, &error);
+        let failed = |error: std::io::Error| Error::from_io_error(LISTEN, &address, &error);
         let listener = TcpListener::bind(&addresses[..]).map_err(failed)?;
         let local = listener.local_addr().map_err(failed)?;
         listener.set_nonblocking(true).map_err(failed)?;
         // Refused now rather than at the first writer.
-        offers::usable(offers::source_of(local), &self.policy)?;
-        self.say_if_insecure(local);
+        provider_choice::usable_providers(provider_choice::bind_address(local), &self.policy)?;
+        self.warn_if_insecure(local);
         Ok(RingListener::new(self.clone(), listener, local))
     }
 
@@ -160,7 +160,7 @@ impl RingSetup {
         timeout: Duration,
     ) -> Result<RingWriter> {
         let addresses = self.addresses(OPERATION, &address)?;
-        self.say_if_insecure(addresses[0]);
+        self.warn_if_insecure(addresses[0]);
         connector::connect(&self.policy, &addresses, &address.to_string(), timeout)
     }
 
@@ -172,7 +172,7 @@ impl RingSetup {
         self.capacity
     }
 
-    pub(super) fn largest_message(&self) -> u64 {
+    pub(super) fn message_limit(&self) -> u64 {
         self.largest
     }
 
@@ -191,21 +191,21 @@ impl RingSetup {
             Err(error) => return refuse(format!("{error}. Name one as host:port")),
         };
         if addresses.is_empty() {
-            return refuse("the name has no address".to_owned());
+            return refuse("the name resolves to no address".to_owned());
         }
-        if !self.insecure && addresses.iter().any(is_beyond) {
+        if !self.insecure && addresses.iter().any(leaves_loopback) {
             return refuse(format!("{INSECURE}. Allow it: RingSetup::insecure"));
         }
         Ok(addresses)
     }
 
-    fn say_if_insecure(&self, address: SocketAddr) {
-        if is_beyond(&address) {
+    fn warn_if_insecure(&self, address: SocketAddr) {
+        if leaves_loopback(&address) {
             tracing::warn!(%address, "insecure: {INSECURE}");
         }
     }
 }
 
-fn is_beyond(address: &SocketAddr) -> bool {
+fn leaves_loopback(address: &SocketAddr) -> bool {
     !address.ip().to_canonical().is_loopback()
 }

@@ -5,11 +5,13 @@ use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 
-use super::frame::{Frame, LONGEST, Link, VERSION, Wire, encode, take_frame};
-use super::offers::{self, Side};
-use super::writer::SLOT;
+use super::frame::{
+    Frame, FramedStream, MAX_FRAME_LEN, ProviderProtocol, VERSION, encode, take_frame,
+};
+use super::provider_choice::{self, LocalPort};
+use super::writer::SLOT_LEN;
 use super::{RingReader, RingWriter};
-use crate::ring::{Notify, ReceiverId, RingOptions};
+use crate::ring::{NotifyMode, ReceiverId, RingOptions};
 use crate::{Address, ErrorKind, Policy};
 
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -17,36 +19,37 @@ const LARGEST: u64 = 1 << 20;
 
 /// The reader's side of a ring, without a thread that drives it.
 struct Reading {
-    side: Side,
+    local_port: LocalPort,
     ring: ReceiverId,
     stream: TcpStream,
     writer: SocketAddr,
 }
 
 /// Both sides of a ring whose reader is told in this form.
-fn pair_by(notify: Notify) -> (Reading, RingWriter) {
+fn pair_by(notify: NotifyMode) -> (Reading, RingWriter) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let address = listener.local_addr().unwrap();
     let from_writer = TcpStream::connect(address).unwrap();
     let (from_reader, peer) = listener.accept().unwrap();
     let [from_writer, from_reader] =
-        [from_writer, from_reader].map(|it| Link::new(it).unwrap().into_stream().unwrap());
+        [from_writer, from_reader].map(|it| FramedStream::new(it).unwrap().into_stream().unwrap());
 
     let [mut reader, mut writer] = [(), ()].map(|()| {
         let here = Some(Ipv4Addr::LOCALHOST.into());
-        let (_, offer) = offers::usable(here, &Policy::default()).unwrap().remove(0);
-        offers::open(&offer).unwrap()
+        let (_, offer) =
+            provider_choice::usable_providers(here, &Policy::default()).unwrap().remove(0);
+        provider_choice::open(&offer).unwrap()
     });
     let to_reader = writer.addresses.insert(&reader.port.endpoint().address().unwrap()).unwrap();
     let to_writer = reader.addresses.insert(&writer.port.endpoint().address().unwrap()).unwrap();
     let options = RingOptions::new(reader.port.endpoint(), LARGEST).unwrap();
     let ring = reader.port.offer(&RingOptions { notify, ..options }).unwrap();
-    let terms = reader.port.terms(ring).unwrap();
-    let (writing, answer) = writer.port.accept(to_reader, &terms, SLOT as u64).unwrap();
+    let ring_offer = reader.port.ring_offer(ring).unwrap();
+    let (writing, answer) = writer.port.accept(to_reader, &ring_offer, SLOT_LEN as u64).unwrap();
     reader.port.connect(ring, to_writer, &answer).unwrap();
     let provider = "any".to_owned();
     let writer = RingWriter::start(writer.port, writing, from_writer, address, provider, LARGEST);
-    (Reading { side: reader, ring, stream: from_reader, writer: peer }, writer.unwrap())
+    (Reading { local_port: reader, ring, stream: from_reader, writer: peer }, writer.unwrap())
 }
 
 /// Processor time of all threads of rings in this process.
@@ -66,9 +69,11 @@ fn time_of_threads() -> Duration {
 
 #[test]
 fn idle_ring_told_by_messages_takes_little_processor_time() {
-    let (Reading { side, ring, stream, writer: peer }, mut writer) = pair_by(Notify::Message);
+    let (Reading { local_port, ring, stream, writer: peer }, mut writer) =
+        pair_by(NotifyMode::Message);
     let provider = "any".to_owned();
-    let mut reader = RingReader::start(side.port, ring, stream, peer, provider, LARGEST).unwrap();
+    let mut reader =
+        RingReader::start(local_port.port, ring, stream, peer, provider, LARGEST).unwrap();
     for message in [b"first", b"other"] {
         writer.send(message, TIMEOUT).unwrap();
         assert_eq!(reader.receive(TIMEOUT).unwrap(), message);
@@ -87,15 +92,15 @@ fn idle_ring_told_by_messages_takes_little_processor_time() {
 
 #[test]
 fn writer_closes_in_time_where_only_tcp_tells_that_its_reader_is_gone() {
-    let (Reading { mut side, ring, stream, .. }, mut writer) = pair_by(Notify::Immediate);
+    let (Reading { mut local_port, ring, stream, .. }, mut writer) = pair_by(NotifyMode::Immediate);
     let writing = std::thread::spawn(move || {
         writer.send(b"message", TIMEOUT).unwrap();
         writer.flush(TIMEOUT).unwrap();
         writer
     });
-    drop(side.port.receive(ring, TIMEOUT).unwrap());
+    drop(local_port.port.receive(ring, TIMEOUT).unwrap());
     while !writing.is_finished() {
-        let _ = side.port.rest(Duration::from_millis(1)).unwrap();
+        let _ = local_port.port.wait(Duration::from_millis(1)).unwrap();
     }
     let writer = writing.join().unwrap();
     // From now on the endpoint is there and answers nothing.
@@ -106,15 +111,18 @@ fn writer_closes_in_time_where_only_tcp_tells_that_its_reader_is_gone() {
 }
 
 fn frames() -> Vec<Frame> {
-    let wire = Wire { name: "tcp".into(), protocol: 25, address_format: 2 };
+    let wire = ProviderProtocol { name: "tcp".into(), protocol: 25, address_format: 2 };
     vec![
         Frame::Hello {
-            providers: vec![wire.clone(), Wire { name: "verbs;ofi_rxm".into(), ..wire.clone() }],
+            providers: vec![
+                wire.clone(),
+                ProviderProtocol { name: "verbs;ofi_rxm".into(), ..wire.clone() },
+            ],
         },
-        Frame::Chosen { provider: wire, address: Address(vec![7; 16]) },
+        Frame::Selected { provider: wire, address: Address(vec![7; 16]) },
         Frame::Address(Address(vec![0; 64])),
         Frame::Ready,
-        Frame::Refused { is_provider: true, reason: "none in common".into() },
+        Frame::Refused { is_provider_error: true, reason: "none in common".into() },
     ]
 }
 
@@ -143,7 +151,7 @@ fn frames_that_are_none_are_refused() {
     for garbage in [&b"G"[..], b"FcRg\0\0\0\0", b"GET / HTTP/1.1\r\n"] {
         assert_eq!(kind(garbage), ErrorKind::MalformedDescriptor, "{garbage:?}");
     }
-    for length in [0, LONGEST as u32 + 1, u32::MAX] {
+    for length in [0, MAX_FRAME_LEN as u32 + 1, u32::MAX] {
         let mut bytes = good.clone();
         bytes[4..8].copy_from_slice(&length.to_le_bytes());
         assert_eq!(kind(&bytes), ErrorKind::MalformedDescriptor, "{length} bytes");

@@ -3,11 +3,11 @@
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-use super::super::memory::{Site, activate};
+use super::super::memory::{RegistrationScope, bind_or_enable};
 use super::super::port::{Port, SenderId};
 use super::super::sender::{Pushed, SenderStatistics};
-use super::super::writer::Message;
-use super::driver::{Call, Driver, SLICE};
+use super::super::writer_state::Message;
+use super::progress_thread::{PortGuard, ProgressThread, WAIT_SLICE};
 use crate::waiting::Deadline;
 use crate::{Access, ErrorKind, HostMemory, MemoryRegion, Result};
 
@@ -15,10 +15,10 @@ const WRITE: &str = "writing to a ring";
 const FLUSH: &str = "flushing a ring";
 const CLOSE: &str = "closing a ring";
 /// Bytes of a slot: the longest chunk.
-pub(super) const SLOT: usize = 64 << 10;
+pub(super) const SLOT_LEN: usize = 64 << 10;
 /// Slots that messages are copied into, to be written from: the provider is busy with some while others
 /// are filled.
-const SLOTS: usize = 16;
+const SLOT_COUNT: usize = 16;
 
 /// Writes messages into a ring that another program reads: see [`connect`](super::connect).
 ///
@@ -34,7 +34,7 @@ const SLOTS: usize = 16;
 /// A forked child cannot use its parent's: `NotSupported`. What it drops stays as it is.
 #[derive(Debug)]
 pub struct RingWriter {
-    driver: Driver,
+    progress_thread: ProgressThread,
     ring: SenderId,
     largest: u64,
     staging: Staging,
@@ -47,7 +47,7 @@ pub struct RingWriter {
 struct Staging {
     region: MemoryRegion,
     /// For each slot, the position up to which the provider has to be done before it is free.
-    busy_to: [u64; SLOTS],
+    busy_to: [u64; SLOT_COUNT],
     next: usize,
 }
 
@@ -61,12 +61,12 @@ impl RingWriter {
         largest: u64,
     ) -> Result<Self> {
         let endpoint = port.endpoint();
-        let memory = HostMemory::zeroed(SLOTS * SLOT)?;
+        let memory = HostMemory::zeroed(SLOT_COUNT * SLOT_LEN)?;
         let region = endpoint.domain().register(memory, Access::WRITE)?;
-        activate(&region, Site::of(endpoint))?;
-        let staging = Staging { region, busy_to: [0; SLOTS], next: 0 };
-        let driver = Driver::start(port, stream, peer, provider)?;
-        Ok(Self { driver, ring, largest, staging, unfinished: None })
+        bind_or_enable(&region, RegistrationScope::of(endpoint))?;
+        let staging = Staging { region, busy_to: [0; SLOT_COUNT], next: 0 };
+        let progress_thread = ProgressThread::start(port, stream, peer, provider)?;
+        Ok(Self { progress_thread, ring, largest, staging, unfinished: None })
     }
 
     /// Sends a message, of any length up to what the reader takes. The bytes may be changed as soon as
@@ -82,12 +82,12 @@ impl RingWriter {
         if length > self.largest {
             let detail =
                 format!("a message of {length} bytes, where the reader takes {}", self.largest);
-            return Err(self.driver.error(ErrorKind::Truncated, WRITE, detail));
+            return Err(self.progress_thread.error(ErrorKind::Truncated, WRITE, detail));
         }
-        let mut call = self.driver.call(WRITE)?;
+        let mut call = self.progress_thread.call(WRITE)?;
         // The reader's own word comes first.
         if call.sender(self.ring)?.broken().is_none() {
-            self.driver.check_peer(WRITE)?;
+            self.progress_thread.check_peer(WRITE)?;
         }
         let mut begun = match self.unfinished.take() {
             Some(begun) if begun.length() == length => begun,
@@ -98,12 +98,12 @@ impl RingWriter {
                     begun.length()
                 );
                 self.unfinished = Some(begun);
-                return Err(self.driver.error(ErrorKind::InvalidArgument, WRITE, detail));
+                return Err(self.progress_thread.error(ErrorKind::InvalidArgument, WRITE, detail));
             }
             None => call.begin(self.ring, 0, length)?,
         };
         let written = write(&mut call, self.ring, &mut self.staging, &mut begun, message, |busy| {
-            self.driver.check_peer(WRITE)?;
+            self.progress_thread.check_peer(WRITE)?;
             if !deadline.has_passed() {
                 return Ok(());
             }
@@ -111,7 +111,7 @@ impl RingWriter {
                 "{} of {length} bytes were written within {timeout:?}, waiting for {}",
                 busy.written, busy.with
             );
-            Err(self.driver.error(ErrorKind::DeadlineExceeded, WRITE, detail))
+            Err(self.progress_thread.error(ErrorKind::DeadlineExceeded, WRITE, detail))
         });
         if written.is_err() && begun.written() > 0 && !begun.is_written() {
             self.unfinished = Some(begun);
@@ -128,20 +128,20 @@ impl RingWriter {
         if let Some(begun) = &self.unfinished {
             let detail =
                 format!("{} bytes of a message are missing", begun.length() - begun.written());
-            return Err(self.driver.error(ErrorKind::InvalidArgument, FLUSH, detail));
+            return Err(self.progress_thread.error(ErrorKind::InvalidArgument, FLUSH, detail));
         }
         let deadline = Deadline::after(timeout);
-        let mut call = self.driver.call(FLUSH)?;
+        let mut call = self.progress_thread.call(FLUSH)?;
         loop {
-            match call.flush(self.ring, SLICE.min(deadline.left())) {
+            match call.flush(self.ring, WAIT_SLICE.min(deadline.left())) {
                 Err(error) if error.kind() == ErrorKind::DeadlineExceeded => {}
                 done => return done,
             }
-            self.driver.check_peer(FLUSH)?;
+            self.progress_thread.check_peer(FLUSH)?;
             if deadline.has_passed() {
                 let unread = call.sender(self.ring)?.writer().unread();
                 let detail = format!("{unread} chunks are not read, after {timeout:?}");
-                return Err(self.driver.error(ErrorKind::DeadlineExceeded, FLUSH, detail));
+                return Err(self.progress_thread.error(ErrorKind::DeadlineExceeded, FLUSH, detail));
             }
         }
     }
@@ -157,14 +157,14 @@ impl RingWriter {
     pub fn close(mut self, timeout: Duration) -> Result<SenderStatistics> {
         let deadline = Deadline::after(timeout);
         self.flush(timeout)?;
-        let mut call = self.driver.call(CLOSE)?;
+        let mut call = self.progress_thread.call(CLOSE)?;
         let sender = call.sender(self.ring)?;
         let (statistics, is_there) = (sender.statistics(), sender.broken().is_none());
-        call.retire(self.ring, is_there);
+        call.begin_close(self.ring, is_there);
         let mut idle = 0;
         while call.rings().1 > 0 {
-            if self.driver.check_peer(CLOSE).is_err() {
-                // Not by `Driver::close`, which would try to tell the reader for a while.
+            if self.progress_thread.check_peer(CLOSE).is_err() {
+                // Not by `ProgressThread::close`, which would try to tell the reader for a while.
                 return Ok(statistics);
             }
             if deadline.has_passed() {
@@ -172,25 +172,25 @@ impl RingWriter {
                     "everything was read, but the reader did not answer within {timeout:?}: it may \
                      not know that nothing more comes"
                 );
-                return Err(self.driver.error(ErrorKind::DeadlineExceeded, CLOSE, detail));
+                return Err(self.progress_thread.error(ErrorKind::DeadlineExceeded, CLOSE, detail));
             }
-            call.turn(&mut idle, SLICE.min(deadline.left()))?;
+            call.progress(&mut idle, WAIT_SLICE.min(deadline.left()))?;
         }
         drop(call);
-        self.driver.close()?;
+        self.progress_thread.close()?;
         Ok(statistics)
     }
 
     /// Where the reader is.
     #[must_use]
     pub fn peer(&self) -> SocketAddr {
-        self.driver.peer()
+        self.progress_thread.peer()
     }
 
     /// The provider that carries the messages.
     #[must_use]
     pub fn provider(&self) -> &str {
-        self.driver.provider()
+        self.progress_thread.provider()
     }
 }
 
@@ -202,7 +202,7 @@ struct Busy {
 
 /// Writes what is left of a message. Where that has to wait, `may_wait` is asked first.
 fn write(
-    call: &mut Call<'_>,
+    call: &mut PortGuard<'_>,
     ring: SenderId,
     staging: &mut Staging,
     message: &mut Message,
@@ -214,7 +214,7 @@ fn write(
         // Marks say it all: what was read is not kept to be asked for.
         while call.next_read(ring)?.is_some() {}
         let slot = staging.next;
-        if call.sender(ring)?.left_to() < staging.busy_to[slot] {
+        if call.sender(ring)?.completed_to() < staging.busy_to[slot] {
             let busy = Busy { with: "the provider to be done", written: message.written() };
             wait(call, &mut idle, busy, &may_wait)?;
             if let Some(broken) = call.sender(ring)?.broken() {
@@ -223,8 +223,8 @@ fn write(
             continue;
         }
         let at = message.written();
-        let piece = &bytes[at as usize..bytes.len().min(at as usize + SLOT)];
-        let offset = slot * SLOT;
+        let piece = &bytes[at as usize..bytes.len().min(at as usize + SLOT_LEN)];
+        let offset = slot * SLOT_LEN;
         staging.region.write(offset, piece)?;
         let part = staging.region.slice(offset..offset + piece.len())?;
         let end = at + piece.len() as u64;
@@ -235,8 +235,8 @@ fn write(
                     idle = 0;
                     continue;
                 }
-                Pushed::Blocked(_) => "the reader to let go of something",
-                Pushed::Busy => "the provider to make room",
+                Pushed::Blocked(_) => "the reader to release chunks",
+                Pushed::Busy => "room in the queue of the provider",
             };
             let busy = Busy { with, written: message.written() };
             pushed = wait(call, &mut idle, busy, &may_wait);
@@ -246,7 +246,7 @@ fn write(
         }
         if message.written() > at {
             staging.busy_to[slot] = call.sender(ring)?.writer().tail();
-            staging.next = (slot + 1) % SLOTS;
+            staging.next = (slot + 1) % SLOT_COUNT;
         }
         pushed?;
     }
@@ -254,11 +254,11 @@ fn write(
 }
 
 fn wait(
-    call: &mut Call<'_>,
+    call: &mut PortGuard<'_>,
     idle: &mut u32,
     busy: Busy,
     may_wait: &impl Fn(Busy) -> Result<()>,
 ) -> Result<()> {
     may_wait(busy)?;
-    call.turn(idle, SLICE)
+    call.progress(idle, WAIT_SLICE)
 }

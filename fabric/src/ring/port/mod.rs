@@ -1,41 +1,41 @@
 //! One endpoint with its queue, and all the rings that end on it.
 //!
-//! Whoever owns a port drives it: [`turn`](Port::turn) takes one thing from the queue and gives
+//! Whoever owns a port drives it: [`progress`](Port::turn) takes one thing from the queue and gives
 //! it to the ring that it concerns. The calls that wait do it by turns, so that all rings of
 //! the port go on meanwhile. One thread, no lock.
 
-mod beside;
 mod closing;
-mod news;
+mod events;
+mod lanes;
 mod opening;
 mod waiting;
 
-pub use news::News;
+pub use events::RingEvent;
 
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use super::board::{Board, Heard};
-use super::capacity::QueueCapacity;
-use super::immediate::{Immediate, Notice};
-use super::memory::View;
-use super::notify::Notify;
-use super::outlet::{Title, named};
+use super::chunk_poster::{SenderInstance, parse_write_token};
+use super::immediate::{Immediate, RingNotice};
+use super::lanes::ExtraLanes;
+use super::memory::ChunkView;
+use super::notice_sender::{NOTICE_TOKEN, parse_credit_token};
+use super::notify::NotifyMode;
+use super::posted_receives::{PostedReceives, ReceivedNotice};
+use super::queue_budget::QueueBudget;
 use super::receiver::RingReceiver;
 use super::retries::Retries;
 use super::sender::{Pushed, RingSender};
-use super::speaker::{NOTICE_TOKEN, of_credit};
-use super::stripes::Beside;
-use super::writer::Message;
+use super::writer_state::Message;
 use crate::{
     CompletionQueue, Endpoint, Error, ErrorKind, MemoryRegion, Outcome, Peer, RegionSlice, Result,
 };
-use closing::Graves;
-use news::{list_receiver, list_sender};
+use closing::QuarantinedMemory;
+use events::{queue_receiver_event, queue_sender_event};
 
 /// Turns without anything after which it is quiet: writers are told what was released, and
 /// whoever waits may sleep.
-const QUIET: u32 = 200;
+const IDLE_POLLS: u32 = 200;
 
 /// A ring that this side writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -47,13 +47,13 @@ pub struct SenderId(u16);
 pub struct ReceiverId {
     ring: u16,
     /// The epoch that it was made in, of all rings of the port.
-    born: u32,
+    creation_epoch: u32,
 }
 
 /// What a turn did.
 #[derive(Debug)]
 #[must_use = "what is no ring's business is the caller's"]
-pub enum Turn {
+pub enum PortEvent {
     /// Nothing.
     Idle,
     /// Something for a ring.
@@ -84,20 +84,20 @@ pub enum Turn {
 /// let mut port = Port::new(endpoint, queue);
 /// let options = RingOptions::new(port.endpoint(), 1 << 20)?;
 /// let reading = port.offer(&options)?;
-/// let (writing, answer) = port.accept(peer, &port.terms(reading)?, 64 << 10)?;
+/// let (writing, answer) = port.accept(peer, &port.ring_offer(reading)?, 64 << 10)?;
 /// port.connect(reading, peer, &answer)?;
 ///
-/// let patience = Duration::from_secs(5);
+/// let timeout = Duration::from_secs(5);
 /// let source = domain.register(HostMemory::from_vec(b"payload".to_vec())?, Access::WRITE)?;
-/// let number = port.send(writing, 3, &source.all(), patience)?;
-/// let view = port.receive(reading, patience)?;
+/// let number = port.send(writing, 3, &source.all(), timeout)?;
+/// let view = port.receive(reading, timeout)?;
 /// assert_eq!((view.header().message, view.header().topic, view.is_last()), (number, 3, true));
 /// let mut bytes = [0; 7];
 /// view.read(0, &mut bytes)?;
 /// assert_eq!(&bytes, b"payload");
 /// // Dropped, its place is the writer's again, who is told by and by.
 /// drop(view);
-/// port.flush(writing, patience)?;
+/// port.flush(writing, timeout)?;
 /// # Ok::<(), fabric::Error>(())
 /// ```
 #[derive(Debug)]
@@ -105,9 +105,9 @@ pub struct Port {
     // Closed before the memory below goes.
     endpoint: Endpoint,
     queue: CompletionQueue,
-    board: Board,
+    posted_receives: PostedReceives,
     /// Further lanes, and whether they come first at the next turn.
-    beside: Option<Box<Beside>>,
+    extra_lanes: Option<Box<ExtraLanes>>,
     are_lanes_next: bool,
     /// By number.
     receivers: Vec<Option<Box<RingReceiver>>>,
@@ -115,57 +115,57 @@ pub struct Port {
     senders: Vec<Option<Box<RingSender>>>,
     /// Some rings may want more than to be told of what the queue gave: those that are polled,
     /// or have notices to send, or end. Looked at, and found out anew, when the queue is empty.
-    is_restless: bool,
+    needs_polling: bool,
     /// Peers that cannot be told of ends now.
     retries: Retries,
     /// Where notices without a chunk are written, and credit.
     credit_memory: Option<MemoryRegion>,
     generation: u16,
-    graves: Graves,
+    quarantine: QuarantinedMemory,
     /// The number of the next ring, if it is free. All take their turns, as names do: a notice
     /// has four bits of the epoch.
     next_ring: u16,
     /// The name of the next sender, if it is free. All take their turns: readers count epochs
     /// each by itself, so credit that is late could not be told from that of another reader
     /// whose ring has the same name.
-    next_name: u16,
+    next_sender_index: u16,
     epoch: u32,
     /// Notices for rings that there are none of.
-    strangers: u64,
+    unmatched_notices: u64,
     /// Outcomes of what the caller posted, that came while something else was waited for.
-    others: VecDeque<Outcome>,
+    caller_outcomes: VecDeque<Outcome>,
     /// Rings that something happened for, each once, if somebody wants to know.
-    news: Option<VecDeque<News>>,
+    events: Option<VecDeque<RingEvent>>,
     /// Room for notices in the queue.
-    capacity: QueueCapacity,
+    queue_budget: QueueBudget,
 }
 
 impl Port {
     /// A port on an endpoint that reports to this queue, and has no other.
     #[must_use]
     pub fn new(endpoint: Endpoint, queue: CompletionQueue) -> Self {
-        let board = Board::new(endpoint.domain());
-        let capacity = QueueCapacity::of(endpoint.domain().capabilities(), queue.size());
+        let posted_receives = PostedReceives::new(endpoint.domain());
+        let queue_budget = QueueBudget::of(endpoint.domain().capabilities(), queue.size());
         Self {
             endpoint,
             queue,
-            board,
-            beside: None,
+            posted_receives,
+            extra_lanes: None,
             are_lanes_next: false,
             receivers: Vec::new(),
             senders: Vec::new(),
-            is_restless: false,
+            needs_polling: false,
             retries: Retries::default(),
             credit_memory: None,
             generation: 0,
-            graves: Graves::default(),
+            quarantine: QuarantinedMemory::default(),
             next_ring: 0,
-            next_name: 0,
+            next_sender_index: 0,
             epoch: 0,
-            strangers: 0,
-            others: VecDeque::new(),
-            news: None,
-            capacity,
+            unmatched_notices: 0,
+            caller_outcomes: VecDeque::new(),
+            events: None,
+            queue_budget,
         }
     }
 
@@ -176,7 +176,7 @@ impl Port {
     }
 
     /// Endpoint and queue, to post other operations with. What the queue gives must be
-    /// fetched by [`turn`](Self::turn).
+    /// fetched by [`progress`](Self::turn).
     pub fn parts(&mut self) -> (&mut Endpoint, &mut CompletionQueue) {
         (&mut self.endpoint, &mut self.queue)
     }
@@ -187,67 +187,67 @@ impl Port {
     /// What concerns all rings: receives that cannot be posted. What concerns one is
     /// told when that one is used.
     #[inline]
-    pub fn turn(&mut self) -> Result<Turn> {
-        if let Some(other) = self.others.pop_front() {
-            return Ok(Turn::Other(other));
+    pub fn progress(&mut self) -> Result<PortEvent> {
+        if let Some(other) = self.caller_outcomes.pop_front() {
+            return Ok(PortEvent::Other(other));
         }
-        self.fresh_turn()
+        self.progress_queue()
     }
 
     #[inline]
-    fn fresh_turn(&mut self) -> Result<Turn> {
-        if self.beside.is_some()
-            && let Some(turn) = self.turn_lanes()
+    fn progress_queue(&mut self) -> Result<PortEvent> {
+        if self.extra_lanes.is_some()
+            && let Some(progress) = self.progress_lanes()
         {
-            return Ok(turn);
+            return Ok(progress);
         }
         match self.queue.poll() {
-            Some(outcome) => self.sort(outcome),
-            None if !self.are_lanes_next && self.hear_lane() => Ok(Turn::Ring),
+            Some(outcome) => self.dispatch(outcome),
+            None if !self.are_lanes_next && self.handle_lane_event() => Ok(PortEvent::Ring),
             None => self.idle(),
         }
     }
 
     /// The queue had nothing.
     #[inline]
-    fn idle(&mut self) -> Result<Turn> {
+    fn idle(&mut self) -> Result<PortEvent> {
         let is_due = || self.retries.next().is_some_and(|next| Instant::now() >= next);
-        if self.is_restless || is_due() { self.look_around() } else { Ok(Turn::Idle) }
+        if self.needs_polling || is_due() { self.service_rings() } else { Ok(PortEvent::Idle) }
     }
 
     #[inline]
-    fn sort(&mut self, outcome: Outcome) -> Result<Turn> {
+    fn dispatch(&mut self, outcome: Outcome) -> Result<PortEvent> {
         let completion = match &outcome {
             Ok(completion) => completion,
-            Err(_) => return self.sort_failure(outcome),
+            Err(_) => return self.dispatch_failure(outcome),
         };
-        if let Some(heard) = self.board.hear(completion)? {
-            self.hear(heard);
-            self.board.refill(&mut self.endpoint, &mut self.queue)?;
-        } else if let Some((title, slot)) = named(completion.token) {
-            if let Some(Some(sender)) = self.senders.get_mut(usize::from(title.name)) {
-                sender.completed(title, slot);
-                list_sender(&mut self.news, title.name, sender);
-                if sender.is_restless() || sender.owes_end() {
-                    self.is_restless = true;
-                    self.settle_sender(title.name);
+        if let Some(notice) = self.posted_receives.handle_notice(completion)? {
+            self.handle_notice(notice);
+            self.posted_receives.refill(&mut self.endpoint, &mut self.queue)?;
+        } else if let Some((instance, slot)) = parse_write_token(completion.token) {
+            if let Some(Some(sender)) = self.senders.get_mut(usize::from(instance.sender_index)) {
+                sender.completed(instance, slot);
+                queue_sender_event(&mut self.events, instance.sender_index, sender);
+                if sender.needs_polling() || sender.is_end_notice_due() {
+                    self.needs_polling = true;
+                    self.send_pending_of(instance.sender_index);
                 }
             }
-        } else if let Some(title) = Title::of_last(completion.token) {
-            self.was_said(title);
-        } else if let Some(number) = of_credit(completion.token) {
+        } else if let Some(instance) = SenderInstance::from_last_notice_token(completion.token) {
+            self.end_notice_completed(instance);
+        } else if let Some(number) = parse_credit_token(completion.token) {
             self.credit_completed(number, None);
         } else if completion.token != NOTICE_TOKEN {
-            return Ok(Turn::Other(outcome));
+            return Ok(PortEvent::Other(outcome));
         }
-        Ok(Turn::Ring)
+        Ok(PortEvent::Ring)
     }
 
     /// The last word to a reader came, or never will.
-    fn was_said(&mut self, title: Title) {
-        if let Some(Some(sender)) = self.senders.get_mut(usize::from(title.name)) {
-            sender.was_said(title);
-            self.is_restless = true;
+    fn end_notice_completed(&mut self, instance: SenderInstance) {
+        if let Some(Some(sender)) = self.senders.get_mut(usize::from(instance.sender_index)) {
+            sender.end_notice_completed(instance);
+            self.needs_polling = true;
         }
     }
 
@@ -257,128 +257,135 @@ impl Port {
             && receiver.credit_completed(number, lost)
         {
             // The next one may be told.
-            self.is_restless |= receiver.is_closing();
-            list_receiver(&mut self.news, number as u16, receiver);
+            self.needs_polling |= receiver.is_closing();
+            queue_receiver_event(&mut self.events, number as u16, receiver);
         }
     }
 
     /// Gives a notice to whom it concerns.
     #[inline]
-    fn hear(&mut self, heard: Heard) {
-        let immediate = Immediate::decode(heard.bits);
+    fn handle_notice(&mut self, notice: ReceivedNotice) {
+        let immediate = Immediate::decode(notice.bits);
         let place = usize::from(immediate.ring);
         match immediate.notice {
-            Notice::Chunk { .. } | Notice::Done { .. } => match self.receivers.get_mut(place) {
-                Some(Some(receiver)) => {
-                    if let Err(error) = receiver.hear(&immediate, heard.length) {
-                        receiver.fail(error);
+            RingNotice::Chunk { .. } | RingNotice::WriterClosed { .. } => {
+                match self.receivers.get_mut(place) {
+                    Some(Some(receiver)) => {
+                        if let Err(error) = receiver.handle_notice(&immediate, notice.length) {
+                            receiver.fail(error);
+                        }
+                        self.needs_polling |= receiver.is_closing();
+                        queue_receiver_event(&mut self.events, immediate.ring, receiver);
                     }
-                    self.is_restless |= receiver.is_closing();
-                    list_receiver(&mut self.news, immediate.ring, receiver);
+                    _ => self.unmatched_notices += 1,
                 }
-                _ => self.strangers += 1,
-            },
-            Notice::Credit { .. } | Notice::Gone => match self.senders.get_mut(place) {
-                Some(Some(sender)) => {
-                    sender.hear(&immediate, heard.credit);
-                    list_sender(&mut self.news, immediate.ring, sender);
-                    // One that is gone may have waited for its last credit.
-                    self.is_restless |= immediate.notice == Notice::Gone || sender.is_retired();
+            }
+            RingNotice::Credit { .. } | RingNotice::ReaderClosed => {
+                match self.senders.get_mut(place) {
+                    Some(Some(sender)) => {
+                        sender.handle_notice(&immediate, notice.credit);
+                        queue_sender_event(&mut self.events, immediate.ring, sender);
+                        // One that is gone may have waited for its last credit.
+                        self.needs_polling |=
+                            immediate.notice == RingNotice::ReaderClosed || sender.is_closing();
+                    }
+                    _ => self.unmatched_notices += 1,
                 }
-                _ => self.strangers += 1,
-            },
+            }
         }
     }
 
     /// A failure is one ring's, the caller's, or the queue's.
     #[cold]
-    fn sort_failure(&mut self, outcome: Outcome) -> Result<Turn> {
-        let Err(failure) = &outcome else { return Ok(Turn::Other(outcome)) };
+    fn dispatch_failure(&mut self, outcome: Outcome) -> Result<PortEvent> {
+        let Err(failure) = &outcome else { return Ok(PortEvent::Other(outcome)) };
         if failure.operation.is_none() {
             return match failure.error.kind() {
                 ErrorKind::ConnectionLost | ErrorKind::ConnectionRefused | ErrorKind::Cancelled => {
-                    Ok(self.lost_somewhere(&failure.error))
+                    Ok(self.handle_lost_injects(&failure.error))
                 }
                 _ => Err(failure.error.clone()),
             };
         }
-        if let Some((title, slot)) = named(failure.token) {
-            if let Some(Some(sender)) = self.senders.get_mut(usize::from(title.name)) {
-                sender.failed(title, slot, failure.error.clone());
-                list_sender(&mut self.news, title.name, sender);
-                self.is_restless = true;
+        if let Some((instance, slot)) = parse_write_token(failure.token) {
+            if let Some(Some(sender)) = self.senders.get_mut(usize::from(instance.sender_index)) {
+                sender.failed(instance, slot, failure.error.clone());
+                queue_sender_event(&mut self.events, instance.sender_index, sender);
+                self.needs_polling = true;
             }
-            return Ok(Turn::Ring);
+            return Ok(PortEvent::Ring);
         }
-        if let Some(title) = Title::of_last(failure.token) {
-            self.was_said(title);
-            return Ok(Turn::Ring);
+        if let Some(instance) = SenderInstance::from_last_notice_token(failure.token) {
+            self.end_notice_completed(instance);
+            return Ok(PortEvent::Ring);
         }
-        if let Some(number) = of_credit(failure.token) {
+        if let Some(number) = parse_credit_token(failure.token) {
             self.credit_completed(number, Some(&failure.error));
-            return Ok(Turn::Ring);
+            return Ok(PortEvent::Ring);
         }
         if failure.token == NOTICE_TOKEN {
             // Credit to a writer that is gone: which one shows when it is told next.
-            return Ok(Turn::Ring);
+            return Ok(PortEvent::Ring);
         }
-        if Board::is_ours(failure.token) {
+        if PostedReceives::owns_token(failure.token) {
             // The receives of an endpoint fail when it is closed, or its one peer is gone.
             if failure.error.kind() != ErrorKind::Truncated {
                 return Err(failure.error.clone());
             }
             // Somebody sent a message that is too long for a notice.
-            self.board.missed(failure.token);
-            self.strangers += 1;
-            self.board.refill(&mut self.endpoint, &mut self.queue)?;
-            return Ok(Turn::Ring);
+            self.posted_receives.receive_failed(failure.token);
+            self.unmatched_notices += 1;
+            self.posted_receives.refill(&mut self.endpoint, &mut self.queue)?;
+            return Ok(PortEvent::Ring);
         }
-        Ok(Turn::Other(outcome))
+        Ok(PortEvent::Other(outcome))
     }
 
     /// Something that was injected did not leave; whose it was is not said. It may have been
     /// for a peer that is gone, and the rings of all others go on.
-    pub(super) fn lost_somewhere(&mut self, error: &Error) -> Turn {
-        for (name, sender) in (0..).zip(&mut self.senders) {
+    pub(super) fn handle_lost_injects(&mut self, error: &Error) -> PortEvent {
+        for (sender_index, sender) in (0..).zip(&mut self.senders) {
             let Some(sender) = sender else { continue };
-            if sender.has_lost(error) {
-                self.is_restless = true;
-                list_sender(&mut self.news, name, sender);
+            if sender.handle_lost_inject(error) {
+                self.needs_polling = true;
+                queue_sender_event(&mut self.events, sender_index, sender);
             }
         }
         for (ring, receiver) in (0..).zip(&mut self.receivers) {
             let Some(receiver) = receiver else { continue };
-            receiver.has_lost(error);
-            list_receiver(&mut self.news, ring, receiver);
+            receiver.handle_lost_inject(error);
+            queue_receiver_event(&mut self.events, ring, receiver);
         }
-        Turn::Ring
+        PortEvent::Ring
     }
 
     /// For rings that nobody tells: what they want to be looked after.
-    fn look_around(&mut self) -> Result<Turn> {
+    fn service_rings(&mut self) -> Result<PortEvent> {
         let mut has_moved = false;
-        for name in 0..self.senders.len() {
-            has_moved |= self.settle_sender(name as u16);
+        for sender_index in 0..self.senders.len() {
+            has_moved |= self.send_pending_of(sender_index as u16);
         }
-        has_moved |= self.go_on_closing();
-        if self.news.is_some() {
+        has_moved |= self.progress_close();
+        if self.events.is_some() {
             // Nobody tells of these.
             for (ring, receiver) in (0..).zip(&mut self.receivers) {
                 let Some(receiver) = receiver else { continue };
-                if receiver.notify() == Notify::Polling || receiver.misses_header() {
-                    list_receiver(&mut self.news, ring, receiver);
+                if receiver.notify() == NotifyMode::Polling || receiver.awaits_header() {
+                    queue_receiver_event(&mut self.events, ring, receiver);
                 }
             }
         }
-        self.board.refill(&mut self.endpoint, &mut self.queue)?;
-        self.is_restless = self.senders.iter().flatten().any(|sender| sender.is_restless())
-            || self.receivers.iter().flatten().any(|receiver| receiver.is_restless());
-        Ok(if has_moved { Turn::Ring } else { Turn::Idle })
+        self.posted_receives.refill(&mut self.endpoint, &mut self.queue)?;
+        self.needs_polling = self.senders.iter().flatten().any(|sender| sender.needs_polling())
+            || self.receivers.iter().flatten().any(|receiver| receiver.needs_polling());
+        Ok(if has_moved { PortEvent::Ring } else { PortEvent::Idle })
     }
 
-    fn settle_sender(&mut self, name: u16) -> bool {
-        let Some(Some(sender)) = self.senders.get_mut(usize::from(name)) else { return false };
-        let has_moved = match sender.settle(&mut self.endpoint, &mut self.queue) {
+    fn send_pending_of(&mut self, sender_index: u16) -> bool {
+        let Some(Some(sender)) = self.senders.get_mut(usize::from(sender_index)) else {
+            return false;
+        };
+        let has_moved = match sender.send_pending(&mut self.endpoint, &mut self.queue) {
             Ok(has_moved) => has_moved,
             Err(error) => {
                 sender.fail(error);
@@ -386,7 +393,7 @@ impl Port {
             }
         };
         if has_moved {
-            list_sender(&mut self.news, name, sender);
+            queue_sender_event(&mut self.events, sender_index, sender);
         }
         has_moved
     }
@@ -450,13 +457,13 @@ impl Port {
     /// Why nothing more can be read from this ring; `Closed` once the writer is done and
     /// everything is taken.
     #[inline]
-    pub fn take(&mut self, id: ReceiverId) -> Result<Option<View>> {
+    pub fn take(&mut self, id: ReceiverId) -> Result<Option<ChunkView>> {
         let receiver = open(&mut self.receivers, id)?;
         match receiver.take()? {
-            None if receiver.is_over() => Err(over()),
-            None if receiver.mute().is_some() => self.take_the_rest(id),
+            None if receiver.is_end_of_stream() => Err(end_of_stream()),
+            None if receiver.credit_error().is_some() => self.take_remaining(id),
             None => {
-                self.is_restless |= receiver.misses_header();
+                self.needs_polling |= receiver.awaits_header();
                 Ok(None)
             }
             view => Ok(view),
@@ -466,19 +473,19 @@ impl Port {
     /// The writer cannot be told any more, so it is most likely gone. What it wrote before is in
     /// the ring, and may not have been heard yet.
     #[cold]
-    fn take_the_rest(&mut self, id: ReceiverId) -> Result<Option<View>> {
+    fn take_remaining(&mut self, id: ReceiverId) -> Result<Option<ChunkView>> {
         /// Others may keep us busy without end; our caller has a deadline.
-        const MOST: usize = 4096;
-        for _ in 0..MOST {
-            let turn = self.fresh_turn()?;
+        const MAX_POLLS: usize = 4096;
+        for _ in 0..MAX_POLLS {
+            let progress = self.progress_queue()?;
             let receiver = open(&mut self.receivers, id)?;
             if let Some(view) = receiver.take()? {
                 return Ok(Some(view));
             }
-            match (turn, receiver.mute()) {
-                (Turn::Ring, _) | (_, None) => {}
-                (Turn::Idle, Some(mute)) => return Err(mute.clone()),
-                (Turn::Other(outcome), _) => self.others.push_back(outcome),
+            match (progress, receiver.credit_error()) {
+                (PortEvent::Ring, _) | (_, None) => {}
+                (PortEvent::Idle, Some(credit_error)) => return Err(credit_error.clone()),
+                (PortEvent::Other(outcome), _) => self.caller_outcomes.push_back(outcome),
             }
         }
         Ok(None)
@@ -491,27 +498,27 @@ impl Port {
     /// # Errors
     /// `Closed` if there is no such ring; what the fabric says.
     #[inline]
-    pub fn tell(&mut self, id: ReceiverId, is_quiet: bool) -> Result<bool> {
+    pub fn return_credit(&mut self, id: ReceiverId, is_idle: bool) -> Result<bool> {
         let receiver = open(&mut self.receivers, id)?;
-        let told = receiver.tell(&mut self.endpoint, &mut self.queue, is_quiet);
-        told.inspect_err(|error| receiver.cannot_tell(error.clone()))
+        let was_returned = receiver.return_credit(&mut self.endpoint, &mut self.queue, is_idle);
+        was_returned.inspect_err(|error| receiver.set_credit_error(error.clone()))
     }
 
     /// The same for all rings. A writer that cannot be told does not keep others from it; that
     /// ring is broken.
-    pub fn tell_all(&mut self, is_quiet: bool) -> bool {
-        let mut has_told = false;
+    pub fn return_all_credit(&mut self, is_idle: bool) -> bool {
+        let mut has_returned = false;
         for (ring, receiver) in (0..).zip(&mut self.receivers) {
             let Some(receiver) = receiver else { continue };
-            match receiver.tell(&mut self.endpoint, &mut self.queue, is_quiet) {
-                Ok(told) => has_told |= told,
+            match receiver.return_credit(&mut self.endpoint, &mut self.queue, is_idle) {
+                Ok(was_returned) => has_returned |= was_returned,
                 Err(error) => {
-                    receiver.cannot_tell(error);
-                    list_receiver(&mut self.news, ring, receiver);
+                    receiver.set_credit_error(error);
+                    queue_receiver_event(&mut self.events, ring, receiver);
                 }
             }
         }
-        has_told
+        has_returned
     }
 
     /// What to do between two turns that find nothing, in a loop that polls all the time: see
@@ -527,7 +534,7 @@ impl Port {
     /// `Closed` if there is no such ring.
     pub fn sender(&self, id: SenderId) -> Result<&RingSender> {
         let sender = self.senders.get(usize::from(id.0)).and_then(Option::as_deref);
-        sender.filter(|sender| !sender.is_retired()).ok_or_else(no_ring)
+        sender.filter(|sender| !sender.is_closing()).ok_or_else(no_ring)
     }
 
     /// A ring's reading side.
@@ -536,7 +543,9 @@ impl Port {
     /// `Closed` if there is no such ring.
     pub fn receiver(&self, id: ReceiverId) -> Result<&RingReceiver> {
         let receiver = self.receivers.get(usize::from(id.ring)).and_then(Option::as_deref);
-        receiver.filter(|it| it.born() == id.born && !it.is_closing()).ok_or_else(no_ring)
+        receiver
+            .filter(|it| it.creation_epoch() == id.creation_epoch && !it.is_closing())
+            .ok_or_else(no_ring)
     }
 
     /// How many rings are read and written here, with those that are being closed.
@@ -547,19 +556,19 @@ impl Port {
 
     /// Notices for rings that there are none of.
     #[must_use]
-    pub fn strangers(&self) -> u64 {
-        self.strangers
+    pub fn unmatched_notices(&self) -> u64 {
+        self.unmatched_notices
     }
 
     #[cold]
-    fn name_peer(&self, error: Error, id: SenderId) -> Error {
-        self.name(error, self.sender(id).ok().map(RingSender::peer))
+    fn error_with_sender_peer(&self, error: Error, id: SenderId) -> Error {
+        self.with_peer_name(error, self.sender(id).ok().map(RingSender::peer))
     }
 
     /// Adds to an error whom it is about.
     #[cold]
-    fn name(&self, error: Error, peer: Option<Peer>) -> Error {
-        let error = self.endpoint.domain().blame(error);
+    fn with_peer_name(&self, error: Error, peer: Option<Peer>) -> Error {
+        let error = self.endpoint.domain().add_provider(error);
         match peer.and_then(|peer| self.endpoint.name_of(peer)) {
             Some(name) => error.with_peer(name),
             None => error,
@@ -571,7 +580,7 @@ impl Port {
 #[inline]
 fn find(places: &mut [Option<Box<RingSender>>], place: u16) -> Result<&mut RingSender> {
     match places.get_mut(usize::from(place)) {
-        Some(Some(sender)) if !sender.is_retired() => Ok(sender),
+        Some(Some(sender)) if !sender.is_closing() => Ok(sender),
         _ => Err(no_ring()),
     }
 }
@@ -580,7 +589,7 @@ fn find(places: &mut [Option<Box<RingSender>>], place: u16) -> Result<&mut RingS
 #[inline]
 fn open(places: &mut [Option<Box<RingReceiver>>], id: ReceiverId) -> Result<&mut RingReceiver> {
     match places.get_mut(usize::from(id.ring)) {
-        Some(Some(it)) if it.born() == id.born && !it.is_closing() => Ok(it),
+        Some(Some(it)) if it.creation_epoch() == id.creation_epoch && !it.is_closing() => Ok(it),
         _ => Err(no_ring()),
     }
 }
@@ -591,6 +600,10 @@ fn no_ring() -> Error {
 }
 
 #[cold]
-fn over() -> Error {
-    Error::new(ErrorKind::Closed, "reading a ring", "the writer is done, and all of it was read")
+fn end_of_stream() -> Error {
+    Error::new(
+        ErrorKind::Closed,
+        "reading a ring",
+        "the writer closed the ring, and every message was read",
+    )
 }

@@ -1,17 +1,17 @@
 //! Making rings.
 
+use super::super::chunk_poster::SenderInstance;
 use super::super::credit_memory;
-use super::super::immediate::RINGS;
-use super::super::notify::Notify;
-use super::super::outlet::Title;
-use super::super::receiver::{RingOptions, RingReceiver, shape_of};
+use super::super::immediate::MAX_RINGS;
+use super::super::notify::NotifyMode;
+use super::super::receiver::{RingOptions, RingReceiver, geometry_of};
+use super::super::ring_offer::{RingAnswer, RingOffer};
 use super::super::sender::RingSender;
-use super::super::terms::{RingAnswer, RingOffer};
 use super::{Port, ReceiverId, SenderId, no_ring, open};
 use crate::{Error, ErrorKind, HostMemory, MemoryKind, MemoryRegion, Peer, Result};
 
 impl Port {
-    /// Makes a ring, to be written by one peer, who is to get its [`terms`](Self::terms). The
+    /// Makes a ring, to be written by one peer, who is to get its [`ring_offer`](Self::terms). The
     /// peer's address is [inserted](crate::AddressVector::insert) before it gets them: some
     /// providers drop what comes from an endpoint whose address they do not have.
     ///
@@ -26,29 +26,29 @@ impl Port {
     /// another one's notices in a queue that may overrun.
     pub fn offer(&mut self, options: &RingOptions) -> Result<ReceiverId> {
         // What is no ring is refused before there is memory for it.
-        shape_of(&self.endpoint, 0, options, MemoryKind::Host)?;
-        self.offer_by(options, 1, HostMemory::zeroed(options.capacity as usize)?)
+        geometry_of(&self.endpoint, 0, options, MemoryKind::Host)?;
+        self.offer_on_lanes(options, 1, HostMemory::zeroed(options.capacity as usize)?)
     }
 
-    pub(super) fn keep_receiver(
+    pub(super) fn insert_receiver(
         &mut self,
         ring: u16,
         receiver: RingReceiver,
     ) -> Result<ReceiverId> {
         self.prepare(receiver.notify())?;
-        receiver.wakes(self.queue.waker());
+        receiver.set_waker(self.queue.waker());
         self.credit_memory()?;
-        let born = receiver.born();
+        let creation_epoch = receiver.creation_epoch();
         put(&mut self.receivers, ring, receiver);
-        self.next_ring = (ring + 1) % RINGS;
-        self.is_restless = true;
-        Ok(ReceiverId { ring, born })
+        self.next_ring = (ring + 1) % MAX_RINGS;
+        self.needs_polling = true;
+        Ok(ReceiverId { ring, creation_epoch })
     }
 
     /// Before rings of this form are opened.
-    fn prepare(&mut self, form: Notify) -> Result<()> {
-        self.board.expect(&self.endpoint, form)?;
-        self.board.refill(&mut self.endpoint, &mut self.queue)
+    fn prepare(&mut self, mode: NotifyMode) -> Result<()> {
+        self.posted_receives.expect(&self.endpoint, mode)?;
+        self.posted_receives.refill(&mut self.endpoint, &mut self.queue)
     }
 
     fn credit_memory(&mut self) -> Result<MemoryRegion> {
@@ -69,9 +69,9 @@ impl Port {
     ///
     /// # Errors
     /// `Closed` if there is no such ring; if the memory's keys cannot be had.
-    pub fn terms(&self, id: ReceiverId) -> Result<RingOffer> {
+    pub fn ring_offer(&self, id: ReceiverId) -> Result<RingOffer> {
         let Some(credit_memory) = &self.credit_memory else { return Err(no_ring()) };
-        let further = self.beside.iter().flat_map(|lanes| lanes.credit_memories().cloned());
+        let further = self.extra_lanes.iter().flat_map(|lanes| lanes.credit_memories().cloned());
         let credit_memories: Vec<_> =
             std::iter::once(credit_memory.clone()).chain(further).collect();
         self.receiver(id)?.offer(&credit_memories)
@@ -80,8 +80,9 @@ impl Port {
     /// Could the writing side of another ring be [opened](Self::accept)? To be asked before a peer
     /// makes one.
     #[must_use]
-    pub fn has_room(&self) -> bool {
-        self.capacity.has_share() && free_place(&self.senders, self.next_name).is_ok()
+    pub fn can_accept(&self) -> bool {
+        self.queue_budget.has_free_quota()
+            && free_index(&self.senders, self.next_sender_index).is_ok()
     }
 
     /// Opens the writing side of a ring that a peer offered, with chunks of at most so many
@@ -94,21 +95,21 @@ impl Port {
         &mut self,
         peer: Peer,
         offer: &RingOffer,
-        longest_payload: u64,
+        max_payload: u64,
     ) -> Result<(SenderId, RingAnswer)> {
-        let (name, credit_memory) =
-            (free_place(&self.senders, self.next_name)?, self.credit_memory()?);
+        let (sender_index, credit_memory) =
+            (free_index(&self.senders, self.next_sender_index)?, self.credit_memory()?);
         // Sixty-five thousand outlets later nothing of an earlier one is on its way.
         self.generation = self.generation.wrapping_add(1);
-        let title = Title { name, generation: self.generation };
-        let limits = (longest_payload, &self.capacity);
+        let instance = SenderInstance { sender_index, generation: self.generation };
+        let limits = (max_payload, &self.queue_budget);
         let (sender, answer) =
-            RingSender::open(&self.endpoint, &credit_memory, peer, offer, title, limits)?;
+            RingSender::open(&self.endpoint, &credit_memory, peer, offer, instance, limits)?;
         self.prepare(offer.notify)?;
-        put(&mut self.senders, name, sender);
-        self.next_name = (name + 1) % RINGS;
-        self.is_restless = true;
-        Ok((SenderId(name), answer))
+        put(&mut self.senders, sender_index, sender);
+        self.next_sender_index = (sender_index + 1) % MAX_RINGS;
+        self.needs_polling = true;
+        Ok((SenderId(sender_index), answer))
     }
 
     /// Takes the writer's answer to a ring's terms.
@@ -121,10 +122,12 @@ impl Port {
 }
 
 /// A place that no ring has: the first from this one on, around the end.
-pub(super) fn free_place<T>(places: &[Option<T>], from: u16) -> Result<u16> {
+pub(super) fn free_index<T>(places: &[Option<T>], from: u16) -> Result<u16> {
     let is_free = |place: &u16| places.get(usize::from(*place)).is_none_or(|ring| ring.is_none());
-    (from..RINGS).chain(0..from).find(is_free).ok_or_else(|| {
-        let detail = format!("{RINGS} rings end on this endpoint");
+    (from..MAX_RINGS).chain(0..from).find(is_free).ok_or_else(|| {
+        let detail = format!(
+            "this endpoint has {MAX_RINGS} rings, the maximum. Close rings or use another endpoint"
+        );
         Error::new(ErrorKind::ResourceExhausted, "opening a ring", detail)
     })
 }

@@ -2,17 +2,17 @@
 
 use std::time::{Duration, Instant};
 
-use super::super::memory::View;
+use super::super::memory::ChunkView;
 use super::super::sender::Pushed;
-use super::super::writer::Message;
-use super::{Port, QUIET, ReceiverId, SenderId, Turn};
+use super::super::writer_state::Message;
+use super::{IDLE_POLLS, Port, PortEvent, ReceiverId, SenderId};
 use crate::waiting::Deadline;
 use crate::{Error, ErrorKind, RegionSlice, Result};
 
 /// Longest sleep while something is to be done that nothing wakes us for.
-const NAP: Duration = Duration::from_micros(50);
+const SHORT_SLEEP: Duration = Duration::from_micros(50);
 /// Longest sleep otherwise.
-const SLEEP: Duration = Duration::from_millis(50);
+const MAX_SLEEP: Duration = Duration::from_millis(50);
 
 impl Port {
     /// Waits until the queue has something, in the way it was opened with, or until something
@@ -20,50 +20,52 @@ impl Port {
     /// long, or if another thread [woke](crate::Waker::wake) the queue's sleeper.
     ///
     /// # Errors
-    /// As [`turn`](Self::turn).
-    pub fn rest(&mut self, longest: Duration) -> Result<Turn> {
-        self.rest_with_naps(longest, None)
+    /// As [`progress`](Self::turn).
+    pub fn wait(&mut self, longest: Duration) -> Result<PortEvent> {
+        self.wait_with_max_sleep(longest, None)
     }
 
     /// The same, with sleeps of this length, if one is given, while something is to be done that
     /// nothing wakes us for: that may come late by as much. What the queue has still ends a sleep.
-    pub(in super::super) fn rest_with_naps(
+    pub(in super::super) fn wait_with_max_sleep(
         &mut self,
         longest: Duration,
         nap: Option<Duration>,
-    ) -> Result<Turn> {
-        match self.others.pop_front() {
-            Some(other) => Ok(Turn::Other(other)),
-            None => self.fresh_rest(longest, nap.unwrap_or(NAP)),
+    ) -> Result<PortEvent> {
+        match self.caller_outcomes.pop_front() {
+            Some(other) => Ok(PortEvent::Other(other)),
+            None => self.wait_for_queue(longest, nap.unwrap_or(SHORT_SLEEP)),
         }
     }
 
-    fn fresh_rest(&mut self, longest: Duration, nap: Duration) -> Result<Turn> {
+    fn wait_for_queue(&mut self, longest: Duration, nap: Duration) -> Result<PortEvent> {
         // Whoever drops a view from now on wakes us.
-        self.receivers.iter().flatten().for_each(|receiver| receiver.sleeps());
-        self.tell_all(true);
-        let longest = longest.min(self.longest_sleep(nap));
-        let told = self.sleep_lanes();
-        let outcome = if told { None } else { self.queue.wait_or_wake(longest) };
-        self.wake_lanes();
-        self.receivers.iter().flatten().for_each(|receiver| receiver.is_awake());
+        self.receivers.iter().flatten().for_each(|receiver| receiver.set_sleeping());
+        self.return_all_credit(true);
+        let longest = longest.min(self.max_sleep(nap));
+        let has_event = self.set_lanes_sleeping();
+        let outcome = if has_event { None } else { self.queue.wait_or_wake(longest) };
+        self.clear_lanes_sleeping();
+        self.receivers.iter().flatten().for_each(|receiver| receiver.clear_sleeping());
         match outcome {
-            Some(outcome) => self.sort(outcome),
-            None if told || self.hear_lane() || self.tell_all(true) => Ok(Turn::Ring),
+            Some(outcome) => self.dispatch(outcome),
+            None if has_event || self.handle_lane_event() || self.return_all_credit(true) => {
+                Ok(PortEvent::Ring)
+            }
             None => self.idle(),
         }
     }
 
     /// How long nothing is to be done that nothing wakes us for.
-    fn longest_sleep(&self, nap: Duration) -> Duration {
-        if self.is_restless || self.owes_lanes() {
+    fn max_sleep(&self, nap: Duration) -> Duration {
+        if self.needs_polling || self.has_pending_lane_jobs() {
             return nap;
         }
         // Credit that there was no room for for long may wait an eighth of that once more.
-        let unsent = self.receivers.iter().flatten().filter_map(|it| it.unsent_for());
-        let unsent = unsent.map(|waited| (waited / 8).max(NAP)).min();
+        let unsent = self.receivers.iter().flatten().filter_map(|it| it.credit_unsent_for());
+        let unsent = unsent.map(|waited| (waited / 8).max(SHORT_SLEEP)).min();
         let ends = self.retries.next().map(|next| next.saturating_duration_since(Instant::now()));
-        unsent.into_iter().chain(ends).min().unwrap_or(SLEEP).min(SLEEP)
+        unsent.into_iter().chain(ends).min().unwrap_or(MAX_SLEEP).min(MAX_SLEEP)
     }
 
     /// Writes a whole message and gives its number. The payload must stay as it is until
@@ -104,17 +106,17 @@ impl Port {
                 Pushed::Written => return Ok(()),
                 Pushed::Posted(_) if message.is_written() => return Ok(()),
                 Pushed::Posted(_) => continue,
-                Pushed::Blocked(_) => "the reader to let go of something",
-                Pushed::Busy => "the provider to make room",
+                Pushed::Blocked(_) => "the reader to release chunks",
+                Pushed::Busy => "room in the queue of the provider",
             };
-            if !wait.turn(self)? {
+            if !wait.progress(self)? {
                 let (written, length) = (message.written(), message.length());
                 let detail = format!(
                     "{written} of {length} bytes of message {} are written, waiting for {waits_for}",
                     message.number()
                 );
-                let error = late("writing to a ring", timeout, detail);
-                return Err(self.name_peer(error, id));
+                let error = deadline_exceeded("writing to a ring", timeout, detail);
+                return Err(self.error_with_sender_peer(error, id));
             }
         }
     }
@@ -133,16 +135,16 @@ impl Port {
             if let Some(broken) = sender.broken() {
                 return Err(broken.clone());
             }
-            if !wait.turn(self)? {
+            if !wait.progress(self)? {
                 let writer = self.sender(id)?.writer();
                 let detail = format!(
-                    "{} of {} bytes are read, in {} chunks that are not",
+                    "{} of {} bytes are released, {} chunks are not",
                     writer.known_head(),
                     writer.tail(),
                     writer.unread()
                 );
-                let error = late("flushing a ring", timeout, detail);
-                return Err(self.name_peer(error, id));
+                let error = deadline_exceeded("flushing a ring", timeout, detail);
+                return Err(self.error_with_sender_peer(error, id));
             }
         }
     }
@@ -151,21 +153,21 @@ impl Port {
     ///
     /// # Errors
     /// As [`take`](Self::take); `DeadlineExceeded`, with how much there is of the message.
-    pub fn receive(&mut self, id: ReceiverId, timeout: Duration) -> Result<View> {
+    pub fn receive(&mut self, id: ReceiverId, timeout: Duration) -> Result<ChunkView> {
         let mut wait = Wait::new(timeout);
         loop {
             if let Some(view) = self.take(id)? {
                 return Ok(view);
             }
-            if !wait.turn(self)? {
+            if !wait.progress(self)? {
                 let reader = self.receiver(id)?.reader();
                 let detail = format!(
-                    "{} messages came whole, and {} bytes of the next one",
-                    reader.whole(),
+                    "{} messages arrived, and {} bytes of the next one",
+                    reader.completed_messages(),
                     reader.received()
                 );
-                let error = late("reading a ring", timeout, detail);
-                return Err(self.name(error, self.receiver(id)?.peer()));
+                let error = deadline_exceeded("reading a ring", timeout, detail);
+                return Err(self.with_peer_name(error, self.receiver(id)?.peer()));
             }
         }
     }
@@ -184,35 +186,35 @@ impl Wait {
     }
 
     /// False once the time is over.
-    pub(super) fn turn(&mut self, port: &mut Port) -> Result<bool> {
+    pub(super) fn progress(&mut self, port: &mut Port) -> Result<bool> {
         self.turns = self.turns.wrapping_add(1);
-        let is_quiet = self.idle >= QUIET;
-        let turn = match is_quiet {
-            true => port.fresh_rest(self.deadline.left(), NAP)?,
-            false => port.fresh_turn()?,
+        let is_idle = self.idle >= IDLE_POLLS;
+        let progress = match is_idle {
+            true => port.wait_for_queue(self.deadline.left(), SHORT_SLEEP)?,
+            false => port.progress_queue()?,
         };
-        match turn {
-            Turn::Idle => self.idle = self.idle.saturating_add(1),
-            Turn::Ring => self.idle = 0,
-            Turn::Other(outcome) => port.others.push_back(outcome),
+        match progress {
+            PortEvent::Idle => self.idle = self.idle.saturating_add(1),
+            PortEvent::Ring => self.idle = 0,
+            PortEvent::Other(outcome) => port.caller_outcomes.push_back(outcome),
         }
         if self.idle == 0 {
-            port.tell_all(false);
-        } else if !is_quiet {
+            port.return_all_credit(false);
+        } else if !is_idle {
             port.queue.pause();
         }
         // The clock costs as much as a turn, and others may keep the port busy.
-        let is_time_to_look = is_quiet || self.turns.is_multiple_of(QUIET);
+        let is_time_to_look = is_idle || self.turns.is_multiple_of(IDLE_POLLS);
         Ok(!is_time_to_look || !self.deadline.has_passed())
     }
 }
 
 #[cold]
-pub(super) fn late(
+pub(super) fn deadline_exceeded(
     operation: &'static str,
     timeout: Duration,
     detail: impl std::fmt::Display,
 ) -> Error {
-    let detail = format!("nothing for {timeout:?}; {detail}");
+    let detail = format!("no progress within {timeout:?}: {detail}");
     Error::new(ErrorKind::DeadlineExceeded, operation, detail)
 }

@@ -7,7 +7,7 @@ use fabric::{
 
 use super::Case;
 use crate::cells::Cell;
-use crate::pair::{A, B, Checked, Pair, at_once, get, put};
+use crate::pair::{A, B, CaseResult, Pair, get, nonblocking, put};
 use crate::{cases, ensure};
 
 pub const CASES: &[Case] = cases![
@@ -18,12 +18,12 @@ pub const CASES: &[Case] = cases![
     atomics_without_right_or_alignment_are_refused,
 ];
 
-fn word(region: &MemoryRegion, at: usize) -> Checked<u64> {
+fn word(region: &MemoryRegion, at: usize) -> CaseResult<u64> {
     let bytes: [u8; 8] = get(region, at, 8)?.try_into().map_err(|_| "length")?;
     Ok(u64::from_le_bytes(bytes))
 }
 
-fn fetch_and_add(cell: &Cell) -> Checked {
+fn fetch_and_add(cell: &Cell) -> CaseResult {
     let mut pair = Pair::caps(cell, Caps::ATOMIC)?;
     let (local, target) = (pair.sides[A].region(64)?, pair.sides[B].region(64)?);
     put(&target, 16, &1000_u64.to_le_bytes())?;
@@ -38,7 +38,7 @@ fn fetch_and_add(cell: &Cell) -> Checked {
             remote: &remote,
         };
         let id = pair.post(A, |s| {
-            s.endpoint.fetch_atomic(&mut s.queue, s.peer, &request, &result, at_once(0))
+            s.endpoint.fetch_atomic(&mut s.queue, s.peer, &request, &result, nonblocking(0))
         })?;
         pair.complete(A, id)?;
         let before = word(&local, 8)?;
@@ -48,7 +48,7 @@ fn fetch_and_add(cell: &Cell) -> Checked {
     Ok(())
 }
 
-fn compare_and_swap(cell: &Cell) -> Checked {
+fn compare_and_swap(cell: &Cell) -> CaseResult {
     let mut pair = Pair::caps(cell, Caps::ATOMIC)?;
     let (local, target) = (pair.sides[A].region(64)?, pair.sides[B].region(64)?);
     put(&target, 0, &7_u64.to_le_bytes())?;
@@ -66,7 +66,14 @@ fn compare_and_swap(cell: &Cell) -> Checked {
             remote: &remote,
         };
         let id = pair.post(A, |s| {
-            s.endpoint.compare_atomic(&mut s.queue, s.peer, &request, &compare, &result, at_once(0))
+            s.endpoint.compare_atomic(
+                &mut s.queue,
+                s.peer,
+                &request,
+                &compare,
+                &result,
+                nonblocking(0),
+            )
         })?;
         pair.complete(A, id)?;
         ensure!(word(&local, 16)? == before, "fetched {}, not {before}", word(&local, 16)?);
@@ -75,7 +82,7 @@ fn compare_and_swap(cell: &Cell) -> Checked {
     Ok(())
 }
 
-fn plain_atomics(cell: &Cell) -> Checked {
+fn plain_atomics(cell: &Cell) -> CaseResult {
     let mut pair = Pair::caps(cell, Caps::ATOMIC)?;
     let (local, target) = (pair.sides[A].region(64)?, pair.sides[B].region(64)?);
     let remote = pair.sides[A].attach(&target)?.slice(0..8)?;
@@ -102,7 +109,8 @@ fn plain_atomics(cell: &Cell) -> Checked {
             operand: &operand,
             remote: &remote,
         };
-        let id = pair.post(A, |s| s.endpoint.atomic(&mut s.queue, s.peer, &request, at_once(0)))?;
+        let id =
+            pair.post(A, |s| s.endpoint.atomic(&mut s.queue, s.peer, &request, nonblocking(0)))?;
         pair.complete(A, id)?;
         // Completion of an atomic without a result says nothing of its arrival.
         for _ in 0..400 {
@@ -119,7 +127,7 @@ fn plain_atomics(cell: &Cell) -> Checked {
     Ok(())
 }
 
-fn atomic_limits_are_told(cell: &Cell) -> Checked {
+fn atomic_limits_are_told(cell: &Cell) -> CaseResult {
     let mut pair = Pair::caps(cell, Caps::ATOMIC)?;
     let domain = pair.sides[A].domain.clone();
     let supported = Datatype::ALL
@@ -151,7 +159,7 @@ fn atomic_limits_are_told(cell: &Cell) -> Checked {
     Ok(())
 }
 
-fn atomics_without_right_or_alignment_are_refused(cell: &Cell) -> Checked {
+fn atomics_without_right_or_alignment_are_refused(cell: &Cell) -> CaseResult {
     let mut pair = Pair::caps(cell, Caps::ATOMIC)?;
     let local = pair.sides[A].region(64)?;
     let target = pair.sides[B].region(64)?;
@@ -167,8 +175,13 @@ fn atomics_without_right_or_alignment_are_refused(cell: &Cell) -> Checked {
             operand: &operand,
             remote: &remote,
         };
-        let posted =
-            side.endpoint.fetch_atomic(&mut side.queue, side.peer, &request, &result, at_once(0));
+        let posted = side.endpoint.fetch_atomic(
+            &mut side.queue,
+            side.peer,
+            &request,
+            &result,
+            nonblocking(0),
+        );
         Ok::<_, crate::pair::Failure>(posted.err().map(|error| error.kind()))
     };
     // What is fetched is read, what is added is written: it takes both rights.

@@ -9,7 +9,7 @@ use fabric::{
 
 use super::Case;
 use crate::cells::Cell;
-use crate::pair::{A, B, Checked, Pair, connection_request, patience};
+use crate::pair::{A, B, CaseResult, Pair, connection_request, timeout};
 use crate::{cases, ensure};
 
 pub const CASES: &[Case] = cases![
@@ -32,12 +32,12 @@ struct Connecting {
 }
 
 impl Connecting {
-    fn request(&mut self, hello: &[u8]) -> Checked<ConnectionRequest> {
+    fn request(&mut self, hello: &[u8]) -> CaseResult<ConnectionRequest> {
         connection_request(&self.listener, &mut self.listen_events, &mut self.events, hello)
     }
 }
 
-fn start(cell: &Cell) -> Checked<Connecting> {
+fn start(cell: &Cell) -> CaseResult<Connecting> {
     ensure!(cell.kind == EndpointKind::Msg, "for connected endpoints");
     let offer = cell.offer(Caps::empty())?;
     let domain = Domain::open(&offer)?;
@@ -51,7 +51,7 @@ fn start(cell: &Cell) -> Checked<Connecting> {
     Ok(Connecting { domain, listen_events, listener, events, queue, endpoint })
 }
 
-fn connection_data_travels_both_ways(cell: &Cell) -> Checked {
+fn connection_data_travels_both_ways(cell: &Cell) -> CaseResult {
     let mut c = start(cell)?;
     c.endpoint.start_connecting(&c.listener.address()?, b"from the client")?;
     let request = c.request(b"from the client")?;
@@ -65,7 +65,7 @@ fn connection_data_travels_both_ways(cell: &Cell) -> Checked {
     accepted.start_accepting(b"from the server")?;
     let mut data = None;
     let mut up = false;
-    let end = Instant::now() + patience();
+    let end = Instant::now() + timeout();
     while !(up && data.is_some()) && Instant::now() < end {
         if let Some(Event::Connected { endpoint, data: got }) = c.events.poll()?
             && c.endpoint.is(endpoint)
@@ -83,7 +83,7 @@ fn connection_data_travels_both_ways(cell: &Cell) -> Checked {
     Ok(())
 }
 
-fn connection_data_is_bounded(cell: &Cell) -> Checked {
+fn connection_data_is_bounded(cell: &Cell) -> CaseResult {
     let mut c = start(cell)?;
     let to = c.listener.address()?;
     let limit = c.endpoint.connection_data_limit();
@@ -101,12 +101,12 @@ fn connection_data_is_bounded(cell: &Cell) -> Checked {
     Ok(())
 }
 
-fn rejection_is_reported(cell: &Cell) -> Checked {
+fn rejection_is_reported(cell: &Cell) -> CaseResult {
     let mut c = start(cell)?;
     c.endpoint.start_connecting(&c.listener.address()?, b"please")?;
     let request = c.request(b"please")?;
     c.listener.reject(&request, b"no room")?;
-    match c.events.wait(patience()) {
+    match c.events.wait(timeout()) {
         Err(error) => ensure!(
             matches!(error.kind(), ErrorKind::ConnectionRefused | ErrorKind::ConnectionLost),
             "{error}"
@@ -117,7 +117,7 @@ fn rejection_is_reported(cell: &Cell) -> Checked {
     Ok(())
 }
 
-fn nobody_listening_is_refused(cell: &Cell) -> Checked {
+fn nobody_listening_is_refused(cell: &Cell) -> CaseResult {
     let c = start(cell)?;
     // A port that somebody listened on a moment ago.
     let to: Address = c.listener.address()?;
@@ -139,11 +139,11 @@ fn nobody_listening_is_refused(cell: &Cell) -> Checked {
     Ok(())
 }
 
-fn shutdown_is_seen_by_the_peer(cell: &Cell) -> Checked {
+fn shutdown_is_seen_by_the_peer(cell: &Cell) -> CaseResult {
     let mut pair = Pair::new(cell)?;
     ensure!(pair.kind == EndpointKind::Msg, "for connected endpoints");
     pair.sides[A].endpoint.disconnect()?;
-    let end = Instant::now() + patience();
+    let end = Instant::now() + timeout();
     while Instant::now() < end {
         pair.pump();
         let side = &mut pair.sides[B];
@@ -157,7 +157,7 @@ fn shutdown_is_seen_by_the_peer(cell: &Cell) -> Checked {
     Err("the peer saw no shutdown".into())
 }
 
-fn a_request_is_taken_up_once(cell: &Cell) -> Checked {
+fn a_request_is_taken_up_once(cell: &Cell) -> CaseResult {
     let mut c = start(cell)?;
     c.endpoint.start_connecting(&c.listener.address()?, b"once")?;
     let request = c.request(b"once")?;

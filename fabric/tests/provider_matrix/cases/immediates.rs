@@ -4,7 +4,7 @@ use fabric::{CompletionKind, ErrorKind};
 
 use super::{Case, sizes};
 use crate::cells::Cell;
-use crate::pair::{A, B, Checked, Pair, at_once, check_bytes, get, pattern, put};
+use crate::pair::{A, B, CaseResult, Pair, check_bytes, get, nonblocking, pattern, put};
 use crate::{cases, ensure};
 
 pub const CASES: &[Case] = cases![
@@ -17,7 +17,7 @@ pub const CASES: &[Case] = cases![
     ordered_writes_arrive_in_order,
 ];
 
-fn write_data_all_sizes(cell: &Cell) -> Checked {
+fn write_data_all_sizes(cell: &Cell) -> CaseResult {
     let mut pair = Pair::new(cell)?;
     let sizes = sizes(pair.sides[A].domain.capabilities().max_message_size);
     let largest = *sizes.last().ok_or("no size")?;
@@ -29,7 +29,14 @@ fn write_data_all_sizes(cell: &Cell) -> Checked {
         pair.expect_immediates(B, 1)?;
         let (source, target) = (from.slice(0..length)?, remote.slice(0..length as u64)?);
         let id = pair.post(A, |s| {
-            s.endpoint.write_data(&mut s.queue, s.peer, &source, &target, number as u64, at_once(1))
+            s.endpoint.write_data(
+                &mut s.queue,
+                s.peer,
+                &source,
+                &target,
+                number as u64,
+                nonblocking(1),
+            )
         })?;
         let arrived = pair.arrival(B)?;
         // The data is there when the notice is.
@@ -47,7 +54,7 @@ fn write_data_all_sizes(cell: &Cell) -> Checked {
     Ok(())
 }
 
-fn immediates_of_every_width(cell: &Cell) -> Checked {
+fn immediates_of_every_width(cell: &Cell) -> CaseResult {
     let mut pair = Pair::new(cell)?;
     let mask = pair.sides[A].domain.capabilities().immediate_mask();
     let (from, into) = (pair.sides[A].region(8)?, pair.sides[B].region(8)?);
@@ -63,7 +70,7 @@ fn immediates_of_every_width(cell: &Cell) -> Checked {
                 &from.all(),
                 &remote.all(),
                 value,
-                at_once(0),
+                nonblocking(0),
             )
         })?;
         let arrived = pair.arrival(B)?;
@@ -73,7 +80,7 @@ fn immediates_of_every_width(cell: &Cell) -> Checked {
     Ok(())
 }
 
-fn too_wide_immediate_is_refused(cell: &Cell) -> Checked {
+fn too_wide_immediate_is_refused(cell: &Cell) -> CaseResult {
     let mut pair = Pair::new(cell)?;
     let mask = pair.sides[A].domain.capabilities().immediate_mask();
     let (from, into) = (pair.sides[A].region(8)?, pair.sides[B].region(8)?);
@@ -89,7 +96,7 @@ fn too_wide_immediate_is_refused(cell: &Cell) -> Checked {
 }
 
 /// For providers with one-sided writes and no immediates.
-fn immediates_absent_are_refused(cell: &Cell) -> Checked {
+fn immediates_absent_are_refused(cell: &Cell) -> CaseResult {
     let mut pair = Pair::new(cell)?;
     let (from, into) = (pair.sides[A].region(8)?, pair.sides[B].region(8)?);
     let remote = pair.sides[A].attach(&into)?;
@@ -102,14 +109,14 @@ fn immediates_absent_are_refused(cell: &Cell) -> Checked {
     Ok(())
 }
 
-fn write_data_without_payload(cell: &Cell) -> Checked {
+fn write_data_without_payload(cell: &Cell) -> CaseResult {
     let mut pair = Pair::new(cell)?;
     let (from, into) = (pair.sides[A].region(8)?, pair.sides[B].region(8)?);
     let remote = pair.sides[A].attach(&into)?;
     pair.expect_immediates(B, 1)?;
     let (source, target) = (from.slice(0..0)?, remote.slice(0..0)?);
     let id = pair.post(A, |s| {
-        s.endpoint.write_data(&mut s.queue, s.peer, &source, &target, 99, at_once(0))
+        s.endpoint.write_data(&mut s.queue, s.peer, &source, &target, 99, nonblocking(0))
     })?;
     let arrived = pair.arrival(B)?;
     ensure!(arrived.data == Some(99), "{arrived:?}");
@@ -118,7 +125,7 @@ fn write_data_without_payload(cell: &Cell) -> Checked {
 }
 
 /// By count: every immediate comes exactly once, in whatever order.
-fn immediates_come_once_each(cell: &Cell) -> Checked {
+fn immediates_come_once_each(cell: &Cell) -> CaseResult {
     const COUNT: usize = 1000;
     let mut pair = Pair::new(cell)?;
     let (from, into) = (pair.sides[A].region(64)?, pair.sides[B].region(64)?);
@@ -137,7 +144,7 @@ fn immediates_come_once_each(cell: &Cell) -> Checked {
                 &from.all(),
                 &remote.all(),
                 data,
-                at_once(0),
+                nonblocking(0),
             )
         })?);
         if number + 1 - arrived >= expected / 2 {
@@ -161,7 +168,7 @@ fn immediates_come_once_each(cell: &Cell) -> Checked {
 
 /// Where the provider promises write-after-write order: immediates arrive in the
 /// order of posting, and each finds its bytes.
-fn ordered_writes_arrive_in_order(cell: &Cell) -> Checked {
+fn ordered_writes_arrive_in_order(cell: &Cell) -> CaseResult {
     const COUNT: u64 = 500;
     let mut pair = Pair::new(cell)?;
     ensure!(pair.sides[A].domain.capabilities().orders_writes(), "no order is promised");
@@ -178,7 +185,14 @@ fn ordered_writes_arrive_in_order(cell: &Cell) -> Checked {
             let source = from.slice(at..at + 8)?;
             pair.post(A, |s| {
                 let target = remote.all();
-                s.endpoint.write_data(&mut s.queue, s.peer, &source, &target, number, at_once(0))
+                s.endpoint.write_data(
+                    &mut s.queue,
+                    s.peer,
+                    &source,
+                    &target,
+                    number,
+                    nonblocking(0),
+                )
             })?;
         }
         if number >= window {

@@ -6,7 +6,7 @@ use fabric::{
 
 use super::Case;
 use crate::cells::Cell;
-use crate::pair::{A, B, Checked, Pair, at_once, check_bytes, get, pattern, put};
+use crate::pair::{A, B, CaseResult, Pair, check_bytes, get, nonblocking, pattern, put};
 use crate::{cases, ensure};
 
 pub const CASES: &[Case] = cases![
@@ -19,7 +19,7 @@ pub const CASES: &[Case] = cases![
     raw_calls_answer,
 ];
 
-fn requested_key_is_honoured(cell: &Cell) -> Checked {
+fn requested_key_is_honoured(cell: &Cell) -> CaseResult {
     let mut pair = Pair::new(cell)?;
     let options = RegistrationOptions::new(Access::ALL).requested_key(0x1234);
     let into = pair.sides[B].region_for(64, options)?;
@@ -27,14 +27,14 @@ fn requested_key_is_honoured(cell: &Cell) -> Checked {
     let from = pair.sides[A].region(64)?;
     put(&from, 0, &pattern(1, 64))?;
     let remote = pair.sides[A].attach(&into)?;
-    let flags = at_once(0).flags(TransferFlags::DELIVERY_COMPLETE);
+    let flags = nonblocking(0).flags(TransferFlags::DELIVERY_COMPLETE);
     let id = pair
         .post(A, |s| s.endpoint.write(&mut s.queue, s.peer, &from.all(), &remote.all(), flags))?;
     pair.complete(A, id)?;
     check_bytes("by the key", &get(&into, 0, 64)?, &pattern(1, 64))
 }
 
-fn requested_key_in_use_is_refused(cell: &Cell) -> Checked {
+fn requested_key_in_use_is_refused(cell: &Cell) -> CaseResult {
     let pair = Pair::new(cell)?;
     let options = RegistrationOptions::new(Access::ALL).requested_key(77);
     let first = pair.sides[B].region_for(64, options.clone())?;
@@ -47,9 +47,9 @@ fn requested_key_in_use_is_refused(cell: &Cell) -> Checked {
     Ok(())
 }
 
-fn requested_key_is_ignored_where_the_provider_chooses(cell: &Cell) -> Checked {
+fn requested_key_is_ignored_where_the_provider_chooses(cell: &Cell) -> CaseResult {
     let pair = Pair::new(cell)?;
-    let mode = pair.sides[A].domain.capabilities().mr_mode.modern();
+    let mode = pair.sides[A].domain.capabilities().mr_mode.without_deprecated();
     ensure!(mode.contains(MrMode::PROV_KEY), "the application chooses the keys here");
     // The manual page: the requested key is ignored.
     let options = RegistrationOptions::new(Access::ALL).requested_key(0x1234_5678_9abc);
@@ -58,7 +58,7 @@ fn requested_key_is_ignored_where_the_provider_chooses(cell: &Cell) -> Checked {
     Ok(())
 }
 
-fn no_key_cannot_be_requested(cell: &Cell) -> Checked {
+fn no_key_cannot_be_requested(cell: &Cell) -> CaseResult {
     let pair = Pair::new(cell)?;
     let options = RegistrationOptions::new(Access::ALL).requested_key(u64::MAX);
     let error = pair.sides[A].domain.register(HostMemory::zeroed(64)?, options).unwrap_err();
@@ -66,7 +66,7 @@ fn no_key_cannot_be_requested(cell: &Cell) -> Checked {
     Ok(())
 }
 
-fn keys_are_random(cell: &Cell) -> Checked {
+fn keys_are_random(cell: &Cell) -> CaseResult {
     let pair = Pair::new(cell)?;
     let mut keys = std::collections::HashSet::new();
     for _ in 0..100 {
@@ -82,9 +82,9 @@ fn keys_are_random(cell: &Cell) -> Checked {
     Ok(())
 }
 
-fn raw_key_is_exchanged(cell: &Cell) -> Checked {
+fn raw_key_is_exchanged(cell: &Cell) -> CaseResult {
     let mut pair = Pair::new(cell)?;
-    let mode = pair.sides[A].domain.capabilities().mr_mode.modern();
+    let mode = pair.sides[A].domain.capabilities().mr_mode.without_deprecated();
     ensure!(mode.contains(MrMode::RAW), "keys are plain here");
     let into = pair.sides[B].region(4096)?;
     let (_, key) = into.raw_key()?;
@@ -99,7 +99,7 @@ fn raw_key_is_exchanged(cell: &Cell) -> Checked {
     for _ in 0..10 {
         let remote = pair.sides[A].attach(&into)?;
         ensure!(remote.is_mapped(), "the key was not mapped");
-        let options = at_once(0).flags(TransferFlags::DELIVERY_COMPLETE);
+        let options = nonblocking(0).flags(TransferFlags::DELIVERY_COMPLETE);
         let id = pair.post(A, |s| {
             s.endpoint.write(&mut s.queue, s.peer, &from.all(), &remote.all(), options)
         })?;
@@ -112,7 +112,7 @@ fn raw_key_is_exchanged(cell: &Cell) -> Checked {
 
 /// "It is safe to use this call with any memory region", says the manual page;
 /// providers without raw keys mostly answer that they do not know it.
-fn raw_calls_answer(cell: &Cell) -> Checked {
+fn raw_calls_answer(cell: &Cell) -> CaseResult {
     let pair = Pair::new(cell)?;
     let region = pair.sides[A].region(64)?;
     match region.raw_key() {

@@ -8,7 +8,7 @@ use fabric::{
 use super::Case;
 use super::registration::page_size;
 use crate::cells::Cell;
-use crate::pair::{A, B, Checked, Pair, at_once};
+use crate::pair::{A, B, CaseResult, Pair, nonblocking};
 use crate::{cases, ensure};
 
 pub const CASES: &[Case] = cases![
@@ -20,7 +20,7 @@ pub const CASES: &[Case] = cases![
 ];
 
 /// What each open descriptor leads to.
-fn open_files() -> Checked<Vec<String>> {
+fn open_files() -> CaseResult<Vec<String>> {
     let mut targets = Vec::new();
     for entry in std::fs::read_dir("/proc/self/fd")? {
         let target = std::fs::read_link(entry?.path()).unwrap_or_default();
@@ -30,19 +30,19 @@ fn open_files() -> Checked<Vec<String>> {
     Ok(targets)
 }
 
-fn resident_bytes() -> Checked<usize> {
+fn resident_bytes() -> CaseResult<usize> {
     let text = std::fs::read_to_string("/proc/self/statm")?;
     let pages = text.split_whitespace().nth(1).ok_or("statm")?;
     Ok(pages.parse::<usize>()? * page_size())
 }
 
-fn open_and_close(cell: &Cell) -> Checked {
+fn open_and_close(cell: &Cell) -> CaseResult {
     drop(Pair::new(cell)?);
     ensure!(failed_closes() == 0, "{} closes failed", failed_closes());
     Ok(())
 }
 
-fn close_reports_success(cell: &Cell) -> Checked {
+fn close_reports_success(cell: &Cell) -> CaseResult {
     let pair = Pair::new(cell)?;
     for side in pair.sides {
         side.endpoint.close()?;
@@ -50,8 +50,8 @@ fn close_reports_success(cell: &Cell) -> Checked {
     Ok(())
 }
 
-fn opening_again_and_again_leaks_nothing(cell: &Cell) -> Checked {
-    let once = || -> Checked {
+fn opening_again_and_again_leaks_nothing(cell: &Cell) -> CaseResult {
+    let once = || -> CaseResult {
         let offer = cell.offer(Caps::empty())?;
         let domain = Domain::open(&offer)?;
         let mut queue = CompletionQueue::open(&domain)?;
@@ -90,12 +90,12 @@ fn opening_again_and_again_leaks_nothing(cell: &Cell) -> Checked {
     Ok(())
 }
 
-fn queue_dropped_before_endpoint(cell: &Cell) -> Checked {
+fn queue_dropped_before_endpoint(cell: &Cell) -> CaseResult {
     let mut pair = Pair::new(cell)?;
     let into = pair.sides[B].region(4096)?;
     // A receive is in flight when the queue's owner lets go of it: its memory
     // must live until the endpoint is closed.
-    pair.post(B, |s| s.endpoint.receive(&mut s.queue, &into.all(), at_once(1)))?;
+    pair.post(B, |s| s.endpoint.receive(&mut s.queue, &into.all(), nonblocking(1)))?;
     drop(into);
     let Pair { sides: [a, b], .. } = pair;
     let crate::pair::Side { endpoint, queue, .. } = b;
@@ -106,12 +106,13 @@ fn queue_dropped_before_endpoint(cell: &Cell) -> Checked {
     Ok(())
 }
 
-fn endpoint_dropped_with_operations_in_flight(cell: &Cell) -> Checked {
+fn endpoint_dropped_with_operations_in_flight(cell: &Cell) -> CaseResult {
     let mut pair = Pair::new(cell)?;
     let into = pair.sides[B].region(4096)?;
     let mut posted = Vec::new();
     for token in 0..8 {
-        let id = pair.post(B, |s| s.endpoint.receive(&mut s.queue, &into.all(), at_once(token)))?;
+        let id =
+            pair.post(B, |s| s.endpoint.receive(&mut s.queue, &into.all(), nonblocking(token)))?;
         posted.push(id);
     }
     ensure!(pair.sides[B].queue.in_flight() == 8, "{} in flight", pair.sides[B].queue.in_flight());

@@ -4,7 +4,7 @@ use fabric::{Caps, ErrorKind, TransferFlags};
 
 use super::{Case, sizes};
 use crate::cells::Cell;
-use crate::pair::{A, B, Checked, Pair, at_once, check_bytes, get, pattern, put};
+use crate::pair::{A, B, CaseResult, Pair, check_bytes, get, nonblocking, pattern, put};
 use crate::{cases, ensure};
 
 pub const CASES: &[Case] = cases![
@@ -19,15 +19,15 @@ pub const CASES: &[Case] = cases![
     sender_is_named,
 ];
 
-fn exchange(pair: &mut Pair, length: usize, offset: usize) -> Checked {
+fn exchange(pair: &mut Pair, length: usize, offset: usize) -> CaseResult {
     let from = pair.sides[A].region(length + offset)?;
     let into = pair.sides[B].region(length + offset)?;
     let bytes = pattern(length as u64, length);
     put(&from, offset, &bytes)?;
     let (source, target) =
         (from.slice(offset..offset + length)?, into.slice(offset..offset + length)?);
-    let receive = pair.post(B, |s| s.endpoint.receive(&mut s.queue, &target, at_once(2)))?;
-    let send = pair.post(A, |s| s.endpoint.send(&mut s.queue, s.peer, &source, at_once(1)))?;
+    let receive = pair.post(B, |s| s.endpoint.receive(&mut s.queue, &target, nonblocking(2)))?;
+    let send = pair.post(A, |s| s.endpoint.send(&mut s.queue, s.peer, &source, nonblocking(1)))?;
     let received = pair.complete(B, receive)?;
     pair.complete(A, send)?;
     ensure!(received.length == length, "length {} of {length}", received.length);
@@ -35,7 +35,7 @@ fn exchange(pair: &mut Pair, length: usize, offset: usize) -> Checked {
     check_bytes(&format!("{length} bytes"), &get(&into, offset, length)?, &bytes)
 }
 
-fn send_receive_all_sizes(cell: &Cell) -> Checked {
+fn send_receive_all_sizes(cell: &Cell) -> CaseResult {
     let mut pair = Pair::new(cell)?;
     let limit = pair.sides[A].domain.capabilities().max_message_size;
     for length in sizes(limit) {
@@ -44,7 +44,7 @@ fn send_receive_all_sizes(cell: &Cell) -> Checked {
     Ok(())
 }
 
-fn send_unaligned(cell: &Cell) -> Checked {
+fn send_unaligned(cell: &Cell) -> CaseResult {
     let mut pair = Pair::new(cell)?;
     for offset in [1, 3, 61] {
         for length in [1, 100, 5000, 70_001] {
@@ -54,19 +54,20 @@ fn send_unaligned(cell: &Cell) -> Checked {
     Ok(())
 }
 
-fn send_delivery_complete(cell: &Cell) -> Checked {
+fn send_delivery_complete(cell: &Cell) -> CaseResult {
     let mut pair = Pair::new(cell)?;
     let (from, into) = (pair.sides[A].region(4096)?, pair.sides[B].region(4096)?);
     put(&from, 0, &pattern(4, 4096))?;
-    let receive = pair.post(B, |s| s.endpoint.receive(&mut s.queue, &into.all(), at_once(2)))?;
-    let options = at_once(1).flags(TransferFlags::DELIVERY_COMPLETE);
+    let receive =
+        pair.post(B, |s| s.endpoint.receive(&mut s.queue, &into.all(), nonblocking(2)))?;
+    let options = nonblocking(1).flags(TransferFlags::DELIVERY_COMPLETE);
     let send = pair.post(A, |s| s.endpoint.send(&mut s.queue, s.peer, &from.all(), options))?;
     pair.complete(A, send)?;
     pair.complete(B, receive)?;
     check_bytes("payload", &get(&into, 0, 4096)?, &pattern(4, 4096))
 }
 
-fn many_messages_in_order(cell: &Cell) -> Checked {
+fn many_messages_in_order(cell: &Cell) -> CaseResult {
     const COUNT: usize = 1000;
     const WINDOW: usize = 32;
     let mut pair = Pair::new(cell)?;
@@ -90,24 +91,24 @@ fn many_messages_in_order(cell: &Cell) -> Checked {
         if i < COUNT {
             let (source, target) = (slice(&from, i)?, slice(&into, i)?);
             let receive =
-                pair.post(B, |s| s.endpoint.receive(&mut s.queue, &target, at_once(0)))?;
+                pair.post(B, |s| s.endpoint.receive(&mut s.queue, &target, nonblocking(0)))?;
             receives.push_back(receive);
             put(&from, (i % WINDOW) * 8, &(i as u64).to_le_bytes())?;
             let send =
-                pair.post(A, |s| s.endpoint.send(&mut s.queue, s.peer, &source, at_once(0)))?;
+                pair.post(A, |s| s.endpoint.send(&mut s.queue, s.peer, &source, nonblocking(0)))?;
             sends.push_back(send);
         }
     }
     Ok(())
 }
 
-fn message_longer_than_buffer(cell: &Cell) -> Checked {
+fn message_longer_than_buffer(cell: &Cell) -> CaseResult {
     let mut pair = Pair::new(cell)?;
     let (from, into) = (pair.sides[A].region(128)?, pair.sides[B].region(128)?);
     put(&from, 0, &pattern(5, 128))?;
     let small = into.slice(0..64)?;
-    let receive = pair.post(B, |s| s.endpoint.receive(&mut s.queue, &small, at_once(2)))?;
-    pair.post(A, |s| s.endpoint.send(&mut s.queue, s.peer, &from.all(), at_once(1)))?;
+    let receive = pair.post(B, |s| s.endpoint.receive(&mut s.queue, &small, nonblocking(2)))?;
+    pair.post(A, |s| s.endpoint.send(&mut s.queue, s.peer, &from.all(), nonblocking(1)))?;
     match pair.outcome(B, receive)? {
         Err(failure) => {
             ensure!(failure.token == 2, "token {}", failure.token);
@@ -121,10 +122,11 @@ fn message_longer_than_buffer(cell: &Cell) -> Checked {
     Ok(())
 }
 
-fn cancel_receive(cell: &Cell) -> Checked {
+fn cancel_receive(cell: &Cell) -> CaseResult {
     let mut pair = Pair::new(cell)?;
     let into = pair.sides[B].region(64)?;
-    let receive = pair.post(B, |s| s.endpoint.receive(&mut s.queue, &into.all(), at_once(2)))?;
+    let receive =
+        pair.post(B, |s| s.endpoint.receive(&mut s.queue, &into.all(), nonblocking(2)))?;
     pair.sides[B].queue.abandon(receive);
     pair.pump_for(std::time::Duration::from_millis(50));
     let queue = &pair.sides[B].queue;
@@ -138,22 +140,22 @@ fn cancel_receive(cell: &Cell) -> Checked {
     exchange(&mut pair, 100, 0)
 }
 
-fn tagged_messages_match(cell: &Cell) -> Checked {
+fn tagged_messages_match(cell: &Cell) -> CaseResult {
     let mut pair = Pair::caps(cell, Caps::TAGGED)?;
     let (from, into) = (pair.sides[A].region(128)?, pair.sides[B].region(128)?);
     put(&from, 0, &pattern(1, 128))?;
     let (first, second) = (into.slice(0..64)?, into.slice(64..128)?);
     let receive = |s: &mut crate::pair::Side, slice, tag| {
-        s.endpoint.receive_tagged(&mut s.queue, slice, (tag, 0), at_once(tag))
+        s.endpoint.receive_tagged(&mut s.queue, slice, (tag, 0), nonblocking(tag))
     };
     let one = pair.post(B, |s| receive(s, &first, 1))?;
     let two = pair.post(B, |s| receive(s, &second, 2))?;
     // Sent in the other order: the tag decides, not the time.
     let (half, other) = (from.slice(0..64)?, from.slice(64..128)?);
     let sent_two =
-        pair.post(A, |s| s.endpoint.send_tagged(&mut s.queue, s.peer, &half, 2, at_once(0)))?;
+        pair.post(A, |s| s.endpoint.send_tagged(&mut s.queue, s.peer, &half, 2, nonblocking(0)))?;
     let sent_one =
-        pair.post(A, |s| s.endpoint.send_tagged(&mut s.queue, s.peer, &other, 1, at_once(0)))?;
+        pair.post(A, |s| s.endpoint.send_tagged(&mut s.queue, s.peer, &other, 1, nonblocking(0)))?;
     let got_two = pair.complete(B, two)?;
     let got_one = pair.complete(B, one)?;
     pair.complete(A, sent_one)?;
@@ -164,25 +166,26 @@ fn tagged_messages_match(cell: &Cell) -> Checked {
     check_bytes("tag 1", &get(&into, 0, 64)?, &pattern(1, 128)[64..])
 }
 
-fn tagged_ignore_mask(cell: &Cell) -> Checked {
+fn tagged_ignore_mask(cell: &Cell) -> CaseResult {
     let mut pair = Pair::caps(cell, Caps::TAGGED)?;
     let (from, into) = (pair.sides[A].region(64)?, pair.sides[B].region(64)?);
     let receive = pair.post(B, |s| {
-        s.endpoint.receive_tagged(&mut s.queue, &into.all(), (0x1200, 0xff), at_once(0))
+        s.endpoint.receive_tagged(&mut s.queue, &into.all(), (0x1200, 0xff), nonblocking(0))
     })?;
     pair.post(A, |s| {
-        s.endpoint.send_tagged(&mut s.queue, s.peer, &from.all(), 0x12ab, at_once(0))
+        s.endpoint.send_tagged(&mut s.queue, s.peer, &from.all(), 0x12ab, nonblocking(0))
     })?;
     let got = pair.complete(B, receive)?;
     ensure!(got.tag == 0x12ab, "tag {:#x}", got.tag);
     Ok(())
 }
 
-fn sender_is_named(cell: &Cell) -> Checked {
+fn sender_is_named(cell: &Cell) -> CaseResult {
     let mut pair = Pair::caps(cell, Caps::SOURCE)?;
     let (from, into) = (pair.sides[A].region(8)?, pair.sides[B].region(8)?);
-    let receive = pair.post(B, |s| s.endpoint.receive(&mut s.queue, &into.all(), at_once(0)))?;
-    pair.post(A, |s| s.endpoint.send(&mut s.queue, s.peer, &from.all(), at_once(0)))?;
+    let receive =
+        pair.post(B, |s| s.endpoint.receive(&mut s.queue, &into.all(), nonblocking(0)))?;
+    pair.post(A, |s| s.endpoint.send(&mut s.queue, s.peer, &from.all(), nonblocking(0)))?;
     let got = pair.complete(B, receive)?;
     let sender = pair.sides[B].endpoint.sender(&got);
     ensure!(sender == Some(pair.sides[B].peer), "sender {sender:?}");

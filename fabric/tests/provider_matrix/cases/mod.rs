@@ -9,27 +9,27 @@ mod messages;
 mod processes;
 mod registration;
 mod ring;
-mod ring_ends;
+mod ring_close;
 mod ring_lanes;
 mod rma;
 mod violations;
 mod waiting;
 
 use crate::cells::Cell;
-use crate::pair::Checked;
+use crate::pair::CaseResult;
 
 pub struct Case {
     pub name: &'static str,
-    pub run: fn(&Cell) -> Checked,
+    pub run: fn(&Cell) -> CaseResult,
     /// The case ends with objects that cannot be closed in good order, since it
     /// harms the provider on purpose.
-    pub leaves_objects: bool,
+    pub may_leak_objects: bool,
 }
 
 #[macro_export]
 macro_rules! cases {
     ($($name:ident),* $(,)?) => {
-        &[$($crate::cases::Case { name: stringify!($name), run: $name, leaves_objects: false }),*]
+        &[$($crate::cases::Case { name: stringify!($name), run: $name, may_leak_objects: false }),*]
     };
 }
 
@@ -42,7 +42,7 @@ const FILES: &[&[Case]] = &[
     registration::CASES,
     keys::CASES,
     ring::CASES,
-    ring_ends::CASES,
+    ring_close::CASES,
     ring_lanes::CASES,
     violations::CASES,
     waiting::CASES,

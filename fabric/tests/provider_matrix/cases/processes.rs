@@ -2,36 +2,44 @@
 
 use std::time::{Duration, Instant};
 
-use fabric::ring::{HEADER, LaneOffer, Layout, Notify, Port, RingOffer, SenderId};
-use fabric::{Access, ErrorKind, HostMemory, MemoryRegion, Options, RemoteRegion};
+use fabric::ring::{ChunkLayout, HEADER_LEN, LaneOffer, NotifyMode, Port, RingOffer, SenderId};
+use fabric::{Access, ErrorKind, HostMemory, MemoryRegion, PostOptions, RemoteRegion};
 
 use super::Case;
 use crate::cells::Cell;
 use crate::ensure;
-use crate::pair::{Checked, Side, check_bytes, patience, pattern};
-use crate::peer::{REGION, meet};
+use crate::pair::{CaseResult, Side, check_bytes, pattern, timeout};
+use crate::peer::{REGION, connect_to_peer_process};
 
 pub const CASES: &[Case] = &[
-    Case { name: "write_to_another_process", run: write_to_another_process, leaves_objects: false },
-    Case { name: "peer_killed_mid_transfer", run: peer_killed_mid_transfer, leaves_objects: true },
+    Case {
+        name: "write_to_another_process",
+        run: write_to_another_process,
+        may_leak_objects: false,
+    },
+    Case {
+        name: "peer_killed_mid_transfer",
+        run: peer_killed_mid_transfer,
+        may_leak_objects: true,
+    },
     Case {
         name: "injected_writes_die_with_their_peer",
         run: injected_writes_die_with_their_peer,
-        leaves_objects: true,
+        may_leak_objects: true,
     },
     Case {
         name: "ring_to_the_dead_fails_in_time",
         run: ring_to_the_dead_fails_in_time,
-        leaves_objects: true,
+        may_leak_objects: true,
     },
-    Case { name: "peer_killed_while_idle", run: peer_killed_while_idle, leaves_objects: true },
+    Case { name: "peer_killed_while_idle", run: peer_killed_while_idle, may_leak_objects: true },
 ];
 
 /// How long after a peer's death the survivor may take to notice.
-const NOTICE: Duration = Duration::from_secs(10);
+const DETECTION_TIMEOUT: Duration = Duration::from_secs(10);
 
-fn write_to_another_process(cell: &Cell) -> Checked {
-    let (mut side, mut process, region) = meet(cell)?;
+fn write_to_another_process(cell: &Cell) -> CaseResult {
+    let (mut side, mut process, region) = connect_to_peer_process(cell)?;
     let remote = side.domain.attach(&region)?;
     let largest = side.domain.capabilities().max_message_size.min(REGION);
     let memory = HostMemory::from_vec(pattern(1, largest))?;
@@ -53,8 +61,8 @@ fn write_to_another_process(cell: &Cell) -> Checked {
 
 /// Writes without end while the peer is killed: within the deadline there is an
 /// error, from a completion or from a post that finds no room; never a hang.
-fn peer_killed_mid_transfer(cell: &Cell) -> Checked {
-    let (mut side, mut process, region) = meet(cell)?;
+fn peer_killed_mid_transfer(cell: &Cell) -> CaseResult {
+    let (mut side, mut process, region) = connect_to_peer_process(cell)?;
     let remote = side.domain.attach(&region)?;
     let length = (1 << 20).min(side.domain.capabilities().max_message_size);
     let from = side.domain.register(HostMemory::from_vec(pattern(2, length))?, Access::ALL)?;
@@ -67,10 +75,10 @@ fn peer_killed_mid_transfer(cell: &Cell) -> Checked {
             process.kill()?;
             killed = Some(Instant::now());
         }
-        if killed.is_some_and(|at: Instant| at.elapsed() > NOTICE) {
+        if killed.is_some_and(|at: Instant| at.elapsed() > DETECTION_TIMEOUT) {
             return Err(format!("writes to the dead succeed after {NOTICE:?}").into());
         }
-        let options = Options::token(0).patience(Duration::from_secs(2));
+        let options = PostOptions::token(0).timeout(Duration::from_secs(2));
         let mut error = None;
         if flying.len() < 8 {
             match side.endpoint.write(&mut side.queue, side.peer, &from.all(), &target, options) {
@@ -90,28 +98,28 @@ fn peer_killed_mid_transfer(cell: &Cell) -> Checked {
 
 /// Injected writes that wait behind others when their connection ends are nobody's: whoever
 /// takes them for somebody's, as rxm did over tcp, crashes.
-fn injected_writes_die_with_their_peer(cell: &Cell) -> Checked {
+fn injected_writes_die_with_their_peer(cell: &Cell) -> CaseResult {
     const ROUNDS: usize = 16;
-    let (side, mut process, region) = meet(cell)?;
+    let (side, mut process, region) = connect_to_peer_process(cell)?;
     let length = 256 << 10;
     let from = source(&side, pattern(2, length))?;
-    let patience = Duration::from_secs(2);
+    let timeout = Duration::from_secs(2);
     // What is short enough is injected by a ring, with its header; by some providers, this alone.
     let inject_size = side.domain.capabilities().inject_size;
-    let Some(short) = inject_size.checked_sub(HEADER as usize) else {
+    let Some(short) = inject_size.checked_sub(HEADER_LEN as usize) else {
         return Err(format!("lacking: at most {inject_size} bytes can be injected").into());
     };
     let short = from.slice(0..short.min(32))?;
     // Nobody reads: all of it fits.
     let (mut port, writing) = ring_to(side, region, REGION as u64)?;
     for _ in 0..ROUNDS {
-        port.send(writing, 0, &from.all(), patience)?;
-        port.send(writing, 0, &short, patience)?;
+        port.send(writing, 0, &from.all(), timeout)?;
+        port.send(writing, 0, &short, timeout)?;
     }
     process.kill()?;
-    let end = Instant::now() + patience;
+    let end = Instant::now() + timeout;
     while Instant::now() < end {
-        if let Err(error) = port.rest(Duration::from_millis(50)) {
+        if let Err(error) = port.wait(Duration::from_millis(50)) {
             println!("noticed: {error}");
         }
     }
@@ -122,37 +130,37 @@ fn injected_writes_die_with_their_peer(cell: &Cell) -> Checked {
 }
 
 /// Memory that rings are written from.
-fn source(side: &Side, bytes: Vec<u8>) -> Checked<MemoryRegion> {
+fn source(side: &Side, bytes: Vec<u8>) -> CaseResult<MemoryRegion> {
     let source = side.domain.register(HostMemory::from_vec(bytes)?, Access::WRITE)?;
     source.enable_for(&side.endpoint)?;
     Ok(source)
 }
 
 /// A ring that nobody reads: the peer has none, but memory that is as good as one.
-fn ring_to(side: Side, region: RemoteRegion, capacity: u64) -> Checked<(Port, SenderId)> {
-    if let Err(error) = Notify::Immediate.check(side.domain.capabilities()) {
+fn ring_to(side: Side, region: RemoteRegion, capacity: u64) -> CaseResult<(Port, SenderId)> {
+    if let Err(error) = NotifyMode::Immediate.check(side.domain.capabilities()) {
         return Err(format!("lacking: {error}").into());
     }
     let lane = LaneOffer { ring: region.clone(), headers: None, credit_memory: region };
-    let terms = RingOffer {
+    let ring_offer = RingOffer {
         ring: 0,
         epoch: 1,
         capacity,
-        notify: Notify::Immediate,
+        notify: NotifyMode::Immediate,
         tagged: false,
-        layout: Layout::Together,
-        most_chunks: 1 << 14,
-        whole: 0,
+        layout: ChunkLayout::InlineHeader,
+        max_chunks: 1 << 14,
+        completed_messages: 0,
         lanes: vec![lane],
     };
     let Side { endpoint, queue, peer, .. } = side;
     let mut port = Port::new(endpoint, queue);
-    let (writing, _) = port.accept(peer, &terms, 64 << 10)?;
+    let (writing, _) = port.accept(peer, &ring_offer, 64 << 10)?;
     Ok((port, writing))
 }
 
 /// Everything can be closed in reasonable time, with operations in flight.
-fn after_death(side: Side, error: &str) -> Checked {
+fn after_death(side: Side, error: &str) -> CaseResult {
     let started = Instant::now();
     let Side { endpoint, mut queue, .. } = side;
     drop(endpoint);
@@ -166,8 +174,8 @@ fn after_death(side: Side, error: &str) -> Checked {
 
 /// The peer dies while nothing is under way; the next operations fail, in time, each within its
 /// deadline.
-fn peer_killed_while_idle(cell: &Cell) -> Checked {
-    let (mut side, mut process, region) = meet(cell)?;
+fn peer_killed_while_idle(cell: &Cell) -> CaseResult {
+    let (mut side, mut process, region) = connect_to_peer_process(cell)?;
     let remote = side.domain.attach(&region)?;
     let from = side.domain.register(HostMemory::from_vec(pattern(3, 4096))?, Access::ALL)?;
     let target = remote.slice(0..4096)?;
@@ -175,8 +183,8 @@ fn peer_killed_while_idle(cell: &Cell) -> Checked {
     side.queue.complete(write, Duration::from_secs(20))?;
     process.kill()?;
     let killed = Instant::now();
-    while killed.elapsed() < NOTICE {
-        let options = Options::token(0).patience(Duration::from_secs(2));
+    while killed.elapsed() < DETECTION_TIMEOUT {
+        let options = PostOptions::token(0).timeout(Duration::from_secs(2));
         let started = Instant::now();
         let result = side
             .endpoint
@@ -192,8 +200,8 @@ fn peer_killed_while_idle(cell: &Cell) -> Checked {
 
 /// The reader of a ring dies while its writer waits for credit: the writer gets an error within
 /// its deadline, which says how much was written; and so does the next message.
-fn ring_to_the_dead_fails_in_time(cell: &Cell) -> Checked {
-    let (side, mut process, region) = meet(cell)?;
+fn ring_to_the_dead_fails_in_time(cell: &Cell) -> CaseResult {
+    let (side, mut process, region) = connect_to_peer_process(cell)?;
     let capacity = 1 << 20;
     let length = 4 * capacity as usize;
     let source = source(&side, pattern(4, length))?;
@@ -207,7 +215,7 @@ fn ring_to_the_dead_fails_in_time(cell: &Cell) -> Checked {
         let blocked = port.finish(writing, &mut message, &source.all(), short);
         let error = blocked.err().ok_or("a message of four times the ring was written")?;
         ensure!(error.kind() == ErrorKind::DeadlineExceeded, "{error}");
-        ensure!(started.elapsed() < patience(), "{error}");
+        ensure!(started.elapsed() < timeout(), "{error}");
     }
     process.kill()?;
     let started = Instant::now();

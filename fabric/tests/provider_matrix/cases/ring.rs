@@ -4,17 +4,18 @@
 use std::time::{Duration, Instant};
 
 use fabric::ring::{
-    GRANULE, Layout, Notify, Port, Pushed, ReceiverId, RingAnswer, RingOffer, RingOptions,
-    SenderId, Turn, View,
+    ChunkLayout, ChunkView, MIN_GRANULE, NotifyMode, Port, PortEvent, Pushed, ReceiverId,
+    RingAnswer, RingOffer, RingOptions, SenderId,
 };
 use fabric::{
-    Access, Caps, ErrorKind, HostMemory, MemoryRegion, Offer, Options, Order, Query, TransferFlags,
+    Access, Caps, ErrorKind, HostMemory, MemoryRegion, Offer, Order, PostOptions, Query,
+    TransferFlags,
 };
 
 use super::Case;
 use crate::cells::{Cell, Memory};
 use crate::cuda::DeviceMemory;
-use crate::pair::{A, B, Checked, Pair, Parts, Setup, check_bytes, get, patience, pattern, put};
+use crate::pair::{A, B, CaseResult, Pair, Parts, Setup, check_bytes, get, pattern, put, timeout};
 use crate::{cases, ensure};
 
 pub const CASES: &[Case] = cases![
@@ -32,7 +33,7 @@ pub const CASES: &[Case] = cases![
 pub(super) const CAPACITY: u64 = 64 << 10;
 
 /// A writer and a reader, driven by one thread.
-pub(super) struct World {
+pub(super) struct Fixture {
     pub(super) ports: [Port; 2],
     pub(super) parts: Parts,
     pub(super) memory: Memory,
@@ -40,8 +41,12 @@ pub(super) struct World {
     pub(super) receiver: ReceiverId,
 }
 
-impl World {
-    pub(super) fn new(cell: &Cell, options: &RingOptions, longest_payload: u64) -> Checked<Self> {
+impl Fixture {
+    pub(super) fn new(
+        cell: &Cell,
+        options: &RingOptions,
+        longest_payload: u64,
+    ) -> CaseResult<Self> {
         Self::with(ordered(cell, Caps::empty())?, cell, options, longest_payload)
     }
 
@@ -50,7 +55,7 @@ impl World {
         cell: &Cell,
         options: &RingOptions,
         longest_payload: u64,
-    ) -> Checked<Self> {
+    ) -> CaseResult<Self> {
         let offer = Some(offer);
         let pair = Pair::with(cell, Setup { offer, ..Setup::default() })?;
         Self::of(pair, cell.memory, options, longest_payload)
@@ -61,29 +66,29 @@ impl World {
         memory: Memory,
         options: &RingOptions,
         longest_payload: u64,
-    ) -> Checked<Self> {
+    ) -> CaseResult<Self> {
         if let Err(error) = options.notify.check(pair.sides[A].domain.capabilities()) {
             return Err(format!("lacking: {error}").into());
         }
         let (sides, parts) = pair.split();
         let mut ports = sides.map(|(endpoint, queue)| Port::new(endpoint, queue));
         let receiver = offer(&mut ports[B], memory, options)?;
-        let terms = travelled::<RingOffer>(&ports[B].terms(receiver)?)?;
-        let (sender, answer) = ports[A].accept(parts.peers[A], &terms, longest_payload)?;
-        ports[B].connect(receiver, parts.peers[B], &travelled::<RingAnswer>(&answer)?)?;
+        let ring_offer = round_trip::<RingOffer>(&ports[B].ring_offer(receiver)?)?;
+        let (sender, answer) = ports[A].accept(parts.peers[A], &ring_offer, longest_payload)?;
+        ports[B].connect(receiver, parts.peers[B], &round_trip::<RingAnswer>(&answer)?)?;
         Ok(Self { ports, parts, memory, sender, receiver })
     }
 
     /// One turn of each side; true if anything happened.
-    pub(super) fn turn(&mut self) -> Checked<bool> {
+    pub(super) fn progress(&mut self) -> CaseResult<bool> {
         let mut any = false;
         for port in &mut self.ports {
-            match port.turn()? {
-                Turn::Idle => {}
-                Turn::Ring => any = true,
-                Turn::Other(outcome) => return Err(format!("nobody's: {outcome:?}").into()),
+            match port.progress()? {
+                PortEvent::Idle => {}
+                PortEvent::Ring => any = true,
+                PortEvent::Other(outcome) => return Err(format!("nobody's: {outcome:?}").into()),
             }
-            any |= port.tell_all(false);
+            any |= port.return_all_credit(false);
         }
         Ok(any)
     }
@@ -92,15 +97,15 @@ impl World {
     pub(super) fn until(
         &mut self,
         what: &str,
-        mut is_so: impl FnMut(&mut Self) -> Checked<bool>,
-    ) -> Checked {
-        let end = Instant::now() + patience();
+        mut is_so: impl FnMut(&mut Self) -> CaseResult<bool>,
+    ) -> CaseResult {
+        let end = Instant::now() + timeout();
         loop {
             if is_so(self)? {
                 return Ok(());
             }
-            if !self.turn()? {
-                self.ports[B].tell_all(true);
+            if !self.progress()? {
+                self.ports[B].return_all_credit(true);
                 ensure!(Instant::now() < end, "waited in vain for {what}");
                 std::thread::yield_now();
             }
@@ -108,16 +113,16 @@ impl World {
     }
 
     /// Sends a message and takes it.
-    pub(super) fn pass(&mut self, number: u64, length: usize) -> Checked {
+    pub(super) fn pass(&mut self, number: u64, length: usize) -> CaseResult {
         let source = self.source(&pattern(number + 5, length))?;
         let payload = source.slice(0..length)?;
         let (sender, receiver) = (self.sender, self.receiver);
         let mut message = self.ports[A].begin(sender, 3, length as u64)?;
         let mut got = Vec::with_capacity(length);
         let mut is_whole = false;
-        self.until(&format!("message {number} of {length} bytes"), |world| {
-            world.ports[A].push(sender, &mut message, &payload)?;
-            while let Some(view) = world.ports[B].take(receiver)? {
+        self.until(&format!("message {number} of {length} bytes"), |fixture| {
+            fixture.ports[A].push(sender, &mut message, &payload)?;
+            while let Some(view) = fixture.ports[B].take(receiver)? {
                 let header = *view.header();
                 ensure!(header.message == number && header.topic == 3, "{header:?}");
                 ensure!(header.length == length as u64, "{header:?}");
@@ -135,7 +140,7 @@ impl World {
     }
 
     /// Memory of the cell's kind with these bytes, to write from.
-    pub(super) fn source(&self, bytes: &[u8]) -> Checked<MemoryRegion> {
+    pub(super) fn source(&self, bytes: &[u8]) -> CaseResult<MemoryRegion> {
         let endpoint = self.ports[A].endpoint();
         let domain = endpoint.domain();
         let length = bytes.len().max(1);
@@ -152,63 +157,67 @@ impl World {
     }
 
     /// All is given back, and every message's memory is free again.
-    pub(super) fn settle(&mut self, first: u64, count: u64) -> Checked {
+    pub(super) fn settle(&mut self, first: u64, count: u64) -> CaseResult {
         let (sender, mut read) = (self.sender, first);
-        self.until("everything to be given back", |world| {
-            while let Some(number) = world.ports[A].next_read(sender)? {
+        self.until("everything to be given back", |fixture| {
+            while let Some(number) = fixture.ports[A].next_read(sender)? {
                 ensure!(number == read, "message {number}, not {read}");
                 read += 1;
             }
-            let sender = world.ports[A].sender(sender)?;
+            let sender = fixture.ports[A].sender(sender)?;
             Ok(read == first + count && sender.unfinished() == 0)
         })?;
         let writer = self.ports[A].sender(sender)?.writer();
-        ensure!(writer.free() == writer.shape().capacity(), "{writer:?}");
+        ensure!(writer.free() == writer.geometry().capacity(), "{writer:?}");
         Ok(())
     }
 }
 
 /// A ring in memory of this kind.
-pub(super) fn offer(port: &mut Port, memory: Memory, options: &RingOptions) -> Checked<ReceiverId> {
+pub(super) fn offer(
+    port: &mut Port,
+    memory: Memory,
+    options: &RingOptions,
+) -> CaseResult<ReceiverId> {
     match memory {
         Memory::Host => Ok(port.offer(options)?),
         Memory::Cuda => {
             let memory = DeviceMemory::new(options.capacity as usize)?;
-            Ok(port.offer_by(options, 1, memory)?)
+            Ok(port.offer_on_lanes(options, 1, memory)?)
         }
     }
 }
 
 /// As it comes out of the bytes that would travel.
-pub(super) fn travelled<T: serde::Serialize + serde::de::DeserializeOwned>(
+pub(super) fn round_trip<T: serde::Serialize + serde::de::DeserializeOwned>(
     value: &T,
-) -> Checked<T> {
+) -> CaseResult<T> {
     Ok(serde_json::from_slice(&serde_json::to_vec(value)?)?)
 }
 
-pub(super) fn bytes_of(view: &View) -> Checked<Vec<u8>> {
+pub(super) fn bytes_of(view: &ChunkView) -> CaseResult<Vec<u8>> {
     match view.slice() {
         Some(slice) => get(&slice.region(), slice.offset(), slice.len()),
         None => Ok(Vec::new()),
     }
 }
 
-pub(super) fn options(notify: Notify, capacity: u64, watermark: u64) -> RingOptions {
-    RingOptions { capacity, watermark, notify, whole: 0 }
+pub(super) fn options(notify: NotifyMode, capacity: u64, watermark: u64) -> RingOptions {
+    RingOptions { capacity, watermark, notify, completed_messages: 0 }
 }
 
-fn ring_by_immediates(cell: &Cell) -> Checked {
-    carries_messages(cell, Notify::Immediate, Caps::empty())
+fn ring_by_immediates(cell: &Cell) -> CaseResult {
+    carries_messages(cell, NotifyMode::Immediate, Caps::empty())
 }
 
-fn ring_by_messages(cell: &Cell) -> Checked {
+fn ring_by_messages(cell: &Cell) -> CaseResult {
     if !cell.offer(Caps::empty())?.capabilities().caps.contains(Caps::MESSAGE) {
         return Err("lacking: no messages without tags".into());
     }
-    carries_messages(cell, Notify::Message, Caps::empty())
+    carries_messages(cell, NotifyMode::Message, Caps::empty())
 }
 
-fn ring_by_tagged_messages(cell: &Cell) -> Checked {
+fn ring_by_tagged_messages(cell: &Cell) -> CaseResult {
     let has_tags = match cell.offer(Caps::TAGGED) {
         Err(error) if error.kind() == ErrorKind::NoProvider => false,
         offer => offer?.capabilities().caps.contains(Caps::TAGGED),
@@ -216,78 +225,78 @@ fn ring_by_tagged_messages(cell: &Cell) -> Checked {
     if !has_tags {
         return Err("lacking: no messages with tags".into());
     }
-    carries_messages(cell, Notify::Message, Caps::TAGGED)
+    carries_messages(cell, NotifyMode::Message, Caps::TAGGED)
 }
 
-fn ring_by_polling(cell: &Cell) -> Checked {
-    carries_messages(cell, Notify::Polling, Caps::empty())
+fn ring_by_polling(cell: &Cell) -> CaseResult {
+    carries_messages(cell, NotifyMode::Polling, Caps::empty())
 }
 
 /// From nothing to many times the ring, with several watermarks.
-fn carries_messages(cell: &Cell, notify: Notify, caps: Caps) -> Checked {
+fn carries_messages(cell: &Cell, notify: NotifyMode, caps: Caps) -> CaseResult {
     for (capacity, longest_payload, watermark) in
         [(4096, 512, 0), (CAPACITY, 16 << 10, 16 << 10), (1 << 20, 1 << 20, 1 << 19)]
     {
         let options = options(notify, capacity, watermark);
-        let mut world = World::with(ordered(cell, caps)?, cell, &options, longest_payload)?;
+        let mut fixture = Fixture::with(ordered(cell, caps)?, cell, &options, longest_payload)?;
         let lengths = [0, 1, 63, 64, 65, 4000, 5 * capacity as usize + 13, 100, 0, 30_000];
         for (number, length) in lengths.into_iter().enumerate() {
-            world.pass(number as u64, length)?;
+            fixture.pass(number as u64, length)?;
         }
-        world.settle(0, lengths.len() as u64)?;
-        let sent = world.ports[A].sender(world.sender)?.statistics();
-        let received = world.ports[B].receiver(world.receiver)?.statistics();
+        fixture.settle(0, lengths.len() as u64)?;
+        let sent = fixture.ports[A].sender(fixture.sender)?.statistics();
+        let received = fixture.ports[B].receiver(fixture.receiver)?.statistics();
         ensure!(sent.messages == 10 && received.messages == 10, "{sent:?} {received:?}");
         let told = (received.chunks, received.bytes, received.credits);
         ensure!(told.0 == sent.chunks && told.1 == sent.bytes, "{sent:?} {received:?}");
         ensure!(told.2 >= sent.credits && sent.credits > 0, "{sent:?} {received:?}");
-        ensure!(received.duplicates == 0 && received.strangers == 0, "{received:?}");
+        ensure!(received.duplicates == 0 && received.unmatched_notices == 0, "{received:?}");
     }
     Ok(())
 }
 
 /// In a domain for which no order was asked: then writes and notices may come in whatever order
 /// the provider likes, and the ring must not care.
-fn ring_without_order(cell: &Cell) -> Checked {
-    let offer = able(cell, cell.query(), Caps::empty())?;
+fn ring_without_order(cell: &Cell) -> CaseResult {
+    let offer = ring_offer_for(cell, cell.query(), Caps::empty())?;
     let order = offer.capabilities().send_order;
     let pair = Pair::with(cell, Setup { offer: Some(offer), ..Setup::default() })?;
-    let notify = match Notify::best(pair.sides[A].domain.capabilities()) {
+    let notify = match NotifyMode::best(pair.sides[A].domain.capabilities()) {
         Ok(notify) => notify,
         Err(error) => return Err(format!("lacking: {error}").into()),
     };
-    let mut world = World::of(pair, cell.memory, &options(notify, CAPACITY, 0), 1000)?;
+    let mut fixture = Fixture::of(pair, cell.memory, &options(notify, CAPACITY, 0), 1000)?;
     for (number, length) in [5, 70_000, 0, 300_000, 64].into_iter().enumerate() {
-        world.pass(number as u64, length).map_err(|e| format!("with order {order:?}: {e}"))?;
+        fixture.pass(number as u64, length).map_err(|e| format!("with order {order:?}: {e}"))?;
     }
-    world.settle(0, 5)
+    fixture.settle(0, 5)
 }
 
 /// Views are held while later ones come, and dropped in another order.
-fn ring_views_outlive_later_ones(cell: &Cell) -> Checked {
+fn ring_views_outlive_later_ones(cell: &Cell) -> CaseResult {
     let notify = best(cell)?;
-    let capacity = 64 * GRANULE;
-    let mut world = World::new(cell, &options(notify, capacity, 0), 64)?;
-    let (sender, receiver) = (world.sender, world.receiver);
+    let capacity = 64 * MIN_GRANULE;
+    let mut fixture = Fixture::new(cell, &options(notify, capacity, 0), 64)?;
+    let (sender, receiver) = (fixture.sender, fixture.receiver);
     // With the header before it a chunk takes two granules.
-    let is_apart = world.ports[B].terms(receiver)?.layout == Layout::Apart;
+    let is_apart = fixture.ports[B].ring_offer(receiver)?.layout == ChunkLayout::SeparateHeader;
     let chunks = if is_apart { 64 } else { 32 };
-    let mut held: Vec<View> = Vec::new();
+    let mut held: Vec<ChunkView> = Vec::new();
     for number in 0..chunks {
-        let source = world.source(&pattern(number, 64))?;
-        let mut message = world.ports[A].begin(sender, 0, 64)?;
-        world.until("a message to come", |world| {
-            world.ports[A].push(sender, &mut message, &source.all())?;
-            held.extend(world.ports[B].take(receiver)?);
+        let source = fixture.source(&pattern(number, 64))?;
+        let mut message = fixture.ports[A].begin(sender, 0, 64)?;
+        fixture.until("a message to come", |fixture| {
+            fixture.ports[A].push(sender, &mut message, &source.all())?;
+            held.extend(fixture.ports[B].take(receiver)?);
             Ok(held.len() as u64 > number)
         })?;
     }
-    let source = world.source(&pattern(99, 64))?;
-    let mut message = world.ports[A].begin(sender, 0, 64)?;
-    let pushed = world.ports[A].push(sender, &mut message, &source.all())?;
+    let source = fixture.source(&pattern(99, 64))?;
+    let mut message = fixture.ports[A].begin(sender, 0, 64)?;
+    let pushed = fixture.ports[A].push(sender, &mut message, &source.all())?;
     ensure!(matches!(pushed, Pushed::Blocked(blocked) if blocked.free == 0), "{pushed:?}");
     // One that came to nothing leaves no trace: the next one has its number.
-    let late = world.ports[A].send(sender, 0, &source.all(), Duration::from_millis(20));
+    let late = fixture.ports[A].send(sender, 0, &source.all(), Duration::from_millis(20));
     ensure!(late.as_ref().is_err_and(|e| e.kind() == ErrorKind::DeadlineExceeded), "{late:?}");
     for (number, view) in held.iter().enumerate() {
         check_bytes("a view", &bytes_of(view)?, &pattern(number as u64, 64))?;
@@ -297,50 +306,51 @@ fn ring_views_outlive_later_ones(cell: &Cell) -> Checked {
     while let Some(view) = held.pop() {
         drop(view);
     }
-    ensure!(!world.ports[B].tell(receiver, true)?, "something was given back");
+    ensure!(!fixture.ports[B].return_credit(receiver, true)?, "something was given back");
     std::thread::spawn(move || drop(first)).join().map_err(|_| "the thread died")?;
-    world.until("credit", |world| Ok(world.ports[A].sender(sender)?.writer().free() == capacity))
+    fixture
+        .until("credit", |fixture| Ok(fixture.ports[A].sender(sender)?.writer().free() == capacity))
 }
 
 /// A message that found no room can be let go of, and another one sent instead: whatever the
 /// provider had room for of the first, the reader gets the other.
-fn ring_takes_another_message_where_one_found_no_room(cell: &Cell) -> Checked {
+fn ring_takes_another_message_where_one_found_no_room(cell: &Cell) -> CaseResult {
     const LENGTH: usize = 64;
     let domain = Pair::new(cell)?.sides[A].domain.clone();
     let facts = domain.capabilities();
-    let forms = [Notify::Polling, Notify::Immediate];
-    for (notify, others) in forms.into_iter().flat_map(|form| [0, 1, 2].map(|n| (form, n))) {
+    let forms = [NotifyMode::Polling, NotifyMode::Immediate];
+    for (notify, others) in forms.into_iter().flat_map(|mode| [0, 1, 2].map(|n| (mode, n))) {
         if notify.check(facts).is_err() {
             continue;
         }
         let options = options(notify, 4 << 20, 0);
-        let mut world = World::new(cell, &options, 1 << 16)?;
-        world.pass(0, LENGTH)?;
-        let (sender, receiver) = (world.sender, world.receiver);
+        let mut fixture = Fixture::new(cell, &options, 1 << 16)?;
+        fixture.pass(0, LENGTH)?;
+        let (sender, receiver) = (fixture.sender, fixture.receiver);
         // So that the end of the provider's room falls between the writes of a chunk, or not.
-        let small = world.source(&[0])?;
-        let place = world.ports[B]
+        let small = fixture.source(&[0])?;
+        let place = fixture.ports[B]
             .endpoint()
             .domain()
             .register(HostMemory::zeroed(64)?, Access::REMOTE_WRITE)?;
-        place.enable_for(world.ports[B].endpoint())?;
-        let to = world.parts.peers[A];
+        place.enable_for(fixture.ports[B].endpoint())?;
+        let to = fixture.parts.peers[A];
         for _ in 0..others {
-            let (endpoint, queue) = world.ports[A].parts();
+            let (endpoint, queue) = fixture.ports[A].parts();
             let remote = endpoint.domain().attach(&place.describe()?)?;
             let small = small.slice(0..1)?;
-            let options = Options::token(7).patience(Duration::from_secs(5));
+            let options = PostOptions::token(7).timeout(Duration::from_secs(5));
             endpoint.write(queue, to, &small, &remote.slice(0..1)?, options)?;
         }
         // Nobody looks at the other side, so that there is an end to the room.
-        let (first, second) = (world.source(&[b'A'; LENGTH])?, world.source(&[b'B'; LENGTH])?);
+        let (first, second) = (fixture.source(&[b'A'; LENGTH])?, fixture.source(&[b'B'; LENGTH])?);
         let (first, second) = (first.slice(0..LENGTH)?, second.slice(0..LENGTH)?);
         let mut written = 1;
         for _ in 0..10_000 {
-            let mut message = world.ports[A].begin(sender, 3, LENGTH as u64)?;
+            let mut message = fixture.ports[A].begin(sender, 3, LENGTH as u64)?;
             let is_posted = (0..20).any(|_| {
-                let pushed = world.ports[A].push(sender, &mut message, &first);
-                let _ = world.ports[A].turn();
+                let pushed = fixture.ports[A].push(sender, &mut message, &first);
+                let _ = fixture.ports[A].progress();
                 matches!(pushed, Ok(Pushed::Posted(_)))
             });
             if !is_posted {
@@ -348,23 +358,23 @@ fn ring_takes_another_message_where_one_found_no_room(cell: &Cell) -> Checked {
             }
             written += 1;
         }
-        let mut message = world.ports[A].begin(sender, 3, LENGTH as u64)?;
+        let mut message = fixture.ports[A].begin(sender, 3, LENGTH as u64)?;
         let mut taken = 1;
-        let end = Instant::now() + patience();
+        let end = Instant::now() + timeout();
         while taken <= written {
             if !message.is_written() {
-                world.ports[A].push(sender, &mut message, &second)?;
+                fixture.ports[A].push(sender, &mut message, &second)?;
             }
-            for port in &mut world.ports {
-                let _ = port.turn()?;
+            for port in &mut fixture.ports {
+                let _ = port.progress()?;
             }
-            while let Some(view) = world.ports[B].take(receiver)? {
+            while let Some(view) = fixture.ports[B].take(receiver)? {
                 let expected = if taken == written { b'B' } else { b'A' };
                 let what = format!("message {taken} of {written} by {notify:?}, {others} others");
                 check_bytes(&what, &bytes_of(&view)?, &[expected; LENGTH])?;
                 taken += 1;
             }
-            world.ports[B].tell_all(true);
+            fixture.ports[B].return_all_credit(true);
             ensure!(Instant::now() < end, "{taken} of {written} came by {notify:?}");
         }
     }
@@ -372,25 +382,25 @@ fn ring_takes_another_message_where_one_found_no_room(cell: &Cell) -> Checked {
 }
 
 /// What is wrong is said before anything is sent; what takes too long says how far it came.
-fn ring_misuse_is_refused(cell: &Cell) -> Checked {
+fn ring_misuse_is_refused(cell: &Cell) -> CaseResult {
     let notify = best(cell)?;
-    let mut world = World::new(cell, &options(notify, CAPACITY, 0), 4096)?;
-    let (sender, receiver) = (world.sender, world.receiver);
-    let source = world.source(&pattern(1, 200_000))?;
-    let mut message = world.ports[A].begin(sender, 0, 64)?;
-    let refused = world.ports[A].push(sender, &mut message, &source.slice(0..63)?);
+    let mut fixture = Fixture::new(cell, &options(notify, CAPACITY, 0), 4096)?;
+    let (sender, receiver) = (fixture.sender, fixture.receiver);
+    let source = fixture.source(&pattern(1, 200_000))?;
+    let mut message = fixture.ports[A].begin(sender, 0, 64)?;
+    let refused = fixture.ports[A].push(sender, &mut message, &source.slice(0..63)?);
     let is_refused = refused.is_err_and(|error| error.kind() == ErrorKind::OutOfBounds);
     ensure!(is_refused, "a payload that is too short was taken");
-    let pushed = world.ports[A].push(sender, &mut message, &source.all())?;
+    let pushed = fixture.ports[A].push(sender, &mut message, &source.all())?;
     ensure!(matches!(pushed, Pushed::Posted(64) | Pushed::Busy), "{pushed:?}");
-    world.until("the message", |world| {
-        world.ports[A].push(sender, &mut message, &source.all())?;
-        Ok(world.ports[B].take(receiver)?.is_some())
+    fixture.until("the message", |fixture| {
+        fixture.ports[A].push(sender, &mut message, &source.all())?;
+        Ok(fixture.ports[B].take(receiver)?.is_some())
     })?;
     // Nobody reads: the deadline holds, and the error tells how much was written.
     let short = Duration::from_millis(50);
     let start = Instant::now();
-    let late = world.ports[A].send(sender, 0, &source.all(), short);
+    let late = fixture.ports[A].send(sender, 0, &source.all(), short);
     let took = start.elapsed();
     ensure!(took < Duration::from_secs(2), "{took:?}");
     let error = late.err().ok_or("a message without a reader was written")?;
@@ -398,44 +408,44 @@ fn ring_misuse_is_refused(cell: &Cell) -> Checked {
     let text = error.to_string();
     ensure!(text.contains("of 200000 bytes of message 1"), "{text}");
     // Written in part, it is in the way of others.
-    let refused = world.ports[A].send(sender, 0, &source.slice(0..64)?, short);
+    let refused = fixture.ports[A].send(sender, 0, &source.slice(0..64)?, short);
     let is_refused = refused.is_err_and(|e| e.kind() == ErrorKind::InvalidArgument);
     ensure!(is_refused, "two messages were mixed");
     // So it does for one who reads what nobody writes: its own rings have none.
-    let lonely = world.ports[A].offer(&options(notify, CAPACITY, 0))?;
-    let late = world.ports[A].receive(lonely, short).err().ok_or("something came")?;
+    let without_writer = fixture.ports[A].offer(&options(notify, CAPACITY, 0))?;
+    let late = fixture.ports[A].receive(without_writer, short).err().ok_or("something came")?;
     ensure!(late.kind() == ErrorKind::DeadlineExceeded, "{late}");
-    let terms = world.ports[B].terms(receiver)?;
+    let ring_offer = fixture.ports[B].ring_offer(receiver)?;
     let forged = [
-        RingOffer { capacity: 2 * CAPACITY, ..terms.clone() },
-        RingOffer { capacity: 1000, ..terms.clone() },
-        RingOffer { ring: 1024, ..terms.clone() },
-        RingOffer { lanes: Vec::new(), ..terms.clone() },
-        RingOffer { whole: u64::MAX, ..terms.clone() },
+        RingOffer { capacity: 2 * CAPACITY, ..ring_offer.clone() },
+        RingOffer { capacity: 1000, ..ring_offer.clone() },
+        RingOffer { ring: 1024, ..ring_offer.clone() },
+        RingOffer { lanes: Vec::new(), ..ring_offer.clone() },
+        RingOffer { completed_messages: u64::MAX, ..ring_offer.clone() },
     ];
     for offer in forged {
-        let refused = world.ports[A].accept(world.parts.peers[A], &offer, 4096);
+        let refused = fixture.ports[A].accept(fixture.parts.peers[A], &offer, 4096);
         ensure!(refused.is_err(), "{offer:?} was taken");
     }
     for capacity in [0, 1000, 1 << 50] {
-        let refused = world.ports[B].offer(&options(notify, capacity, 0));
+        let refused = fixture.ports[B].offer(&options(notify, capacity, 0));
         let is_refused = refused.is_err_and(|e| e.kind() == ErrorKind::InvalidArgument);
         ensure!(is_refused, "a ring of {capacity} bytes was made");
     }
     // What the caller posts itself comes back to the caller.
     let target =
-        world.ports[B].endpoint().domain().register(HostMemory::zeroed(64)?, Access::ALL)?;
-    target.enable_for(world.ports[B].endpoint())?;
-    let own = world.ports[A].endpoint().domain().attach(&target.describe()?)?;
-    let options = Options::token(4711).flags(TransferFlags::DELIVERY_COMPLETE);
-    let options = options.patience(Duration::ZERO);
-    let peer = world.parts.peers[A];
-    let end = Instant::now() + patience();
+        fixture.ports[B].endpoint().domain().register(HostMemory::zeroed(64)?, Access::ALL)?;
+    target.enable_for(fixture.ports[B].endpoint())?;
+    let own = fixture.ports[A].endpoint().domain().attach(&target.describe()?)?;
+    let options = PostOptions::token(4711).flags(TransferFlags::DELIVERY_COMPLETE);
+    let options = options.timeout(Duration::ZERO);
+    let peer = fixture.parts.peers[A];
+    let end = Instant::now() + timeout();
     let mut is_posted = false;
     loop {
         ensure!(Instant::now() < end, "the caller's own write did not complete");
         if !is_posted {
-            let (endpoint, queue) = world.ports[A].parts();
+            let (endpoint, queue) = fixture.ports[A].parts();
             let from = source.slice(0..64)?;
             is_posted = match endpoint.write(queue, peer, &from, &own.all(), options) {
                 Ok(_) => true,
@@ -443,35 +453,37 @@ fn ring_misuse_is_refused(cell: &Cell) -> Checked {
                 Err(error) => return Err(error.into()),
             };
         }
-        let turn = world.ports[A].turn()?;
-        if let Turn::Other(Ok(done)) = turn {
+        let progress = fixture.ports[A].progress()?;
+        if let PortEvent::Other(Ok(done)) = progress {
             ensure!(done.token == 4711, "{done:?}");
             return Ok(());
         }
-        let _ = world.ports[B].turn()?;
+        let _ = fixture.ports[B].progress()?;
     }
 }
 
 /// An offer that a ring can be told by: with tags, where it cannot be told otherwise.
-fn able(cell: &Cell, query: Query, caps: Caps) -> Checked<Offer> {
+fn ring_offer_for(cell: &Cell, query: Query, caps: Caps) -> CaseResult<Offer> {
     let offer = cell.offer_of(query.clone(), caps)?;
-    if Notify::best(offer.capabilities()).is_ok() {
+    if NotifyMode::best(offer.capabilities()).is_ok() {
         return Ok(offer);
     }
     Ok(cell.offer_of(query, caps | Caps::TAGGED).unwrap_or(offer))
 }
 
 /// The same with order between writes, where the provider has that.
-pub(super) fn ordered(cell: &Cell, caps: Caps) -> Checked<Offer> {
+pub(super) fn ordered(cell: &Cell, caps: Caps) -> CaseResult<Offer> {
     let order = Order::WRITE_AFTER_WRITE | Order::SEND_AFTER_WRITE;
     match cell.offer_of(cell.query().order(order), caps) {
-        Err(error) if error.kind() == ErrorKind::NoProvider => able(cell, cell.query(), caps),
-        _ => able(cell, cell.query().order(order), caps),
+        Err(error) if error.kind() == ErrorKind::NoProvider => {
+            ring_offer_for(cell, cell.query(), caps)
+        }
+        _ => ring_offer_for(cell, cell.query().order(order), caps),
     }
 }
 
 /// The best form; a cell that has none is lacking.
-pub(super) fn best(cell: &Cell) -> Checked<Notify> {
+pub(super) fn best(cell: &Cell) -> CaseResult<NotifyMode> {
     let offer = ordered(cell, Caps::empty())?;
-    Notify::best(offer.capabilities()).map_err(|error| format!("lacking: {error}").into())
+    NotifyMode::best(offer.capabilities()).map_err(|error| format!("lacking: {error}").into())
 }

@@ -3,14 +3,16 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use fabric::ring::{Notify, Port, Pushed, ReceiverId, RingAnswer, RingOffer, SenderId, Stripes};
+use fabric::ring::{
+    LaneSet, NotifyMode, Port, Pushed, ReceiverId, RingAnswer, RingOffer, SenderId,
+};
 use fabric::{Access, Caps, Domain, EndpointKind, ErrorKind, HostMemory, MemoryRegion, Offer};
 
 use super::Case;
-use super::ring::{CAPACITY, World, bytes_of, options, ordered, travelled};
+use super::ring::{CAPACITY, Fixture, bytes_of, options, ordered, round_trip};
 use crate::cells::{Cell, Memory};
 use crate::cuda::DeviceMemory;
-use crate::pair::{A, B, Checked, Pair, Setup, check_bytes, patience, pattern, put};
+use crate::pair::{A, B, CaseResult, Pair, Setup, check_bytes, pattern, put, timeout};
 use crate::{cases, ensure};
 
 pub const CASES: &[Case] = cases![ring_over_lanes];
@@ -20,43 +22,44 @@ const LONGEST: usize = 700_000;
 
 /// Over three lanes. Whatever order chunks come in, messages come whole; and either side hears of
 /// the other one's end.
-fn ring_over_lanes(cell: &Cell) -> Checked {
+fn ring_over_lanes(cell: &Cell) -> CaseResult {
     if cell.kind != EndpointKind::Rdm {
         return Err("lacking: lanes are connectionless".into());
     }
     let offer = ordered(cell, Caps::empty())?;
-    if let Err(error) = Notify::Immediate.check(offer.capabilities()) {
+    if let Err(error) = NotifyMode::Immediate.check(offer.capabilities()) {
         return Err(format!("lacking: {error}").into());
     }
     for reader_goes in [false, true] {
-        let mut world = connect(cell, &offer)?;
-        let sources = sources(cell.memory, &world.ports[A])?;
+        let mut fixture = connect(cell, &offer)?;
+        let sources = sources(cell.memory, &fixture.ports[A])?;
         let lengths = [64, 0, 5000, LONGEST, 1, 100_000, 64];
         for (number, length) in lengths.into_iter().enumerate() {
-            pass(&mut world, &sources, number as u64, length)?;
+            pass(&mut fixture, &sources, number as u64, length)?;
         }
-        world.settle(0, lengths.len() as u64)?;
-        let sent = world.ports[A].sender(world.sender)?.statistics();
-        let received = world.ports[B].receiver(world.receiver)?.statistics();
+        fixture.settle(0, lengths.len() as u64)?;
+        let sent = fixture.ports[A].sender(fixture.sender)?.statistics();
+        let received = fixture.ports[B].receiver(fixture.receiver)?.statistics();
         ensure!(sent.messages == 7 && received.messages == 7, "{sent:?} {received:?}");
         ensure!(sent.chunks == received.chunks, "{sent:?} {received:?}");
-        let (sender, receiver) = (world.sender, world.receiver);
+        let (sender, receiver) = (fixture.sender, fixture.receiver);
         if reader_goes {
-            world.ports[B].close_receiver(receiver)?;
-            world.until("the writer to hear of the reader's end", |world| {
-                Ok(world.ports[A].sender(sender)?.broken().is_some())
+            fixture.ports[B].close_receiver(receiver)?;
+            fixture.until("the writer to hear of the reader's end", |fixture| {
+                Ok(fixture.ports[A].sender(sender)?.broken().is_some())
             })?;
-            world.ports[A].drop_sender(sender);
-            world.until("the ring to be let go of", |world| Ok(world.ports[B].rings().0 == 0))?;
+            fixture.ports[A].drop_sender(sender);
+            fixture
+                .until("the ring to be let go of", |fixture| Ok(fixture.ports[B].rings().0 == 0))?;
         } else {
-            world.ports[A].drop_sender(sender);
-            world.until("the reader to hear of the end", |world| {
-                Ok(world.ports[B].receiver(receiver)?.is_over())
+            fixture.ports[A].drop_sender(sender);
+            fixture.until("the reader to hear of the end", |fixture| {
+                Ok(fixture.ports[B].receiver(receiver)?.is_end_of_stream())
             })?;
-            let said = world.ports[B].take(receiver).err().ok_or("something came")?;
+            let said = fixture.ports[B].take(receiver).err().ok_or("something came")?;
             ensure!(said.kind() == ErrorKind::Closed, "{said}");
         }
-        for port in world.ports {
+        for port in fixture.ports {
             port.close()?;
         }
     }
@@ -64,13 +67,13 @@ fn ring_over_lanes(cell: &Cell) -> Checked {
 }
 
 /// Two ports with further lanes, and a ring by all of them.
-fn connect(cell: &Cell, offer: &Offer) -> Checked<World> {
+fn connect(cell: &Cell, offer: &Offer) -> CaseResult<Fixture> {
     let pair = Pair::with(cell, Setup { offer: Some(offer.clone()), ..Setup::default() })?;
     let (sides, parts) = pair.split();
     let mut ports = sides.map(|(endpoint, queue)| Port::new(endpoint, queue));
     for port in &mut ports {
         let further = (1..LANES).map(|_| Domain::open(offer)).collect::<Result<Vec<_>, _>>()?;
-        let lanes = Stripes::open_on(&further)?;
+        let lanes = LaneSet::open_on(&further)?;
         match port.add_lanes(lanes) {
             Err(error) if error.kind() == ErrorKind::NotSupported => {
                 return Err(format!("lacking: {error}").into());
@@ -78,27 +81,27 @@ fn connect(cell: &Cell, offer: &Offer) -> Checked<World> {
             added => added?,
         }
     }
-    let options = options(Notify::Immediate, CAPACITY, CAPACITY / 8);
+    let options = options(NotifyMode::Immediate, CAPACITY, CAPACITY / 8);
     let receiver: ReceiverId = match cell.memory {
         Memory::Host => {
-            ports[B].offer_by(&options, LANES, HostMemory::zeroed(CAPACITY as usize)?)?
+            ports[B].offer_on_lanes(&options, LANES, HostMemory::zeroed(CAPACITY as usize)?)?
         }
         Memory::Cuda => {
-            ports[B].offer_by(&options, LANES, DeviceMemory::new(CAPACITY as usize)?)?
+            ports[B].offer_on_lanes(&options, LANES, DeviceMemory::new(CAPACITY as usize)?)?
         }
     };
-    let terms = travelled::<RingOffer>(&ports[B].terms(receiver)?)?;
-    ensure!(terms.lanes.len() == LANES, "{terms:?}");
+    let ring_offer = round_trip::<RingOffer>(&ports[B].ring_offer(receiver)?)?;
+    ensure!(ring_offer.lanes.len() == LANES, "{ring_offer:?}");
     let further = ports[B].lane_addresses();
     let (sender, answer): (SenderId, _) =
-        ports[A].accept_by(parts.peers[A], &further, &terms, 3000)?;
-    ports[B].connect(receiver, parts.peers[B], &travelled::<RingAnswer>(&answer)?)?;
-    Ok(World { ports, parts, memory: cell.memory, sender, receiver })
+        ports[A].accept_on_lanes(parts.peers[A], &further, &ring_offer, 3000)?;
+    ports[B].connect(receiver, parts.peers[B], &round_trip::<RingAnswer>(&answer)?)?;
+    Ok(Fixture { ports, parts, memory: cell.memory, sender, receiver })
 }
 
 /// The same memory, as the domains of all lanes know it.
-fn sources(memory: Memory, port: &Port) -> Checked<Vec<MemoryRegion>> {
-    fn all(port: &Port, memory: impl fabric::Memory) -> Checked<Vec<MemoryRegion>> {
+fn sources(memory: Memory, port: &Port) -> CaseResult<Vec<MemoryRegion>> {
+    fn all(port: &Port, memory: impl fabric::Memory) -> CaseResult<Vec<MemoryRegion>> {
         let memory = Arc::new(memory);
         let of = |lane| {
             let domain = port.lane_domain(lane).ok_or("there is no such lane")?;
@@ -113,27 +116,27 @@ fn sources(memory: Memory, port: &Port) -> Checked<Vec<MemoryRegion>> {
 }
 
 /// Sends a message by whichever lanes are free, and takes it.
-fn pass(world: &mut World, sources: &[MemoryRegion], number: u64, length: usize) -> Checked {
+fn pass(fixture: &mut Fixture, sources: &[MemoryRegion], number: u64, length: usize) -> CaseResult {
     let bytes = pattern(number + 5, length);
     if length > 0 {
         put(&sources[0], 0, &bytes)?;
     }
-    let (sender, receiver) = (world.sender, world.receiver);
-    let mut message = world.ports[A].begin(sender, 9, length as u64)?;
+    let (sender, receiver) = (fixture.sender, fixture.receiver);
+    let mut message = fixture.ports[A].begin(sender, 9, length as u64)?;
     let (mut got, mut is_whole) = (Vec::with_capacity(length), false);
-    let end = Instant::now() + patience();
-    world.until(&format!("message {number} of {length} bytes"), |world| {
+    let end = Instant::now() + timeout();
+    fixture.until(&format!("message {number} of {length} bytes"), |fixture| {
         while !message.is_written() {
             ensure!(Instant::now() < end, "{} of {length} bytes", message.written());
             let left = length as u64 - message.written();
-            let Some(lane) = world.ports[A].pick(sender, left)? else { break };
+            let Some(lane) = fixture.ports[A].pick_lane(sender, left)? else { break };
             let payload = sources[lane].slice(0..length)?;
-            let pushed = world.ports[A].push_by(lane, sender, &mut message, &payload, 0)?;
+            let pushed = fixture.ports[A].push_on_lane(lane, sender, &mut message, &payload, 0)?;
             if !matches!(pushed, Pushed::Posted(_)) {
                 break;
             }
         }
-        while let Some(view) = world.ports[B].take(receiver)? {
+        while let Some(view) = fixture.ports[B].take(receiver)? {
             let header = *view.header();
             ensure!(header.message == number && header.topic == 9, "{header:?}");
             ensure!(header.offset == got.len() as u64, "{header:?}");
@@ -144,7 +147,7 @@ fn pass(world: &mut World, sources: &[MemoryRegion], number: u64, length: usize)
     })?;
     check_bytes(&format!("message {number} of {length} bytes"), &got, &bytes)?;
     // What is written from is free when the reader let go of it.
-    world.until("the message to be told to be read", |world| {
-        Ok(world.ports[A].sender(sender)?.writer().unread() == 0)
+    fixture.until("the message to be told to be read", |fixture| {
+        Ok(fixture.ports[A].sender(sender)?.writer().unread() == 0)
     })
 }

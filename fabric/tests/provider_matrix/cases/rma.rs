@@ -4,7 +4,7 @@ use fabric::{MemoryRegion, TransferFlags};
 
 use super::{Case, sizes};
 use crate::cells::Cell;
-use crate::pair::{A, B, Checked, Pair, Setup, at_once, check_bytes, get, pattern, put};
+use crate::pair::{A, B, CaseResult, Pair, Setup, check_bytes, get, nonblocking, pattern, put};
 use crate::{cases, ensure};
 
 pub const CASES: &[Case] = cases![
@@ -24,18 +24,18 @@ fn write(
     into: &MemoryRegion,
     at: usize,
     length: usize,
-) -> Checked {
+) -> CaseResult {
     let remote = pair.sides[A].attach(into)?;
     let target = remote.slice(at as u64..(at + length) as u64)?;
     let source = from.slice(at..at + length)?;
-    let options = at_once(1).flags(TransferFlags::DELIVERY_COMPLETE);
+    let options = nonblocking(1).flags(TransferFlags::DELIVERY_COMPLETE);
     let id = pair.post(A, |s| s.endpoint.write(&mut s.queue, s.peer, &source, &target, options))?;
     let done = pair.complete(A, id)?;
     ensure!(done.token == 1, "token {}", done.token);
     Ok(())
 }
 
-fn write_all_sizes(cell: &Cell) -> Checked {
+fn write_all_sizes(cell: &Cell) -> CaseResult {
     let mut pair = Pair::new(cell)?;
     let sizes = sizes(pair.sides[A].domain.capabilities().max_message_size);
     let largest = *sizes.last().ok_or("no size")?;
@@ -50,7 +50,7 @@ fn write_all_sizes(cell: &Cell) -> Checked {
     Ok(())
 }
 
-fn read_all_sizes(cell: &Cell) -> Checked {
+fn read_all_sizes(cell: &Cell) -> CaseResult {
     let mut pair = Pair::new(cell)?;
     let sizes = sizes(pair.sides[A].domain.capabilities().max_message_size);
     let largest = *sizes.last().ok_or("no size")?;
@@ -60,15 +60,15 @@ fn read_all_sizes(cell: &Cell) -> Checked {
         let bytes = pattern(!(length as u64), length);
         put(&from, 0, &bytes)?;
         let (target, source) = (into.slice(0..length)?, remote.slice(0..length as u64)?);
-        let id =
-            pair.post(A, |s| s.endpoint.read(&mut s.queue, s.peer, &target, &source, at_once(1)))?;
+        let id = pair
+            .post(A, |s| s.endpoint.read(&mut s.queue, s.peer, &target, &source, nonblocking(1)))?;
         pair.complete(A, id)?;
         check_bytes(&format!("{length} bytes"), &get(&into, 0, length)?, &bytes)?;
     }
     Ok(())
 }
 
-fn write_unaligned(cell: &Cell) -> Checked {
+fn write_unaligned(cell: &Cell) -> CaseResult {
     let mut pair = Pair::new(cell)?;
     let (from, into) = (pair.sides[A].region(80_000)?, pair.sides[B].region(80_000)?);
     for at in [1, 3, 4093] {
@@ -82,7 +82,7 @@ fn write_unaligned(cell: &Cell) -> Checked {
     Ok(())
 }
 
-fn write_many_in_flight(cell: &Cell) -> Checked {
+fn write_many_in_flight(cell: &Cell) -> CaseResult {
     const COUNT: usize = 2000;
     const EACH: usize = 512;
     let mut pair = Pair::new(cell)?;
@@ -94,7 +94,7 @@ fn write_many_in_flight(cell: &Cell) -> Checked {
     for i in 0..COUNT {
         let source = from.slice(i * EACH..(i + 1) * EACH)?;
         let target = remote.slice((i * EACH) as u64..((i + 1) * EACH) as u64)?;
-        let flags = at_once(i as u64).flags(TransferFlags::DELIVERY_COMPLETE);
+        let flags = nonblocking(i as u64).flags(TransferFlags::DELIVERY_COMPLETE);
         ids.push(
             pair.post(A, |s| s.endpoint.write(&mut s.queue, s.peer, &source, &target, flags))?,
         );
@@ -107,7 +107,7 @@ fn write_many_in_flight(cell: &Cell) -> Checked {
     check_bytes("all", &get(&into, 0, COUNT * EACH)?, &bytes)
 }
 
-fn write_delivery_complete_is_visible(cell: &Cell) -> Checked {
+fn write_delivery_complete_is_visible(cell: &Cell) -> CaseResult {
     let mut pair = Pair::new(cell)?;
     let (from, into) = (pair.sides[A].region(1 << 20)?, pair.sides[B].region(1 << 20)?);
     for round in 0..10 {
@@ -119,7 +119,7 @@ fn write_delivery_complete_is_visible(cell: &Cell) -> Checked {
     Ok(())
 }
 
-fn writes_are_counted(cell: &Cell) -> Checked {
+fn writes_are_counted(cell: &Cell) -> CaseResult {
     let setup = Setup { counted: Some(fabric::Access::WRITE), ..Setup::default() };
     let mut pair = Pair::with(cell, setup)?;
     let (from, into) = (pair.sides[A].region(64)?, pair.sides[B].region(64)?);
@@ -135,7 +135,7 @@ fn writes_are_counted(cell: &Cell) -> Checked {
     Ok(())
 }
 
-fn both_directions_at_once(cell: &Cell) -> Checked {
+fn both_directions_at_once(cell: &Cell) -> CaseResult {
     const LENGTH: usize = 1 << 20;
     let mut pair = Pair::new(cell)?;
     let mut work = Vec::new();
@@ -149,7 +149,7 @@ fn both_directions_at_once(cell: &Cell) -> Checked {
     let mut ids = Vec::new();
     for round in 0..8_u64 {
         for (here, from, _, remote) in &work {
-            let options = at_once(round).flags(TransferFlags::DELIVERY_COMPLETE);
+            let options = nonblocking(round).flags(TransferFlags::DELIVERY_COMPLETE);
             let id = pair.post(*here, |s| {
                 s.endpoint.write(&mut s.queue, s.peer, &from.all(), &remote.all(), options)
             })?;

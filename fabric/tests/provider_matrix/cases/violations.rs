@@ -12,7 +12,7 @@ use fabric::{
 
 use super::Case;
 use crate::cells::Cell;
-use crate::pair::{A, B, Checked, Pair, at_once, check_bytes, get, pattern, put};
+use crate::pair::{A, B, CaseResult, Pair, check_bytes, get, nonblocking, pattern, put};
 use crate::{cases, ensure};
 
 pub const CASES: &[Case] = cases![
@@ -29,7 +29,7 @@ pub const CASES: &[Case] = cases![
     strange_descriptor_is_refused,
 ];
 
-fn out_of_bounds_is_refused_before_sending(cell: &Cell) -> Checked {
+fn out_of_bounds_is_refused_before_sending(cell: &Cell) -> CaseResult {
     let mut pair = Pair::new(cell)?;
     let (from, into) = (pair.sides[A].region(128)?, pair.sides[B].region(64)?);
     let remote = pair.sides[A].attach(&into)?;
@@ -52,7 +52,7 @@ fn out_of_bounds_is_refused_before_sending(cell: &Cell) -> Checked {
     Ok(())
 }
 
-fn missing_rights_are_refused_before_sending(cell: &Cell) -> Checked {
+fn missing_rights_are_refused_before_sending(cell: &Cell) -> CaseResult {
     let mut pair = Pair::new(cell)?;
     let from = pair.sides[A].region(64)?;
     let read_only = pair.sides[B].region_for(64, Access::LOCAL | Access::REMOTE_READ)?;
@@ -78,13 +78,13 @@ fn missing_rights_are_refused_before_sending(cell: &Cell) -> Checked {
 }
 
 /// Some providers copy without looking how much room they have.
-fn injecting_more_than_fits_is_refused_before_sending(cell: &Cell) -> Checked {
+fn injecting_more_than_fits_is_refused_before_sending(cell: &Cell) -> CaseResult {
     let mut pair = Pair::new(cell)?;
     let length = pair.sides[A].domain.capabilities().inject_size + 1;
     let (from, into) = (pair.sides[A].region(length)?, pair.sides[B].region(length)?);
     let remote = pair.sides[A].attach(&into)?;
     let side = &mut pair.sides[A];
-    let options = at_once(0).flags(TransferFlags::INJECT);
+    let options = nonblocking(0).flags(TransferFlags::INJECT);
     let errors = [
         side.endpoint.write(&mut side.queue, side.peer, &from.all(), &remote.all(), options),
         side.endpoint.send(&mut side.queue, side.peer, &from.all(), options),
@@ -106,7 +106,12 @@ struct Forged {
 
 /// Writes (or reads) 64 bytes by a descriptor that is not right, and expects an error at the
 /// initiator, and nothing at the target.
-fn violate(pair: &mut Pair, local: &MemoryRegion, good: &RemoteRegion, forged: Forged) -> Checked {
+fn violate(
+    pair: &mut Pair,
+    local: &MemoryRegion,
+    good: &RemoteRegion,
+    forged: Forged,
+) -> CaseResult {
     let Forged { key, skip, write } = forged;
     let mut bytes = good.encode();
     // All rights, a length that is long enough, and another key.
@@ -119,7 +124,7 @@ fn violate(pair: &mut Pair, local: &MemoryRegion, good: &RemoteRegion, forged: F
     let remote = pair.sides[A].domain.attach(&RemoteRegion::decode(&bytes)?)?;
     let (here, there) = (local.slice(0..64)?, remote.slice(skip..skip + 64)?);
     // Without delivery complete a write may be reported before anybody looked at its key.
-    let options = at_once(1).flags(TransferFlags::DELIVERY_COMPLETE);
+    let options = nonblocking(1).flags(TransferFlags::DELIVERY_COMPLETE);
     let id = pair.post(A, |s| match write {
         true => s.endpoint.write(&mut s.queue, s.peer, &here, &there, options),
         false => s.endpoint.read(&mut s.queue, s.peer, &here, &there, options),
@@ -146,7 +151,7 @@ fn violate(pair: &mut Pair, local: &MemoryRegion, good: &RemoteRegion, forged: F
     }
 }
 
-fn described(region: &MemoryRegion) -> Checked<(RemoteRegion, u64)> {
+fn described(region: &MemoryRegion) -> CaseResult<(RemoteRegion, u64)> {
     let description = region.describe()?;
     match description.key() {
         RemoteKey::Plain(key) => Ok((description.clone(), *key)),
@@ -154,11 +159,11 @@ fn described(region: &MemoryRegion) -> Checked<(RemoteRegion, u64)> {
     }
 }
 
-fn untouched(region: &MemoryRegion, length: usize) -> Checked {
+fn untouched(region: &MemoryRegion, length: usize) -> CaseResult {
     check_bytes("the target", &get(region, 0, length)?, &pattern(99, length))
 }
 
-fn wrong_key_is_an_error_and_no_data(cell: &Cell) -> Checked {
+fn wrong_key_is_an_error_and_no_data(cell: &Cell) -> CaseResult {
     let mut pair = Pair::new(cell)?;
     let (from, into) = (pair.sides[A].region(64)?, pair.sides[B].region(64)?);
     put(&into, 0, &pattern(99, 64))?;
@@ -169,7 +174,7 @@ fn wrong_key_is_an_error_and_no_data(cell: &Cell) -> Checked {
     result
 }
 
-fn write_beyond_the_region_is_an_error_and_no_data(cell: &Cell) -> Checked {
+fn write_beyond_the_region_is_an_error_and_no_data(cell: &Cell) -> CaseResult {
     let mut pair = Pair::new(cell)?;
     let from = pair.sides[A].region(64)?;
     // A region in the middle of memory that is all ours.
@@ -190,7 +195,7 @@ fn write_beyond_the_region_is_an_error_and_no_data(cell: &Cell) -> Checked {
     result
 }
 
-fn write_without_right_is_an_error_and_no_data(cell: &Cell) -> Checked {
+fn write_without_right_is_an_error_and_no_data(cell: &Cell) -> CaseResult {
     let mut pair = Pair::new(cell)?;
     let from = pair.sides[A].region(64)?;
     let into = pair.sides[B].region_for(64, Access::LOCAL | Access::REMOTE_READ)?;
@@ -201,7 +206,7 @@ fn write_without_right_is_an_error_and_no_data(cell: &Cell) -> Checked {
     result
 }
 
-fn read_without_right_is_an_error_and_no_data(cell: &Cell) -> Checked {
+fn read_without_right_is_an_error_and_no_data(cell: &Cell) -> CaseResult {
     let mut pair = Pair::new(cell)?;
     let into = pair.sides[A].region(64)?;
     put(&into, 0, &pattern(99, 64))?;
@@ -213,7 +218,7 @@ fn read_without_right_is_an_error_and_no_data(cell: &Cell) -> Checked {
     result
 }
 
-fn closed_region_is_an_error_and_no_data(cell: &Cell) -> Checked {
+fn closed_region_is_an_error_and_no_data(cell: &Cell) -> CaseResult {
     let mut pair = Pair::new(cell)?;
     let from = pair.sides[A].region(64)?;
     let memory = fabric::HostMemory::zeroed(4096)?;
@@ -233,7 +238,7 @@ fn closed_region_is_an_error_and_no_data(cell: &Cell) -> Checked {
     result
 }
 
-fn removed_peer_is_refused(cell: &Cell) -> Checked {
+fn removed_peer_is_refused(cell: &Cell) -> CaseResult {
     let mut pair = Pair::new(cell)?;
     let from = pair.sides[A].region(64)?;
     let side = &mut pair.sides[A];
@@ -250,7 +255,7 @@ fn removed_peer_is_refused(cell: &Cell) -> Checked {
     Ok(())
 }
 
-fn strange_objects_are_refused(cell: &Cell) -> Checked {
+fn strange_objects_are_refused(cell: &Cell) -> CaseResult {
     let mut pair = Pair::new(cell)?;
     let (ours, theirs) = (pair.sides[A].region(64)?, pair.sides[B].region(64)?);
     let remote = pair.sides[A].attach(&theirs)?;
@@ -270,7 +275,7 @@ fn strange_objects_are_refused(cell: &Cell) -> Checked {
     Ok(())
 }
 
-fn strange_descriptor_is_refused(cell: &Cell) -> Checked {
+fn strange_descriptor_is_refused(cell: &Cell) -> CaseResult {
     let pair = Pair::new(cell)?;
     let region = pair.sides[B].region(64)?;
     let mut bytes = region.describe()?.encode();

@@ -2,11 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use fabric::{CompletionKind, ErrorKind, QueueOptions, Waiting};
+use fabric::{CompletionKind, ErrorKind, QueueOptions, WaitStrategy};
 
 use super::Case;
 use crate::cells::Cell;
-use crate::pair::{A, B, Checked, Pair, Setup, at_once, get, put};
+use crate::pair::{A, B, CaseResult, Pair, Setup, get, nonblocking, put};
 use crate::{cases, ensure};
 
 pub const CASES: &[Case] = cases![
@@ -20,7 +20,7 @@ pub const CASES: &[Case] = cases![
     busy_queue_works,
 ];
 
-fn with_waiting(cell: &Cell, waiting: Waiting) -> Checked<Pair> {
+fn with_waiting(cell: &Cell, waiting: WaitStrategy) -> CaseResult<Pair> {
     let queue = QueueOptions { size: 0, waiting };
     Pair::with(cell, Setup { queue, ..Setup::default() })
 }
@@ -33,8 +33,8 @@ fn processor_time() -> Duration {
     Duration::from_millis(ticks * 10)
 }
 
-fn waiting_ends_with_its_deadline(cell: &Cell) -> Checked {
-    for waiting in [Waiting::default(), Waiting::Block, Waiting::Busy] {
+fn waiting_ends_with_its_deadline(cell: &Cell) -> CaseResult {
+    for waiting in [WaitStrategy::default(), WaitStrategy::Block, WaitStrategy::Busy] {
         let mut pair = with_waiting(cell, waiting)?;
         for milliseconds in [0, 5, 100] {
             let timeout = Duration::from_millis(milliseconds);
@@ -51,25 +51,26 @@ fn waiting_ends_with_its_deadline(cell: &Cell) -> Checked {
     Ok(())
 }
 
-fn waiting_does_not_burn_a_core(cell: &Cell) -> Checked {
-    let mut pair = with_waiting(cell, Waiting::Block)?;
+fn waiting_does_not_burn_a_core(cell: &Cell) -> CaseResult {
+    let mut pair = with_waiting(cell, WaitStrategy::Block)?;
     let before = processor_time();
     let _ = pair.sides[A].queue.wait(Duration::from_millis(1000));
     let used = processor_time() - before;
     ensure!(
         used < Duration::from_millis(250),
         "{used:?} of processor time in one second of waiting (by {})",
-        pair.sides[A].queue.waiting_form()
+        pair.sides[A].queue.wait_method()
     );
     Ok(())
 }
 
 /// B sleeps in one thread; A writes from another. (In one thread nobody could sleep.)
-fn sleeping_is_woken_by_a_peer(cell: &Cell) -> Checked {
-    let mut pair = with_waiting(cell, Waiting::Block)?;
+fn sleeping_is_woken_by_a_peer(cell: &Cell) -> CaseResult {
+    let mut pair = with_waiting(cell, WaitStrategy::Block)?;
     let (from, into) = (pair.sides[A].region(64)?, pair.sides[B].region(64)?);
     put(&from, 0, &[7; 64])?;
-    let receive = pair.post(B, |s| s.endpoint.receive(&mut s.queue, &into.all(), at_once(3)))?;
+    let receive =
+        pair.post(B, |s| s.endpoint.receive(&mut s.queue, &into.all(), nonblocking(3)))?;
     let [mut a, mut b] = pair.sides;
     let waiter = std::thread::spawn(move || {
         let outcome = b.queue.complete(receive, Duration::from_secs(10));
@@ -95,10 +96,11 @@ fn sleeping_is_woken_by_a_peer(cell: &Cell) -> Checked {
     Ok(())
 }
 
-fn abandoned_operation_is_quarantined(cell: &Cell) -> Checked {
+fn abandoned_operation_is_quarantined(cell: &Cell) -> CaseResult {
     let mut pair = Pair::new(cell)?;
     let into = pair.sides[B].region(64)?;
-    let receive = pair.post(B, |s| s.endpoint.receive(&mut s.queue, &into.all(), at_once(4)))?;
+    let receive =
+        pair.post(B, |s| s.endpoint.receive(&mut s.queue, &into.all(), nonblocking(4)))?;
     let error = pair.sides[B].queue.complete(receive, Duration::from_millis(20)).unwrap_err();
     ensure!(error.kind() == ErrorKind::DeadlineExceeded, "{error}");
     // Its outcome is never reported; asking again says why.
@@ -122,13 +124,13 @@ fn abandoned_operation_is_quarantined(cell: &Cell) -> Checked {
 
 /// The ends of operations that nobody waits for any more may come by the thousand, and
 /// are passed over without a word, and without a deep stack.
-fn many_given_up_at_once_are_no_burden(cell: &Cell) -> Checked {
+fn many_given_up_at_once_are_no_burden(cell: &Cell) -> CaseResult {
     let mut pair = Pair::new(cell)?;
     let into = pair.sides[A].region(64)?;
     let side = &mut pair.sides[A];
     let mut given_up = Vec::new();
     while given_up.len() < 4000 {
-        match side.endpoint.receive(&mut side.queue, &into.all(), at_once(0)) {
+        match side.endpoint.receive(&mut side.queue, &into.all(), nonblocking(0)) {
             Ok(id) => given_up.push(id),
             Err(error) => {
                 let full = [ErrorKind::WouldBlock, ErrorKind::ResourceExhausted];
@@ -159,11 +161,11 @@ fn many_given_up_at_once_are_no_burden(cell: &Cell) -> Checked {
     Ok(())
 }
 
-fn closing_tells_all_that_was_in_flight(cell: &Cell) -> Checked {
+fn closing_tells_all_that_was_in_flight(cell: &Cell) -> CaseResult {
     let mut pair = Pair::new(cell)?;
     let into = pair.sides[A].region(64)?;
     let post = |pair: &mut Pair| {
-        pair.post(A, |s| s.endpoint.receive(&mut s.queue, &into.all(), at_once(0)))
+        pair.post(A, |s| s.endpoint.receive(&mut s.queue, &into.all(), nonblocking(0)))
     };
     let (first, second) = (post(&mut pair)?, post(&mut pair)?);
     let [side, other] = pair.sides;
@@ -182,12 +184,12 @@ fn closing_tells_all_that_was_in_flight(cell: &Cell) -> Checked {
 
 /// Nobody drives the target: the initiator runs out of room, and says so within
 /// its patience, instead of waiting for ever.
-fn full_queue_is_reported(cell: &Cell) -> Checked {
+fn full_queue_is_reported(cell: &Cell) -> CaseResult {
     let mut pair = Pair::new(cell)?;
     let from = pair.sides[A].region(64)?;
     let side = &mut pair.sides[A];
     for _ in 0..200_000 {
-        let options = fabric::Options::token(0).patience(Duration::from_millis(20));
+        let options = fabric::PostOptions::token(0).timeout(Duration::from_millis(20));
         match side.endpoint.send(&mut side.queue, side.peer, &from.all(), options) {
             Ok(_) => {}
             Err(error) => {
@@ -205,12 +207,13 @@ fn full_queue_is_reported(cell: &Cell) -> Checked {
     Err("200 000 messages were taken and none received".into())
 }
 
-fn busy_queue_works(cell: &Cell) -> Checked {
-    let mut pair = with_waiting(cell, Waiting::Busy)?;
-    ensure!(pair.sides[A].queue.waiting_form() == "busy", "{}", pair.sides[A].queue.waiting_form());
+fn busy_queue_works(cell: &Cell) -> CaseResult {
+    let mut pair = with_waiting(cell, WaitStrategy::Busy)?;
+    ensure!(pair.sides[A].queue.wait_method() == "busy", "{}", pair.sides[A].queue.wait_method());
     let (from, into) = (pair.sides[A].region(64)?, pair.sides[B].region(64)?);
-    let receive = pair.post(B, |s| s.endpoint.receive(&mut s.queue, &into.all(), at_once(0)))?;
-    pair.post(A, |s| s.endpoint.send(&mut s.queue, s.peer, &from.all(), at_once(0)))?;
+    let receive =
+        pair.post(B, |s| s.endpoint.receive(&mut s.queue, &into.all(), nonblocking(0)))?;
+    pair.post(A, |s| s.endpoint.send(&mut s.queue, s.peer, &from.all(), nonblocking(0)))?;
     pair.complete(B, receive)?;
     Ok(())
 }

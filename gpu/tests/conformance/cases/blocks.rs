@@ -2,18 +2,18 @@
 
 use std::time::Duration;
 
-use gpu::{Block, BlocksBy, ErrorKind, Memory, PATIENCE};
+use gpu::{Block, CopyMethod, DEFAULT_TIMEOUT, ErrorKind, Memory};
 
 use super::streams::{Pages, slow};
 use super::{Skip, second};
-use crate::house::{House, pattern};
+use crate::fixture::{Fixture, pattern};
 
-const ALL: [BlocksBy; 3] = [BlocksBy::Best, BlocksBy::Kernel, BlocksBy::Loop];
+const ALL: [CopyMethod; 3] = [CopyMethod::Best, CopyMethod::Kernel, CopyMethod::CopyEngine];
 
 /// Numbers that look like chance, and are the same each time.
-struct Numbers(u64);
+struct Random(u64);
 
-impl Numbers {
+impl Random {
     /// Below a limit.
     fn next(&mut self, limit: u64) -> u64 {
         self.0 =
@@ -31,14 +31,14 @@ struct Pair {
 }
 
 impl Pair {
-    fn new(house: &House, to: u64, from: u64) -> Self {
-        let device = &house.first;
-        Self::of(house, device.allocate(to).unwrap(), device.allocate_shared(from, &[]).unwrap())
+    fn new(fixture: &Fixture, to: u64, from: u64) -> Self {
+        let device = &fixture.first;
+        Self::of(fixture, device.allocate(to).unwrap(), device.allocate_shared(from, &[]).unwrap())
     }
 
-    fn of(house: &House, to: Memory, from: Memory) -> Self {
-        house.fill(&to.whole(), 1);
-        house.fill(&from.whole(), 2);
+    fn of(fixture: &Fixture, to: Memory, from: Memory) -> Self {
+        fixture.fill(&to.whole(), 1);
+        fixture.fill(&from.whole(), 2);
         let there = pattern(to.length() as usize, 1);
         let here = pattern(from.length() as usize, 2);
         Self { to, from, there, here }
@@ -46,39 +46,39 @@ impl Pair {
 
     /// Copies, on the device and here, and compares all bytes.
     #[track_caller]
-    fn copy(&mut self, house: &House, blocks: &[Block], by: BlocksBy) {
+    fn copy(&mut self, fixture: &Fixture, blocks: &[Block], by: CopyMethod) {
         let (to, from) = (self.to.whole(), self.from.whole());
-        house.stream.copy_blocks(&to, &from, blocks, by).unwrap();
+        fixture.stream.copy_blocks(&to, &from, blocks, by).unwrap();
         for block in blocks {
             let length = block.length as usize;
             let (to, from) = (block.to as usize, block.from as usize);
             self.there[to..to + length].copy_from_slice(&self.here[from..from + length]);
         }
-        self.check(house, by);
+        self.check(fixture, by);
     }
 
     #[track_caller]
-    fn check(&self, house: &House, by: BlocksBy) {
+    fn check(&self, fixture: &Fixture, by: CopyMethod) {
         let mut bytes = vec![0; self.there.len()];
-        house.stream.download(&self.to.whole(), &mut bytes, PATIENCE).unwrap();
+        fixture.stream.download(&self.to.whole(), &mut bytes, DEFAULT_TIMEOUT).unwrap();
         let wrong = bytes.iter().zip(&self.there).position(|(is, should)| is != should);
         assert_eq!(wrong, None, "{by:?}: another byte is there");
     }
 }
 
 /// Blocks one behind the other in the range to copy to, with gaps, of any places of the other.
-fn scattered(numbers: &mut Numbers, count: usize, longest: u64, from: u64) -> (Vec<Block>, u64) {
+fn scattered(random: &mut Random, count: usize, longest: u64, from: u64) -> (Vec<Block>, u64) {
     let mut at = 0;
     let blocks = (0..count).map(|_| {
-        let length = numbers.next(longest + 1);
-        let to = at + numbers.next(40);
+        let length = random.next(longest + 1);
+        let to = at + random.next(40);
         at = to + length;
-        Block { to, from: numbers.next(from - length), length }
+        Block { to, from: random.next(from - length), length }
     });
     (blocks.collect(), at)
 }
 
-pub fn blocks_arrive_however_they_lie(house: &House) -> Result<(), Skip> {
+pub fn blocks_arrive_however_they_lie(fixture: &Fixture) -> Result<(), Skip> {
     // Every place of 32 to copy to, with every place of 32 to copy from, with lengths around
     // what is moved at once: by a thread, by a team, by a team in one go.
     for (round, longest) in [31, 100, 700, 2100, 9000].into_iter().enumerate() {
@@ -92,7 +92,7 @@ pub fn blocks_arrive_however_they_lie(house: &House) -> Result<(), Skip> {
             }
         }
         let length = blocks.len() as u64 * room;
-        Pair::new(house, length, length).copy(house, &blocks, BlocksBy::Kernel);
+        Pair::new(fixture, length, length).copy(fixture, &blocks, CopyMethod::Kernel);
     }
     // Each length below 70, at each place of 16, of sources that lie as they do, and one and
     // four bytes farther on.
@@ -104,18 +104,18 @@ pub fn blocks_arrive_however_they_lie(house: &House) -> Result<(), Skip> {
                 Block { to: at, from: at + farther, length }
             })
             .collect();
-        Pair::new(house, 128 * 16 * 70, 128 * 16 * 70).copy(house, &blocks, BlocksBy::Kernel);
+        Pair::new(fixture, 128 * 16 * 70, 128 * 16 * 70).copy(fixture, &blocks, CopyMethod::Kernel);
     }
     Ok(())
 }
 
-pub fn blocks_arrive_however_long_they_are(house: &House) -> Result<(), Skip> {
-    let mut numbers = Numbers(1);
+pub fn blocks_arrive_however_long_they_are(fixture: &Fixture) -> Result<(), Skip> {
+    let mut random = Random(1);
     let from = 4 << 20;
     for longest in [60, 3000, 20_000, 70 << 10] {
-        let (blocks, to) = scattered(&mut numbers, 300, longest, from);
+        let (blocks, to) = scattered(&mut random, 300, longest, from);
         for by in ALL {
-            Pair::new(house, to + 100, from).copy(house, &blocks, by);
+            Pair::new(fixture, to + 100, from).copy(fixture, &blocks, by);
         }
     }
     // Around the length of a piece, and that from which on the copy engine is taken; long ones
@@ -142,23 +142,23 @@ pub fn blocks_arrive_however_long_they_are(house: &House) -> Result<(), Skip> {
     }
     for part in [&blocks[..], &blocks[..2], &blocks[..1], &blocks[3..4], &[]] {
         for by in ALL {
-            Pair::new(house, at, at).copy(house, part, by);
+            Pair::new(fixture, at, at).copy(fixture, part, by);
         }
     }
     Ok(())
 }
 
-pub fn ten_thousand_blocks_arrive(house: &House) -> Result<(), Skip> {
-    let mut numbers = Numbers(2);
+pub fn ten_thousand_blocks_arrive(fixture: &Fixture) -> Result<(), Skip> {
+    let mut random = Random(2);
     let from = 16 << 20;
-    let (blocks, to) = scattered(&mut numbers, 10_000, 3000, from);
+    let (blocks, to) = scattered(&mut random, 10_000, 3000, from);
     for by in ALL {
-        Pair::new(house, to, from).copy(house, &blocks, by);
+        Pair::new(fixture, to, from).copy(fixture, &blocks, by);
     }
     // On one stream, in order, all of them begun before the first is done: the later request is
     // what stays, and none finds another's list in place of its own.
-    let mut pair = Pair::new(house, to, from);
-    slow(house, Duration::from_millis(2));
+    let mut pair = Pair::new(fixture, to, from);
+    slow(fixture, Duration::from_millis(2));
     for shift in 0..4 {
         let other = blocks.iter().map(|block| Block {
             from: (block.from + 4099 * shift).min(from - block.length),
@@ -166,7 +166,7 @@ pub fn ten_thousand_blocks_arrive(house: &House) -> Result<(), Skip> {
         });
         let other: Vec<_> = other.collect();
         let (to, from) = (pair.to.whole(), pair.from.whole());
-        house.stream.copy_blocks(&to, &from, &other, BlocksBy::Best).unwrap();
+        fixture.stream.copy_blocks(&to, &from, &other, CopyMethod::Best).unwrap();
         for block in &other {
             let length = block.length as usize;
             let (to, from) = (block.to as usize, block.from as usize);
@@ -174,13 +174,15 @@ pub fn ten_thousand_blocks_arrive(house: &House) -> Result<(), Skip> {
             pair.there[to..to + length].copy_from_slice(bytes);
         }
     }
-    slow(house, Duration::ZERO);
-    pair.check(house, BlocksBy::Best);
+    slow(fixture, Duration::ZERO);
+    pair.check(fixture, CopyMethod::Best);
     Ok(())
 }
 
-pub fn blocks_that_reach_beyond_are_refused_before_any_moves(house: &House) -> Result<(), Skip> {
-    let mut pair = Pair::new(house, 10_000, 20_000);
+pub fn blocks_that_reach_beyond_are_refused_before_any_moves(
+    fixture: &Fixture,
+) -> Result<(), Skip> {
+    let mut pair = Pair::new(fixture, 10_000, 20_000);
     let good = Block { to: 0, from: 0, length: 1000 };
     let bad = [
         Block { to: 9001, ..good },
@@ -196,75 +198,75 @@ pub fn blocks_that_reach_beyond_are_refused_before_any_moves(house: &House) -> R
         for by in ALL {
             let blocks = [good, Block { to: 2000, ..good }, block, good];
             let (to, from) = (pair.to.whole(), pair.from.whole());
-            let error = house.stream.copy_blocks(&to, &from, &blocks, by).unwrap_err();
+            let error = fixture.stream.copy_blocks(&to, &from, &blocks, by).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::OutOfBounds, "{error}");
-            assert_eq!(error.device(), Some(house.first.name()));
+            assert_eq!(error.device(), Some(fixture.first.name()));
             assert!(error.to_string().contains("block 2:"), "{error}");
         }
     }
-    pair.check(house, BlocksBy::Best);
+    pair.check(fixture, CopyMethod::Best);
     // Ranges of their own memories: offsets count from where they begin.
     let (to, from) = (pair.to.slice(5000, 100).unwrap(), pair.from.slice(777, 100).unwrap());
     let block = Block { to: 10, from: 20, length: 80 };
     for by in ALL {
-        house.stream.copy_blocks(&to, &from, &[block], by).unwrap();
+        fixture.stream.copy_blocks(&to, &from, &[block], by).unwrap();
         let beyond = Block { length: 81, ..block };
-        let error = house.stream.copy_blocks(&to, &from, &[beyond], by).unwrap_err();
+        let error = fixture.stream.copy_blocks(&to, &from, &[beyond], by).unwrap_err();
         assert!(error.to_string().contains("block 0:"), "{error}");
     }
     pair.there[5010..5090].copy_from_slice(&pair.here[797..877]);
-    pair.check(house, BlocksBy::Best);
+    pair.check(fixture, CopyMethod::Best);
     Ok(())
 }
 
-pub fn memory_lives_as_long_as_its_blocks(house: &House) -> Result<(), Skip> {
+pub fn memory_lives_as_long_as_its_blocks(fixture: &Fixture) -> Result<(), Skip> {
     let length = 16 << 20;
-    let to = house.first.allocate(length).unwrap();
-    let stream = house.first.stream().unwrap();
-    let (_, used) = house.first.budget();
+    let to = fixture.first.allocate(length).unwrap();
+    let stream = fixture.first.stream().unwrap();
+    let (_, used) = fixture.first.budget();
     let part = 64 << 10;
     let blocks: Vec<_> = (0..length / part)
         .map(|number| Block { to: part * number, from: part * number, length: part })
         .collect();
     for by in ALL {
-        let from = house.first.allocate_shared(length, &[]).unwrap();
-        house.fill(&from.whole(), 3);
-        let delay = if by == BlocksBy::Loop { 100 } else { 20_000 };
-        slow(house, Duration::from_micros(delay));
+        let from = fixture.first.allocate_shared(length, &[]).unwrap();
+        fixture.fill(&from.whole(), 3);
+        let delay = if by == CopyMethod::CopyEngine { 100 } else { 20_000 };
+        slow(fixture, Duration::from_micros(delay));
         for _ in 0..3 {
             stream.copy_blocks(&to.whole(), &from.whole(), &blocks, by).unwrap();
         }
         // Nobody holds it any more but the stream.
         drop(from);
-        stream.synchronize(PATIENCE).unwrap();
-        assert_eq!(house.first.budget().1, used, "{by:?}: when they are done it goes");
-        slow(house, Duration::ZERO);
-        house.check(&to.whole(), 3);
-        house.stream.fill(&to.whole(), 0).unwrap();
-        house.stream.synchronize(PATIENCE).unwrap();
+        stream.synchronize(DEFAULT_TIMEOUT).unwrap();
+        assert_eq!(fixture.first.budget().1, used, "{by:?}: when they are done it goes");
+        slow(fixture, Duration::ZERO);
+        fixture.check(&to.whole(), 3);
+        fixture.stream.fill(&to.whole(), 0).unwrap();
+        fixture.stream.synchronize(DEFAULT_TIMEOUT).unwrap();
     }
     Ok(())
 }
 
-pub fn blocks_go_to_peers_and_to_the_host(house: &House) -> Result<(), Skip> {
-    let mut numbers = Numbers(3);
+pub fn blocks_go_to_peers_and_to_the_host(fixture: &Fixture) -> Result<(), Skip> {
+    let mut random = Random(3);
     let from = 2 << 20;
-    let (blocks, to) = scattered(&mut numbers, 500, 9000, from);
+    let (blocks, to) = scattered(&mut random, 500, 9000, from);
     let to = to.next_multiple_of(8);
-    let device = &house.first;
+    let device = &fixture.first;
     for by in ALL {
         let host = device.register(Pages::new(to as usize)).unwrap();
-        Pair::of(house, host, device.allocate(from).unwrap()).copy(house, &blocks, by);
+        Pair::of(fixture, host, device.allocate(from).unwrap()).copy(fixture, &blocks, by);
         let host = device.register(Pages::new(from as usize)).unwrap();
-        Pair::of(house, device.allocate(to).unwrap(), host).copy(house, &blocks, by);
+        Pair::of(fixture, device.allocate(to).unwrap(), host).copy(fixture, &blocks, by);
     }
-    let other = second(house)?;
+    let other = second(fixture)?;
     device.enable_peer(other).unwrap();
     for by in ALL {
         let there = other.allocate(to).unwrap();
-        Pair::of(house, there, device.allocate(from).unwrap()).copy(house, &blocks, by);
+        Pair::of(fixture, there, device.allocate(from).unwrap()).copy(fixture, &blocks, by);
         let there = other.allocate_shared(from, &[device]).unwrap();
-        Pair::of(house, device.allocate(to).unwrap(), there).copy(house, &blocks, by);
+        Pair::of(fixture, device.allocate(to).unwrap(), there).copy(fixture, &blocks, by);
         // Leave is given for good: so without it from the other side, where no case gives it.
         let (here, there) = (device.allocate(4096).unwrap(), other.allocate(4096).unwrap());
         let stream = other.stream().unwrap();

@@ -5,7 +5,7 @@ use cudarc::driver::sys;
 use gpu::Device;
 
 use super::{Skip, skip};
-use crate::house::House;
+use crate::fixture::Fixture;
 
 /// What a framework does: a stream of its own, captured in global mode from this thread.
 struct Capture {
@@ -59,35 +59,35 @@ fn work(device: &Device) {
     stream.copy(&shared.whole(), &to.whole()).unwrap();
     let point = stream.point().unwrap();
     // Asks again and again, from when it is not reached on.
-    point.wait(gpu::PATIENCE).unwrap();
-    let sum = stream.checksum(&shared.whole(), gpu::PATIENCE).unwrap();
+    point.wait(gpu::DEFAULT_TIMEOUT).unwrap();
+    let sum = stream.checksum(&shared.whole(), gpu::DEFAULT_TIMEOUT).unwrap();
     assert_eq!(sum, gpu::checksum(&vec![7; length as usize]));
     // While a stream waits for a word.
     let word = device.allocate(4).unwrap();
     let waits = device.stream().unwrap();
     stream.fill(&word.whole(), 0).unwrap();
-    stream.synchronize(gpu::PATIENCE).unwrap();
+    stream.synchronize(gpu::DEFAULT_TIMEOUT).unwrap();
     waits.wait_for_word(&word.whole(), 1).unwrap();
     let waiting = waits.point().unwrap();
     assert!(!waiting.is_done().unwrap());
     stream.copy(&from.whole(), &to.whole()).unwrap();
-    stream.synchronize(gpu::PATIENCE).unwrap();
+    stream.synchronize(gpu::DEFAULT_TIMEOUT).unwrap();
     assert!(!waiting.is_done().unwrap());
     stream.write_word(&word.whole(), 1).unwrap();
-    waiting.wait(gpu::PATIENCE).unwrap();
-    stream.close(gpu::PATIENCE).unwrap();
+    waiting.wait(gpu::DEFAULT_TIMEOUT).unwrap();
+    stream.close(gpu::DEFAULT_TIMEOUT).unwrap();
 }
 
-pub fn work_goes_on_beside_a_graph_capture(house: &House) -> Result<(), Skip> {
-    if house.is_stand_in() {
-        return skip("a stand-in has no graphs");
+pub fn work_goes_on_beside_a_graph_capture(fixture: &Fixture) -> Result<(), Skip> {
+    if fixture.is_emulated() {
+        return skip("an emulated device has no graphs");
     }
-    let capture = Capture::begin(&house.first);
+    let capture = Capture::begin(&fixture.first);
     std::thread::scope(|scope| {
-        let elsewhere = scope.spawn(|| work(&house.first));
-        work(&house.first);
+        let elsewhere = scope.spawn(|| work(&fixture.first));
+        work(&fixture.first);
         elsewhere.join().unwrap();
     });
-    capture.end(&house.first);
+    capture.end(&fixture.first);
     Ok(())
 }

@@ -4,10 +4,10 @@
 use gpu::{Device, DeviceName, ErrorKind, LinkCounters, PeerAccess};
 
 use super::{Skip, second, skip};
-use crate::house::House;
+use crate::fixture::Fixture;
 
-pub fn properties_make_sense(house: &House) -> Result<(), Skip> {
-    for device in std::iter::once(&house.first).chain(&house.second) {
+pub fn properties_make_sense(fixture: &Fixture) -> Result<(), Skip> {
+    for device in std::iter::once(&fixture.first).chain(&fixture.second) {
         let properties = device.properties();
         assert!(!properties.product.is_empty() && !properties.driver.is_empty());
         assert!(properties.granularity.is_power_of_two() && properties.granularity >= 4096);
@@ -17,83 +17,85 @@ pub fn properties_make_sense(house: &House) -> Result<(), Skip> {
         assert_eq!(device.peer_access(device).unwrap(), PeerAccess::Same);
         println!("{}: {properties:?}", device.name());
     }
-    if let Some(other) = &house.second {
-        assert_ne!(house.first.properties().uuid, other.properties().uuid);
+    if let Some(other) = &fixture.second {
+        assert_ne!(fixture.first.properties().uuid, other.properties().uuid);
     }
     Ok(())
 }
 
-pub fn a_device_that_is_not_there_is_refused(house: &House) -> Result<(), Skip> {
-    let name = DeviceName { number: 999, ..house.first.name() };
+pub fn a_device_that_is_not_there_is_refused(fixture: &Fixture) -> Result<(), Skip> {
+    let name = DeviceName { number: 999, ..fixture.first.name() };
     let error = Device::open(name).unwrap_err();
     assert_eq!((error.kind(), error.device()), (ErrorKind::NoSuchDevice, Some(name)));
     Ok(())
 }
 
-pub fn opened_twice_it_is_the_same(house: &House) -> Result<(), Skip> {
-    let again = Device::open(house.first.name()).unwrap();
+pub fn opened_twice_it_is_the_same(fixture: &Fixture) -> Result<(), Skip> {
+    let again = Device::open(fixture.first.name()).unwrap();
     let (_, used) = again.budget();
-    let memory = house.first.allocate(1 << 20).unwrap();
+    let memory = fixture.first.allocate(1 << 20).unwrap();
     assert_eq!(again.budget().1, used + (1 << 20), "one budget");
     drop(memory);
     assert_eq!(again.budget().1, used);
-    let found = Device::find(house.first.properties().uuid).unwrap();
-    assert_eq!(found.name(), house.first.name());
-    assert_eq!(house.first.name().uuid().unwrap(), house.first.properties().uuid);
+    let found = Device::find(fixture.first.properties().uuid).unwrap();
+    assert_eq!(found.name(), fixture.first.name());
+    assert_eq!(fixture.first.name().uuid().unwrap(), fixture.first.properties().uuid);
     let error = Device::find(gpu::Uuid([9; 16])).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NoSuchDevice);
     Ok(())
 }
 
-pub fn a_survey_finds_it(house: &House) -> Result<(), Skip> {
+pub fn a_survey_finds_it(fixture: &Fixture) -> Result<(), Skip> {
     let survey = Device::survey();
     let mut names = survey.devices.iter().map(Device::name);
-    assert!(names.any(|name| name == house.first.name()), "{survey:?}");
-    // The stand-in is always there; what is missing says why.
-    assert!(survey.devices.iter().any(|device| device.name() == DeviceName::stand_in(0)));
+    assert!(names.any(|name| name == fixture.first.name()), "{survey:?}");
+    // The emulated is always there; what is missing says why.
+    assert!(survey.devices.iter().any(|device| device.name() == DeviceName::emulated(0)));
     for (_, error) in &survey.missing {
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     }
     Ok(())
 }
 
-pub fn threads_share_a_device(house: &House) -> Result<(), Skip> {
+pub fn threads_share_a_device(fixture: &Fixture) -> Result<(), Skip> {
     std::thread::scope(|scope| {
         for seed in 0..4_u8 {
             scope.spawn(move || {
-                let stream = house.first.stream().unwrap();
-                let (from, to) =
-                    (house.first.allocate(40_000).unwrap(), house.first.allocate(40_000).unwrap());
+                let stream = fixture.first.stream().unwrap();
+                let (from, to) = (
+                    fixture.first.allocate(40_000).unwrap(),
+                    fixture.first.allocate(40_000).unwrap(),
+                );
                 for _ in 0..50 {
                     stream.fill(&from.whole(), seed).unwrap();
                     stream.copy(&to.whole(), &from.whole()).unwrap();
                 }
                 let expected = gpu::checksum(&vec![seed; 40_000]);
-                assert_eq!(stream.checksum(&to.whole(), gpu::PATIENCE).unwrap(), expected);
+                assert_eq!(stream.checksum(&to.whole(), gpu::DEFAULT_TIMEOUT).unwrap(), expected);
             });
         }
     });
     Ok(())
 }
 
-pub fn a_handle_says_that_the_process_forked(house: &House) -> Result<(), Skip> {
-    let memory = house.first.allocate(4096).unwrap();
+pub fn a_handle_says_that_the_process_forked(fixture: &Fixture) -> Result<(), Skip> {
+    let memory = fixture.first.allocate(4096).unwrap();
     // SAFETY: the child asks handles, which know nothing of threads, and leaves without
     // running anybody's clean-up.
     let child = unsafe { libc::fork() };
     assert!(child >= 0);
     if child == 0 {
         let said = [
-            house.first.allocate(4096).map(drop),
-            house.first.stream().map(drop),
-            house.stream.fill(&memory.whole(), 1),
-            house.stream.synchronize(gpu::PATIENCE),
+            fixture.first.allocate(4096).map(drop),
+            fixture.first.stream().map(drop),
+            fixture.stream.fill(&memory.whole(), 1),
+            fixture.stream.synchronize(gpu::DEFAULT_TIMEOUT),
             memory.export_pieces().map(drop),
             // With CUDA not even anew: its driver was started by the parent.
-            if house.is_stand_in() {
-                house.stream.is_done().map(drop)
+            if fixture.is_emulated() {
+                fixture.stream.is_done().map(drop)
             } else {
-                Device::open(house.first.name()).map(drop)
+                Device::open(fixture.first.name()).map(drop)
             },
         ];
         let all = said
@@ -108,27 +110,27 @@ pub fn a_handle_says_that_the_process_forked(house: &House) -> Result<(), Skip> 
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
     assert_eq!(status, 0, "not every handle said so");
     // The parent's are as good as before.
-    house.fill(&memory.whole(), 1);
-    house.check(&memory.whole(), 1);
+    fixture.fill(&memory.whole(), 1);
+    fixture.check(&memory.whole(), 1);
     Ok(())
 }
 
-pub fn links_count_what_they_carry(house: &House) -> Result<(), Skip> {
-    if house.is_stand_in() {
-        assert_eq!(LinkCounters::of(&house.first).unwrap_err().kind(), ErrorKind::NotSupported);
-        return skip("a stand-in has no links");
+pub fn links_count_what_they_carry(fixture: &Fixture) -> Result<(), Skip> {
+    if fixture.is_emulated() {
+        assert_eq!(LinkCounters::of(&fixture.first).unwrap_err().kind(), ErrorKind::NotSupported);
+        return skip("an emulated device has no links");
     }
-    let counters = match LinkCounters::of(&house.first) {
+    let counters = match LinkCounters::of(&fixture.first) {
         Ok(counters) => counters,
         Err(error) => return skip(&error.to_string()),
     };
-    let other = second(house)?;
-    house.first.enable_peer(other).unwrap();
+    let other = second(fixture)?;
+    fixture.first.enable_peer(other).unwrap();
     let length = 1 << 30;
-    let (from, to) = (house.first.allocate(length).unwrap(), other.allocate(length).unwrap());
+    let (from, to) = (fixture.first.allocate(length).unwrap(), other.allocate(length).unwrap());
     let before = counters.read().unwrap();
-    house.stream.copy(&to.whole(), &from.whole()).unwrap();
-    house.stream.synchronize(gpu::PATIENCE).unwrap();
+    fixture.stream.copy(&to.whole(), &from.whole()).unwrap();
+    fixture.stream.synchronize(gpu::DEFAULT_TIMEOUT).unwrap();
     let moved = counters.read().unwrap().since(&before);
     println!("{moved:?} for {length} bytes");
     match moved.nvlink_sent {
@@ -142,10 +144,10 @@ pub fn links_count_what_they_carry(house: &House) -> Result<(), Skip> {
 }
 
 /// A framework in the same thread has its own idea of the current device.
-pub fn the_caller_keeps_its_own_context(house: &House) -> Result<(), Skip> {
+pub fn the_caller_keeps_its_own_context(fixture: &Fixture) -> Result<(), Skip> {
     use cudarc::driver::sys;
-    if house.is_stand_in() {
-        return skip("a stand-in has no contexts");
+    if fixture.is_emulated() {
+        return skip("an emulated device has no contexts");
     }
     let current = || {
         let mut context = std::ptr::null_mut();
@@ -158,12 +160,12 @@ pub fn the_caller_keeps_its_own_context(house: &House) -> Result<(), Skip> {
         let memory = device.allocate(4096).unwrap();
         let stream = device.stream().unwrap();
         stream.fill(&memory.whole(), 1).unwrap();
-        stream.checksum(&memory.whole(), gpu::PATIENCE).unwrap();
+        stream.checksum(&memory.whole(), gpu::DEFAULT_TIMEOUT).unwrap();
     };
     assert_eq!(current(), 0, "nobody has made one current");
-    work(&house.first);
+    work(&fixture.first);
     assert_eq!(current(), 0);
-    let other = house.second.as_ref().unwrap_or(&house.first);
+    let other = fixture.second.as_ref().unwrap_or(&fixture.first);
     let mut theirs = std::ptr::null_mut();
     // SAFETY: as a framework would: its device's primary context, made current.
     unsafe {
@@ -174,7 +176,7 @@ pub fn the_caller_keeps_its_own_context(house: &House) -> Result<(), Skip> {
         );
         assert_eq!(sys::cuCtxSetCurrent(theirs), sys::CUresult::CUDA_SUCCESS);
     }
-    work(&house.first);
+    work(&fixture.first);
     assert_eq!(current(), theirs as usize, "after calls and drops");
     // SAFETY: undoes what was done above.
     unsafe {

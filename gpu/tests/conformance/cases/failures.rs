@@ -4,34 +4,34 @@
 use std::time::{Duration, Instant};
 
 use cudarc::driver::sys;
-use gpu::stand_in::fail_after;
-use gpu::{ErrorKind, Memory, PATIENCE};
+use gpu::emulated::fail_after;
+use gpu::{DEFAULT_TIMEOUT, ErrorKind, Memory};
 
 use super::{Skip, skip};
 use crate::child::Child;
-use crate::house::House;
+use crate::fixture::Fixture;
 
 /// A failing operation is told by whoever asks next, and nothing after it is done.
-pub fn a_failure_is_told_and_stays(house: &House) -> Result<(), Skip> {
-    let memory = house.first.allocate(1 << 20).unwrap();
-    house.fill(&memory.whole(), 1);
-    let event = house.first.event().unwrap();
+pub fn a_failure_is_told_and_stays(fixture: &Fixture) -> Result<(), Skip> {
+    let memory = fixture.first.allocate(1 << 20).unwrap();
+    fixture.fill(&memory.whole(), 1);
+    let event = fixture.first.event().unwrap();
     let part = memory.slice(0, 4096).unwrap();
-    if house.is_stand_in() {
+    if fixture.is_emulated() {
         fail_after(0, 1);
-        house.stream.fill(&part, 2).unwrap();
-        house.stream.fill(&part, 3).unwrap();
+        fixture.stream.fill(&part, 2).unwrap();
+        fixture.stream.fill(&part, 3).unwrap();
     } else {
         // A kernel reads where nothing is.
         // SAFETY: it is not true, and that is the point: the driver ends this context.
-        let nowhere = unsafe { Memory::foreign(&house.first, 0x10_0000, 4096, ()) };
-        let _ = house.stream.checksum(&nowhere.whole(), PATIENCE);
+        let nowhere = unsafe { Memory::foreign(&fixture.first, 0x10_0000, 4096, ()) };
+        let _ = fixture.stream.checksum(&nowhere.whole(), DEFAULT_TIMEOUT);
     }
-    let _ = house.stream.record(&event);
-    let error = house.stream.synchronize(PATIENCE).unwrap_err();
+    let _ = fixture.stream.record(&event);
+    let error = fixture.stream.synchronize(DEFAULT_TIMEOUT).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::DeviceFailed, "{error}");
-    assert_eq!(error.device(), Some(house.first.name()));
-    assert_eq!(house.stream.is_done().unwrap_err().kind(), ErrorKind::DeviceFailed);
+    assert_eq!(error.device(), Some(fixture.first.name()));
+    assert_eq!(fixture.stream.is_done().unwrap_err().kind(), ErrorKind::DeviceFailed);
     assert!(event.is_done().is_err());
     println!("{error}");
     // Nothing hangs, whatever is dropped.
@@ -41,16 +41,16 @@ pub fn a_failure_is_told_and_stays(house: &House) -> Result<(), Skip> {
 
 /// No copy outlives a context: whoever resets the device, such as `cudaDeviceReset`, leaves nothing to
 /// wait for.
-pub fn streams_of_a_reset_device_are_closed_at_once(house: &House) -> Result<(), Skip> {
-    if house.is_stand_in() {
-        return skip("a stand-in is not reset");
+pub fn streams_of_a_reset_device_are_closed_at_once(fixture: &Fixture) -> Result<(), Skip> {
+    if fixture.is_emulated() {
+        return skip("a emulated is not reset");
     }
-    let memory = house.first.allocate(1 << 20).unwrap();
-    let (first, second) = (house.first.stream().unwrap(), house.first.stream().unwrap());
+    let memory = fixture.first.allocate(1 << 20).unwrap();
+    let (first, second) = (fixture.first.stream().unwrap(), fixture.first.stream().unwrap());
     first.fill(&memory.whole(), 1).unwrap();
     second.fill(&memory.whole(), 2).unwrap();
     let point = first.point().unwrap();
-    let number = house.first.name().number as i32;
+    let number = fixture.first.name().number as i32;
     // SAFETY: as any library of the process may do.
     let code = unsafe { sys::cuDevicePrimaryCtxReset_v2(number) };
     assert_eq!(code, sys::CUresult::CUDA_SUCCESS);
@@ -58,7 +58,7 @@ pub fn streams_of_a_reset_device_are_closed_at_once(house: &House) -> Result<(),
     println!("{error}");
     assert!(gpu::is_over(&error), "{error}");
     let start = Instant::now();
-    let error = first.close(PATIENCE).unwrap_err();
+    let error = first.close(DEFAULT_TIMEOUT).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::DeviceFailed, "{error}");
     drop((second, memory, point));
     assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
@@ -67,7 +67,7 @@ pub fn streams_of_a_reset_device_are_closed_at_once(house: &House) -> Result<(),
 }
 
 /// A static object's destructor runs when the driver was shut down already.
-pub fn streams_dropped_at_exit_are_not_waited_for(_: &House) -> Result<(), Skip> {
+pub fn streams_dropped_at_exit_are_not_waited_for(_: &Fixture) -> Result<(), Skip> {
     let mut child = Child::start("drop-at-exit", &[], &[]);
     let line = child.line();
     println!("{line}");

@@ -4,37 +4,37 @@
 use std::fmt::Debug;
 use std::os::fd::AsFd;
 
-use gpu::stand_in::ForeignMemory;
-use gpu::{Allocator, Device, ErrorKind, Memory, PATIENCE};
+use gpu::emulated::ForeignMemory;
+use gpu::{Allocator, DEFAULT_TIMEOUT, Device, ErrorKind, Memory};
 
 use super::{Skip, second, skip};
 use crate::child::Child;
-use crate::house::House;
+use crate::fixture::Fixture;
 
 const EXPORTABLE: Allocator = Allocator::Mapped { exportable: true };
 
 /// A framework's segment: mapped in pieces of so many granules, by somebody else. On CUDA
 /// memory of our own plays that: the driver does not know whose it is.
-fn segment(house: &House, granules: &[u64]) -> (u64, Box<dyn Debug + Send + Sync>) {
-    let granule = house.first.properties().granularity;
+fn segment(fixture: &Fixture, granules: &[u64]) -> (u64, Box<dyn Debug + Send + Sync>) {
+    let granule = fixture.first.properties().granularity;
     let lengths: Vec<_> = granules.iter().map(|count| count * granule).collect();
-    if house.is_stand_in() {
+    if fixture.is_emulated() {
         let memory = ForeignMemory::new(0, &lengths, EXPORTABLE).unwrap();
         return (memory.address(), Box::new(memory));
     }
-    let memory = house.first.allocate_pieces(&lengths).unwrap();
+    let memory = fixture.first.allocate_pieces(&lengths).unwrap();
     (memory.address(), Box::new(memory))
 }
 
 /// A tensor somewhere in a segment.
-fn tensor(house: &House, granules: &[u64], offset: u64, length: u64) -> Memory {
-    let (address, owner) = segment(house, granules);
+fn tensor(fixture: &Fixture, granules: &[u64], offset: u64, length: u64) -> Memory {
+    let (address, owner) = segment(fixture, granules);
     // SAFETY: inside of the segment, which stays with the tensor.
-    unsafe { house.first.adopt(address + offset, length, owner) }.unwrap()
+    unsafe { fixture.first.adopt(address + offset, length, owner) }.unwrap()
 }
 
-pub fn foreign_pieces_cross_to_another_process(house: &House) -> Result<(), Skip> {
-    let granule = house.first.properties().granularity;
+pub fn foreign_pieces_cross_to_another_process(fixture: &Fixture) -> Result<(), Skip> {
+    let granule = fixture.first.properties().granularity;
     let granules = [1, 2, 1, 3, 1];
     // Begins and ends in the middle of pieces; in one piece; at their bounds; all of it.
     for (offset, length, lengths) in [
@@ -44,9 +44,9 @@ pub fn foreign_pieces_cross_to_another_process(house: &House) -> Result<(), Skip
         (0, 8 * granule, &granules[..]),
         (2 * granule, 300, &granules[1..2]),
     ] {
-        let memory = tensor(house, &granules, offset, length);
-        assert_eq!(memory.device(), Some(house.first.name()));
-        house.fill(&memory.whole(), 1);
+        let memory = tensor(fixture, &granules, offset, length);
+        assert_eq!(memory.device(), Some(fixture.first.name()));
+        fixture.fill(&memory.whole(), 1);
         let lengths: Vec<_> = lengths.iter().map(|count| count * granule).collect();
         let exported = memory.export_pieces().unwrap();
         let found: Vec<_> = exported.pieces.iter().map(|(_, length)| *length).collect();
@@ -59,43 +59,43 @@ pub fn foreign_pieces_cross_to_another_process(house: &House) -> Result<(), Skip
         let arguments: Vec<_> = numbers.map(|number| number.to_string()).collect();
         let mut child = Child::start("import-pieces", &descriptors, &arguments);
         assert_eq!(child.line(), "ready");
-        house.check(&memory.whole(), 2);
+        fixture.check(&memory.whole(), 2);
         child.finish();
     }
     Ok(())
 }
 
-pub fn foreign_pieces_stay_when_their_owner_goes(house: &House) -> Result<(), Skip> {
-    let granule = house.first.properties().granularity;
-    let (address, owner) = segment(house, &[1, 1, 1]);
+pub fn foreign_pieces_stay_when_their_owner_goes(fixture: &Fixture) -> Result<(), Skip> {
+    let granule = fixture.first.properties().granularity;
+    let (address, owner) = segment(fixture, &[1, 1, 1]);
     // SAFETY: inside of the segment; when that is gone the memory is only exported.
-    let memory = unsafe { house.first.adopt(address + granule / 2, 2 * granule, ()) }.unwrap();
-    house.fill(&memory.whole(), 1);
-    let free = house.first.free_memory().unwrap();
+    let memory = unsafe { fixture.first.adopt(address + granule / 2, 2 * granule, ()) }.unwrap();
+    fixture.fill(&memory.whole(), 1);
+    let free = fixture.first.free_memory().unwrap();
     drop(owner);
-    assert_eq!(house.first.free_memory().unwrap(), free, "its pieces are kept");
+    assert_eq!(fixture.first.free_memory().unwrap(), free, "its pieces are kept");
     let exported = memory.export_pieces().unwrap();
     drop(memory);
-    let importer = house.first.importer(3 * granule).unwrap();
+    let importer = fixture.first.importer(3 * granule).unwrap();
     for (descriptor, length) in exported.pieces {
         importer.add(descriptor.as_fd(), length).unwrap();
     }
     let same = importer.finish(exported.offset, 2 * granule).unwrap();
-    house.check(&same.whole(), 1);
+    fixture.check(&same.whole(), 1);
     drop(same);
-    assert!(house.first.free_memory().unwrap() >= free + 3 * granule, "nobody has them any more");
+    assert!(fixture.first.free_memory().unwrap() >= free + 3 * granule, "nobody has them any more");
     Ok(())
 }
 
-pub fn memory_in_pieces_comes_one_at_a_time(house: &House) -> Result<(), Skip> {
-    let granule = house.first.properties().granularity;
+pub fn memory_in_pieces_comes_one_at_a_time(fixture: &Fixture) -> Result<(), Skip> {
+    let granule = fixture.first.properties().granularity;
     let (count, offset) = (40, granule / 4);
     let length = count * granule - granule / 2;
-    let memory = tensor(house, &vec![1; count as usize], offset, length);
-    house.fill(&memory.slice(length - granule, granule).unwrap(), 1);
+    let memory = tensor(fixture, &vec![1; count as usize], offset, length);
+    fixture.fill(&memory.slice(length - granule, granule).unwrap(), 1);
     let pieces = memory.pieces().unwrap();
     assert_eq!(pieces.lengths.len() as u64, count);
-    let importer = house.first.importer(count * granule).unwrap();
+    let importer = fixture.first.importer(count * granule).unwrap();
     for number in 0..pieces.lengths.len() {
         let (descriptor, length) = memory.export_piece(number).unwrap();
         assert_eq!(length, pieces.lengths[number]);
@@ -104,7 +104,7 @@ pub fn memory_in_pieces_comes_one_at_a_time(house: &House) -> Result<(), Skip> {
     let error = memory.export_piece(pieces.lengths.len()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::OutOfBounds, "{error}");
     let same = importer.finish(pieces.offset, length).unwrap();
-    house.check(&same.slice(length - granule, granule).unwrap(), 1);
+    fixture.check(&same.slice(length - granule, granule).unwrap(), 1);
     assert_eq!(same.pieces().unwrap(), pieces);
     // What came from elsewhere goes on as it came, where the driver lets it.
     let again = match same.export_pieces() {
@@ -115,14 +115,14 @@ pub fn memory_in_pieces_comes_one_at_a_time(house: &House) -> Result<(), Skip> {
         }
     };
     let borrowed: Vec<_> = again.pieces.iter().map(|(fd, length)| (fd.as_fd(), *length)).collect();
-    let third = house.first.import_pieces(&borrowed, offset + length).unwrap();
+    let third = fixture.first.import_pieces(&borrowed, offset + length).unwrap();
     drop((memory, same));
-    house.check(&third.slice(offset + length - granule, granule).unwrap(), 1);
+    fixture.check(&third.slice(offset + length - granule, granule).unwrap(), 1);
     Ok(())
 }
 
-pub fn pieces_that_do_not_fit_are_refused(house: &House) -> Result<(), Skip> {
-    let device = &house.first;
+pub fn pieces_that_do_not_fit_are_refused(fixture: &Fixture) -> Result<(), Skip> {
+    let device = &fixture.first;
     let granule = device.properties().granularity;
     let (exported, _) = device.allocate_shared(granule, &[]).unwrap().export_piece(0).unwrap();
     let piece = || exported.as_fd();
@@ -134,10 +134,10 @@ pub fn pieces_that_do_not_fit_are_refused(house: &House) -> Result<(), Skip> {
     assert_eq!(error.kind(), ErrorKind::OutOfBounds, "{error}");
     // Which does no harm to what is there. Both pieces are the same memory.
     let memory = importer.finish(granule - 100, 200).unwrap();
-    house.fill(&memory.slice(100, 100).unwrap(), 1);
+    fixture.fill(&memory.slice(100, 100).unwrap(), 1);
     let importer = device.importer(granule).unwrap();
     importer.add(piece(), granule).unwrap();
-    house.check(&importer.finish(0, 100).unwrap().whole(), 1);
+    fixture.check(&importer.finish(0, 100).unwrap().whole(), 1);
     drop(memory);
     // More than all pieces have.
     for (offset, length) in [(1, granule), (granule + 1, 0), (u64::MAX, 2), (0, u64::MAX)] {
@@ -161,28 +161,28 @@ pub fn pieces_that_do_not_fit_are_refused(house: &House) -> Result<(), Skip> {
     Ok(())
 }
 
-pub fn foreign_memory_that_cannot_leave_says_why(house: &House) -> Result<(), Skip> {
-    let plain = house.first.allocate(1 << 20).unwrap();
+pub fn foreign_memory_that_cannot_leave_says_why(fixture: &Fixture) -> Result<(), Skip> {
+    let plain = fixture.first.allocate(1 << 20).unwrap();
     // SAFETY: inside of the memory, which is kept by being its owner.
-    let part = unsafe { house.first.adopt(plain.address() + 4096, 8192, plain.clone()) }.unwrap();
-    house.fill(&part.whole(), 1);
-    house.check(&plain.slice(4096, 8192).unwrap(), 1);
+    let part = unsafe { fixture.first.adopt(plain.address() + 4096, 8192, plain.clone()) }.unwrap();
+    fixture.fill(&part.whole(), 1);
+    fixture.check(&plain.slice(4096, 8192).unwrap(), 1);
     let error = part.export_pieces().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotSupported);
     assert!(error.to_string().contains("legacy handle"), "{error}");
-    if house.first.properties().handle_types.legacy {
+    if fixture.first.properties().handle_types.legacy {
         assert!(part.export_legacy().unwrap().offset >= 4096);
     }
     // Of which nobody asked.
     // SAFETY: the same.
-    let part = unsafe { Memory::foreign(&house.first, plain.address(), 8192, plain.clone()) };
+    let part = unsafe { Memory::foreign(&fixture.first, plain.address(), 8192, plain.clone()) };
     let error = part.export_pieces().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotSupported);
     assert!(error.to_string().contains("adopt"), "{error}");
-    if !house.is_stand_in() {
-        return skip("others' pools and managed memory are played on the stand-in only");
+    if !fixture.is_emulated() {
+        return skip("others' pools and managed memory are played on the emulated only");
     }
-    let granule = house.first.properties().granularity;
+    let granule = fixture.first.properties().granularity;
     for (allocator, word) in [
         (Allocator::Mapped { exportable: false }, "not created to leave"),
         (Allocator::Pool, "cudaMallocAsync"),
@@ -191,9 +191,9 @@ pub fn foreign_memory_that_cannot_leave_says_why(house: &House) -> Result<(), Sk
     ] {
         let memory = ForeignMemory::new(0, &[granule, granule], allocator).unwrap();
         // SAFETY: inside of the memory, which it owns.
-        let memory = unsafe { house.first.adopt(memory.address(), 2 * granule, memory) }.unwrap();
-        house.fill(&memory.slice(granule - 100, 1000).unwrap(), 1);
-        house.check(&memory.slice(granule - 100, 1000).unwrap(), 1);
+        let memory = unsafe { fixture.first.adopt(memory.address(), 2 * granule, memory) }.unwrap();
+        fixture.fill(&memory.slice(granule - 100, 1000).unwrap(), 1);
+        fixture.check(&memory.slice(granule - 100, 1000).unwrap(), 1);
         for error in [
             memory.export_pieces().unwrap_err(),
             memory.export_piece(0).unwrap_err(),
@@ -207,8 +207,8 @@ pub fn foreign_memory_that_cannot_leave_says_why(house: &House) -> Result<(), Sk
     Ok(())
 }
 
-pub fn what_is_adopted_is_there(house: &House) -> Result<(), Skip> {
-    let device = &house.first;
+pub fn what_is_adopted_is_there(fixture: &Fixture) -> Result<(), Skip> {
+    let device = &fixture.first;
     let granule = device.properties().granularity;
     let adopt = |device: &Device, address, length| {
         // SAFETY: nothing is done with it.
@@ -222,27 +222,27 @@ pub fn what_is_adopted_is_there(house: &House) -> Result<(), Skip> {
     let nowhere = Box::new(5_u64);
     assert_eq!(adopt(device, &raw const *nowhere as u64, 8), ErrorKind::InvalidArgument);
     // A segment that ends before the range does. Addresses behind it are nobody's.
-    let (address, owner) = segment(house, &[1, 1]);
+    let (address, owner) = segment(fixture, &[1, 1]);
     let beyond = adopt(device, address + granule, granule + 1);
     assert!(matches!(beyond, ErrorKind::InvalidArgument | ErrorKind::Other), "{beyond:?}");
     drop(owner);
     Ok(())
 }
 
-pub fn adopted_memory_is_reached_where_it_is_mapped(house: &House) -> Result<(), Skip> {
-    let other = second(house)?;
-    let granule = house.first.properties().granularity;
+pub fn adopted_memory_is_reached_where_it_is_mapped(fixture: &Fixture) -> Result<(), Skip> {
+    let other = second(fixture)?;
+    let granule = fixture.first.properties().granularity;
     // Of both devices, in the eyes of the driver.
-    let both = house.first.allocate_shared(2 * granule, &[other]).unwrap();
-    house.fill(&both.whole(), 1);
+    let both = fixture.first.allocate_shared(2 * granule, &[other]).unwrap();
+    fixture.fill(&both.whole(), 1);
     // SAFETY: inside of the memory, mapped for both, which is kept by being its owner.
     let (here, there) = unsafe {
         let (address, length) = (both.address() + 4096, granule);
-        let here = house.first.adopt(address, length, both.clone()).unwrap();
+        let here = fixture.first.adopt(address, length, both.clone()).unwrap();
         (here, other.adopt(address, length, both.clone()).unwrap())
     };
     for memory in [&here, &there] {
-        assert_eq!(memory.device(), Some(house.first.name()), "it lies where it lay");
+        assert_eq!(memory.device(), Some(fixture.first.name()), "it lies where it lay");
     }
     let stream = other.stream().unwrap();
     let copy = other.allocate(granule).unwrap();
@@ -250,7 +250,7 @@ pub fn adopted_memory_is_reached_where_it_is_mapped(house: &House) -> Result<(),
     let error = stream.copy(&copy.whole(), &here.whole()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NoPeerAccess, "{error}");
     stream.copy(&copy.whole(), &there.whole()).unwrap();
-    let sum = stream.checksum(&copy.whole(), PATIENCE).unwrap();
-    assert_eq!(sum, house.stream.checksum(&here.whole(), PATIENCE).unwrap());
+    let sum = stream.checksum(&copy.whole(), DEFAULT_TIMEOUT).unwrap();
+    assert_eq!(sum, fixture.stream.checksum(&here.whole(), DEFAULT_TIMEOUT).unwrap());
     Ok(())
 }

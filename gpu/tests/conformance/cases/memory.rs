@@ -6,24 +6,24 @@ use gpu::{Allocator, ErrorKind};
 
 use super::streams::Pages;
 use super::{Skip, skip};
-use crate::house::House;
+use crate::fixture::Fixture;
 
-pub fn what_is_freed_is_free(house: &House) -> Result<(), Skip> {
+pub fn what_is_freed_is_free(fixture: &Fixture) -> Result<(), Skip> {
     let length = 256 << 20;
     for _ in 0..3 {
-        let free = house.first.free_memory().unwrap();
-        let plain = house.first.allocate(length).unwrap();
-        let shared = house.first.allocate_shared(length, &[]).unwrap();
-        assert!(free - house.first.free_memory().unwrap() >= 2 * length);
+        let free = fixture.first.free_memory().unwrap();
+        let plain = fixture.first.allocate(length).unwrap();
+        let shared = fixture.first.allocate_shared(length, &[]).unwrap();
+        assert!(free - fixture.first.free_memory().unwrap() >= 2 * length);
         drop(plain);
         drop(shared);
-        assert_eq!(house.first.free_memory().unwrap(), free);
+        assert_eq!(fixture.first.free_memory().unwrap(), free);
     }
     Ok(())
 }
 
-pub fn a_budget_refuses_with_numbers(house: &House) -> Result<(), Skip> {
-    let device = &house.first;
+pub fn a_budget_refuses_with_numbers(fixture: &Fixture) -> Result<(), Skip> {
+    let device = &fixture.first;
     let (limit, used) = device.budget();
     let granule = device.properties().granularity;
     device.set_budget(used + 4 * granule);
@@ -44,8 +44,8 @@ pub fn a_budget_refuses_with_numbers(house: &House) -> Result<(), Skip> {
     Ok(())
 }
 
-pub fn more_than_there_is_is_refused(house: &House) -> Result<(), Skip> {
-    let device = &house.first;
+pub fn more_than_there_is_is_refused(fixture: &Fixture) -> Result<(), Skip> {
+    let device = &fixture.first;
     let (limit, used) = device.budget();
     device.set_budget(u64::MAX);
     let twice = 2 * device.properties().total_memory;
@@ -61,18 +61,18 @@ pub fn more_than_there_is_is_refused(house: &House) -> Result<(), Skip> {
     assert_eq!(device.budget().1, used);
     // And goes on as if nothing had been.
     let memory = device.allocate(4096).unwrap();
-    house.fill(&memory.whole(), 1);
-    house.check(&memory.whole(), 1);
+    fixture.fill(&memory.whole(), 1);
+    fixture.check(&memory.whole(), 1);
     Ok(())
 }
 
-pub fn the_host_is_registered_once(house: &House) -> Result<(), Skip> {
+pub fn the_host_is_registered_once(fixture: &Fixture) -> Result<(), Skip> {
     let pages = std::sync::Arc::new(Pages::new(1 << 20));
-    let first = house.first.register(Same(pages.clone())).unwrap();
-    let again = house.first.register(Same(pages.clone())).unwrap_err();
+    let first = fixture.first.register(Same(pages.clone())).unwrap();
+    let again = fixture.first.register(Same(pages.clone())).unwrap_err();
     assert_eq!(again.kind(), ErrorKind::InvalidArgument, "{again}");
     drop(first);
-    drop(house.first.register(Same(pages)).unwrap());
+    drop(fixture.first.register(Same(pages)).unwrap());
     Ok(())
 }
 
@@ -90,8 +90,8 @@ unsafe impl gpu::HostMapping for Same {
     }
 }
 
-pub fn an_address_tells_who_allocated_it(house: &House) -> Result<(), Skip> {
-    let device = &house.first;
+pub fn an_address_tells_who_allocated_it(fixture: &Fixture) -> Result<(), Skip> {
+    let device = &fixture.first;
     let plain = device.allocate(1 << 20).unwrap();
     let shared = device.allocate_shared(1 << 20, &[]).unwrap();
     let host = device.register(Pages::new(1 << 20)).unwrap();
@@ -117,9 +117,9 @@ pub fn an_address_tells_who_allocated_it(house: &House) -> Result<(), Skip> {
     Ok(())
 }
 
-pub fn a_dma_buf_comes_out(house: &House) -> Result<(), Skip> {
-    let memory = house.first.allocate_shared(4 << 20, &[]).unwrap();
-    if !house.first.properties().handle_types.dma_buf {
+pub fn a_dma_buf_comes_out(fixture: &Fixture) -> Result<(), Skip> {
+    let memory = fixture.first.allocate_shared(4 << 20, &[]).unwrap();
+    if !fixture.first.properties().handle_types.dma_buf {
         assert_eq!(memory.whole().dma_buf().unwrap_err().kind(), ErrorKind::NotSupported);
         return skip("the device has none");
     }

@@ -12,7 +12,7 @@ mod sharing;
 mod streams;
 mod waiting;
 
-use crate::house::House;
+use crate::fixture::Fixture;
 
 /// Why a case does not apply to a device.
 pub struct Skip(pub String);
@@ -20,31 +20,31 @@ pub struct Skip(pub String);
 #[derive(Clone, Copy)]
 pub struct Case {
     pub name: &'static str,
-    pub run: fn(&House) -> Result<(), Skip>,
+    pub run: fn(&Fixture) -> Result<(), Skip>,
     /// The device cannot be used in this process any more.
-    pub ruins: bool,
+    pub breaks_device: bool,
 }
 
 macro_rules! cases {
     ($($module:ident: $($name:ident),*;)*) => {
         pub const CASES: &[Case] = &[
-            $($(Case { name: stringify!($name), run: $module::$name, ruins: false },)*)*
-            RUINS[0], RUINS[1],
+            $($(Case { name: stringify!($name), run: $module::$name, breaks_device: false },)*)*
+            DEVICE_BREAKING[0], DEVICE_BREAKING[1],
         ];
     };
 }
 
 /// Those that leave nothing to go on with.
-const RUINS: [Case; 2] = [
+const DEVICE_BREAKING: [Case; 2] = [
     Case {
         name: "a_failure_is_told_and_stays",
         run: failures::a_failure_is_told_and_stays,
-        ruins: true,
+        breaks_device: true,
     },
     Case {
         name: "streams_of_a_reset_device_are_closed_at_once",
         run: failures::streams_of_a_reset_device_are_closed_at_once,
-        ruins: true,
+        breaks_device: true,
     },
 ];
 
@@ -97,6 +97,6 @@ pub fn skip(reason: &str) -> Result<(), Skip> {
 }
 
 /// The second device, or why not.
-pub fn second(house: &House) -> Result<&gpu::Device, Skip> {
-    house.second.as_ref().ok_or_else(|| Skip("there is one device only".to_owned()))
+pub fn second(fixture: &Fixture) -> Result<&gpu::Device, Skip> {
+    fixture.second.as_ref().ok_or_else(|| Skip("there is one device only".to_owned()))
 }

@@ -2,19 +2,20 @@
 
 use std::time::Duration;
 
-use gpu::{ErrorKind, PATIENCE, Point};
+use gpu::{DEFAULT_TIMEOUT, ErrorKind, Point};
 
 use super::Skip;
 use super::streams::slow;
-use crate::house::House;
+use crate::fixture::Fixture;
 
-pub fn a_point_is_reached_when_all_before_it_is_done(house: &House) -> Result<(), Skip> {
-    let length = if house.is_stand_in() { 1 << 20 } else { 1 << 30 };
-    let (from, to) = (house.first.allocate(length).unwrap(), house.first.allocate(length).unwrap());
-    let stream = house.first.stream().unwrap();
+pub fn a_point_is_reached_when_all_before_it_is_done(fixture: &Fixture) -> Result<(), Skip> {
+    let length = if fixture.is_emulated() { 1 << 20 } else { 1 << 30 };
+    let (from, to) =
+        (fixture.first.allocate(length).unwrap(), fixture.first.allocate(length).unwrap());
+    let stream = fixture.first.stream().unwrap();
     let nothing = stream.point().unwrap();
-    nothing.wait(PATIENCE).unwrap();
-    slow(house, Duration::from_millis(10));
+    nothing.wait(DEFAULT_TIMEOUT).unwrap();
+    slow(fixture, Duration::from_millis(10));
     let points: Vec<Point> = (0..8)
         .map(|_| {
             stream.copy(&to.whole(), &from.whole()).unwrap();
@@ -26,28 +27,29 @@ pub fn a_point_is_reached_when_all_before_it_is_done(house: &House) -> Result<()
     let error = last.wait(Duration::from_micros(200)).unwrap_err();
     assert_eq!(
         (error.kind(), error.device()),
-        (ErrorKind::DeadlineExceeded, Some(house.first.name()))
+        (ErrorKind::DeadlineExceeded, Some(fixture.first.name()))
     );
     // Any thread may ask, while the stream goes on.
     std::thread::scope(|scope| {
         for point in &points {
-            scope.spawn(move || point.wait(PATIENCE).unwrap());
+            scope.spawn(move || point.wait(DEFAULT_TIMEOUT).unwrap());
         }
         stream.fill(&to.slice(0, 4096).unwrap(), 1).unwrap();
     });
     assert!(last.is_done().unwrap() && others.iter().all(|point| point.is_done().unwrap()));
-    slow(house, Duration::ZERO);
-    stream.synchronize(PATIENCE).unwrap();
+    slow(fixture, Duration::ZERO);
+    stream.synchronize(DEFAULT_TIMEOUT).unwrap();
     assert!(nothing.is_done().unwrap(), "what was reached stays so");
     Ok(())
 }
 
-pub fn a_point_is_dropped_at_any_time(house: &House) -> Result<(), Skip> {
+pub fn a_point_is_dropped_at_any_time(fixture: &Fixture) -> Result<(), Skip> {
     let length = 1 << 20;
-    let (from, to) = (house.first.allocate(length).unwrap(), house.first.allocate(length).unwrap());
-    let stream = house.first.stream().unwrap();
-    house.fill(&from.whole(), 1);
-    slow(house, Duration::from_micros(500));
+    let (from, to) =
+        (fixture.first.allocate(length).unwrap(), fixture.first.allocate(length).unwrap());
+    let stream = fixture.first.stream().unwrap();
+    fixture.fill(&from.whole(), 1);
+    slow(fixture, Duration::from_micros(500));
     let mut last = None;
     for number in 0..200 {
         stream.copy(&to.whole(), &from.whole()).unwrap();
@@ -59,29 +61,29 @@ pub fn a_point_is_dropped_at_any_time(house: &House) -> Result<(), Skip> {
         }
     }
     let last = last.unwrap();
-    last.wait(PATIENCE).unwrap();
+    last.wait(DEFAULT_TIMEOUT).unwrap();
     // Also when the stream is gone.
     let end = stream.point().unwrap();
     drop(stream);
     assert!(end.is_done().unwrap() && last.is_done().unwrap());
-    slow(house, Duration::ZERO);
-    house.check(&to.whole(), 1);
+    slow(fixture, Duration::ZERO);
+    fixture.check(&to.whole(), 1);
     Ok(())
 }
 
-pub fn memory_goes_when_only_points_are_asked(house: &House) -> Result<(), Skip> {
+pub fn memory_goes_when_only_points_are_asked(fixture: &Fixture) -> Result<(), Skip> {
     let length = 8 << 20;
-    let to = house.first.allocate(length).unwrap();
-    let stream = house.first.stream().unwrap();
-    let (_, used) = house.first.budget();
+    let to = fixture.first.allocate(length).unwrap();
+    let stream = fixture.first.stream().unwrap();
+    let (_, used) = fixture.first.budget();
     for _ in 0..5 {
-        let from = house.first.allocate_shared(length, &[]).unwrap();
+        let from = fixture.first.allocate_shared(length, &[]).unwrap();
         stream.copy(&to.whole(), &from.whole()).unwrap();
         drop(from);
-        stream.point().unwrap().wait(PATIENCE).unwrap();
+        stream.point().unwrap().wait(DEFAULT_TIMEOUT).unwrap();
         // The next mark finds the one before it reached.
         drop(stream.point().unwrap());
-        assert_eq!(house.first.budget().1, used);
+        assert_eq!(fixture.first.budget().1, used);
     }
     Ok(())
 }

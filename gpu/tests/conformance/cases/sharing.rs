@@ -4,11 +4,11 @@ use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
-use gpu::{Device, ErrorKind, Memory, PATIENCE};
+use gpu::{DEFAULT_TIMEOUT, Device, ErrorKind, Memory};
 
 use super::{Skip, second};
 use crate::child::{Child, imported, receive};
-use crate::house::House;
+use crate::fixture::Fixture;
 
 const LENGTH: u64 = 8 << 20;
 
@@ -21,91 +21,91 @@ fn piece(device: &Device, length: u64) -> OwnedFd {
     exported(&device.allocate_shared(length, &[]).unwrap())
 }
 
-pub fn another_process_reads_and_writes_it(house: &House) -> Result<(), Skip> {
-    let memory = house.first.allocate_shared(LENGTH, &[]).unwrap();
-    house.fill(&memory.whole(), 1);
+pub fn another_process_reads_and_writes_it(fixture: &Fixture) -> Result<(), Skip> {
+    let memory = fixture.first.allocate_shared(LENGTH, &[]).unwrap();
+    fixture.fill(&memory.whole(), 1);
     let exported = exported(&memory);
     let mut child = Child::start("import", &[&exported], &[LENGTH.to_string()]);
     assert_eq!(child.line(), "ready");
-    house.check(&memory.whole(), 2);
+    fixture.check(&memory.whole(), 2);
     child.finish();
     // In one process it works, too, and both are the same memory.
-    let again = imported(&house.first, &exported, LENGTH).unwrap();
+    let again = imported(&fixture.first, &exported, LENGTH).unwrap();
     assert_ne!(again.address(), memory.address());
-    house.fill(&again.whole(), 4);
-    house.check(&memory.whole(), 4);
+    fixture.fill(&again.whole(), 4);
+    fixture.check(&memory.whole(), 4);
     Ok(())
 }
 
-pub fn memory_outlives_its_maker(house: &House) -> Result<(), Skip> {
+pub fn memory_outlives_its_maker(fixture: &Fixture) -> Result<(), Skip> {
     let (mine, theirs) = UnixStream::pair().unwrap();
     let theirs = OwnedFd::from(theirs);
     let mut child = Child::start("export-and-die", &[&theirs], &[LENGTH.to_string()]);
     assert_eq!(child.line(), "ready");
     let exported = receive(&OwnedFd::from(mine));
-    let memory = imported(&house.first, &exported, LENGTH).unwrap();
+    let memory = imported(&fixture.first, &exported, LENGTH).unwrap();
     child.kill();
-    house.check(&memory.whole(), 3);
+    fixture.check(&memory.whole(), 3);
     // Also for whoever imports it only now.
-    let late = imported(&house.first, &exported, LENGTH).unwrap();
-    house.fill(&late.whole(), 1);
-    house.check(&memory.whole(), 1);
+    let late = imported(&fixture.first, &exported, LENGTH).unwrap();
+    fixture.fill(&late.whole(), 1);
+    fixture.check(&memory.whole(), 1);
     Ok(())
 }
 
-pub fn a_peer_imports_it(house: &House) -> Result<(), Skip> {
-    let other = second(house)?;
-    let memory = house.first.allocate_shared(LENGTH, &[]).unwrap();
-    house.fill(&memory.whole(), 1);
+pub fn a_peer_imports_it(fixture: &Fixture) -> Result<(), Skip> {
+    let other = second(fixture)?;
+    let memory = fixture.first.allocate_shared(LENGTH, &[]).unwrap();
+    fixture.fill(&memory.whole(), 1);
     let imported = imported(other, &exported(&memory), LENGTH).unwrap();
-    assert_eq!(imported.device(), Some(house.first.name()), "it lies where it lay");
+    assert_eq!(imported.device(), Some(fixture.first.name()), "it lies where it lay");
     // The peer reads and writes it, and so does the device that it lies on.
     let stream = other.stream().unwrap();
     let theirs = other.allocate(LENGTH).unwrap();
     stream.copy(&theirs.whole(), &imported.whole()).unwrap();
     stream.fill(&imported.whole(), 0).unwrap();
     stream.copy(&imported.whole(), &theirs.whole()).unwrap();
-    stream.synchronize(PATIENCE).unwrap();
-    house.check(&memory.whole(), 1);
-    house.check(&imported.whole(), 1);
-    let sum = stream.checksum(&imported.whole(), PATIENCE).unwrap();
-    assert_eq!(sum, house.stream.checksum(&memory.whole(), PATIENCE).unwrap());
+    stream.synchronize(DEFAULT_TIMEOUT).unwrap();
+    fixture.check(&memory.whole(), 1);
+    fixture.check(&imported.whole(), 1);
+    let sum = stream.checksum(&imported.whole(), DEFAULT_TIMEOUT).unwrap();
+    assert_eq!(sum, fixture.stream.checksum(&memory.whole(), DEFAULT_TIMEOUT).unwrap());
     // Memory that was made for both needs no import.
-    let both = house.first.allocate_shared(LENGTH, &[other]).unwrap();
+    let both = fixture.first.allocate_shared(LENGTH, &[other]).unwrap();
     stream.copy(&both.whole(), &theirs.whole()).unwrap();
-    stream.synchronize(PATIENCE).unwrap();
-    house.check(&both.whole(), 1);
+    stream.synchronize(DEFAULT_TIMEOUT).unwrap();
+    fixture.check(&both.whole(), 1);
     Ok(())
 }
 
-pub fn what_is_no_memory_is_refused(house: &House) -> Result<(), Skip> {
+pub fn what_is_no_memory_is_refused(fixture: &Fixture) -> Result<(), Skip> {
     let (pipe, _other_end) = std::io::pipe().unwrap();
     let file: OwnedFd = File::open("/dev/null").unwrap().into();
     let program: OwnedFd = File::open("/proc/self/exe").unwrap().into();
     for wrong in [&OwnedFd::from(pipe), &file, &program] {
-        let error = imported(&house.first, wrong, LENGTH).unwrap_err();
+        let error = imported(&fixture.first, wrong, LENGTH).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidHandle, "{error}");
     }
     // Less than is claimed.
-    let memory = house.first.allocate_shared(LENGTH, &[]).unwrap();
+    let memory = fixture.first.allocate_shared(LENGTH, &[]).unwrap();
     let exported = exported(&memory);
-    let error = imported(&house.first, &exported, 16 * LENGTH).unwrap_err();
+    let error = imported(&fixture.first, &exported, 16 * LENGTH).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidHandle, "{error}");
     // Still good for what it is.
-    house.fill(&memory.whole(), 1);
-    let imported = imported(&house.first, &exported, LENGTH).unwrap();
-    house.check(&imported.whole(), 1);
+    fixture.fill(&memory.whole(), 1);
+    let imported = imported(&fixture.first, &exported, LENGTH).unwrap();
+    fixture.check(&imported.whole(), 1);
     Ok(())
 }
 
-pub fn memory_grows_in_two_places(house: &House) -> Result<(), Skip> {
-    let granule = house.first.properties().granularity;
-    let all = [(); 2].map(|()| house.first.importer(8 * granule).unwrap());
+pub fn memory_grows_in_two_places(fixture: &Fixture) -> Result<(), Skip> {
+    let granule = fixture.first.properties().granularity;
+    let all = [(); 2].map(|()| fixture.first.importer(8 * granule).unwrap());
     let memory = all[0].memory().clone();
     assert_eq!((memory.length(), all[1].memory().length()), (0, 0));
     let lengths = [granule, 3 * granule, 2 * granule];
     for length in lengths {
-        let piece = piece(&house.first, length);
+        let piece = piece(&fixture.first, length);
         all.iter().for_each(|importer| importer.add(piece.as_fd(), length).unwrap());
     }
     let pieces = memory.pieces().unwrap();
@@ -114,14 +114,14 @@ pub fn memory_grows_in_two_places(house: &House) -> Result<(), Skip> {
     assert_eq!((memory.length(), all[1].memory().length()), (6 * granule, 6 * granule));
     // A range over the bounds of pieces is as good as any.
     let (offset, length) = (granule - 1000, 4 * granule);
-    house.fill(&memory.slice(offset, length).unwrap(), 1);
-    house.check(&all[1].memory().slice(offset, length).unwrap(), 1);
+    fixture.fill(&memory.slice(offset, length).unwrap(), 1);
+    fixture.check(&all[1].memory().slice(offset, length).unwrap(), 1);
     let [first, _] = all;
-    let beyond = piece(&house.first, 3 * granule);
+    let beyond = piece(&fixture.first, 3 * granule);
     let error = first.add(beyond.as_fd(), 3 * granule).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::OutOfBounds);
     assert!(error.to_string().contains(&format!("{} left", 2 * granule)), "{error}");
-    first.add(piece(&house.first, 2 * granule).as_fd(), 2 * granule).unwrap();
+    first.add(piece(&fixture.first, 2 * granule).as_fd(), 2 * granule).unwrap();
     assert_eq!(memory.export_piece(4).unwrap_err().kind(), ErrorKind::OutOfBounds);
     // What is in use stays as it is.
     assert_eq!(first.finish(0, granule).unwrap_err().kind(), ErrorKind::InvalidArgument);
@@ -129,11 +129,11 @@ pub fn memory_grows_in_two_places(house: &House) -> Result<(), Skip> {
     Ok(())
 }
 
-pub fn threads_grow_memory(house: &House) -> Result<(), Skip> {
-    let granule = house.first.properties().granularity;
-    let piece = piece(&house.first, granule);
+pub fn threads_grow_memory(fixture: &Fixture) -> Result<(), Skip> {
+    let granule = fixture.first.properties().granularity;
+    let piece = piece(&fixture.first, granule);
     for _ in 0..20 {
-        let importer = house.first.importer(16 * granule).unwrap();
+        let importer = fixture.first.importer(16 * granule).unwrap();
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
@@ -151,21 +151,21 @@ pub fn threads_grow_memory(house: &House) -> Result<(), Skip> {
     Ok(())
 }
 
-pub fn imported_memory_lies_where_its_pieces_lie(house: &House) -> Result<(), Skip> {
-    let other = second(house)?;
-    let granule = house.first.properties().granularity;
+pub fn imported_memory_lies_where_its_pieces_lie(fixture: &Fixture) -> Result<(), Skip> {
+    let other = second(fixture)?;
+    let granule = fixture.first.properties().granularity;
     let theirs = other.importer(4 * granule).unwrap();
-    theirs.add(piece(&house.first, granule).as_fd(), granule).unwrap();
-    assert_eq!(theirs.memory().device(), Some(house.first.name()));
+    theirs.add(piece(&fixture.first, granule).as_fd(), granule).unwrap();
+    assert_eq!(theirs.memory().device(), Some(fixture.first.name()));
     let error = theirs.add(piece(other, granule).as_fd(), granule).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidHandle, "{error}");
     Ok(())
 }
 
-pub fn only_what_was_made_to_be_shared_is_exported(house: &House) -> Result<(), Skip> {
-    let plain = house.first.allocate(4096).unwrap();
+pub fn only_what_was_made_to_be_shared_is_exported(fixture: &Fixture) -> Result<(), Skip> {
+    let plain = fixture.first.allocate(4096).unwrap();
     assert_eq!(plain.export_pieces().unwrap_err().kind(), ErrorKind::NotSupported);
-    let shared = house.first.allocate_shared(4096, &[]).unwrap();
+    let shared = fixture.first.allocate_shared(4096, &[]).unwrap();
     assert_eq!(shared.export_legacy().unwrap_err().kind(), ErrorKind::NotSupported);
     Ok(())
 }

@@ -3,11 +3,11 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use gpu::stand_in::{Behaviour, behave};
-use gpu::{ErrorKind, HostMapping, PATIENCE};
+use gpu::emulated::{FaultConfig, configure_faults};
+use gpu::{DEFAULT_TIMEOUT, ErrorKind, HostMapping};
 
 use super::{Skip, second, skip};
-use crate::house::{House, pattern};
+use crate::fixture::{Fixture, pattern};
 
 /// Memory of the host, as a shared segment would be.
 #[derive(Debug)]
@@ -45,10 +45,10 @@ unsafe impl HostMapping for Shared {
     }
 }
 
-pub fn bytes_arrive_whatever_their_number(house: &House) -> Result<(), Skip> {
+pub fn bytes_arrive_whatever_their_number(fixture: &Fixture) -> Result<(), Skip> {
     let (from, to) = (
-        house.first.allocate(20 << 20).unwrap(),
-        house.first.allocate_shared(20 << 20, &[]).unwrap(),
+        fixture.first.allocate(20 << 20).unwrap(),
+        fixture.first.allocate_shared(20 << 20, &[]).unwrap(),
     );
     for (seed, (length, offset)) in
         [(0, 0), (1, 0), (7, 3), (4096, 1), (65_537, 4095), ((1 << 20) + 3, 9), (16 << 20, 64)]
@@ -58,41 +58,41 @@ pub fn bytes_arrive_whatever_their_number(house: &House) -> Result<(), Skip> {
         let seed = seed as u64 + 1;
         let (part, target) =
             (from.slice(offset, length).unwrap(), to.slice(2 * offset, length).unwrap());
-        house.fill(&part, seed);
-        house.stream.copy(&target, &part).unwrap();
-        house.check(&target, seed);
+        fixture.fill(&part, seed);
+        fixture.stream.copy(&target, &part).unwrap();
+        fixture.check(&target, seed);
     }
     Ok(())
 }
 
-pub fn the_host_is_reached_by_registered_memory(house: &House) -> Result<(), Skip> {
+pub fn the_host_is_reached_by_registered_memory(fixture: &Fixture) -> Result<(), Skip> {
     let length = 4 << 20;
-    let host = house.first.register(Pages::new(length)).unwrap();
+    let host = fixture.first.register(Pages::new(length)).unwrap();
     assert_eq!(host.device(), None);
-    let device = house.first.allocate(length as u64).unwrap();
-    house.fill(&device.whole(), 1);
-    house.stream.copy(&host.whole(), &device.whole()).unwrap();
-    house.stream.fill(&device.whole(), 0).unwrap();
-    house.stream.copy(&device.whole(), &host.whole()).unwrap();
-    house.check(&device.whole(), 1);
-    house.check(&host.slice(100, 1000).unwrap().slice(0, 0).unwrap(), 1);
-    if let Some(other) = &house.second {
+    let device = fixture.first.allocate(length as u64).unwrap();
+    fixture.fill(&device.whole(), 1);
+    fixture.stream.copy(&host.whole(), &device.whole()).unwrap();
+    fixture.stream.fill(&device.whole(), 0).unwrap();
+    fixture.stream.copy(&device.whole(), &host.whole()).unwrap();
+    fixture.check(&device.whole(), 1);
+    fixture.check(&host.slice(100, 1000).unwrap().slice(0, 0).unwrap(), 1);
+    if let Some(other) = &fixture.second {
         // Registered once, for all devices.
         let stream = other.stream().unwrap();
         let theirs = other.allocate(length as u64).unwrap();
         stream.copy(&theirs.whole(), &host.whole()).unwrap();
-        let sum = stream.checksum(&theirs.whole(), PATIENCE).unwrap();
+        let sum = stream.checksum(&theirs.whole(), DEFAULT_TIMEOUT).unwrap();
         assert_eq!(sum, gpu::checksum(&pattern(length, 1)));
     }
     Ok(())
 }
 
-pub fn filling_fills_exactly_that(house: &House) -> Result<(), Skip> {
-    let memory = house.first.allocate(10_000).unwrap();
-    house.stream.fill(&memory.whole(), 1).unwrap();
-    house.stream.fill(&memory.slice(1001, 2000).unwrap(), 2).unwrap();
+pub fn filling_fills_exactly_that(fixture: &Fixture) -> Result<(), Skip> {
+    let memory = fixture.first.allocate(10_000).unwrap();
+    fixture.stream.fill(&memory.whole(), 1).unwrap();
+    fixture.stream.fill(&memory.slice(1001, 2000).unwrap(), 2).unwrap();
     let mut bytes = vec![0; 10_000];
-    house.stream.download(&memory.whole(), &mut bytes, PATIENCE).unwrap();
+    fixture.stream.download(&memory.whole(), &mut bytes, DEFAULT_TIMEOUT).unwrap();
     let expected = |at| if (1001..3001).contains(&at) { 2 } else { 1 };
     assert!(bytes.iter().enumerate().all(|(at, byte)| *byte == expected(at)));
     Ok(())
@@ -100,32 +100,32 @@ pub fn filling_fills_exactly_that(house: &House) -> Result<(), Skip> {
 
 /// The default stream is everywhere.
 #[allow(unsafe_code)]
-pub fn a_stream_of_others_is_used(house: &House) -> Result<(), Skip> {
-    let memory = house.first.allocate(1 << 20).unwrap();
+pub fn a_stream_of_others_is_used(fixture: &Fixture) -> Result<(), Skip> {
+    let memory = fixture.first.allocate(1 << 20).unwrap();
     for _ in 0..2 {
         // SAFETY: there always is a default stream.
-        let stream = unsafe { house.first.adopt_stream(0) }.unwrap();
+        let stream = unsafe { fixture.first.adopt_stream(0) }.unwrap();
         stream.fill(&memory.whole(), 7).unwrap();
-        stream.synchronize(PATIENCE).unwrap();
+        stream.synchronize(DEFAULT_TIMEOUT).unwrap();
         let mut bytes = vec![0; 1 << 20];
-        stream.download(&memory.whole(), &mut bytes, PATIENCE).unwrap();
+        stream.download(&memory.whole(), &mut bytes, DEFAULT_TIMEOUT).unwrap();
         assert!(bytes.iter().all(|byte| *byte == 7));
     }
     // SAFETY: it is refused.
-    let refused = unsafe { house.first.adopt_stream(2) }.unwrap_err();
+    let refused = unsafe { fixture.first.adopt_stream(2) }.unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::NotSupported);
     Ok(())
 }
 
 /// In the order of a stream, between streams of two devices, and by the host.
-pub fn words_tell_who_waits_for_them(house: &House) -> Result<(), Skip> {
+pub fn words_tell_who_waits_for_them(fixture: &Fixture) -> Result<(), Skip> {
     let pages = std::sync::Arc::new(Pages::new(4096));
-    let words = house.first.register(Shared(pages.clone())).unwrap();
+    let words = fixture.first.register(Shared(pages.clone())).unwrap();
     let length = 8 << 20;
-    let (from, to) = (house.first.allocate(length), house.first.allocate(length));
+    let (from, to) = (fixture.first.allocate(length), fixture.first.allocate(length));
     let (from, to) = (from.unwrap().whole(), to.unwrap().whole());
-    let other = house.second.as_ref().unwrap_or(&house.first);
-    let waiting = house.first.stream().unwrap();
+    let other = fixture.second.as_ref().unwrap_or(&fixture.first);
+    let waiting = fixture.first.stream().unwrap();
     let (word, gone) = (words.slice(0, 4).unwrap(), words.slice(12, 4).unwrap());
     // Begun before anybody writes; numbers go round.
     pages.0[0].store(u64::from(u32::MAX), Ordering::Release);
@@ -133,19 +133,19 @@ pub fn words_tell_who_waits_for_them(house: &House) -> Result<(), Skip> {
     waiting.wait_for_word(&word, 2).unwrap();
     waiting.copy(&to, &from).unwrap();
     waiting.write_word(&gone, 9).unwrap();
-    house.fill(&from, 5);
+    fixture.fill(&from, 5);
     assert!(!waiting.is_done().unwrap());
     let writing = other.stream().unwrap();
     writing.write_word(&word, 3).unwrap();
-    waiting.synchronize(PATIENCE).unwrap();
-    house.check(&to, 5);
+    waiting.synchronize(DEFAULT_TIMEOUT).unwrap();
+    fixture.check(&to, 5);
     let word_at = |at: usize| (pages.0[at / 8].load(Ordering::Acquire) >> (at % 8 * 8)) as u32;
     assert_eq!((word_at(0), word_at(4), word_at(12)), (3, 0, 9));
     // The host writes, too.
     waiting.wait_for_word(&word, 4).unwrap();
     assert!(!waiting.is_done().unwrap());
     pages.0[0].store(4, Ordering::Release);
-    waiting.synchronize(PATIENCE).unwrap();
+    waiting.synchronize(DEFAULT_TIMEOUT).unwrap();
     for bad in [words.slice(0, 8), words.slice(2, 4), words.slice(0, 0)] {
         let bad = bad.unwrap();
         let (wrote, waited) = (waiting.write_word(&bad, 1), waiting.wait_for_word(&bad, 1));
@@ -155,16 +155,16 @@ pub fn words_tell_who_waits_for_them(house: &House) -> Result<(), Skip> {
     Ok(())
 }
 
-pub fn the_checksum_is_that_of_the_host(house: &House) -> Result<(), Skip> {
+pub fn the_checksum_is_that_of_the_host(fixture: &Fixture) -> Result<(), Skip> {
     let length = 3 << 20;
-    let memory = house.first.allocate(length as u64).unwrap();
-    house.fill(&memory.whole(), 9);
+    let memory = fixture.first.allocate(length as u64).unwrap();
+    fixture.fill(&memory.whole(), 9);
     let bytes = pattern(length, 9);
     for (offset, length) in
         [(0, 0), (0, 1), (0, 8), (3, 5), (1, 64), (5, 4093), (8, 65_536), (7, 1 << 20), (0, length)]
     {
         let part = memory.slice(offset as u64, length as u64).unwrap();
-        let sum = house.stream.checksum(&part, PATIENCE).unwrap();
+        let sum = fixture.stream.checksum(&part, DEFAULT_TIMEOUT).unwrap();
         assert_eq!(sum, gpu::checksum(&bytes[offset..offset + length]), "{offset} + {length}");
     }
     Ok(())
@@ -179,7 +179,7 @@ struct Waits {
 
 impl Drop for Waits {
     fn drop(&mut self) {
-        self.stream.synchronize(PATIENCE).unwrap();
+        self.stream.synchronize(DEFAULT_TIMEOUT).unwrap();
     }
 }
 
@@ -194,11 +194,11 @@ unsafe impl HostMapping for Waits {
     }
 }
 
-pub fn owners_may_do_anything_when_they_are_dropped(house: &House) -> Result<(), Skip> {
-    let stream = std::sync::Arc::new(house.first.stream().unwrap());
-    let device = house.first.allocate(1 << 20).unwrap();
+pub fn owners_may_do_anything_when_they_are_dropped(fixture: &Fixture) -> Result<(), Skip> {
+    let stream = std::sync::Arc::new(fixture.first.stream().unwrap());
+    let device = fixture.first.allocate(1 << 20).unwrap();
     let owner = Waits { pages: Pages::new(1 << 20), stream: stream.clone() };
-    let host = house.first.register(owner).unwrap();
+    let host = fixture.first.register(owner).unwrap();
     for _ in 0..200 {
         stream.copy(&device.whole(), &host.whole()).unwrap();
     }
@@ -216,133 +216,136 @@ pub fn owners_may_do_anything_when_they_are_dropped(house: &House) -> Result<(),
     Ok(())
 }
 
-/// Makes a stand-in slow enough to be watched; a GPU gets more to do instead.
-pub fn slow(house: &House, delay: Duration) {
-    if house.is_stand_in() {
-        behave(0, Behaviour { delay, ..Behaviour::default() });
+/// Makes a emulated slow enough to be watched; a GPU gets more to do instead.
+pub fn slow(fixture: &Fixture, delay: Duration) {
+    if fixture.is_emulated() {
+        configure_faults(0, FaultConfig { delay, ..FaultConfig::default() });
     }
 }
 
-pub fn events_order_streams(house: &House) -> Result<(), Skip> {
+pub fn events_order_streams(fixture: &Fixture) -> Result<(), Skip> {
     let length = 64 << 20;
-    let first = house.first.stream().unwrap();
-    let second = house.first.stream().unwrap();
-    let event = house.first.event().unwrap();
+    let first = fixture.first.stream().unwrap();
+    let second = fixture.first.stream().unwrap();
+    let event = fixture.first.event().unwrap();
     assert!(event.is_done().unwrap(), "never recorded");
-    let (from, to) = (house.first.allocate(length).unwrap(), house.first.allocate(length).unwrap());
-    slow(house, Duration::from_millis(5));
+    let (from, to) =
+        (fixture.first.allocate(length).unwrap(), fixture.first.allocate(length).unwrap());
+    slow(fixture, Duration::from_millis(5));
     for round in 1..6 {
         first.fill(&from.whole(), round).unwrap();
         first.record(&event).unwrap();
         second.wait_for(&event).unwrap();
         second.copy(&to.whole(), &from.whole()).unwrap();
-        let back = house.first.event().unwrap();
+        let back = fixture.first.event().unwrap();
         second.record(&back).unwrap();
         // The next round must not fill what is still being copied.
         first.wait_for(&back).unwrap();
-        back.wait(PATIENCE).unwrap();
+        back.wait(DEFAULT_TIMEOUT).unwrap();
         let mut end = [0; 16];
-        second.download(&to.slice(length - 16, 16).unwrap(), &mut end, PATIENCE).unwrap();
+        second.download(&to.slice(length - 16, 16).unwrap(), &mut end, DEFAULT_TIMEOUT).unwrap();
         assert_eq!(end, [round; 16]);
     }
-    slow(house, Duration::ZERO);
+    slow(fixture, Duration::ZERO);
     Ok(())
 }
 
-pub fn memory_lives_as_long_as_its_operations(house: &House) -> Result<(), Skip> {
+pub fn memory_lives_as_long_as_its_operations(fixture: &Fixture) -> Result<(), Skip> {
     let length = 32 << 20;
-    let to = house.first.allocate(length).unwrap();
-    let stream = house.first.stream().unwrap();
-    let (_, used) = house.first.budget();
-    slow(house, Duration::from_millis(20));
+    let to = fixture.first.allocate(length).unwrap();
+    let stream = fixture.first.stream().unwrap();
+    let (_, used) = fixture.first.budget();
+    slow(fixture, Duration::from_millis(20));
     for seed in 0..4 {
-        let from = house.first.allocate_shared(length, &[]).unwrap();
-        house.fill(&from.slice(0, 1 << 20).unwrap(), seed);
+        let from = fixture.first.allocate_shared(length, &[]).unwrap();
+        fixture.fill(&from.slice(0, 1 << 20).unwrap(), seed);
         for _ in 0..20 {
             stream.copy(&to.whole(), &from.whole()).unwrap();
         }
         // Nobody holds it any more but the stream.
         drop(from);
-        stream.synchronize(PATIENCE).unwrap();
-        assert_eq!(house.first.budget().1, used, "and when they are done it goes");
-        house.check(&to.slice(0, 1 << 20).unwrap(), seed);
-        slow(house, Duration::ZERO);
+        stream.synchronize(DEFAULT_TIMEOUT).unwrap();
+        assert_eq!(fixture.first.budget().1, used, "and when they are done it goes");
+        fixture.check(&to.slice(0, 1 << 20).unwrap(), seed);
+        slow(fixture, Duration::ZERO);
     }
     Ok(())
 }
 
-pub fn the_caller_goes_on_meanwhile(house: &House) -> Result<(), Skip> {
+pub fn the_caller_goes_on_meanwhile(fixture: &Fixture) -> Result<(), Skip> {
     let length = 1 << 30;
-    // A stand-in's pages are not touched: it is slow by being told so, not by its length.
-    let length = if house.is_stand_in() { 1 << 20 } else { length };
-    let (from, to) = (house.first.allocate(length).unwrap(), house.first.allocate(length).unwrap());
-    house.stream.synchronize(PATIENCE).unwrap();
-    slow(house, Duration::from_millis(5));
+    // A emulated's pages are not touched: it is slow by being told so, not by its length.
+    let length = if fixture.is_emulated() { 1 << 20 } else { length };
+    let (from, to) =
+        (fixture.first.allocate(length).unwrap(), fixture.first.allocate(length).unwrap());
+    fixture.stream.synchronize(DEFAULT_TIMEOUT).unwrap();
+    slow(fixture, Duration::from_millis(5));
     let start = Instant::now();
     for _ in 0..20 {
-        house.stream.copy(&to.whole(), &from.whole()).unwrap();
+        fixture.stream.copy(&to.whole(), &from.whole()).unwrap();
     }
     let begun = start.elapsed();
-    let was_done = house.stream.is_done().unwrap();
-    house.stream.synchronize(PATIENCE).unwrap();
+    let was_done = fixture.stream.is_done().unwrap();
+    fixture.stream.synchronize(DEFAULT_TIMEOUT).unwrap();
     let done = start.elapsed();
-    slow(house, Duration::ZERO);
+    slow(fixture, Duration::ZERO);
     assert!(!was_done && begun < done / 2, "begun after {begun:?}, done after {done:?}");
     Ok(())
 }
 
-pub fn a_deadline_is_kept(house: &House) -> Result<(), Skip> {
-    let length = if house.is_stand_in() { 1 << 20 } else { 1 << 30 };
-    let (from, to) = (house.first.allocate(length).unwrap(), house.first.allocate(length).unwrap());
-    house.fill(&from.slice(0, 4096).unwrap(), 1);
-    slow(house, Duration::from_millis(10));
+pub fn a_deadline_is_kept(fixture: &Fixture) -> Result<(), Skip> {
+    let length = if fixture.is_emulated() { 1 << 20 } else { 1 << 30 };
+    let (from, to) =
+        (fixture.first.allocate(length).unwrap(), fixture.first.allocate(length).unwrap());
+    fixture.fill(&from.slice(0, 4096).unwrap(), 1);
+    slow(fixture, Duration::from_millis(10));
     for _ in 0..20 {
-        house.stream.copy(&to.whole(), &from.whole()).unwrap();
+        fixture.stream.copy(&to.whole(), &from.whole()).unwrap();
     }
-    let event = house.first.event().unwrap();
-    house.stream.record(&event).unwrap();
+    let event = fixture.first.event().unwrap();
+    fixture.stream.record(&event).unwrap();
     let little = Duration::from_micros(200);
     assert_eq!(event.wait(little).unwrap_err().kind(), ErrorKind::DeadlineExceeded);
-    let error = house.stream.synchronize(little).unwrap_err();
+    let error = fixture.stream.synchronize(little).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
     // The caller's bytes are not touched after its deadline.
     let mut bytes = [7; 4096];
-    let error = house.stream.download(&to.slice(0, 4096).unwrap(), &mut bytes, little);
+    let error = fixture.stream.download(&to.slice(0, 4096).unwrap(), &mut bytes, little);
     assert_eq!(error.unwrap_err().kind(), ErrorKind::DeadlineExceeded);
-    slow(house, Duration::ZERO);
-    house.stream.synchronize(PATIENCE).unwrap();
+    slow(fixture, Duration::ZERO);
+    fixture.stream.synchronize(DEFAULT_TIMEOUT).unwrap();
     assert_eq!(bytes, [7; 4096]);
-    house.check(&to.slice(0, 4096).unwrap(), 1);
+    fixture.check(&to.slice(0, 4096).unwrap(), 1);
     Ok(())
 }
 
-pub fn a_peer_is_reached_directly(house: &House) -> Result<(), Skip> {
-    let other = second(house)?;
+pub fn a_peer_is_reached_directly(fixture: &Fixture) -> Result<(), Skip> {
+    let other = second(fixture)?;
     let length = 8 << 20;
-    let (here, there) = (house.first.allocate(length).unwrap(), other.allocate(length).unwrap());
-    house.first.enable_peer(other).unwrap();
-    house.first.enable_peer(other).unwrap();
-    house.fill(&here.whole(), 1);
-    house.stream.copy(&there.whole(), &here.whole()).unwrap();
-    house.stream.fill(&here.whole(), 0).unwrap();
-    house.stream.copy(&here.whole(), &there.whole()).unwrap();
-    house.check(&here.whole(), 1);
+    let (here, there) = (fixture.first.allocate(length).unwrap(), other.allocate(length).unwrap());
+    fixture.first.enable_peer(other).unwrap();
+    fixture.first.enable_peer(other).unwrap();
+    fixture.fill(&here.whole(), 1);
+    fixture.stream.copy(&there.whole(), &here.whole()).unwrap();
+    fixture.stream.fill(&here.whole(), 0).unwrap();
+    fixture.stream.copy(&here.whole(), &there.whole()).unwrap();
+    fixture.check(&here.whole(), 1);
     // A kernel reads over the link.
-    let sum = house.stream.checksum(&there.whole(), PATIENCE).unwrap();
+    let sum = fixture.stream.checksum(&there.whole(), DEFAULT_TIMEOUT).unwrap();
     assert_eq!(sum, gpu::checksum(&pattern(length as usize, 1)));
     Ok(())
 }
 
-pub fn a_peer_is_not_reached_without_leave(house: &House) -> Result<(), Skip> {
-    let other = second(house)?;
+pub fn a_peer_is_not_reached_without_leave(fixture: &Fixture) -> Result<(), Skip> {
+    let other = second(fixture)?;
     // Leave is given for good: so from the other side, where no case gives it.
-    let (here, there) = (house.first.allocate(4096).unwrap(), other.allocate(4096).unwrap());
+    let (here, there) = (fixture.first.allocate(4096).unwrap(), other.allocate(4096).unwrap());
     let stream = other.stream().unwrap();
     for result in [
         stream.copy(&here.whole(), &there.whole()),
         stream.copy(&there.whole(), &here.whole()),
         stream.fill(&here.whole(), 0),
-        stream.checksum(&here.whole(), PATIENCE).map(drop),
+        stream.checksum(&here.whole(), DEFAULT_TIMEOUT).map(drop),
     ] {
         let error = result.unwrap_err();
         assert_eq!((error.kind(), error.device()), (ErrorKind::NoPeerAccess, Some(other.name())));
@@ -350,26 +353,26 @@ pub fn a_peer_is_not_reached_without_leave(house: &House) -> Result<(), Skip> {
     Ok(())
 }
 
-pub fn lengths_and_bounds_are_checked(house: &House) -> Result<(), Skip> {
-    let memory = house.first.allocate(1000).unwrap();
+pub fn lengths_and_bounds_are_checked(fixture: &Fixture) -> Result<(), Skip> {
+    let memory = fixture.first.allocate(1000).unwrap();
     for (offset, length) in [(0, 1001), (1000, 1), (1001, 0), (u64::MAX, 2), (2, u64::MAX)] {
         let error = memory.slice(offset, length).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::OutOfBounds);
     }
     let part = memory.slice(500, 500).unwrap();
     assert_eq!(part.slice(1, 500).unwrap_err().kind(), ErrorKind::OutOfBounds);
-    let error = house.stream.copy(&part, &memory.whole()).unwrap_err();
+    let error = fixture.stream.copy(&part, &memory.whole()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
-    let error = house.stream.upload(&part, &[0; 501], PATIENCE).unwrap_err();
+    let error = fixture.stream.upload(&part, &[0; 501], DEFAULT_TIMEOUT).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
-    if house.is_stand_in() {
+    if fixture.is_emulated() {
         return Ok(());
     }
     // Different makers' memory does not go together.
-    let Ok(stand_in) = gpu::Device::open(gpu::DeviceName::stand_in(0)) else {
-        return skip("no stand-in beside it");
+    let Ok(emulated) = gpu::Device::open(gpu::DeviceName::emulated(0)) else {
+        return skip("no emulated beside it");
     };
-    let foreign = stand_in.allocate(500).unwrap();
-    assert!(house.stream.copy(&part, &foreign.whole()).is_err());
+    let foreign = emulated.allocate(500).unwrap();
+    assert!(fixture.stream.copy(&part, &foreign.whole()).is_err());
     Ok(())
 }

@@ -4,37 +4,37 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use gpu::{Block, BlocksBy, PATIENCE, Stream};
+use gpu::{Block, CopyMethod, DEFAULT_TIMEOUT, Stream};
 
 use super::Skip;
 use super::streams::{Pages, Shared};
-use crate::house::House;
+use crate::fixture::Fixture;
 
 /// A stream that waits until the first word of the pages is 1.
-fn waiting(house: &House, pages: &Arc<Pages>) -> Stream {
-    let stream = house.first.stream().unwrap();
-    hold_up(house, &stream, pages);
+fn waiting(fixture: &Fixture, pages: &Arc<Pages>) -> Stream {
+    let stream = fixture.first.stream().unwrap();
+    wait_for_first_word(fixture, &stream, pages);
     stream
 }
 
-fn hold_up(house: &House, stream: &Stream, pages: &Arc<Pages>) {
-    let words = house.first.register(Shared(pages.clone())).unwrap();
+fn wait_for_first_word(fixture: &Fixture, stream: &Stream, pages: &Arc<Pages>) {
+    let words = fixture.first.register(Shared(pages.clone())).unwrap();
     stream.wait_for_word(&words.slice(0, 4).unwrap(), 1).unwrap();
 }
 
 /// What is freed stays where it is until nobody waits, and is used again meanwhile.
-pub fn what_is_freed_meanwhile_is_freed_afterwards(house: &House) -> Result<(), Skip> {
-    let device = &house.first;
+pub fn what_is_freed_meanwhile_is_freed_afterwards(fixture: &Fixture) -> Result<(), Skip> {
+    let device = &fixture.first;
     let before = device.budget().1;
     let (pages, others) = (Arc::new(Pages::new(4096)), Arc::new(Pages::new(8192)));
     let touched = device.allocate(4096).unwrap();
     let other = device.stream().unwrap();
     other.fill(&touched.whole(), 1).unwrap();
-    let stream = waiting(house, &pages);
+    let stream = waiting(fixture, &pages);
     let start = Instant::now();
     // Held by another stream, which lets go of it when it is asked next.
     drop(touched);
-    other.synchronize(PATIENCE).unwrap();
+    other.synchronize(DEFAULT_TIMEOUT).unwrap();
     let memory = device.allocate(3 << 20).unwrap();
     let address = memory.address();
     drop(memory);
@@ -46,64 +46,64 @@ pub fn what_is_freed_meanwhile_is_freed_afterwards(house: &House) -> Result<(), 
     assert_eq!(Arc::strong_count(&others), 2);
     let registered = device.register(Shared(others.clone())).unwrap();
     other.fill(&registered.whole(), 7).unwrap();
-    other.synchronize(PATIENCE).unwrap();
+    other.synchronize(DEFAULT_TIMEOUT).unwrap();
     assert_eq!(others.0[1].load(Ordering::Acquire) as u8, 7);
     drop(registered);
     // Nor is that of another device.
-    if let Some(second) = &house.second {
+    if let Some(second) = &fixture.second {
         drop(second.allocate(1 << 20).unwrap());
         let stream = second.stream().unwrap();
         let memory = second.allocate(1 << 20).unwrap();
         stream.fill(&memory.whole(), 3).unwrap();
-        stream.checksum(&memory.whole(), PATIENCE).unwrap();
+        stream.checksum(&memory.whole(), DEFAULT_TIMEOUT).unwrap();
     }
     assert!(!stream.is_done().unwrap());
     assert!(start.elapsed() < Duration::from_secs(5), "took {:?}", start.elapsed());
     assert!(device.budget().1 > before);
     pages.0[0].store(1, Ordering::Release);
-    stream.synchronize(PATIENCE).unwrap();
+    stream.synchronize(DEFAULT_TIMEOUT).unwrap();
     assert_eq!(device.budget().1, before, "all is free");
     assert_eq!(Arc::strong_count(&others), 1);
     Ok(())
 }
 
 /// Kernels are begun, for the first time perhaps, streams end, and all copies go on.
-pub fn other_streams_go_on_meanwhile(house: &House) -> Result<(), Skip> {
-    let device = &house.first;
+pub fn other_streams_go_on_meanwhile(fixture: &Fixture) -> Result<(), Skip> {
+    let device = &fixture.first;
     let pages = Arc::new(Pages::new(4096));
     let (from, to) = (device.allocate(1 << 20).unwrap(), device.allocate(1 << 20).unwrap());
     let (from, to) = (from.whole(), to.whole());
-    let stream = waiting(house, &pages);
+    let stream = waiting(fixture, &pages);
     let start = Instant::now();
     for round in 0..3 {
-        house.fill(&from, round);
+        fixture.fill(&from, round);
         let other = device.stream().unwrap();
-        let sum = other.checksum(&from, PATIENCE).unwrap();
+        let sum = other.checksum(&from, DEFAULT_TIMEOUT).unwrap();
         let blocks =
             (0..256).map(|number| Block { to: number * 4096, from: number * 4096, length: 4096 });
         let blocks: Vec<_> = blocks.collect();
-        other.copy_blocks(&to, &from, &blocks, BlocksBy::Kernel).unwrap();
-        other.synchronize(PATIENCE).unwrap();
-        assert_eq!(other.checksum(&to, PATIENCE).unwrap(), sum);
-        house.check(&to, round);
+        other.copy_blocks(&to, &from, &blocks, CopyMethod::Kernel).unwrap();
+        other.synchronize(DEFAULT_TIMEOUT).unwrap();
+        assert_eq!(other.checksum(&to, DEFAULT_TIMEOUT).unwrap(), sum);
+        fixture.check(&to, round);
         let event = device.event().unwrap();
         other.record(&event).unwrap();
-        event.wait(PATIENCE).unwrap();
+        event.wait(DEFAULT_TIMEOUT).unwrap();
     }
     assert!(!stream.is_done().unwrap());
     assert!(start.elapsed() < Duration::from_secs(5), "took {:?}", start.elapsed());
     pages.0[0].store(1, Ordering::Release);
-    stream.synchronize(PATIENCE).unwrap();
+    stream.synchronize(DEFAULT_TIMEOUT).unwrap();
     Ok(())
 }
 
 /// It is never asked whether it is done: those who made it may end it.
-pub fn a_stream_of_others_is_waited_for_as_well(house: &House) -> Result<(), Skip> {
-    let device = &house.first;
+pub fn a_stream_of_others_is_waited_for_as_well(fixture: &Fixture) -> Result<(), Skip> {
+    let device = &fixture.first;
     let before = device.budget().1;
     let pages = Arc::new(Pages::new(4096));
     let stream = device.default_stream().unwrap();
-    hold_up(house, &stream, &pages);
+    wait_for_first_word(fixture, &stream, &pages);
     let start = Instant::now();
     drop(device.allocate(2 << 20).unwrap());
     assert!(device.budget().1 > before);
@@ -116,8 +116,8 @@ pub fn a_stream_of_others_is_waited_for_as_well(house: &House) -> Result<(), Ski
 }
 
 /// By many threads: what one of them has given back, nobody else is still about to free.
-pub fn what_is_given_back_is_free_at_once(house: &House) -> Result<(), Skip> {
-    let device = &house.first;
+pub fn what_is_given_back_is_free_at_once(fixture: &Fixture) -> Result<(), Skip> {
+    let device = &fixture.first;
     std::thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {

@@ -4,19 +4,19 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::admission::Limits;
-use super::directory::{Interest, Listing, MOST_INTERESTS, collect};
-use super::event::Event;
-use super::identity::{NodeIdentity, Run};
+use super::connection_protocol::Timing;
+use super::event::PeerEvent;
+use super::identity::{NodeId, ServiceInstance};
+use super::interests::{Interest, MAX_INTERESTS, PeerInterests, collect};
 use super::mesh::{Action, Mesh, Start};
-use super::pair::Connection;
 use super::protocol::{self, Frame, Hello};
-use super::session::Timing;
+use super::session_arbitration::ConnectionId;
 use crate::error::Result;
 use crate::settings::{SharedSettings, TopicSettings};
 
 /// What a node heard of such a peer.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub struct Heard {
+pub struct FuzzOutcome {
     /// Events.
     pub events: usize,
     /// The connection was ended.
@@ -37,11 +37,11 @@ impl Interest {
 }
 
 /// A node to which one has connected.
-fn node() -> (Mesh, Connection) {
+fn node() -> (Mesh, ConnectionId) {
     let start = Start {
         // The decider: others claim.
-        identity: NodeIdentity([0xff; 16]),
-        run: Run { started: 1, chance: 1 },
+        identity: NodeId([0xff; 16]),
+        run: ServiceInstance { started: 1, chance: 1 },
         label: "node".to_owned(),
         listens: None,
         peers: Vec::new(),
@@ -56,7 +56,7 @@ fn node() -> (Mesh, Connection) {
     }
     let address = SocketAddr::from(([127, 0, 0, 1], 7000));
     // The first finds room.
-    let connection = mesh.accepted(address, address, Duration::ZERO).unwrap_or(Connection(0));
+    let connection = mesh.accepted(address, address, Duration::ZERO).unwrap_or(ConnectionId(0));
     (mesh, connection)
 }
 
@@ -68,10 +68,10 @@ fn on_the_wire(body: &[u8]) -> Vec<u8> {
 
 /// How one begins who means well.
 #[must_use]
-pub fn introduction() -> Vec<u8> {
+pub fn valid_handshake() -> Vec<u8> {
     let hello = Hello {
-        identity: NodeIdentity([1; 16]),
-        run: Run { started: 1, chance: 1 },
+        identity: NodeId([1; 16]),
+        run: ServiceInstance { started: 1, chance: 1 },
         label: "guest".to_owned(),
         capabilities: 0,
         lost_after: 3000,
@@ -87,10 +87,10 @@ pub fn introduction() -> Vec<u8> {
 /// # Panics
 /// If events come in an order that those who use peers do not expect.
 #[must_use]
-pub fn hear(bytes: &[u8]) -> Heard {
+pub fn hear(bytes: &[u8]) -> FuzzOutcome {
     let (mut mesh, connection) = node();
     let mut now = Duration::ZERO;
-    let mut heard = Heard::default();
+    let mut heard = FuzzOutcome::default();
     let mut session = None;
     for (index, some) in bytes.chunks(61).enumerate() {
         // All at once, too.
@@ -105,11 +105,10 @@ pub fn hear(bytes: &[u8]) -> Heard {
                 Action::Tell(event) => {
                     heard.events += 1;
                     let (is_first, is_last, number) = match event {
-                        Event::Appeared { session, .. } => (true, false, session),
-                        Event::Vanished { session, .. } => (false, true, session),
-                        Event::Interests { session, .. } | Event::Letter { session, .. } => {
-                            (false, false, session)
-                        }
+                        PeerEvent::Connected { session, .. } => (true, false, session),
+                        PeerEvent::Disconnected { session, .. } => (false, true, session),
+                        PeerEvent::Interests { session, .. }
+                        | PeerEvent::ControlMessage { session, .. } => (false, false, session),
                     };
                     if is_first {
                         assert_eq!(session, None, "two sessions with one peer");
@@ -140,8 +139,8 @@ pub fn hear(bytes: &[u8]) -> Heard {
 /// # Panics
 /// If what was accepted cannot be said again in the same way, or is too much.
 #[must_use]
-pub fn hear_interests(mut bytes: &[u8]) -> usize {
-    let mut listing = Listing::default();
+pub fn fuzz_interests(mut bytes: &[u8]) -> usize {
+    let mut peer_interests = PeerInterests::default();
     let mut accepted = 0;
     while let Some((length, rest)) = bytes.split_first_chunk() {
         let (body, rest) = rest.split_at(usize::from(u16::from_le_bytes(*length)).min(rest.len()));
@@ -150,10 +149,10 @@ pub fn hear_interests(mut bytes: &[u8]) -> usize {
         let again = protocol::decode(&protocol::encode(&frame));
         assert_eq!(again.as_ref(), Ok(&frame), "it is said otherwise the second time");
         let Frame::Interests { number, changes } = frame else { break };
-        if listing.apply(number, &changes).is_err() {
+        if peer_interests.apply(number, &changes).is_err() {
             break;
         }
-        assert!(listing.len() <= MOST_INTERESTS);
+        assert!(peer_interests.len() <= MAX_INTERESTS);
         accepted += 1;
     }
     accepted

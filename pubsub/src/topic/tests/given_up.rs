@@ -1,6 +1,6 @@
 //! What nodes missed that were given up.
 
-use super::super::layout::{MISSED_NEXT, MOST_DESTINATIONS};
+use super::super::layout::{MAX_DESTINATIONS, MISSED_NEXT};
 use super::*;
 
 const NODES: [[u8; 16]; 2] = [[3; 16], [4; 16]];
@@ -8,13 +8,13 @@ const NODES: [[u8; 16]; 2] = [[3; 16], [4; 16]];
 /// Two publishers, of which the first has three messages that are kept for other nodes, and the
 /// second one has one; and both nodes are destinations.
 fn with_messages(world: &World) -> [u64; 2] {
-    let (topic, [here, _]) = (world.topic(), world.ledgers());
+    let (topic, [local, _]) = (world.topic(), world.controls());
     let me = caller(1);
-    NODES.iter().for_each(|node| assert!(topic.note_destination(node)));
-    topic.here().subscribe_as(&me, role()).unwrap();
+    NODES.iter().for_each(|node| assert!(topic.add_destination(node)));
+    topic.local().subscribe_as(&me, role()).unwrap();
     let ids = [0, 1].map(|_| topic.claim(me.me).unwrap());
     for (at, sequence) in [(0, 1), (1, 1), (0, 2), (0, 3)] {
-        topic.publish_in(&me, world.entry(me.me, 0, ids[at], sequence), &here).unwrap();
+        topic.publish_in(&me, world.entry(me.me, 0, ids[at], sequence), &local).unwrap();
     }
     ids
 }
@@ -47,11 +47,11 @@ fn what_a_node_missed_is_counted_once_for_each_publisher() {
         topic.publisher(next).give_back();
     };
     assert_eq!((next & 0xff, topic.missed_by_nodes_of(next)), (ids[0] & 0xff, 0));
-    let [here, _] = world.ledgers();
-    let seat = topic.here().seats().next().unwrap();
-    topic.release_in(&caller(1), (Direction::Here, seat), 0, &here);
-    topic.publish_in(&caller(2), world.entry(caller(2).me, 0, next, 1), &here).unwrap();
-    assert!(topic.note_destination(&NODES[0]));
+    let [local, _] = world.controls();
+    let subscription_id = topic.local().subscription_ids().next().unwrap();
+    topic.release_in(&caller(1), (Direction::Local, subscription_id), 0, &local);
+    topic.publish_in(&caller(2), world.entry(caller(2).me, 0, next, 1), &local).unwrap();
+    assert!(topic.add_destination(&NODES[0]));
     assert_eq!(topic.give_up(&NODES[0], role(), 0), 4);
     assert_eq!(missed(&topic, [next, ids[1]]), (10, 3, [1, 2]));
 }
@@ -60,7 +60,7 @@ fn what_a_node_missed_is_counted_once_for_each_publisher() {
 fn who_does_not_want_it_or_has_all_misses_nothing() {
     let world = World::new();
     let (topic, ids) = (world.topic(), with_messages(&world));
-    topic.forget_destination(&NODES[0]);
+    topic.remove_destination(&NODES[0]);
     assert_eq!(topic.give_up(&NODES[1], role(), 4), 0);
     assert_eq!((missed(&topic, ids), topic.destinations()), ((0, 0, [0, 0]), Vec::new()));
 }
@@ -68,13 +68,13 @@ fn who_does_not_want_it_or_has_all_misses_nothing() {
 #[test]
 fn where_not_all_has_to_arrive_nobody_misses_anything() {
     let settings = SharedSettings { reliability: Reliability::DropOldest, ..SETTINGS };
-    let words = LocalWords::zeroed(TopicWords::<Words<'_>>::words_needed(&settings));
+    let words = LocalWords::zeroed(TopicWords::<Words<'_>>::required_words(&settings));
     let topic = TopicWords::format(&words, 5, "a topic", &settings).unwrap();
     let (world, me) = (World::new(), caller(1));
-    topic.here().subscribe_as(&me, role()).unwrap();
-    assert!(topic.note_destination(&NODES[0]));
+    topic.local().subscribe_as(&me, role()).unwrap();
+    assert!(topic.add_destination(&NODES[0]));
     let entry = world.entry(me.me, 0, 256, 1);
-    topic.here().publish(&me, entry.to_words(), |_| {}).unwrap();
+    topic.local().publish(&me, entry.to_words(), |_| {}).unwrap();
     assert_eq!((topic.give_up(&NODES[0], role(), 0), topic.missed_by_nodes().nodes), (0, 0));
     assert!(topic.destinations().is_empty());
 }
@@ -84,44 +84,44 @@ fn one_more_than_can_be_noted_misses_what_others_do() {
     let world = World::new();
     let (topic, ids) = (world.topic(), with_messages(&world));
     let more = |number| [10 + number as u8; 16];
-    for number in 2..MOST_DESTINATIONS {
-        assert!(topic.note_destination(&more(number)));
+    for number in 2..MAX_DESTINATIONS {
+        assert!(topic.add_destination(&more(number)));
     }
-    assert!(!topic.note_destination(&more(MOST_DESTINATIONS)));
-    assert_eq!(topic.give_up(&more(MOST_DESTINATIONS), role(), 0), 4);
+    assert!(!topic.add_destination(&more(MAX_DESTINATIONS)));
+    assert_eq!(topic.give_up(&more(MAX_DESTINATIONS), role(), 0), 4);
     assert_eq!(missed(&topic, ids), (4, 1, [3, 1]));
-    assert_eq!(topic.destinations().len(), MOST_DESTINATIONS);
+    assert_eq!(topic.destinations().len(), MAX_DESTINATIONS);
 }
 
 #[test]
 fn nothing_is_kept_any_more_for_one_that_is_halted() {
     let world = World::new();
     let (topic, ids) = (world.topic(), with_messages(&world));
-    let ([here, _], me) = (world.ledgers(), caller(1));
-    topic.here().halt(&me, role()).unwrap();
-    topic.here().halt(&me, role()).unwrap();
+    let ([local, _], me) = (world.controls(), caller(1));
+    topic.local().halt(&me, role()).unwrap();
+    topic.local().halt(&me, role()).unwrap();
     let entry = world.entry(me.me, 0, ids[1], 2);
-    let published = topic.publish_in(&me, entry, &here);
+    let published = topic.publish_in(&me, entry, &local);
     assert_eq!(published.unwrap_err(), ipc::QueueError::NoSubscribers);
-    here.free(&me, entry.block, Owner::participant(me.me)).unwrap();
+    local.free(&me, entry.block, Owner::participant(me.me)).unwrap();
     // What it had is still there, and counted.
     assert_eq!(topic.give_up(&NODES[0], role(), 1), 3);
     assert!(!world.is_empty());
     topic
-        .here()
-        .expel(&me, role(), |words| {
-            topic.dispose(&me, &here, words);
+        .local()
+        .remove_participant(&me, role(), |words| {
+            topic.dispose(&me, &local, words);
         })
         .unwrap();
     assert!(world.is_empty());
     // Its place is for others again.
-    assert_eq!(topic.here().subscribe(&me).unwrap().place(), 0);
+    assert_eq!(topic.local().subscribe(&me).unwrap().index(), 0);
 }
 
 /// Anybody may have written there.
 #[test]
 fn nonsense_where_it_was_begun_does_no_harm() {
-    for begun in [MOST_DESTINATIONS as u64 + 1, 1 << 40, u64::MAX] {
+    for begun in [MAX_DESTINATIONS as u64 + 1, 1 << 40, u64::MAX] {
         let world = World::new();
         let (topic, ids) = (world.topic(), with_messages(&world));
         ipc::Words::swap(&world.topic, MISSED_NEXT + 2, begun);

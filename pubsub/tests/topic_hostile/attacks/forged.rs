@@ -6,19 +6,19 @@ use super::connections::Connections;
 use super::target::{Target, Victim};
 use crate::connect_request::connect_request;
 use crate::outcome::Outcome;
-use crate::over::Over;
 use crate::ports;
+use crate::stop_signal::StopSignal;
 
 const PAUSE: Duration = Duration::from_millis(100);
 
-pub fn run(over: &Over, target: &Target) -> Outcome {
+pub fn run(stop: &StopSignal, target: &Target) -> Outcome {
     let mut connections = Connections::default();
     let Some(port) = ports::of_provider(target.services[1]) else {
         return Outcome::new(0, "node 2 has no port of a provider");
     };
     let was_opened = connections.open(target, Victim::Provider);
     connections.send(&connect_request(port));
-    while over.sleep(PAUSE) {
+    while stop.sleep(PAUSE) {
         connections.reap();
     }
     let refused = connections.closed + connections.failed;

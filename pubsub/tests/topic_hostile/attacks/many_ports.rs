@@ -6,18 +6,18 @@ use super::connections::Connections;
 use super::target::{Target, Victim};
 use crate::connect_request::connect_request;
 use crate::outcome::Outcome;
-use crate::over::Over;
+use crate::stop_signal::StopSignal;
 
 const FIRST_PORT: u16 = 1024;
 const PAUSE: Duration = Duration::from_millis(2);
 /// More than the service has descriptors.
-const KEPT: usize = 1400;
+const MAX_OPEN: usize = 1400;
 
-pub fn run(over: &Over, target: &Target) -> Outcome {
+pub fn run(stop: &StopSignal, target: &Target) -> Outcome {
     let mut connections = Connections::default();
     let mut port = FIRST_PORT;
-    while over.sleep(PAUSE) {
-        if connections.count() < KEPT && connections.open(target, Victim::Provider) {
+    while stop.sleep(PAUSE) {
+        if connections.count() < MAX_OPEN && connections.open(target, Victim::Provider) {
             connections.send(&connect_request(port));
             port = port.checked_add(1).unwrap_or(FIRST_PORT);
         }

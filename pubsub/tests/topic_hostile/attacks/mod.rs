@@ -13,7 +13,7 @@ mod target;
 use testkit::children::say;
 
 use crate::connect_request::connect_request;
-use crate::over::Over;
+use crate::stop_signal::StopSignal;
 use crate::{limits, user};
 
 pub use target::{Target, Victim};
@@ -28,31 +28,31 @@ pub fn run(user: &str, name: &str, target: &[&str]) {
     if user == "other" {
         user::become_other();
     }
-    let over = Over::watch();
+    let stop = StopSignal::watch();
     say("ready");
     let outcome = match name {
-        "node-garbage" => garbage::run(&over, &target, Victim::Node),
-        "node-silent" => silent::run(&over, &target, Victim::Node, 300),
-        "node-slow" => slow::run(&over, &target, Victim::Node, &target.departed),
-        "node-replay" => replay::run(&over, &target, Victim::Node, &target.departed),
-        "node-takeover" => replay::run(&over, &target, Victim::Acceptor, &target.claim()),
-        "provider-garbage" => garbage::run(&over, &target, Victim::Provider),
-        "provider-silent" => silent::run(&over, &target, Victim::Provider, 300),
-        "provider-crowd" => silent::run(&over, &target, Victim::Provider, 1324),
+        "node-garbage" => garbage::run(&stop, &target, Victim::Node),
+        "node-silent" => silent::run(&stop, &target, Victim::Node, 300),
+        "node-slow" => slow::run(&stop, &target, Victim::Node, &target.departed),
+        "node-replay" => replay::run(&stop, &target, Victim::Node, &target.departed),
+        "node-takeover" => replay::run(&stop, &target, Victim::Acceptor, &target.claim()),
+        "provider-garbage" => garbage::run(&stop, &target, Victim::Provider),
+        "provider-silent" => silent::run(&stop, &target, Victim::Provider, 300),
+        "provider-crowd" => silent::run(&stop, &target, Victim::Provider, 1324),
         // Not to its end: that would be a connect request.
         "provider-slow" => {
             let request = connect_request(target.departed_port());
-            slow::run(&over, &target, Victim::Provider, &request[..request.len() - 1])
+            slow::run(&stop, &target, Victim::Provider, &request[..request.len() - 1])
         }
-        "provider-forged" => forged::run(&over, &target),
+        "provider-forged" => forged::run(&stop, &target),
         "provider-replay" => {
             let request = connect_request(target.departed_port());
-            replay::run(&over, &target, Victim::Provider, &request)
+            replay::run(&stop, &target, Victim::Provider, &request)
         }
-        "provider-ports" => many_ports::run(&over, &target),
-        "socket-garbage" => socket::garbage(&over, &target, user),
-        "socket-silent" => socket::silent(&over, &target, user),
-        "socket-slow" => socket::slow(&over, &target, user),
+        "provider-ports" => many_ports::run(&stop, &target),
+        "socket-garbage" => socket::garbage(&stop, &target, user),
+        "socket-silent" => socket::silent(&stop, &target, user),
+        "socket-slow" => socket::slow(&stop, &target, user),
         _ => panic!("no attack {name}"),
     };
     say(&outcome.line());

@@ -5,16 +5,16 @@ use std::time::Duration;
 use super::connections::Connections;
 use super::target::{Target, Victim};
 use crate::outcome::Outcome;
-use crate::over::Over;
+use crate::stop_signal::StopSignal;
 
 /// Closed connections are opened again so often.
 const PAUSE: Duration = Duration::from_secs(1);
 
-pub fn run(over: &Over, target: &Target, victim: Victim, count: usize) -> Outcome {
+pub fn run(stop: &StopSignal, target: &Target, victim: Victim, count: usize) -> Outcome {
     let mut connections = Connections::default();
     loop {
-        while connections.count() < count && !over.is_over() && connections.open(target, victim) {}
-        if !over.sleep(PAUSE) {
+        while connections.count() < count && !stop.is_over() && connections.open(target, victim) {}
+        if !stop.sleep(PAUSE) {
             break;
         }
         connections.reap();

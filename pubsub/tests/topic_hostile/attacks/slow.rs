@@ -5,16 +5,16 @@ use std::time::Duration;
 use super::connections::Connections;
 use super::target::{Target, Victim};
 use crate::outcome::Outcome;
-use crate::over::Over;
+use crate::stop_signal::StopSignal;
 
 const PAUSE: Duration = Duration::from_millis(100);
 const COUNT: usize = 32;
 
-pub fn run(over: &Over, target: &Target, victim: Victim, beginning: &[u8]) -> Outcome {
+pub fn run(stop: &StopSignal, target: &Target, victim: Victim, beginning: &[u8]) -> Outcome {
     let mut connections = Connections::default();
     // Bytes that each connection has said.
     let mut said = Vec::new();
-    while over.sleep(PAUSE) {
+    while stop.sleep(PAUSE) {
         for gone in connections.reap() {
             said.remove(gone);
         }

@@ -8,16 +8,16 @@ use nix::sys::socket::{MsgFlags, send};
 
 use super::target::Target;
 use crate::outcome::Outcome;
-use crate::over::Over;
 use crate::random::Random;
+use crate::stop_signal::StopSignal;
 
 const CONNECTING: Duration = Duration::from_millis(200);
 const PAUSE: Duration = Duration::from_millis(20);
 const BETWEEN_BYTES: Duration = Duration::from_millis(100);
 const SILENT: usize = 300;
 const SLOW: usize = 32;
-const KEPT: usize = 32;
-const MOST_BYTES: u64 = 4096;
+const MAX_OPEN: usize = 32;
+const MAX_BYTES: u64 = 4096;
 /// How a channel's hello begins: no descriptors, version, an empty label.
 const BEGINNING: [u8; 4] = [0, 8, 0, 0];
 
@@ -61,8 +61,8 @@ impl<'a> Channels<'a> {
         let before = self.open.len();
         self.open.retain(|channel| {
             // What it says before it closes is not read: it does not matter here.
-            while !channel.has_ended() && channel.receive(Duration::ZERO).is_ok() {}
-            !channel.has_ended()
+            while !channel.is_shut_down() && channel.receive(Duration::ZERO).is_ok() {}
+            !channel.is_shut_down()
         });
         self.closed += (before - self.open.len()) as u64;
     }
@@ -94,27 +94,27 @@ fn is_denied(error: &ChannelError) -> bool {
 }
 
 /// Random bytes, over several connections a second.
-pub fn garbage(over: &Over, target: &Target, user: &str) -> Outcome {
+pub fn garbage(stop: &StopSignal, target: &Target, user: &str) -> Outcome {
     let mut random = Random::new(target.seed);
     let mut channels = Channels::new(target);
-    while over.sleep(PAUSE) {
+    while stop.sleep(PAUSE) {
         if channels.open() {
-            let length = 1 + random.below(MOST_BYTES) as usize;
+            let length = 1 + random.below(MAX_BYTES) as usize;
             channels.send(channels.open.len() - 1, &random.bytes(length));
         }
         channels.reap();
-        let excess = channels.open.len().saturating_sub(KEPT);
+        let excess = channels.open.len().saturating_sub(MAX_OPEN);
         channels.open.drain(..excess);
     }
     channels.outcome(user)
 }
 
 /// Connections that say nothing.
-pub fn silent(over: &Over, target: &Target, user: &str) -> Outcome {
+pub fn silent(stop: &StopSignal, target: &Target, user: &str) -> Outcome {
     let mut channels = Channels::new(target);
     loop {
-        while channels.open.len() < SILENT && !over.is_over() && channels.open() {}
-        if !over.sleep(Duration::from_secs(1)) {
+        while channels.open.len() < SILENT && !stop.is_over() && channels.open() {}
+        if !stop.sleep(Duration::from_secs(1)) {
             break;
         }
         channels.reap();
@@ -123,10 +123,10 @@ pub fn silent(over: &Over, target: &Target, user: &str) -> Outcome {
 }
 
 /// A message of one byte at a time.
-pub fn slow(over: &Over, target: &Target, user: &str) -> Outcome {
+pub fn slow(stop: &StopSignal, target: &Target, user: &str) -> Outcome {
     let mut channels = Channels::new(target);
     let mut round = 0;
-    while over.sleep(BETWEEN_BYTES) {
+    while stop.sleep(BETWEEN_BYTES) {
         channels.reap();
         while channels.open.len() < SLOW && channels.open() {}
         for at in 0..channels.open.len() {

@@ -5,20 +5,20 @@ use std::path::Path;
 
 use testkit::children::say;
 
-use super::{Attempts, PATIENCE, PAUSE, join};
+use super::{Attempts, PAUSE, TIMEOUT, join};
 use crate::outcome::Outcome;
-use crate::over::Over;
+use crate::stop_signal::StopSignal;
 use crate::{limits, topics};
 
 /// What a refusal has to name.
 const LIMIT: &str = "ulimit -n";
 
 /// Joins and reads both topics, again and again, with so few descriptors, and with half of that.
-pub fn run_with_few(over: &Over, directory: &Path, count: u64) -> Outcome {
+pub fn run_with_few(stop: &StopSignal, directory: &Path, count: u64) -> Outcome {
     say("ready");
     let mut all = [count, count / 2].map(|limit| (limit, Attempts::default()));
     for at in (0..all.len()).cycle() {
-        if !over.sleep(PAUSE) {
+        if !stop.sleep(PAUSE) {
             break;
         }
         let (limit, attempts) = &mut all[at];
@@ -26,7 +26,7 @@ pub fn run_with_few(over: &Over, directory: &Path, count: u64) -> Outcome {
         let used = join(directory).and_then(|node| {
             for name in topics::ALL {
                 let topic = node.topic(name, &topics::settings(name))?;
-                topic.subscriber()?.pull(PATIENCE)?;
+                topic.subscriber()?.pull(TIMEOUT)?;
             }
             Ok(())
         });
@@ -39,7 +39,7 @@ pub fn run_with_few(over: &Over, directory: &Path, count: u64) -> Outcome {
 }
 
 /// A member that uses up its descriptors, so many, and goes on reading and opening topics.
-pub fn run_with_none_left(over: &Over, directory: &Path, count: u64) -> Outcome {
+pub fn run_with_none_left(stop: &StopSignal, directory: &Path, count: u64) -> Outcome {
     limits::set_descriptors(count);
     say("ready");
     let mut joining = Attempts::default();
@@ -47,7 +47,7 @@ pub fn run_with_none_left(over: &Over, directory: &Path, count: u64) -> Outcome 
         let topic = node.topic(topics::DROP_OLDEST, &topics::settings(topics::DROP_OLDEST))?;
         let mut subscriber = topic.subscriber()?;
         // From here on the process has all that it needs to read.
-        subscriber.pull(PATIENCE)?;
+        subscriber.pull(TIMEOUT)?;
         Ok((node, subscriber))
     });
     let Some((node, mut subscriber)) = joining.count(joined) else {
@@ -59,8 +59,8 @@ pub fn run_with_none_left(over: &Over, directory: &Path, count: u64) -> Outcome 
     }
     let (mut pulls, mut opens) = (Attempts::default(), Attempts::default());
     let mut number = 0;
-    while over.sleep(PAUSE) {
-        pulls.count(subscriber.pull(PATIENCE));
+    while stop.sleep(PAUSE) {
+        pulls.count(subscriber.pull(TIMEOUT));
         number += 1;
         let name = format!("without-descriptors-{number}");
         opens.count(node.topic(&name, &topics::settings(topics::RELIABLE)));

@@ -6,10 +6,10 @@ use std::path::Path;
 use pubsub::TopicSettings;
 use testkit::children::say;
 
-use super::{Attempts, PATIENCE, PAUSE, SERVICE, join};
+use super::{Attempts, PAUSE, SERVICE, TIMEOUT, join};
 use crate::outcome::Outcome;
-use crate::over::Over;
 use crate::service::BUDGET;
+use crate::stop_signal::StopSignal;
 use crate::{limits, topics};
 
 /// How long files of a member, and the shared memory that it makes, may be.
@@ -17,12 +17,12 @@ const LENGTHS: [u64; 4] = [0, 4095, 65_535, 1_048_575];
 const LARGEST: u64 = 64 << 10;
 
 /// Joins, publishes and reads while its files must be short.
-pub fn run_with_short_files(over: &Over, directory: &Path) -> Outcome {
+pub fn run_with_short_files(stop: &StopSignal, directory: &Path) -> Outcome {
     say("ready");
     let settings = TopicSettings { largest: LARGEST, ..topics::settings(topics::RELIABLE) };
     let mut all = LENGTHS.map(|length| (length, Attempts::default()));
     for at in (0..all.len()).cycle() {
-        if !over.sleep(PAUSE) {
+        if !stop.sleep(PAUSE) {
             break;
         }
         let (length, attempts) = &mut all[at];
@@ -30,8 +30,8 @@ pub fn run_with_short_files(over: &Over, directory: &Path) -> Outcome {
         let used = join(directory).and_then(|node| {
             let topic = node.topic(&format!("short-files-{length}"), &settings)?;
             let (mut subscriber, publisher) = (topic.subscriber()?, topic.publisher()?);
-            publisher.push(&[1; LARGEST as usize], PATIENCE)?;
-            subscriber.pull(PATIENCE).map(drop)
+            publisher.push(&[1; LARGEST as usize], TIMEOUT)?;
+            subscriber.pull(TIMEOUT).map(drop)
         });
         attempts.count(used);
     }
@@ -43,7 +43,7 @@ pub fn run_with_short_files(over: &Over, directory: &Path) -> Outcome {
 
 /// Makes topics that reserve more than the node's budget, and others that the service has to make
 /// room for: their messages are held, so that no memory becomes free.
-pub fn run_with_large_topics(over: &Over, directory: &Path) -> Outcome {
+pub fn run_with_large_topics(stop: &StopSignal, directory: &Path) -> Outcome {
     say("ready");
     let mut joining = Attempts::default();
     let Some(node) = joining.count(join(directory)) else {
@@ -52,7 +52,7 @@ pub fn run_with_large_topics(over: &Over, directory: &Path) -> Outcome {
     let (mut beyond, mut within) = (Attempts::default(), Attempts::default());
     let mut kept = Vec::new();
     let mut number = 0;
-    while over.sleep(PAUSE) {
+    while stop.sleep(PAUSE) {
         number += 1;
         let settings =
             |largest| TopicSettings { depth: 1, loans: 1, largest, ..TopicSettings::default() };
@@ -60,8 +60,8 @@ pub fn run_with_large_topics(over: &Over, directory: &Path) -> Outcome {
         let largest = BUDGET / 16;
         let used = node.topic(&format!("large-{number}"), &settings(largest)).and_then(|topic| {
             let (mut subscriber, publisher) = (topic.subscriber()?, topic.publisher()?);
-            publisher.push(&vec![1; largest as usize], PATIENCE)?;
-            let sample = subscriber.pull(PATIENCE)?;
+            publisher.push(&vec![1; largest as usize], TIMEOUT)?;
+            let sample = subscriber.pull(TIMEOUT)?;
             Ok((sample, subscriber, publisher, topic))
         });
         kept.extend(within.count(used));

@@ -12,10 +12,10 @@ use pubsub::{Node, NodeOptions};
 use testkit::children::say;
 
 use crate::outcome::Outcome;
-use crate::over::Over;
+use crate::stop_signal::StopSignal;
 
 /// Shorter than a phase: what a member does not get it is told within it.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 /// Between two attempts: what a member does is logged by its service.
 const PAUSE: Duration = Duration::from_secs(1);
 /// How a refusal names a limit of the service, which is not the member's own.
@@ -25,21 +25,21 @@ const SERVICE: &str = "the node's service, process";
 pub fn run(name: &str, directory: &Path) {
     let (name, number) = name.split_once(':').unwrap_or((name, "0"));
     let number = number.parse().expect("a number");
-    let over = Over::watch();
+    let stop = StopSignal::watch();
     let outcome = match name {
-        "topics" => topics::run(&over, directory, number),
-        "reader" => reader::run(&over, directory),
-        "short-files" => files::run_with_short_files(&over, directory),
-        "large-topics" => files::run_with_large_topics(&over, directory),
-        "few-descriptors" => descriptors::run_with_few(&over, directory, number),
-        "all-descriptors" => descriptors::run_with_none_left(&over, directory, number),
+        "topics" => topics::run(&stop, directory, number),
+        "reader" => reader::run(&stop, directory),
+        "short-files" => files::run_with_short_files(&stop, directory),
+        "large-topics" => files::run_with_large_topics(&stop, directory),
+        "few-descriptors" => descriptors::run_with_few(&stop, directory, number),
+        "all-descriptors" => descriptors::run_with_none_left(&stop, directory, number),
         _ => panic!("no member {name}"),
     };
     say(&outcome.line());
 }
 
 fn join(directory: &Path) -> pubsub::Result<Node> {
-    Node::join(NodeOptions { patience: PATIENCE, ..crate::topics::options(directory) })
+    Node::join(NodeOptions { service_timeout: TIMEOUT, ..crate::topics::options(directory) })
 }
 
 /// Counts of attempts, and the first refusal.

@@ -8,12 +8,12 @@ use testkit::children::say;
 
 use super::{Attempts, join};
 use crate::outcome::Outcome;
-use crate::over::Over;
+use crate::stop_signal::StopSignal;
 use crate::topics::{self, RELIABLE};
 
 const LOOK: Duration = Duration::from_millis(200);
 
-pub fn run(over: &Over, directory: &Path) -> Outcome {
+pub fn run(stop: &StopSignal, directory: &Path) -> Outcome {
     let mut attempts = Attempts::default();
     let subscribed = join(directory).and_then(|node| {
         let topic = node.topic(RELIABLE, &topics::settings(RELIABLE))?;
@@ -26,7 +26,7 @@ pub fn run(over: &Over, directory: &Path) -> Outcome {
         return attempts.outcome("subscribing", "subscribers already");
     };
     let mut evictions = 0_u64;
-    while !over.is_over() {
+    while !stop.is_over() {
         match subscriber.pull(LOOK) {
             Ok(_) => {}
             Err(error) if error.kind() == ErrorKind::DeadlineExceeded => {}

@@ -7,12 +7,12 @@ use testkit::children::say;
 
 use super::{Attempts, PAUSE, SERVICE, join};
 use crate::outcome::Outcome;
-use crate::over::Over;
+use crate::stop_signal::StopSignal;
 
 const SETTINGS: fn() -> TopicSettings =
     || TopicSettings { depth: 1, largest: 64, loans: 1, ..TopicSettings::default() };
 
-pub fn run(over: &Over, directory: &Path, count: u64) -> Outcome {
+pub fn run(stop: &StopSignal, directory: &Path, count: u64) -> Outcome {
     say("ready");
     let mut attempts = Attempts::default();
     let mut kept = Vec::new();
@@ -21,7 +21,7 @@ pub fn run(over: &Over, directory: &Path, count: u64) -> Outcome {
     };
     let mut attempts = Attempts::default();
     for number in 0..count {
-        if over.is_over() {
+        if stop.is_over() {
             break;
         }
         let made = node
@@ -30,10 +30,10 @@ pub fn run(over: &Over, directory: &Path, count: u64) -> Outcome {
         match attempts.count(made) {
             Some(made) => kept.push(made),
             // What was refused once is asked for again, not faster than this.
-            None if !over.sleep(PAUSE) => break,
+            None if !stop.sleep(PAUSE) => break,
             None => {}
         }
     }
-    while over.sleep(PAUSE) {}
+    while stop.sleep(PAUSE) {}
     attempts.outcome("topics", SERVICE)
 }

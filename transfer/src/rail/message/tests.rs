@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::agent::LONGEST_NOTICE;
+use crate::agent::MAX_NOTICE_LENGTH;
 use crate::error::ErrorKind;
 
 fn number(message: &Message) -> u64 {
@@ -12,33 +12,33 @@ fn number(message: &Message) -> u64 {
 
 fn all() -> Vec<Message> {
     let chunk = Chunk { number: 1, region: 2, ticket: 3, slot: 4, offset: 5, length: 6 };
-    let refusal = Refusal::new(ErrorKind::Stale, "it is gone");
+    let refusal = Refusal::new(ErrorKind::Stale, "the peer is lost");
     vec![
         Message::Hello {
             to: [1; 16],
             from: [2; 16],
-            visit: 9,
+            connection_id: 9,
             label: "prefill 0".to_owned(),
             address: vec![4; 16],
         },
         Message::Open { request: 1, region: 2, ticket: 3 },
         Message::Stage { request: 9 },
         Message::Notice(Notice::new(5, b"layer 3").unwrap()),
-        Message::Deliver(chunk),
-        Message::Fetch(chunk),
+        Message::RequestDrain(chunk),
+        Message::FillSlot(chunk),
         Message::Released { region: 8 },
         Message::Ping,
         Message::Pong,
         Message::Bye,
-        Message::Welcome { may_send: 64 },
+        Message::Welcome { credit_limit: 64 },
         Message::Opened { request: 3 },
         Message::Staging { request: 4, slots: 8, slot_length: 1 << 20, memory: vec![1; 90] },
         Message::Refused { request: 5, refusal: refusal.clone() },
         Message::Done { number: 6, refusal: Some(refusal) },
         Message::Done { number: 6, refusal: None },
-        Message::Heard { notices: 3, may_send: 67 },
+        Message::NoticeCredit { notices: 3, credit_limit: 67 },
         Message::Withdrawn { region: 3 },
-        Message::Rouse,
+        Message::KeepPolling,
     ]
 }
 
@@ -46,8 +46,8 @@ fn all() -> Vec<Message> {
 fn what_was_written_is_read_and_none_is_longer_than_can_be() {
     for message in all() {
         let bytes = message.encode(77, number(&message), 4);
-        assert!(bytes.len() < LONGEST);
-        let frame = Frame { session: 77, number: number(&message), heard: 4, message };
+        assert!(bytes.len() < MAX_MESSAGE_LENGTH);
+        let frame = Frame { session: 77, number: number(&message), acknowledged: 4, message };
         assert_eq!(Message::decode(&bytes).unwrap(), frame);
     }
 }
@@ -68,29 +68,40 @@ fn truncated_and_extended_messages_are_refused() {
 
 #[test]
 fn parts_longer_than_allowed_are_refused() {
-    let (label, why) = ("x".repeat(LONGEST_LABEL + 1), "x".repeat(LONGEST));
+    let (label, cause) = ("x".repeat(MAX_LABEL_LENGTH + 1), "x".repeat(MAX_MESSAGE_LENGTH));
     let hello = |label: &str, length| Message::Hello {
         to: [1; 16],
         from: [2; 16],
-        visit: 9,
+        connection_id: 9,
         label: label.to_owned(),
         address: vec![4; length],
     };
-    let refusal = Refusal { kind: ErrorKind::Stale, why };
+    let refusal = Refusal { kind: ErrorKind::Stale, cause };
     for message in [
         hello(&label, 16),
-        hello("", LONGEST_ADDRESS + 1),
-        Message::Staging { request: 1, slots: 1, slot_length: 1, memory: vec![0; LONGEST] },
+        hello("", MAX_ADDRESS_LENGTH + 1),
+        Message::Staging {
+            request: 1,
+            slots: 1,
+            slot_length: 1,
+            memory: vec![0; MAX_MESSAGE_LENGTH],
+        },
         Message::Refused { request: 1, refusal: refusal.clone() },
         Message::Done { number: 1, refusal: Some(refusal) },
     ] {
         let error = Message::decode(&message.encode(77, number(&message), 0)).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Malformed, "{message:?}");
     }
-    let (session, number, heard, notice) = (77_u64, 5_u64, 0_u64, 3_u8);
+    let (session, number, acknowledged, notice) = (77_u64, 5_u64, 0_u64, 3_u8);
     let long = codec::encode(
         VERSION,
-        &(session, number, heard, notice, [1, LONGEST_NOTICE as u64 + 1, 0, 0, 0, 0, 0, 0, 0, 0]),
+        &(
+            session,
+            number,
+            acknowledged,
+            notice,
+            [1, MAX_NOTICE_LENGTH as u64 + 1, 0, 0, 0, 0, 0, 0, 0, 0],
+        ),
     );
     assert_eq!(Message::decode(&long).unwrap_err().kind(), ErrorKind::Malformed);
 }
@@ -104,7 +115,7 @@ proptest! {
     ) {
         let bytes = [&[VERSION, 7, u8::from(is_numbered), 0, code][..], &body].concat();
         if let Ok(frame) = Message::decode(&bytes) {
-            let again = frame.message.encode(frame.session, frame.number, frame.heard);
+            let again = frame.message.encode(frame.session, frame.number, frame.acknowledged);
             prop_assert_eq!(again, bytes);
         }
     }

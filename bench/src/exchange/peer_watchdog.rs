@@ -1,0 +1,222 @@
+//! Watching over the other side: is it there, does it get anything done, what does it say.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use super::frame::Frame;
+use super::frame_channel::{FrameChannel, Received};
+use super::plan::{STALL_TIMEOUT, Wait};
+use crate::process::reset_stall_alarm;
+use crate::worker::Worker;
+use command::exit::{Exit, Failure};
+
+/// Frames that may be waiting to be looked at. More means that the other side
+/// does not keep to the protocol.
+const MAX_PENDING: usize = 8;
+/// How often the clock is looked at, in polls, while polling all the time.
+const POLLS_PER_TICK: u32 = 1024;
+const TICK: Duration = Duration::from_millis(100);
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Which side this is.
+#[derive(Debug)]
+pub(crate) enum Role {
+    /// It started the other one.
+    Initiator(Worker),
+    /// It was started.
+    Target,
+    /// The other one is on another machine, or might be.
+    Remote {
+        /// Did this side bring the plan?
+        is_initiator: bool,
+    },
+}
+
+/// What one side knows of the other, besides what comes by the fabric.
+#[derive(Debug)]
+pub(crate) struct PeerWatchdog {
+    /// What the other side is waited for: for the message of a deadline.
+    pub(crate) waiting_for: &'static str,
+    pub(crate) waiting: Wait,
+    provider: String,
+    polls: u32,
+    progress: Progress,
+    frame_channel: FrameChannel,
+    pending: VecDeque<Frame>,
+    role: Option<Role>,
+}
+
+/// Did anybody get anything done lately? A side that only serves sees nothing
+/// happen for long, so both tell each other.
+#[derive(Debug)]
+struct Progress {
+    events: u64,
+    seen: u64,
+    announced: u64,
+    ticked: Instant,
+    last_progress: Instant,
+    announced_at: Instant,
+}
+
+impl PeerWatchdog {
+    pub(crate) fn new(
+        frame_channel: FrameChannel,
+        role: Role,
+        provider: String,
+        waiting: Wait,
+    ) -> Self {
+        let now = Instant::now();
+        Self {
+            waiting_for: "the other process",
+            waiting,
+            provider,
+            polls: 0,
+            progress: Progress {
+                events: 0,
+                seen: 0,
+                announced: 0,
+                ticked: now,
+                last_progress: now,
+                announced_at: now,
+            },
+            frame_channel,
+            pending: VecDeque::with_capacity(MAX_PENDING),
+            role: Some(role),
+        }
+    }
+
+    pub(crate) fn is_initiator(&self) -> bool {
+        matches!(self.role, Some(Role::Initiator(_) | Role::Remote { is_initiator: true }))
+    }
+
+    /// Something came by the fabric.
+    #[inline(always)]
+    pub(crate) fn record_progress(&mut self) {
+        self.progress.events += 1;
+    }
+
+    /// To be called at each look for something, whether or not there was something.
+    #[inline(always)]
+    pub(crate) fn look_up(&mut self) -> Result<(), Failure> {
+        self.polls = self.polls.wrapping_add(1);
+        if self.polls.is_multiple_of(POLLS_PER_TICK) { self.tick() } else { Ok(()) }
+    }
+
+    #[cold]
+    pub(crate) fn failed(&self, error: fabric::Error) -> Failure {
+        Failure::from(error).with_operation(format!("waiting for {}", self.waiting_for))
+    }
+
+    /// The rare part of every wait: deadlines and deaths.
+    #[cold]
+    pub(crate) fn tick(&mut self) -> Result<(), Failure> {
+        let now = Instant::now();
+        if now - self.progress.ticked < TICK {
+            return Ok(());
+        }
+        self.progress.ticked = now;
+        reset_stall_alarm();
+        if self.progress.events != self.progress.announced
+            && now - self.progress.announced_at >= HEARTBEAT_INTERVAL
+        {
+            self.progress.announced = self.progress.events;
+            self.progress.announced_at = now;
+            // Whether anybody is there to hear it, the next look tells.
+            self.frame_channel.send(&Frame::Heartbeat)?;
+        }
+        while let Some(frame) = self.look()? {
+            self.queue_frame(frame)?;
+        }
+        if self.progress.events != self.progress.seen {
+            self.progress.seen = self.progress.events;
+            self.progress.last_progress = now;
+        } else if now.saturating_duration_since(self.progress.last_progress) > STALL_TIMEOUT {
+            return Err(Failure::new(
+                Exit::Deadline,
+                format!(
+                    "no progress for {STALL_TIMEOUT:?} on {} while waiting for {}",
+                    self.provider, self.waiting_for,
+                ),
+            ));
+        }
+        Ok(())
+    }
+
+    fn queue_frame(&mut self, frame: Frame) -> Result<(), Failure> {
+        if self.pending.len() == MAX_PENDING {
+            return Err(unexpected(frame));
+        }
+        self.pending.push_back(frame);
+        Ok(())
+    }
+
+    /// A frame that is there, leaving out signs of life.
+    fn look(&mut self) -> Result<Option<Frame>, Failure> {
+        loop {
+            match self.frame_channel.look()? {
+                Received::Frame(Frame::Heartbeat) => self.progress.last_progress = Instant::now(),
+                Received::Frame(Frame::Failed { exit, message }) => {
+                    return Err(Failure::new(
+                        Exit::from_code(exit),
+                        format!("the other side failed: {message}"),
+                    ));
+                }
+                Received::Frame(frame) => return Ok(Some(frame)),
+                Received::Nothing => return Ok(None),
+                // Who has said the last word may go; it is still to be heard.
+                Received::Closed if !self.pending.is_empty() => return Ok(None),
+                Received::Closed => return Err(self.peer_gone()),
+            }
+        }
+    }
+
+    #[cold]
+    fn peer_gone(&mut self) -> Failure {
+        match self.role.take() {
+            Some(Role::Initiator(target)) => target.exit_failure(),
+            Some(Role::Remote { .. }) => Failure::failed("the other side is gone"),
+            _ => Failure::failed("the initiator is gone"),
+        }
+    }
+
+    pub(crate) fn send(&mut self, frame: &Frame) -> Result<(), Failure> {
+        if self.frame_channel.send(frame)? { Ok(()) } else { Err(self.peer_gone()) }
+    }
+
+    /// The next frame, if there is one.
+    pub(crate) fn receive(&mut self) -> Result<Option<Frame>, Failure> {
+        let frame = match self.pending.pop_front() {
+            Some(frame) => Some(frame),
+            None => self.look()?,
+        };
+        if frame.is_some() {
+            self.progress.events += 1;
+        }
+        Ok(frame)
+    }
+
+    /// How often to move data between two looks at the pipe.
+    pub(crate) fn turns_per_poll(&self) -> u32 {
+        if self.waiting == Wait::Busy { 256 } else { 1 }
+    }
+
+    /// The last word: waits for the other side's end, if that was started here.
+    pub(crate) fn end(self) -> Result<(), Failure> {
+        match self.role {
+            Some(Role::Initiator(target)) => target.finish(),
+            _ => Ok(()),
+        }
+    }
+}
+
+pub(crate) fn unexpected(frame: Frame) -> Failure {
+    match frame {
+        Frame::Failed { exit, message } => {
+            Failure::new(Exit::from_code(exit), format!("the other side failed: {message}"))
+        }
+        frame => {
+            let text: String = format!("{frame:?}").chars().take(200).collect();
+            Failure::failed(format!("unexpected frame from the other process: {text}"))
+        }
+    }
+}

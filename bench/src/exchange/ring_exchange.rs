@@ -1,0 +1,414 @@
+//! Messages through rings: one each way, in memory of whoever reads.
+
+use std::time::{Duration, Instant};
+
+use fabric::ring::{
+    MAX_CHUNKS, NotifyMode, Port, PortEvent, Pushed, ReceiverId, RingGeometry, RingOptions,
+    SenderId,
+};
+use fabric::{Access, HostMemory, MemoryRegion};
+use serde::{Deserialize, Serialize};
+
+use super::frame::Frame;
+use super::peer_watchdog::{PeerWatchdog, unexpected};
+use super::pingpong::Measured;
+use super::plan::{Mode, Wait};
+use super::side::ExchangeSide;
+use super::stamps::{StampCheck, stamp};
+use command::exit::Failure;
+
+/// Bytes of all places to send from together, at most; and how many there are at least, if
+/// messages are long.
+const MAX_SOURCE_BYTES: u64 = 16 << 20;
+const MIN_SLOTS: u64 = 4;
+/// Turns without anything after which it is quiet.
+const IDLE_TURNS: u32 = 1000;
+/// Messages between two samples of a stream.
+const WINDOW: u64 = 16;
+/// Longest sleep between two looks at the other side.
+const SLEEP_SLICE: Duration = Duration::from_millis(10);
+
+/// What is measured.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct RingExchange {
+    pub(crate) mode: Mode,
+    /// Bytes of a message.
+    pub(crate) size: u64,
+    /// Bytes of each ring.
+    pub(crate) capacity: u64,
+    /// Bytes that are released before the writer is told; 0: after each chunk.
+    pub(crate) watermark: u64,
+    /// Bytes of payload in a chunk, at most.
+    pub(crate) chunk: u64,
+    /// How readers are told; None: by the best form that the provider can do.
+    pub(crate) notify: Option<NotifyMode>,
+    pub(crate) iterations: u64,
+    pub(crate) warmup: u64,
+}
+
+impl RingExchange {
+    /// Are there rings of this capacity?
+    pub(crate) fn has_valid_capacity(&self) -> bool {
+        RingGeometry::new(self.capacity, 0).is_some()
+    }
+
+    pub(super) fn stride(&self) -> u64 {
+        self.size.max(8).next_multiple_of(64)
+    }
+
+    /// Bytes of all places to send from.
+    pub(super) fn source(&self) -> u64 {
+        self.slots() * self.stride()
+    }
+
+    /// Bytes that the side takes for it which did not ask for it: its ring, and what it sends
+    /// from, if it sends anything.
+    pub(crate) fn memory_of_target(&self) -> u64 {
+        match self.mode {
+            Mode::Lat => self.capacity.saturating_add(self.source()),
+            Mode::Bw => self.capacity,
+        }
+    }
+
+    /// Bytes that the other side takes for it.
+    pub(crate) fn memory_of_initiator(&self) -> u64 {
+        self.capacity.saturating_add(self.source())
+    }
+
+    /// Messages one way, with those that are not measured.
+    pub(super) fn messages(&self) -> u64 {
+        self.warmup + self.iterations
+    }
+
+    /// Bytes of all of them.
+    pub(super) fn bytes(&self) -> u64 {
+        self.messages().saturating_mul(self.size)
+    }
+
+    /// Where samples go: while the clock runs nothing is allocated.
+    pub(super) fn sample_buffer(&self) -> Result<Vec<u64>, Failure> {
+        let count = match self.mode {
+            Mode::Lat => self.iterations.max(self.warmup),
+            Mode::Bw => self.iterations.max(self.warmup) / WINDOW + 1,
+        };
+        let mut samples = Vec::new();
+        samples.try_reserve_exact(usize::try_from(count).unwrap_or(usize::MAX)).map_err(|_| {
+            Failure::failed(format!("there is no memory for the samples of {count} messages"))
+        })?;
+        Ok(samples)
+    }
+
+    /// Messages that may be on their way. Enough that the other side tells of what it read
+    /// before they are used up.
+    pub(super) fn slots(&self) -> u64 {
+        let credit_interval = (self.watermark / self.stride()).min(MAX_CHUNKS);
+        (MAX_SOURCE_BYTES / self.stride()).clamp(MIN_SLOTS, 2 * credit_interval + 64)
+    }
+}
+
+/// One side.
+struct RingSide {
+    port: Port,
+    peer_watchdog: PeerWatchdog,
+    sender: SenderId,
+    receiver: ReceiverId,
+    source: MemoryRegion,
+    ring_exchange: RingExchange,
+    sent: u64,
+    /// Messages that the other side let go of.
+    read: u64,
+    received: u64,
+    found: StampCheck,
+}
+
+/// What came of a run.
+pub(crate) struct RingResult {
+    pub(crate) measured: Measured,
+    pub(crate) notify: NotifyMode,
+    /// Credits that came, and how long the writer waited for them, in the measured part.
+    pub(crate) credits: u64,
+    pub(crate) blocked: Duration,
+}
+
+/// The initiator's side.
+pub(crate) fn run(side: ExchangeSide, ring_exchange: &RingExchange) -> Result<RingResult, Failure> {
+    let mut side = RingSide::new(side, ring_exchange, true)?;
+    let mut samples = ring_exchange.sample_buffer()?;
+    let mut elapsed = 0;
+    let mut before = side.port.sender(side.sender)?.statistics();
+    for count in [ring_exchange.warmup, ring_exchange.iterations] {
+        side.barrier()?;
+        samples.clear();
+        before = side.port.sender(side.sender)?.statistics();
+        let start = Instant::now();
+        match ring_exchange.mode {
+            Mode::Lat => side.ping(count, &mut samples)?,
+            Mode::Bw => side.stream(count, &mut samples)?,
+        }
+        elapsed = start.elapsed().as_nanos() as u64;
+    }
+    let after = side.port.sender(side.sender)?.statistics();
+    let notify = side.port.sender(side.sender)?.notify();
+    side.barrier()?;
+    let there = side.next_frame("what the other side found")?;
+    let Frame::Verified { bytes, bad } = there else { return Err(unexpected(there)) };
+    let here = match ring_exchange.mode {
+        Mode::Lat => side.found.bad(ring_exchange.size, ring_exchange.messages()),
+        // Nothing comes back.
+        Mode::Bw => 0,
+    };
+    let verified = here == 0 && bad == 0 && bytes == ring_exchange.bytes();
+    side.finish()?;
+    Ok(RingResult {
+        measured: Measured { samples, elapsed, verified },
+        notify,
+        credits: after.credits - before.credits,
+        blocked: after.blocked_for - before.blocked_for,
+    })
+}
+
+/// The target's side.
+pub(crate) fn serve(side: ExchangeSide, ring_exchange: &RingExchange) -> Result<(), Failure> {
+    let mut side = RingSide::new(side, ring_exchange, ring_exchange.mode == Mode::Lat)?;
+    for count in [ring_exchange.warmup, ring_exchange.iterations] {
+        side.barrier()?;
+        match ring_exchange.mode {
+            Mode::Lat => side.pong(count)?,
+            Mode::Bw => side.receive_all(count)?,
+        }
+    }
+    side.barrier()?;
+    let (bytes, bad) =
+        (side.found.bytes, side.found.bad(ring_exchange.size, ring_exchange.messages()));
+    side.peer_watchdog.send(&Frame::Verified { bytes, bad })?;
+    side.finish()
+}
+
+impl RingSide {
+    fn new(
+        side: ExchangeSide,
+        ring_exchange: &RingExchange,
+        writes: bool,
+    ) -> Result<Self, Failure> {
+        let ExchangeSide { endpoint, queue, peer, mut peer_watchdog, .. } = side;
+        let domain = endpoint.domain().clone();
+        let notify = match ring_exchange.notify {
+            Some(notify) => notify,
+            None => NotifyMode::best(domain.capabilities())?,
+        };
+        let mut port = Port::new(endpoint, queue);
+        let (capacity, watermark) = (ring_exchange.capacity, ring_exchange.watermark);
+        let options = RingOptions { capacity, watermark, notify, completed_messages: 0 };
+        let receiver = port.offer(&options)?;
+        peer_watchdog.send(&Frame::Ring(port.ring_offer(receiver)?))?;
+        let frame = next_frame(&mut port, &mut peer_watchdog, "the other side's ring")?;
+        let Frame::Ring(offer) = frame else { return Err(unexpected(frame)) };
+        let (sender, answer) = port.accept(peer, &offer, ring_exchange.chunk)?;
+        peer_watchdog.send(&Frame::Answer(answer))?;
+        let frame = next_frame(&mut port, &mut peer_watchdog, "the other side's answer")?;
+        let Frame::Answer(answer) = frame else { return Err(unexpected(frame)) };
+        port.connect(receiver, peer, &answer)?;
+        // Who only reads has nothing to send from.
+        let length = if writes { ring_exchange.source() as usize } else { 64 };
+        let source = domain.register(HostMemory::zeroed(length)?, Access::WRITE)?;
+        source.enable_for(port.endpoint())?;
+        source.fill(0..length, 0x5a)?;
+        Ok(Self {
+            port,
+            peer_watchdog,
+            sender,
+            receiver,
+            source,
+            ring_exchange: ring_exchange.clone(),
+            sent: 0,
+            read: 0,
+            received: 0,
+            found: StampCheck::default(),
+        })
+    }
+
+    /// Both sides come here before either goes on.
+    fn barrier(&mut self) -> Result<(), Failure> {
+        self.peer_watchdog.send(&Frame::Barrier)?;
+        match self.next_frame("the meeting")? {
+            Frame::Barrier => Ok(()),
+            frame => Err(unexpected(frame)),
+        }
+    }
+
+    fn next_frame(&mut self, what: &'static str) -> Result<Frame, Failure> {
+        next_frame(&mut self.port, &mut self.peer_watchdog, what)
+    }
+
+    fn finish(self) -> Result<(), Failure> {
+        self.peer_watchdog.end()?;
+        self.port.close()?;
+        crate::process::cancel_stall_alarm();
+        Ok(())
+    }
+
+    /// False if nothing happened.
+    #[inline(always)] // what polls is measured
+    fn progress(&mut self) -> Result<bool, Failure> {
+        progress(&mut self.port, &mut self.peer_watchdog)
+    }
+
+    /// Sends the next message: its number stands at both ends of it.
+    fn send(&mut self) -> Result<(), Failure> {
+        self.peer_watchdog.waiting_for = "room in the other side's ring";
+        while self.sent - self.read >= self.ring_exchange.slots() {
+            self.process_credits()?;
+        }
+        let at = (self.sent % self.ring_exchange.slots() * self.ring_exchange.stride()) as usize;
+        let size = self.ring_exchange.size as usize;
+        stamp(&self.source, at, size, self.sent)?;
+        let payload = self.source.slice(at..at + size)?;
+        let mut message = self.port.begin(self.sender, 0, self.ring_exchange.size)?;
+        loop {
+            match self.port.push(self.sender, &mut message, &payload)? {
+                Pushed::Posted(_) if message.is_written() => break,
+                Pushed::Written => break,
+                Pushed::Posted(_) => {}
+                Pushed::Blocked(_) | Pushed::Busy => self.process_credits()?,
+            }
+        }
+        self.sent += 1;
+        Ok(())
+    }
+
+    /// Takes note of what the other side let go of.
+    fn process_credits(&mut self) -> Result<(), Failure> {
+        self.progress()?;
+        while self.port.next_read(self.sender)?.is_some() {
+            self.read += 1;
+        }
+        Ok(())
+    }
+
+    /// Takes the next message, and looks at both ends of it.
+    #[inline]
+    fn receive(&mut self) -> Result<(), Failure> {
+        self.peer_watchdog.waiting_for = "the other side's message";
+        let mut idle = 0;
+        loop {
+            while let Some(view) = self.port.take(self.receiver)? {
+                let is_last = view.is_last();
+                self.found.check_chunk(&view, self.ring_exchange.size, self.received)?;
+                drop(view);
+                if is_last {
+                    self.received += 1;
+                    return Ok(());
+                }
+                self.port.return_credit(self.receiver, false)?;
+            }
+            idle = if self.progress()? { 0 } else { idle + 1 };
+            if idle % IDLE_TURNS == IDLE_TURNS - 1 {
+                // The other side may wait for what was read and not told.
+                self.port.return_credit(self.receiver, true)?;
+            }
+        }
+    }
+
+    fn ping(&mut self, count: u64, samples: &mut Vec<u64>) -> Result<(), Failure> {
+        let mut before = Instant::now();
+        for _ in 0..count {
+            self.send()?;
+            self.receive()?;
+            let after = Instant::now();
+            samples.push((after - before).as_nanos() as u64);
+            before = after;
+            // After the message: nobody waits for it.
+            self.port.return_credit(self.receiver, false)?;
+        }
+        Ok(())
+    }
+
+    fn pong(&mut self, count: u64) -> Result<(), Failure> {
+        for _ in 0..count {
+            self.receive()?;
+            self.send()?;
+            self.port.return_credit(self.receiver, false)?;
+        }
+        Ok(())
+    }
+
+    fn stream(&mut self, count: u64, samples: &mut Vec<u64>) -> Result<(), Failure> {
+        sampled(count, samples, || self.send())?;
+        self.peer_watchdog.waiting_for = "the last messages to be read";
+        while self.read < self.sent {
+            self.process_credits()?;
+        }
+        Ok(())
+    }
+
+    fn receive_all(&mut self, count: u64) -> Result<(), Failure> {
+        for _ in 0..count {
+            self.receive()?;
+            self.port.return_credit(self.receiver, false)?;
+        }
+        while self.port.return_credit(self.receiver, true)? {}
+        Ok(())
+    }
+}
+
+/// Rings go on meanwhile: the other side may wait for credit.
+fn next_frame(
+    port: &mut Port,
+    peer_watchdog: &mut PeerWatchdog,
+    what: &'static str,
+) -> Result<Frame, Failure> {
+    peer_watchdog.waiting_for = what;
+    loop {
+        if let Some(frame) = peer_watchdog.receive()? {
+            return Ok(frame);
+        }
+        for _ in 0..peer_watchdog.turns_per_poll() {
+            if !progress(port, peer_watchdog)? {
+                port.return_all_credit(true);
+            }
+        }
+    }
+}
+
+/// False if nothing happened.
+#[inline(always)] // what polls is measured
+fn progress(port: &mut Port, peer_watchdog: &mut PeerWatchdog) -> Result<bool, Failure> {
+    peer_watchdog.look_up()?;
+    let progress = match peer_watchdog.waiting {
+        Wait::Busy => port.progress(),
+        Wait::Adaptive | Wait::Block => port.wait(SLEEP_SLICE),
+    };
+    match progress {
+        Ok(PortEvent::Ring) => {
+            peer_watchdog.record_progress();
+            Ok(true)
+        }
+        Ok(PortEvent::Idle) if peer_watchdog.waiting == Wait::Busy => {
+            port.pause();
+            Ok(false)
+        }
+        Ok(PortEvent::Idle) => peer_watchdog.tick().map(|()| false),
+        Ok(PortEvent::Other(Ok(_))) => Ok(true),
+        Ok(PortEvent::Other(Err(failure))) => Err(peer_watchdog.failed(failure.error)),
+        Err(error) => Err(peer_watchdog.failed(error)),
+    }
+}
+
+/// Sends so many messages, with the time that each of a few in a row took as a sample.
+pub(super) fn sampled(
+    count: u64,
+    samples: &mut Vec<u64>,
+    mut send: impl FnMut() -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let mut before = Instant::now();
+    for number in 1..=count {
+        send()?;
+        if number % WINDOW == 0 {
+            let after = Instant::now();
+            samples.push((after - before).as_nanos() as u64 / WINDOW);
+            before = after;
+        }
+    }
+    samples.extend((before.elapsed().as_nanos() as u64).checked_div(count % WINDOW));
+    Ok(())
+}

@@ -1,0 +1,162 @@
+//! One side of an exchange: an endpoint with its queue and memory, the other
+//! side's, and the rules of waiting that hold for all of it.
+
+use std::time::Duration;
+
+use fabric::{
+    Access, AddressVector, Capabilities, Completion, CompletionQueue, Domain, Endpoint, ErrorKind,
+    HostMemory, MemoryRegion, MrMode, Offer, Outcome, Peer, QueueOptions, RemoteMemory,
+};
+
+use super::frame::Frame;
+use super::frame_channel::{FrameChannel, Received};
+use super::measurement::Layout;
+use super::peer_watchdog::{PeerWatchdog, Role, unexpected};
+use super::plan::{Exchange, Plan, STALL_TIMEOUT, Wait};
+use crate::process::{cancel_stall_alarm, start_stall_alarm};
+use command::exit::{Exit, Failure};
+
+/// How long a sleep for completions may take before the pipe is looked at.
+const SLEEP_SLICE: Duration = Duration::from_millis(10);
+
+/// One side. Its fields are what exchanges post with; waiting goes through
+/// [`turn`](Self::turn).
+#[derive(Debug)]
+pub(crate) struct ExchangeSide {
+    pub(crate) endpoint: Endpoint,
+    pub(crate) queue: CompletionQueue,
+    pub(crate) peer: Peer,
+    pub(crate) region: MemoryRegion,
+    pub(crate) remote: RemoteMemory,
+    pub(crate) peer_watchdog: PeerWatchdog,
+}
+
+impl ExchangeSide {
+    /// Opens everything and gets to know the other side.
+    pub(crate) fn open(
+        plan: &Plan,
+        offer: &Offer,
+        mut frame_channel: FrameChannel,
+        role: Role,
+    ) -> Result<Self, Failure> {
+        start_stall_alarm()?;
+        let domain = Domain::open(offer)?;
+        let (length, entries) = match &plan.exchange {
+            Exchange::FabricExchange(measure) => {
+                check_size(domain.capabilities(), measure.size)?;
+                (Layout::new(measure).length(), measure.slots * 4)
+            }
+            // Rings bring their own memory.
+            Exchange::RingExchange(_) => (4096, 4096),
+        };
+        let options =
+            QueueOptions { size: entries.max(256), waiting: plan.waiting.completion_wait() };
+        let mut queue = CompletionQueue::open_with(&domain, options)?;
+        let addresses = AddressVector::open(&domain)?;
+        let endpoint = Endpoint::builder(&domain).addresses(&addresses).queue(&mut queue).open()?;
+        let region = domain.register(HostMemory::zeroed(length)?, Access::ALL)?;
+        if domain.capabilities().mr_mode.contains(MrMode::ENDPOINT) {
+            region.bind_endpoint(&endpoint)?;
+        }
+        region.enable()?;
+        // Pages are not to be made while the clock runs.
+        region.fill(0..length, 0)?;
+
+        let hello = Frame::Hello { address: endpoint.address()?, region: region.describe()? };
+        let hello = if frame_channel.send(&hello)? {
+            frame_channel.wait_for("the other side's address", STALL_TIMEOUT)?
+        } else {
+            Received::Closed
+        };
+        let (address, remote) = match hello {
+            Received::Frame(Frame::Hello { address, region }) => (address, region),
+            Received::Frame(frame) => return Err(unexpected(frame)),
+            Received::Closed | Received::Nothing => {
+                return Err(match role {
+                    Role::Initiator(target) => target.exit_failure(),
+                    Role::Target => Failure::failed("the initiator is gone"),
+                    Role::Remote { .. } => Failure::failed("the other side is gone"),
+                });
+            }
+        };
+        Ok(Self {
+            peer: addresses.insert(&address)?,
+            remote: domain.attach(&remote)?,
+            endpoint,
+            queue,
+            region,
+            peer_watchdog: PeerWatchdog::new(
+                frame_channel,
+                role,
+                offer.capabilities().provider.clone(),
+                plan.waiting,
+            ),
+        })
+    }
+
+    pub(crate) fn capabilities(&self) -> &Capabilities {
+        self.region.domain().capabilities()
+    }
+
+    /// Moves data, and says what completed, if anything did. All waiting is done
+    /// by calling this again; it fails once nothing has happened for too long.
+    #[inline(always)] // what polls is measured: a call and a copy less each time
+    pub(crate) fn turn(&mut self) -> Result<Option<Completion>, Failure> {
+        let outcome = match self.peer_watchdog.waiting {
+            Wait::Busy => {
+                let outcome = self.queue.poll();
+                if outcome.is_none() {
+                    self.queue.pause();
+                }
+                outcome
+            }
+            Wait::Adaptive | Wait::Block => self.nap()?,
+        };
+        self.peer_watchdog.look_up()?;
+        match outcome {
+            Some(Ok(completion)) => {
+                self.peer_watchdog.record_progress();
+                Ok(Some(completion))
+            }
+            None => Ok(None),
+            Some(Err(failure)) => Err(self.peer_watchdog.failed(failure.error)),
+        }
+    }
+
+    /// Waits in the way the queue was opened with, for a short while.
+    #[inline(never)]
+    fn nap(&mut self) -> Result<Option<Outcome>, Failure> {
+        match self.queue.wait(SLEEP_SLICE) {
+            Err(failure)
+                if failure.operation.is_none()
+                    && failure.error.kind() == ErrorKind::DeadlineExceeded
+                    && failure.error.code().is_none() =>
+            {
+                self.peer_watchdog.tick()?;
+                Ok(None)
+            }
+            outcome => Ok(Some(outcome)),
+        }
+    }
+
+    /// Ends the exchange: with the other side's own end, for the initiator.
+    pub(crate) fn finish(self) -> Result<(), Failure> {
+        let Self { endpoint, peer_watchdog, .. } = self;
+        peer_watchdog.end()?;
+        endpoint.close()?;
+        cancel_stall_alarm();
+        Ok(())
+    }
+}
+
+fn check_size(capabilities: &Capabilities, size: usize) -> Result<(), Failure> {
+    let most = capabilities.max_message_size;
+    if size > most {
+        let provider = &capabilities.provider;
+        return Err(Failure::new(
+            Exit::Usage,
+            format!("{provider} transfers at most {most} bytes at once"),
+        ));
+    }
+    Ok(())
+}

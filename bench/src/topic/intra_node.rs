@@ -1,0 +1,221 @@
+//! Within a node: from one process to others, through memory that all have.
+
+use serde::Serialize;
+
+use super::cores::{Cores, Services};
+use super::queue_baseline::{self, QueueBaseline};
+use super::report::{Latency, common, found, of_topic, stages};
+use super::role::{Service, TopicKind, WORDS, WorkerRole, serve};
+use super::schedule::{
+    INTRA_NODE_WARMUP, Round, Turn, TurnTarget, VERIFIED_MESSAGES, WARMUP, compared, in_turn,
+};
+use super::timed_publisher::TimedPublisher;
+use super::timed_subscriber::SubscriberTask;
+use super::{Arguments, ROUNDS};
+use crate::process::{Affinity, pin, set_affinity};
+use crate::report::{Common, Metrics, Report, format_figure};
+use crate::worker_group::{Task, WorkerGroup};
+use command::exit::Failure;
+use command::histogram::Histogram;
+use command::{size, text};
+
+const ALL: TurnTarget = TurnTarget::Topic(0);
+const ONE: TurnTarget = TurnTarget::Topic(1);
+
+#[derive(Debug, Serialize)]
+pub(super) struct IntraNodeMetrics {
+    pub(super) subscribers: u64,
+    fill_is_timed: bool,
+    /// Messages of which all bytes were compared.
+    compared: u64,
+    pub(super) publish_p50_us: Option<f64>,
+    pub(super) publish_p99_us: Option<f64>,
+    pub(super) stages: Vec<Latency>,
+    /// A queue alone, measured in turn, and what the topic takes more.
+    pub(super) queue_p50_us: Option<f64>,
+    pub(super) queue_p99_us: Option<f64>,
+    overhead_over_queue_us: Option<f64>,
+    /// With one reader, measured in turn.
+    single_subscriber_p50_us: Option<f64>,
+    single_subscriber_p99_us: Option<f64>,
+    fan_out_ratio: Option<f64>,
+    note: Option<String>,
+}
+
+/// First and last all bytes are compared; what is compared with each other takes turns.
+fn schedule(each: u64, has_one: bool, warmup: u64) -> Vec<Turn> {
+    let all = if has_one { &[ALL, TurnTarget::Queue, ONE][..] } else { &[ALL, TurnTarget::Queue] };
+    let topics = || all.iter().filter(|what| **what != TurnTarget::Queue);
+    let verify_turns = || topics().map(|what| Turn::new(*what, Round::Verify, VERIFIED_MESSAGES));
+    // Pools that have to grow, pages that nobody touched yet.
+    let warm = all.iter().map(|what| Turn::new(*what, Round::Warmup, warmup));
+    let timed = in_turn(all).map(|what| Turn::new(what, Round::Timed, each));
+    verify_turns().chain(warm).chain(timed).chain(verify_turns()).collect()
+}
+
+pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    measure(arguments)?.conclude(arguments.json)
+}
+
+/// Which are used.
+pub(super) fn cores(arguments: &Arguments) -> Result<Cores, Failure> {
+    Cores::new(arguments.cores.as_ref(), arguments.subscribers, Services::Rest)
+}
+
+/// Leaves this process where it was, with nothing that was measured there.
+pub(super) fn measure(arguments: &Arguments) -> Result<Report<IntraNodeMetrics>, Failure> {
+    let mut party = WorkerGroup::new(WORDS + queue_baseline::words())?;
+    let cores = cores(arguments)?;
+    let waiting = cores.waiting(arguments.waiting);
+    let directory = party.directory().join("node");
+    let kind = TopicKind {
+        memory: arguments.memory.to_string(),
+        size: arguments.size,
+        depth: 4,
+        run: std::process::id().into(),
+        writes_ends: arguments.writes_ends(),
+    };
+    let has_one = arguments.has_one();
+    let service = Service {
+        directory: directory.clone(),
+        network: None,
+        budget: kind.budget(2),
+        cores: cores.services().to_vec(),
+    };
+    // The service's threads are not where the publisher will be.
+    let anywhere = Affinity::now()?;
+    set_affinity(&service.cores)?;
+    let node = serve(&service)?;
+    anywhere.restore()?;
+    let each = arguments.each(arguments.time_fill);
+    let warmup = if arguments.time_fill { WARMUP } else { INTRA_NODE_WARMUP.min(each) };
+    let schedule = schedule(each, has_one, warmup);
+    let topic = |name: &str| Some((name.to_owned(), kind.clone()));
+    // The second topic has the first reader only.
+    let tasks: Vec<_> = (0..arguments.subscribers)
+        .map(|reader| {
+            let one = if has_one && reader == 0 { topic("one") } else { None };
+            let reading = SubscriberTask {
+                directory: directory.clone(),
+                topics: vec![topic("all"), one],
+                schedule: schedule.clone(),
+                waiting,
+                core: cores.reader(reader),
+                line: 0,
+                private: None,
+            };
+            (Task::Topic(WorkerRole::Read(reading)), None)
+        })
+        .collect();
+    let open = |name: &str| -> Result<TimedPublisher, Failure> {
+        let topic = node.topic(name, &kind.settings()?)?;
+        TimedPublisher::new(&topic, &kind, arguments.waiting, arguments.time_fill)
+    };
+    QueueBaseline::make(&party.shared)?;
+    party.start_workers(&tasks)?;
+    let mut lines = vec![open("all")?];
+    if has_one {
+        lines.push(open("one")?);
+    }
+    let mut queue = QueueBaseline::new(&party.shared, arguments.waiting)?;
+    if let Some(core) = cores.publisher() {
+        pin(core)?;
+    }
+    lines[0].wait_for(arguments.subscribers as u32)?;
+    party.begin()?;
+    for turn in &schedule {
+        match turn.what {
+            TurnTarget::Topic(topic) => lines[topic].turn(*turn)?,
+            TurnTarget::Queue => queue.one_by_one(turn.count, arguments.waiting.pause())?,
+            TurnTarget::Pause => {}
+        }
+    }
+    anywhere.restore()?;
+    let results = party.results()?;
+    let samples = of_topic(&results, 0);
+    let mut of_queue = Histogram::default();
+    found(&results).for_each(|found| of_queue.merge(&found.queue));
+    let verified = results.iter().all(|done| done.verified);
+    let p50 = samples.microseconds(0.5);
+    let one = of_topic(&results, 1);
+    let one_p50 = one.microseconds(0.5);
+    let queue_p50 = of_queue.microseconds(0.5);
+    let publishing: Histogram = lines[0].publish_times.iter().copied().collect();
+    let common = common(arguments, waiting, cores.all(), &samples, each * ROUNDS, verified);
+    let found = IntraNodeMetrics {
+        subscribers: arguments.subscribers,
+        fill_is_timed: arguments.time_fill,
+        compared: compared(&schedule),
+        publish_p50_us: publishing.microseconds(0.5),
+        publish_p99_us: publishing.microseconds(0.99),
+        stages: stages(&results),
+        queue_p50_us: queue_p50,
+        queue_p99_us: of_queue.microseconds(0.99),
+        overhead_over_queue_us: p50.zip(queue_p50).map(|(all, queue)| all - queue),
+        single_subscriber_p50_us: one_p50,
+        single_subscriber_p99_us: one.microseconds(0.99),
+        fan_out_ratio: p50.zip(one_p50).map(|(all, one)| all / one),
+        note: cores.note(),
+    };
+    Ok(Report::new(common, found))
+}
+
+impl Metrics for IntraNodeMetrics {
+    const FAILURE_TEXT: &str = "other bytes were read";
+
+    fn to_text(&self, common: &Common) -> String {
+        let fan_out = self.fan_out_ratio.map(|ratio| {
+            let (p50, p99) = (
+                format_figure(self.single_subscriber_p50_us),
+                format_figure(self.single_subscriber_p99_us),
+            );
+            format!("; {ratio:.3} of what it takes with one reader (p50 {p50}, p99 {p99} us)")
+        });
+        let of_stage = |it: &Latency| format!(", {} {:.3}/{:.3}", it.stage, it.p50_us, it.p99_us);
+        let stages = self.stages.iter().map(of_stage);
+        let note = self.note.as_ref().map(|note| format!("{note}\n"));
+        format!(
+            "{} on {}, {}, {}: p50 {}, p99 {}, p99.9 {} us until it was read{}\n\
+         p50 of the call that publishes {} us (p99 {}); p50/p99 of stages{}\n\
+         a queue alone takes {} us; the topic, {} us more\n{}",
+            size::print(common.bytes),
+            common.provider,
+            text::count_of(self.subscribers, "reader"),
+            common.waiting,
+            format_figure(common.p50_us),
+            format_figure(common.p99_us),
+            format_figure(common.p999_us),
+            fan_out.unwrap_or_default(),
+            format_figure(self.publish_p50_us),
+            format_figure(self.publish_p99_us),
+            stages.collect::<String>(),
+            format_figure(self.queue_p50_us),
+            format_figure(self.overhead_over_queue_us),
+            note.unwrap_or_default(),
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_timed_is_not_compared_in_full() {
+        for has_one in [false, true] {
+            let all = schedule(7, has_one, 5);
+            let count = |what: TurnTarget, round| {
+                let turns = all.iter().filter(|turn| turn.what == what && turn.round == round);
+                turns.map(|turn| turn.count).sum::<u64>()
+            };
+            assert_eq!(count(ALL, Round::Timed), 7 * ROUNDS);
+            assert_eq!(count(TurnTarget::Queue, Round::Timed), 7 * ROUNDS);
+            assert_eq!(count(ONE, Round::Timed), if has_one { 7 * ROUNDS } else { 0 });
+            assert_eq!(count(TurnTarget::Queue, Round::Verify), 0);
+            // Before and after.
+            let ends = [all.first(), all.last()].map(|turn| turn.map(|turn| turn.round));
+            assert_eq!(ends, [Some(Round::Verify); 2]);
+            assert_eq!(compared(&all), if has_one { 8 } else { 4 });
+        }
+    }
+}

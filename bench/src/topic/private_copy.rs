@@ -1,0 +1,84 @@
+//! Memory of one process only, with whose content messages begin, or where they end, by other means.
+
+use gpu::{Device, Memory, Stream};
+use pubsub::{MemoryLocation, Sample};
+
+use super::role::TIMEOUT;
+use command::exit::Failure;
+
+/// What is copied at a time between a message and a device: it stays in the cache meanwhile.
+const CHUNK: usize = 1 << 20;
+
+/// Memory for a message.
+pub(super) enum PrivateMemory {
+    Host(Vec<u8>),
+    Device(Box<OnDevice>),
+}
+
+/// Memory of a device, and what it takes to copy to it.
+pub(super) struct OnDevice {
+    stream: Stream,
+    memory: Memory,
+    chunk: Vec<u8>,
+}
+
+impl PrivateMemory {
+    pub(super) fn new(memory: &str, size: u64) -> Result<Self, Failure> {
+        match memory.parse()? {
+            MemoryLocation::Host => Ok(Self::Host(vec![1; size as usize])),
+            MemoryLocation::Device(name) => {
+                let device = Device::open(name)?;
+                let memory = device.allocate(size)?;
+                let stream = device.stream()?;
+                let chunk = vec![1; CHUNK];
+                Ok(Self::Device(Box::new(OnDevice { stream, memory, chunk })))
+            }
+        }
+    }
+
+    /// Copies a message here.
+    pub(super) fn copy(&mut self, sample: &Sample) -> Result<(), Failure> {
+        let OnDevice { stream, memory, chunk } = match self {
+            Self::Host(bytes) => return Ok(sample.read(0, bytes)?),
+            Self::Device(device) => &mut **device,
+        };
+        let mut offset = 0;
+        while offset < sample.length() {
+            let length = (sample.length() - offset).min(CHUNK as u64);
+            let part = &mut chunk[..length as usize];
+            sample.read(offset, part)?;
+            let to = memory.slice(offset, length)?;
+            stream.upload(&to, part, TIMEOUT)?;
+            offset += length;
+        }
+        Ok(())
+    }
+
+    /// Puts bytes here.
+    pub(super) fn put(&mut self, offset: u64, bytes: &[u8]) -> Result<(), Failure> {
+        match self {
+            Self::Host(all) => {
+                all[offset as usize..][..bytes.len()].copy_from_slice(bytes);
+                Ok(())
+            }
+            Self::Device(device) => {
+                let to = device.memory.slice(offset, bytes.len() as u64)?;
+                Ok(device.stream.upload(&to, bytes, TIMEOUT)?)
+            }
+        }
+    }
+
+    /// Copies all of it to pageable memory.
+    pub(super) fn take(&self, to: &mut [u8]) -> Result<(), Failure> {
+        match self {
+            Self::Host(all) => {
+                to.copy_from_slice(all);
+                Ok(())
+            }
+            Self::Device(device) => {
+                let from = device.memory.whole();
+                Ok(device.stream.download(&from, to, TIMEOUT)?)
+            }
+        }
+    }
+}

@@ -1,0 +1,300 @@
+//! The processes of a measurement beside the first one: services of nodes, and readers.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use ipc::Words;
+use pubsub::{
+    Budgets, MemoryLocation, NetworkOptions, Node, NodeOptions, Reliability, ServiceMode,
+    TopicSettings,
+};
+use serde::{Deserialize, Serialize};
+
+use super::super::worker_group::{LONGEST, SharedSegment, WorkerResult};
+use super::timed_subscriber::{self, SubscriberTask};
+use super::{baseline, many_topics, wire_baseline};
+use crate::exchange::plan::Wait;
+use crate::process::set_affinity;
+use crate::random_pattern::Content;
+use command::exit::{Exit, Failure};
+use command::histogram::Histogram;
+use command::stages;
+
+/// That each publisher may have.
+const LOANS: u32 = 4;
+pub(super) const TIMEOUT: Duration = Duration::from_secs(60);
+/// What is said of a message beside its content: when it was published, how long it took before
+/// that to borrow its memory and to fill it, and its number.
+const STAMPS: usize = 4;
+/// The word that ends services and others that wait for nothing else.
+const END_WORD: usize = 0;
+/// Rests that are over: two lines, whose readers rest by themselves.
+const RESUME_WORDS: usize = 1;
+/// Turns that are asked of the wire alone, and those that are done.
+const WIRE_WORDS: (usize, usize) = (3, 4);
+/// Words that all share.
+pub(super) const WORDS: usize = 5;
+/// Longer than one who rests sleeps at a time.
+pub(super) const WAKEUP_TIME: Duration = Duration::from_millis(4);
+
+/// What such a process does.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) enum WorkerRole {
+    Serve(Service),
+    Read(SubscriberTask),
+    Many(many_topics::ManyTopicsRole),
+    Baseline(baseline::Role),
+    Wire(wire_baseline::WireEnd),
+}
+
+/// What one has found, beside the samples of [`WorkerResult`].
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub(crate) struct TopicResult {
+    /// Nanoseconds of each message that was timed, by topic.
+    pub(super) topics: Vec<Histogram>,
+    /// Of each entry of a queue alone.
+    pub(super) queue: Histogram,
+    /// Of the stages of their way.
+    pub(super) stages: [Histogram; stages::COUNT],
+    /// Of copies of the readers' own, where these are asked for.
+    pub(super) private: Histogram,
+    /// By which way they came.
+    pub(super) path: String,
+    /// Of those that came as fast as it goes: from the first message to the last, in nanoseconds,
+    /// and how many there were.
+    pub(super) streams: Vec<(u64, u64)>,
+    /// Messages by topic.
+    pub(super) shares: Vec<u64>,
+    /// The longest time without a message of a topic, in nanoseconds.
+    pub(super) longest_gap: u64,
+}
+
+/// The service of a node.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Service {
+    pub(super) directory: PathBuf,
+    pub(super) network: Option<Network>,
+    pub(super) budget: u64,
+    /// Where its threads run; anywhere if there are none.
+    pub(super) cores: Vec<usize>,
+}
+
+/// How it is connected.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Network {
+    pub(super) listen: SocketAddr,
+    pub(super) peer: Option<SocketAddr>,
+    pub(super) provider: Option<String>,
+    pub(super) lanes: u32,
+    pub(super) workers: u32,
+}
+
+/// What topics are like.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct TopicKind {
+    pub(super) memory: String,
+    pub(super) size: u64,
+    pub(super) depth: u32,
+    pub(super) run: u64,
+    /// What it begins and ends with is written each time.
+    pub(super) writes_ends: bool,
+}
+
+impl TopicKind {
+    pub(super) fn settings(&self) -> Result<TopicSettings, Failure> {
+        let memory: MemoryLocation = self.memory.parse()?;
+        Ok(TopicSettings {
+            memory,
+            reliability: Reliability::Reliable,
+            depth: self.depth,
+            largest: self.size,
+            loans: LOANS,
+            release_deadline: TIMEOUT,
+            type_name: None,
+        })
+    }
+
+    pub(super) fn is_on_host(&self) -> Result<bool, Failure> {
+        Ok(matches!(self.memory.parse()?, MemoryLocation::Host))
+    }
+
+    /// What so many topics may take, as nodes reckon, with a publisher each.
+    pub(super) fn budget(&self, topics: u64) -> u64 {
+        let (depth, largest) = (self.depth, self.size);
+        let each = TopicSettings { depth, largest, ..TopicSettings::default() }.reserves(1);
+        each.bytes * topics + (64 << 20)
+    }
+
+    pub(super) fn content(&self, number: u64) -> Content {
+        Content { run: self.run, number, length: self.size }
+    }
+}
+
+/// Nanoseconds of the clock that all processes of a machine share, and messages have.
+#[inline]
+pub(super) fn now() -> u64 {
+    let time = nix::time::clock_gettime(nix::time::ClockId::CLOCK_REALTIME);
+    time.map_or(0, |time| time.tv_sec() as u64 * 1_000_000_000 + time.tv_nsec() as u64)
+}
+
+/// What is attached to a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Stamps {
+    pub(super) published: u64,
+    pub(super) borrow: u64,
+    /// 0 if that is not counted.
+    pub(super) fill: u64,
+    pub(super) number: u64,
+}
+
+impl Stamps {
+    pub(super) fn bytes(self) -> [u8; STAMPS * 8] {
+        let mut bytes = [0; STAMPS * 8];
+        let words = [self.published, self.borrow, self.fill, self.number];
+        for (to, word) in bytes.chunks_exact_mut(8).zip(words) {
+            to.copy_from_slice(&word.to_le_bytes());
+        }
+        bytes
+    }
+
+    pub(super) fn of(bytes: &[u8]) -> Option<Self> {
+        let word =
+            |at: usize| Some(u64::from_le_bytes(bytes.get(at * 8..at * 8 + 8)?.try_into().ok()?));
+        Some(Self { published: word(0)?, borrow: word(1)?, fill: word(2)?, number: word(3)? })
+    }
+}
+
+/// Joins a node that another process serves.
+pub(super) fn join(directory: &Path, label: &str, waiting: Wait) -> Result<Node, Failure> {
+    let options = NodeOptions {
+        directory: directory.to_owned(),
+        label: label.to_owned(),
+        service: ServiceMode::External,
+        service_timeout: TIMEOUT,
+        waiting: waiting.wait_strategy(),
+        ..NodeOptions::default()
+    };
+    Ok(Node::join(options)?)
+}
+
+/// Joins a node, and serves it.
+pub(super) fn serve(service: &Service) -> Result<Node, Failure> {
+    let network = service.network.as_ref().map(|network| NetworkOptions {
+        listen: Some(network.listen),
+        peers: network.peer.iter().map(ToString::to_string).collect(),
+        provider: network.provider.clone(),
+        lanes: network.lanes as usize,
+        workers: network.workers as usize,
+        lost_after: TIMEOUT,
+        insecure: true,
+        ..NetworkOptions::default()
+    });
+    Ok(Node::join(NodeOptions {
+        directory: service.directory.clone(),
+        label: "service".to_owned(),
+        service_timeout: TIMEOUT,
+        budgets: Budgets { host: Some(service.budget), device: Some(service.budget) },
+        network,
+        ..NodeOptions::default()
+    })?)
+}
+
+/// Lets those end that wait for nothing else.
+pub(super) fn end_all(shared: &SharedSegment) -> Result<(), Failure> {
+    shared.part()?.store(END_WORD, 1, Ordering::Release);
+    Ok(())
+}
+
+pub(super) fn has_ended(shared: &SharedSegment) -> Result<bool, Failure> {
+    Ok(shared.part()?.load(END_WORD, Ordering::Acquire) != 0)
+}
+
+/// Lets the readers of a line go on.
+pub(super) fn next_turn(shared: &SharedSegment, line: usize) -> Result<(), Failure> {
+    shared.part()?.fetch_add(RESUME_WORDS + line, 1);
+    // They are not to be awaited while a message is on its way.
+    std::thread::sleep(WAKEUP_TIME);
+    Ok(())
+}
+
+/// Has the wire alone be measured once, and waits until it was.
+pub(super) fn wire_turn(shared: &SharedSegment) -> Result<(), Failure> {
+    let asked = shared.part()?.fetch_add(WIRE_WORDS.0, 1) + 1;
+    let end = Instant::now() + 2 * TIMEOUT;
+    while shared.part()?.load(WIRE_WORDS.1, Ordering::Acquire) < asked {
+        if Instant::now() > end {
+            return Err(Failure::new(Exit::Deadline, "the wire alone was not measured"));
+        }
+        std::thread::sleep(WAKEUP_TIME / 4);
+    }
+    Ok(())
+}
+
+/// How many turns of the wire alone are asked for.
+pub(super) fn wire_asked(shared: &SharedSegment) -> Result<u64, Failure> {
+    Ok(shared.part()?.load(WIRE_WORDS.0, Ordering::Acquire))
+}
+
+/// So many are done.
+pub(super) fn wire_done(shared: &SharedSegment, turns: u64) -> Result<(), Failure> {
+    shared.part()?.store(WIRE_WORDS.1, turns, Ordering::Release);
+    Ok(())
+}
+
+pub(super) fn empty_result(iterations: u64) -> WorkerResult {
+    WorkerResult { iterations, verified: true, ..WorkerResult::default() }
+}
+
+/// The life of such a process.
+pub(crate) fn take(
+    shared: &SharedSegment,
+    part: &WorkerRole,
+    ready: impl FnOnce() -> Result<(), Failure>,
+) -> Result<WorkerResult, Failure> {
+    match part {
+        WorkerRole::Serve(service) => {
+            // All its threads are where this one is.
+            set_affinity(&service.cores)?;
+            let _node = serve(service)?;
+            ready()?;
+            while !has_ended(shared)? {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            Ok(empty_result(0))
+        }
+        WorkerRole::Read(reading) => timed_subscriber::read(shared, reading, ready),
+        WorkerRole::Many(side) => many_topics::take(shared, side, ready),
+        WorkerRole::Baseline(role) => baseline::take(role, ready),
+        WorkerRole::Wire(end) => wire_baseline::take(shared, end, ready),
+    }
+}
+
+/// Sleeps until it is this line's turn again, so often.
+pub(super) fn rest(shared: &SharedSegment, line: usize, rests: u64) -> Result<(), Failure> {
+    let end = Instant::now() + LONGEST;
+    while shared.part()?.load(RESUME_WORDS + line, Ordering::Acquire) < rests {
+        if Instant::now() > end {
+            return Err(Failure::new(Exit::Deadline, "timed out waiting to be resumed"));
+        }
+        std::thread::sleep(WAKEUP_TIME / 4);
+    }
+    Ok(())
+}
+
+pub(super) fn room() -> Histogram {
+    Histogram::up_to(LONGEST.as_nanos() as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stamps_are_read_as_they_were_written() {
+        let stamps = Stamps { published: 1, borrow: 2, fill: 3, number: u64::MAX };
+        assert_eq!(Stamps::of(&stamps.bytes()), Some(stamps));
+        assert_eq!(Stamps::of(&stamps.bytes()[1..]), None);
+    }
+}

@@ -1,0 +1,163 @@
+//! What a message between two nodes is compared with: a ring alone; and copies out of the memory
+//! where it lies and to where it is read, by themselves. What is on the wire alone is in `wire`.
+
+use std::time::Instant;
+
+use gpu::{Device, DeviceName, Memory, Slice, Stream};
+use ipc::{Layout, Segment};
+use pubsub::MemoryLocation;
+use pubsub::replication::WorkerOptions;
+
+use super::role::{TIMEOUT, TopicKind, room};
+use crate::exchange::initiator;
+use crate::exchange::plan::{Exchange, Mode, OfferQuery, Plan, ThreadingMode, Wait};
+use crate::exchange::ring_exchange::{self, RingExchange};
+use command::exit::{Exit, Failure};
+use command::histogram::Histogram;
+
+/// A ring between this process and another one, which is there as long as that takes: the median
+/// in microseconds, one way. In chunks as a bridge writes, on a core each, or where the system puts
+/// them: two who look all the time on one core take turns.
+pub(super) fn ring(
+    provider: &str,
+    (size, iterations): (u64, u64),
+    waiting: Wait,
+    [here, there]: [Option<usize>; 2],
+) -> Result<f64, Failure> {
+    let WorkerOptions { chunk, ring, .. } = WorkerOptions::default();
+    let ring_exchange = RingExchange {
+        mode: Mode::Lat,
+        size,
+        capacity: ring,
+        watermark: ring / 4,
+        chunk,
+        notify: None,
+        iterations,
+        warmup: (iterations / 10 + 1).min(1000),
+    };
+    let offer_query =
+        OfferQuery { provider: provider.to_owned(), source: None, threading: ThreadingMode::Safe };
+    let plan = Plan {
+        offer_query,
+        waiting,
+        core: there,
+        exchange: Exchange::RingExchange(ring_exchange.clone()),
+    };
+    let result = ring_exchange::run(initiator::start(&plan, here)?, &ring_exchange)?.measured;
+    if !result.verified {
+        return Err(Failure::new(
+            Exit::DataCorrupted,
+            "the ring's data did not arrive as it was sent",
+        ));
+    }
+    let samples: Histogram = result.samples.into_iter().collect();
+    Ok(samples.microseconds(0.5).unwrap_or_default() / 2.0)
+}
+
+/// Copies of a message as a bridge makes them, piece by piece by way of as much memory as it has for
+/// that: out of a device into pinned memory, and in from a ring. From the host nothing is copied
+/// out: it is written from where it lies.
+pub(super) struct StageCopies {
+    out: Option<DeviceCopy>,
+    into: Target,
+    /// Of each, in nanoseconds.
+    pub(super) times: [Histogram; 2],
+}
+
+enum Target {
+    Device(Box<DeviceCopy>),
+    Host { from: Vec<u8>, to: Vec<u8>, chunk: usize },
+}
+
+/// Between pieces of a message of a device and places that come round again.
+struct DeviceCopy {
+    there: Slice,
+    stream: Stream,
+    pinned: Memory,
+    length: u64,
+    chunk: u64,
+}
+
+impl DeviceCopy {
+    fn new(name: DeviceName, size: u64, length: u64, chunk: u64) -> Result<Self, Failure> {
+        let device = Device::open(name)?;
+        let there = device.allocate(size)?.whole();
+        let stream = device.stream()?;
+        let segment = Segment::create(Layout::new("fabricast bench copy", 1), length as usize);
+        let segment = segment.map_err(|error| Failure::failed(error.to_string()))?;
+        let pinned = transfer::pin(&segment, &device)?;
+        Ok(Self { there, stream, pinned, length, chunk })
+    }
+
+    fn copy(&mut self, is_out: bool) -> Result<(), Failure> {
+        let size = self.there.length();
+        for offset in (0..size).step_by(self.chunk as usize) {
+            let piece = self.chunk.min(size - offset);
+            let place = self.pinned.slice(offset % self.length, piece);
+            let copied = place.and_then(|place| {
+                let there = self.there.slice(offset, piece)?;
+                let (to, from) = if is_out { (&place, &there) } else { (&there, &place) };
+                self.stream.copy(to, from)
+            });
+            copied?;
+        }
+        Ok(self.stream.synchronize(TIMEOUT)?)
+    }
+}
+
+impl StageCopies {
+    /// For messages that go by so many lanes. Each is made once, and not counted.
+    pub(super) fn new(
+        from: MemoryLocation,
+        to: MemoryLocation,
+        kind: &TopicKind,
+        lanes: usize,
+    ) -> Result<Self, Failure> {
+        let options = WorkerOptions::default();
+        let (chunk, size) = (options.chunk, kind.size);
+        let ring = options.ring_size_for(lanes, size, kind.depth).max(chunk);
+        let slots = chunk * options.slots_for(lanes) as u64;
+        let out = match from {
+            MemoryLocation::Device(name) => Some(DeviceCopy::new(name, size, slots, chunk)?),
+            MemoryLocation::Host => None,
+        };
+        let into = match to {
+            MemoryLocation::Device(name) => {
+                Target::Device(Box::new(DeviceCopy::new(name, size, ring, chunk)?))
+            }
+            MemoryLocation::Host => Target::Host {
+                from: vec![1; ring as usize],
+                to: vec![2; size as usize],
+                chunk: chunk as usize,
+            },
+        };
+        let mut copies = Self { out, into, times: Default::default() };
+        copies.turn(1)?;
+        copies.times = [room(), room()];
+        Ok(copies)
+    }
+
+    /// Makes each so often.
+    pub(super) fn turn(&mut self, count: u64) -> Result<(), Failure> {
+        for _ in 0..count {
+            let begin = Instant::now();
+            if let Some(out) = &mut self.out {
+                out.copy(true)?;
+                self.times[0].add(begin.elapsed().as_nanos() as u64);
+            }
+            let begin = Instant::now();
+            match &mut self.into {
+                Target::Device(into) => into.copy(false)?,
+                Target::Host { from, to, chunk } => {
+                    let places = from.chunks(*chunk).cycle();
+                    for (piece, from) in to.chunks_mut(*chunk).zip(places) {
+                        piece.copy_from_slice(&std::hint::black_box(from)[..piece.len()]);
+                    }
+                    std::hint::black_box(to);
+                }
+            }
+            self.times[1].add(begin.elapsed().as_nanos() as u64);
+        }
+        Ok(())
+    }
+}

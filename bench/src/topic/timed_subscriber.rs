@@ -1,0 +1,187 @@
+//! One who reads.
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use pubsub::{Sample, Subscriber};
+use serde::{Deserialize, Serialize};
+
+use super::super::worker_group::{SharedSegment, WorkerResult};
+use super::contents::Contents;
+use super::private_copy::PrivateMemory;
+use super::queue_baseline::QueueBaselineReader;
+use super::role::{Stamps, TIMEOUT, TopicKind, TopicResult, empty_result, join, now, rest, room};
+use super::schedule::{Round, Turn, TurnTarget};
+use crate::exchange::plan::Wait;
+use crate::process::pin;
+use command::exit::{Exit, Failure};
+use command::stages::{self, Stage};
+
+/// What one does who reads.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct SubscriberTask {
+    pub(super) directory: PathBuf,
+    /// None: not one of this reader's.
+    pub(super) topics: Vec<Option<(String, TopicKind)>>,
+    pub(super) schedule: Vec<Turn>,
+    pub(super) waiting: Wait,
+    pub(super) core: Option<usize>,
+    /// Of which line's turns it rests.
+    pub(super) line: usize,
+    /// The memory of its own that it copies each message to, before it has it.
+    pub(super) private: Option<String>,
+}
+
+/// A topic that is read.
+struct TimedSubscriber {
+    subscriber: Subscriber,
+    contents: Contents,
+    next: u64,
+}
+
+pub(super) fn read(
+    shared: &SharedSegment,
+    reading: &SubscriberTask,
+    ready: impl FnOnce() -> Result<(), Failure>,
+) -> Result<WorkerResult, Failure> {
+    let node = join(&reading.directory, "reader", reading.waiting)?;
+    let mut lines = Vec::new();
+    for topic in &reading.topics {
+        let Some((name, kind)) = topic else {
+            lines.push(None);
+            continue;
+        };
+        let subscriber = node.topic(name, &kind.settings()?)?.subscriber()?;
+        lines.push(Some(TimedSubscriber {
+            subscriber,
+            contents: Contents::new(kind, false),
+            next: 0,
+        }));
+    }
+    let has_queue = reading.schedule.iter().any(|turn| turn.what == TurnTarget::Queue);
+    let mut queue =
+        has_queue.then(|| QueueBaselineReader::new(shared, reading.waiting)).transpose()?;
+    let size = reading.topics.iter().flatten().map(|(_, kind)| kind.size).max().unwrap_or(0);
+    let private = reading.private.as_deref().map(|memory| PrivateMemory::new(memory, size));
+    let mut reader = Reader {
+        private: private.transpose()?,
+        verified: true,
+        iterations: 0,
+        found: TopicResult {
+            topics: lines.iter().map(|_| room()).collect(),
+            queue: room(),
+            stages: std::array::from_fn(|_| room()),
+            private: room(),
+            ..TopicResult::default()
+        },
+    };
+    // Threads that were started until now stay out of the way.
+    if let Some(core) = reading.core {
+        pin(core)?;
+    }
+    let mut rests = 0;
+    ready()?;
+    let begin = Instant::now();
+    for turn in &reading.schedule {
+        match turn.what {
+            TurnTarget::Pause => {
+                rests += 1;
+                rest(shared, reading.line, rests)?;
+            }
+            TurnTarget::Queue => {
+                let Some(queue) = &mut queue else { continue };
+                let is_timed = turn.round == Round::Timed;
+                let samples = &mut reader.found.queue;
+                reader.verified &= queue.read(turn.count, |took| {
+                    if is_timed {
+                        samples.add(took);
+                    }
+                })?;
+            }
+            TurnTarget::Topic(topic) => {
+                if let Some(line) = lines.get_mut(topic).and_then(Option::as_mut) {
+                    reader.turn(line, topic, *turn)?;
+                }
+            }
+        }
+    }
+    Ok(WorkerResult {
+        elapsed: begin.elapsed().as_nanos() as u64,
+        iterations: reader.iterations,
+        verified: reader.verified,
+        found: Some(reader.found),
+        ..empty_result(0)
+    })
+}
+
+struct Reader {
+    private: Option<PrivateMemory>,
+    verified: bool,
+    iterations: u64,
+    found: TopicResult,
+}
+
+impl Reader {
+    fn turn(
+        &mut self,
+        line: &mut TimedSubscriber,
+        topic: usize,
+        turn: Turn,
+    ) -> Result<(), Failure> {
+        let is_timed = turn.round == Round::Timed;
+        let (mut first, mut last) = (None, 0);
+        for _ in 0..turn.count {
+            let sample = line.subscriber.pull(TIMEOUT)?;
+            let came = now();
+            let mut pulled = came;
+            if let Some(private) = &mut self.private {
+                private.copy(&sample)?;
+                pulled = now();
+            }
+            let Some(stamps) = Stamps::of(&sample.metadata()) else {
+                return Err(Failure::new(Exit::DataCorrupted, "a message without its stamps came"));
+            };
+            if is_timed {
+                let before = stamps.borrow + stamps.fill;
+                let took = pulled.saturating_sub(stamps.published) + before;
+                self.found.topics[topic].add(took);
+                self.add_stages(&sample, stamps, came);
+                if self.private.is_some() {
+                    self.found.private.add(pulled.saturating_sub(came));
+                }
+            }
+            let read = |offset, to: &mut [u8]| Ok(sample.read(offset, to)?);
+            let is_right = line.contents.is_right(line.next, turn.round, sample.length(), read)?;
+            self.verified &= is_right && stamps.number == line.next;
+            line.next += 1;
+            if self.found.path.is_empty() {
+                self.found.path = sample.path().to_string();
+            }
+            let letting_go = now();
+            drop(sample);
+            if is_timed {
+                let took = now().saturating_sub(letting_go);
+                self.found.stages[Stage::Release as usize].add(took);
+            }
+            first.get_or_insert(came);
+            last = came;
+        }
+        self.iterations += turn.count;
+        if let (Round::Stream, Some(first)) = (turn.round, first) {
+            self.found.streams.push((last.saturating_sub(first), turn.count));
+        }
+        Ok(())
+    }
+
+    fn add_stages(&mut self, sample: &Sample, stamps: Stamps, pulled: u64) {
+        let is_remote = sample.origin().is_some();
+        let mut all = stages::durations(&sample.times(), is_remote, stamps.published, pulled);
+        all[Stage::Loan as usize] = Some(stamps.borrow);
+        all[Stage::Fill as usize] = Some(stamps.fill).filter(|fill| *fill > 0);
+        for (samples, took) in self.found.stages.iter_mut().zip(all) {
+            if let Some(took) = took {
+                samples.add(took);
+            }
+        }
+    }
+}

@@ -1,0 +1,392 @@
+//! Processes that share a segment: this one, and some that it starts.
+//!
+//! They meet at a socket, as members of a node do: a worker sends a descriptor that
+//! stands for itself, and is given its name, its task and the segment.
+
+use std::cell::Cell;
+use std::ops::Range;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use ipc::{
+    Caller, Channel, ChannelError, ChannelListener, Layout, MappedWords, Participant,
+    ParticipantTable, PidFd, Segment, WordRange, Words,
+};
+use nix::sys::signal::Signal;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::{alloc, queue, share, topic, transfer};
+use crate::process::pin;
+use crate::progress::Progress;
+use crate::temp_dir::TempDir;
+use crate::worker::Worker;
+use command::exit::{Exit, Failure};
+use command::histogram::Histogram;
+use command::process::this_program;
+
+/// Characters of what a worker says of its failure.
+const MAX_MESSAGE_LENGTH: usize = 4000;
+const LAYOUT: Layout = Layout::new("fabricast bench", 1);
+/// How long a step of getting to know each other may take.
+const SETUP_TIMEOUT: Duration = Duration::from_secs(20);
+/// How long a measurement may take.
+pub(crate) const LONGEST: Duration = Duration::from_secs(600);
+
+/// What a worker does.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) enum Task {
+    Alloc(alloc::Work),
+    Read(queue::ReaderTask),
+    Share(share::OpenTask),
+    Transfer(transfer::Target),
+    Topic(topic::WorkerRole),
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct WorkerSetup {
+    name: u32,
+    /// Which of the workers it is, and where it leaves what it found.
+    number: usize,
+    directory: PathBuf,
+    core: Option<usize>,
+    task: Task,
+}
+
+/// What a worker found when it is done.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(crate) struct WorkerResult {
+    /// Nanoseconds of each.
+    pub(crate) samples: Histogram,
+    /// Nanoseconds of all.
+    pub(crate) elapsed: u64,
+    pub(crate) iterations: u64,
+    pub(crate) verified: bool,
+    /// How often its core was given to another meanwhile.
+    pub(crate) involuntary_switches: u64,
+    /// Of a reader of a shared buffer only.
+    pub(crate) open_result: Option<share::OpenResult>,
+    /// Of one who takes part in topics only.
+    pub(crate) found: Option<topic::TopicResult>,
+}
+
+/// What a worker says. What it found is in a file: it may be longer than a message.
+#[derive(Debug, Serialize, Deserialize)]
+enum WorkerStatus {
+    Ready,
+    WorkerResult,
+    Failed { exit: i32, message: String },
+}
+
+/// Leaves something for another process of the measurement, in its directory. Whoever sees it sees
+/// all of it.
+pub(crate) fn leave(directory: &Path, name: &str, what: &impl Serialize) -> Result<(), Failure> {
+    let draft = directory.join(format!("{name}.draft"));
+    let left = std::fs::write(&draft, to_bytes(what)?)
+        .and_then(|()| std::fs::rename(draft, directory.join(name)));
+    left.map_err(|error| Failure::failed(format!("leaving {name}: {error}")))
+}
+
+/// What another process has left, if it has.
+pub(crate) fn find<T: DeserializeOwned>(
+    directory: &Path,
+    name: &str,
+) -> Result<Option<T>, Failure> {
+    let Ok(bytes) = std::fs::read(directory.join(name)) else { return Ok(None) };
+    let found = serde_json::from_slice(&bytes);
+    found.map(Some).map_err(|error| Failure::failed(format!("{name}: {error}")))
+}
+
+/// The same, where it is there.
+pub(crate) fn take<T: DeserializeOwned>(directory: &Path, name: &str) -> Result<T, Failure> {
+    find(directory, name)?.ok_or_else(|| Failure::failed(format!("{name} is not there")))
+}
+
+/// The memory that all of them map: names first, then what is measured.
+#[derive(Debug)]
+pub(crate) struct SharedSegment {
+    roster: ParticipantTable<WordRange<MappedWords>>,
+    words: MappedWords,
+    me: Participant,
+}
+
+fn broken(what: &str) -> impl Fn(ChannelError) -> Failure {
+    move |error| {
+        let exit = match error {
+            ChannelError::DeadlineExceeded { .. } => Exit::Deadline,
+            _ => Exit::Failed,
+        };
+        Failure::new(exit, format!("{what}: {error}"))
+    }
+}
+
+impl SharedSegment {
+    const FIRST: usize = ParticipantTable::<MappedWords>::WORDS;
+
+    fn new(segment: &Segment, me: Option<Participant>) -> Result<Self, Failure> {
+        let words = segment.words();
+        let short = || Failure::failed("the segment is too short");
+        let part = WordRange::new(words.clone(), 0, Self::FIRST).ok_or_else(short)?;
+        let roster = ParticipantTable::new(part).ok_or_else(short)?;
+        let me = match me {
+            Some(me) => me,
+            None => {
+                let life = PidFd::of_this_process()
+                    .map_err(|error| Failure::failed(format!("pidfd_open: {error}")))?;
+                roster.admit(life).ok_or_else(|| Failure::failed("the roster is full"))?
+            }
+        };
+        Ok(Self { roster, words, me })
+    }
+
+    pub(crate) fn caller(&self) -> Caller<'_> {
+        Caller::new(self.me, &self.roster)
+    }
+
+    /// What is measured.
+    pub(crate) fn part(&self) -> Result<WordRange<MappedWords>, Failure> {
+        self.part_from(0)
+    }
+
+    /// The same without so many words at its beginning.
+    pub(crate) fn part_from(&self, words: usize) -> Result<WordRange<MappedWords>, Failure> {
+        let first = Self::FIRST + words;
+        let count = self.words.count().saturating_sub(first);
+        let part = WordRange::new(self.words.clone(), first, count);
+        part.ok_or_else(|| Failure::failed("the segment is too short"))
+    }
+}
+
+/// One of them, and how to talk to it.
+struct WorkerConnection {
+    worker: Worker,
+    channel: Channel,
+}
+
+/// The workers, and what they share with this process. Dropping it ends them.
+pub(crate) struct WorkerGroup {
+    pub(crate) shared: SharedSegment,
+    segment: Segment,
+    workers: Vec<WorkerConnection>,
+    is_isolated: bool,
+    /// From the beginning of the measurement to its results.
+    progress: Cell<Option<Progress>>,
+    /// Last: nobody is there any more when it goes.
+    directory: TempDir,
+}
+
+impl WorkerGroup {
+    /// Nobody yet, and so many words for what is measured.
+    pub(crate) fn new(words: usize) -> Result<Self, Failure> {
+        let directory = TempDir::create()?;
+        let bytes = (SharedSegment::FIRST + words) * size_of::<u64>();
+        let segment =
+            Segment::create(LAYOUT, bytes).map_err(|error| Failure::failed(error.to_string()))?;
+        let shared = SharedSegment::new(&segment, None)?;
+        let (workers, progress) = (Vec::new(), Cell::default());
+        Ok(Self { shared, segment, workers, is_isolated: false, progress, directory })
+    }
+
+    /// Where the sockets of this measurement are: nobody else's.
+    pub(crate) fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// Workers that are invited from now on have namespaces of their own, as in containers.
+    pub(crate) fn isolate(&mut self) {
+        self.is_isolated = true;
+    }
+
+    /// By what a worker is ended. Asked, rather than killed, a provider removes its shared memory.
+    /// But unshare does not listen; when it is killed, so is the worker.
+    fn signal(&self) -> Signal {
+        if self.is_isolated { Signal::SIGKILL } else { Signal::SIGTERM }
+    }
+
+    /// This program again.
+    fn program(&self) -> Command {
+        /// With a /proc of its own, as containers have: CUDA does not start without.
+        const NAMESPACES: [&str; 7] =
+            ["--pid", "--fork", "--kill-child", "--mount-proc", "--mount", "--ipc", "--net"];
+        if !self.is_isolated {
+            return this_program("fabricast-bench");
+        }
+        let mut command = Command::new("unshare");
+        command.args(NAMESPACES);
+        // The link would lead to unshare itself.
+        let own = "/proc/self/exe";
+        command.arg(std::fs::read_link(own).unwrap_or_else(|_| PathBuf::from(own)));
+        command
+    }
+
+    /// Starts a worker for each task, on the core that is named beside it.
+    pub(crate) fn start_workers(&mut self, tasks: &[(Task, Option<usize>)]) -> Result<(), Failure> {
+        self.segment.mark_ready();
+        let path = self.directory().join("socket");
+        let listener = ChannelListener::bind(&path).map_err(broken("listening"))?;
+        for (number, (task, core)) in tasks.iter().enumerate() {
+            let mut command = self.program();
+            command.arg("bench-worker").arg(&path);
+            let worker = Worker::start(command, "a worker", self.signal())?;
+            let channel = listener.accept(SETUP_TIMEOUT).map_err(broken("waiting for a worker"))?;
+            self.workers.push(WorkerConnection { worker, channel });
+            let Some(WorkerConnection { channel, .. }) = self.workers.last() else { continue };
+            let mut hello =
+                channel.receive(SETUP_TIMEOUT).map_err(broken("a worker's greeting"))?;
+            let life = hello.descriptors.pop().map(PidFd::from_fd);
+            let Some(Ok(life)) = life else {
+                return Err(Failure::failed("a worker did not send a descriptor of itself"));
+            };
+            let full = || Failure::failed("too many workers");
+            let name = self.shared.roster.admit(life).ok_or_else(full)?.number();
+            let directory = self.directory().to_owned();
+            let (core, task) = (*core, task.clone());
+            let setup = WorkerSetup { name, number, directory, core, task };
+            let bytes = to_bytes(&setup)?;
+            channel
+                .send(&bytes, &[self.segment.as_fd()], SETUP_TIMEOUT)
+                .map_err(broken("set up a worker"))?;
+        }
+        for worker in &self.workers {
+            match answer(&worker.channel, SETUP_TIMEOUT)? {
+                WorkerStatus::Ready => {}
+                WorkerStatus::Failed { exit, message } => return Err(failed(exit, &message)),
+                WorkerStatus::WorkerResult => {
+                    return Err(Failure::failed("a worker finished before it was started"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The numbers of the workers' processes, in the order in which they were invited.
+    pub(crate) fn processes(&self) -> Vec<u32> {
+        self.workers.iter().map(|worker| worker.worker.number()).collect()
+    }
+
+    /// Lets all workers begin.
+    pub(crate) fn begin(&self) -> Result<(), Failure> {
+        for worker in &self.workers {
+            worker.channel.send(b"go", &[], SETUP_TIMEOUT).map_err(broken("starting a worker"))?;
+        }
+        self.progress.set(Some(Progress::begin("measuring".to_owned())));
+        Ok(())
+    }
+
+    /// What they all say when they are done.
+    pub(crate) fn results(&mut self) -> Result<Vec<WorkerResult>, Failure> {
+        self.results_ending_with(0, |_| Ok(()))
+    }
+
+    /// The same, where the first ones are done only when the others are: `end` tells them.
+    pub(crate) fn results_ending_with(
+        &mut self,
+        first: usize,
+        end: impl FnOnce(&SharedSegment) -> Result<(), Failure>,
+    ) -> Result<Vec<WorkerResult>, Failure> {
+        let first = first.min(self.workers.len());
+        let others = self.results_of(first..self.workers.len())?;
+        end(&self.shared)?;
+        let mut results = self.results_of(0..first)?;
+        results.extend(others);
+        self.progress.take();
+        self.workers.iter_mut().for_each(|member| member.worker.expect_exit());
+        Ok(results)
+    }
+
+    fn results_of(&self, workers: Range<usize>) -> Result<Vec<WorkerResult>, Failure> {
+        workers
+            .map(|number| match answer(&self.workers[number].channel, LONGEST)? {
+                WorkerStatus::WorkerResult => take(self.directory(), &result_of(number)),
+                WorkerStatus::Failed { exit, message } => Err(failed(exit, &message)),
+                WorkerStatus::Ready => Err(Failure::failed("a worker is ready again")),
+            })
+            .collect()
+    }
+}
+
+/// Where a worker leaves what it found.
+fn result_of(number: usize) -> String {
+    format!("result-{number}")
+}
+
+/// What a worker says of its failure, with the exit code that it would have had by itself.
+fn failed(exit: i32, message: &str) -> Failure {
+    Failure::new(Exit::from_code(exit), format!("a worker: {message}"))
+}
+
+fn to_bytes(value: &impl Serialize) -> Result<Vec<u8>, Failure> {
+    serde_json::to_vec(value).map_err(|error| Failure::failed(error.to_string()))
+}
+
+fn answer(channel: &Channel, timeout: Duration) -> Result<WorkerStatus, Failure> {
+    let bytes = channel.receive(timeout).map_err(broken("a worker's answer"))?.bytes;
+    serde_json::from_slice(&bytes)
+        .map_err(|error| Failure::failed(format!("a worker's answer: {error}")))
+}
+
+fn send_answer(channel: &Channel, answer: &WorkerStatus) -> Result<(), Failure> {
+    // Who asked is listening to another one first, maybe for as long as all of it takes.
+    channel.send(&to_bytes(answer)?, &[], LONGEST).map_err(broken("answering"))
+}
+
+/// Nanoseconds of the clock that all processes of a machine share.
+pub(crate) fn now() -> u64 {
+    let time = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC);
+    time.map_or(0, |time| time.tv_sec() as u64 * 1_000_000_000 + time.tv_nsec() as u64)
+}
+
+/// The life of a worker: `fabricast bench-worker SOCKET`.
+pub(crate) fn work(path: &Path) -> Result<(), Failure> {
+    let channel =
+        Channel::connect(path, SETUP_TIMEOUT).map_err(broken("connect to the coordinator"))?;
+    let life = PidFd::of_this_process()
+        .map_err(|error| Failure::failed(format!("pidfd_open: {error}")))?;
+    channel.send(b"hello", &[life.as_fd()], SETUP_TIMEOUT).map_err(broken("greeting"))?;
+    let mut message =
+        channel.receive(SETUP_TIMEOUT).map_err(broken("waiting for an invitation"))?;
+    let setup: WorkerSetup = serde_json::from_slice(&message.bytes)
+        .map_err(|error| Failure::failed(format!("the invitation: {error}")))?;
+    let result = message
+        .descriptors
+        .pop()
+        .ok_or_else(|| Failure::failed("no segment came along"))
+        .and_then(|segment| follow(&channel, &setup, segment))
+        .and_then(|done| leave(&setup.directory, &result_of(setup.number), &done));
+    let answer = match result {
+        Ok(()) => WorkerStatus::WorkerResult,
+        Err(failure) => WorkerStatus::Failed {
+            exit: failure.exit() as i32,
+            message: failure.to_string().chars().take(MAX_MESSAGE_LENGTH).collect(),
+        },
+    };
+    send_answer(&channel, &answer)
+}
+
+fn follow(
+    channel: &Channel,
+    setup: &WorkerSetup,
+    segment: std::os::fd::OwnedFd,
+) -> Result<WorkerResult, Failure> {
+    if let Some(core) = setup.core {
+        pin(core)?;
+    }
+    let segment =
+        Segment::open(segment, LAYOUT).map_err(|error| Failure::failed(error.to_string()))?;
+    let me = Participant::from_number(setup.name);
+    let me = me.ok_or_else(|| Failure::failed("the worker's setup names no participant"))?;
+    let shared = SharedSegment::new(&segment, Some(me))?;
+    let ready = || {
+        send_answer(channel, &WorkerStatus::Ready)?;
+        channel.receive(SETUP_TIMEOUT).map_err(broken("waiting to begin")).map(drop)
+    };
+    match &setup.task {
+        Task::Alloc(work) => alloc::work(&shared, work, ready),
+        Task::Read(reading) => queue::read(&shared, reading, ready),
+        Task::Share(opening) => share::open(&shared, opening, ready),
+        Task::Transfer(target) => transfer::serve(&shared, target, ready),
+        Task::Topic(part) => topic::take(&shared, part, ready),
+    }
+}

@@ -1,0 +1,193 @@
+//! Things that one thread uses at a time, with a limit to how long the next one waits.
+
+use std::ffi::CStr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use ipc::{Doorbell, Interruption, LocalWords, WaitStrategy};
+
+use crate::failure::{Failure, Result};
+use crate::layout::Timeout;
+use crate::status::Status;
+
+/// Something that one thread uses at a time.
+#[derive(Debug)]
+pub(crate) struct Exclusive<T> {
+    /// None while somebody uses it.
+    inner: Mutex<Option<T>>,
+    returned: Doorbell<LocalWords>,
+    is_closed: AtomicBool,
+}
+
+impl<T> Exclusive<T> {
+    pub(crate) fn new(inner: T) -> Self {
+        Self {
+            inner: Mutex::new(Some(inner)),
+            returned: Doorbell::in_this_process(),
+            is_closed: AtomicBool::new(false),
+        }
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Option<T>> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for one's turn.
+    pub(crate) fn take(
+        &self,
+        operation: &'static CStr,
+        timeout: Timeout,
+    ) -> Result<ExclusiveGuard<'_, T>> {
+        let look = || match self.check(operation) {
+            Ok(()) => self.inner().take().map(Ok),
+            Err(failure) => Some(Err(failure)),
+        };
+        let found = match (look(), timeout) {
+            (None, Timeout::For(_) | Timeout::Forever) => {
+                let interruption = Interruption::watch();
+                self.returned.wait(&mut WaitStrategy::Block, timeout.end(), || {
+                    look().or_else(|| interruption.occurred().then(|| Err(interrupted(operation))))
+                })
+            }
+            (found, _) => found,
+        };
+        match (found, timeout) {
+            (Some(found), _) => Ok(ExclusiveGuard { inner: Some(found?), exclusive: self }),
+            (None, Timeout::Now) => Err(in_use(Status::WouldBlock, operation)),
+            (None, _) => Err(in_use(Status::DeadlineExceeded, operation)),
+        }
+    }
+
+    /// Uses it, when it is one's turn.
+    pub(crate) fn with<R>(
+        &self,
+        operation: &'static CStr,
+        timeout: Timeout,
+        act: impl FnOnce(&mut T) -> Result<R>,
+    ) -> Result<R> {
+        let mut taken = self.take(operation, timeout)?;
+        match &mut taken.inner {
+            Some(inner) => act(inner),
+            None => Err(closed(operation)),
+        }
+    }
+
+    /// Its handle was closed: whoever waits for it, or in it, should give up.
+    pub(crate) fn end(&self) {
+        self.is_closed.store(true, Ordering::Release);
+        self.returned.ring();
+    }
+
+    /// Fails once its handle was closed.
+    pub(crate) fn check(&self, operation: &'static CStr) -> Result<()> {
+        if self.is_closed.load(Ordering::Acquire) {
+            return Err(closed(operation));
+        }
+        Ok(())
+    }
+}
+
+fn in_use(status: Status, operation: &'static CStr) -> Failure {
+    Failure::new(status, operation, "another thread is using the handle")
+}
+
+fn interrupted(operation: &'static CStr) -> Failure {
+    let detail = "a signal handler ran in the waiting thread. Call again to go on";
+    Failure::new(Status::Interrupted, operation, detail)
+}
+
+fn closed(operation: &'static CStr) -> Failure {
+    Failure::new(Status::Closed, operation, "another thread closed the handle meanwhile")
+}
+
+/// One's turn, as long as it is held. What is removed and not put back is nobody's any more.
+#[derive(Debug)]
+pub(crate) struct ExclusiveGuard<'a, T> {
+    inner: Option<T>,
+    exclusive: &'a Exclusive<T>,
+}
+
+impl<T> ExclusiveGuard<'_, T> {
+    pub(crate) fn remove(&mut self) -> Option<T> {
+        self.inner.take()
+    }
+
+    pub(crate) fn put_back(&mut self, inner: T) {
+        self.inner = Some(inner);
+    }
+}
+
+impl<T> Drop for ExclusiveGuard<'_, T> {
+    fn drop(&mut self) {
+        if let Some(inner) = self.inner.take() {
+            *self.exclusive.inner() = Some(inner);
+            self.exclusive.returned.ring();
+        } else {
+            self.exclusive.end();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    use super::*;
+
+    fn value(exclusive: &Exclusive<i32>, timeout: Timeout) -> Result<i32> {
+        exclusive.with(c"test", timeout, |inner| Ok(*inner))
+    }
+
+    #[test]
+    fn the_next_one_gets_it_back() {
+        let exclusive = Exclusive::new(1);
+        exclusive
+            .with(c"test", Timeout::Now, |inner| {
+                *inner = 2;
+                Ok(())
+            })
+            .unwrap();
+        assert_eq!(value(&exclusive, Timeout::Forever), Ok(2));
+        let mut taken = exclusive.take(c"test", Timeout::Now).unwrap();
+        assert_eq!(taken.remove(), Some(2));
+        taken.put_back(3);
+        drop(taken);
+        assert_eq!(value(&exclusive, Timeout::Now), Ok(3));
+    }
+
+    #[test]
+    fn who_will_not_wait_is_told_so() {
+        let exclusive = Exclusive::new(1);
+        let _taken = exclusive.take(c"test", Timeout::Now).unwrap();
+        assert_eq!(value(&exclusive, Timeout::Now).unwrap_err().status, Status::WouldBlock);
+        let short = Timeout::For(Duration::from_millis(1));
+        assert_eq!(value(&exclusive, short).unwrap_err().status, Status::DeadlineExceeded);
+    }
+
+    #[test]
+    fn who_waits_hears_of_its_end() {
+        let exclusive = Arc::new(Exclusive::new(1));
+        let taken = exclusive.take(c"test", Timeout::Now).unwrap();
+        let (sender, receiver) = channel();
+        let waiting = std::thread::spawn({
+            let exclusive = Arc::clone(&exclusive);
+            move || {
+                sender.send(()).unwrap();
+                value(&exclusive, Timeout::Forever)
+            }
+        });
+        receiver.recv().unwrap();
+        exclusive.end();
+        assert_eq!(waiting.join().unwrap().unwrap_err().status, Status::Closed);
+        drop(taken);
+    }
+
+    #[test]
+    fn what_is_removed_is_nobodys_turn_any_more() {
+        let exclusive = Exclusive::new(1);
+        assert_eq!(exclusive.take(c"test", Timeout::Now).unwrap().remove(), Some(1));
+        assert_eq!(value(&exclusive, Timeout::Now).unwrap_err().status, Status::Closed);
+    }
+}

@@ -1,0 +1,158 @@
+//! The boundary: what C hands over is checked here, or is said to be trusted, and no panic
+//! gets past.
+//!
+//! [`export!`] declares the functions that C sees. Each argument names what it must be; what
+//! the body gets is safe to use.
+#![allow(unsafe_code)]
+
+mod argument;
+mod structure;
+
+use std::any::Any;
+use std::cell::Cell;
+use std::ffi::CStr;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr;
+
+use crate::failure::{self, Failure, Result};
+use crate::status::Status;
+
+pub(crate) use self::argument::{Address, Argument, Bytes, CallerRange, FromC, OutBytes, Text};
+pub(crate) use self::structure::{OptionalOutStruct, OptionalStruct, Out, OutStruct, Plain};
+
+/// Functions that C can call. Each says what it does, as its messages begin; an argument
+/// with a name in brackets before or behind it has that one's number of bytes.
+macro_rules! export {
+    ($(
+        $(#[$meta:meta])*
+        fn $name:ident($($([$before:ident])? $argument:ident: $type:ty $([$length:ident])?),* $(,)?)
+            -> $answer:ty,
+            $operation:literal $body:block
+    )*) => {$(
+        $(#[$meta])*
+        ///
+        /// # Safety
+        /// As the header says of the arguments.
+        #[allow(unsafe_code)]
+        #[unsafe(no_mangle)]
+        pub(crate) unsafe extern "C" fn $name(
+            $(
+                $($before: usize,)?
+                $argument: <$type as $crate::ffi::Argument>::Raw,
+                $($length: usize,)?
+            )*
+        ) -> $answer {
+            const OPERATION: &std::ffi::CStr = $operation;
+            #[allow(unused_imports)]
+            use $crate::ffi::FromC as _;
+            $crate::ffi::call(OPERATION, || {
+                $(
+                    // SAFETY: as below.
+                    unsafe {
+                        <$type as $crate::ffi::Argument>::clear($argument, 0 $(+ $length)?)
+                    };
+                )*
+                $(
+                    // SAFETY: the caller keeps to what the header says of this argument.
+                    let $argument = unsafe {
+                        <$type>::from_c(
+                            OPERATION, stringify!($argument), $argument $(, $before)? $(, $length)?
+                        )
+                    }?;
+                )*
+                $body
+            })
+        }
+    )*};
+}
+pub(crate) use export;
+
+/// What C gets to see of a [`Result`].
+pub(crate) trait Answer {
+    /// What the function gives on this side.
+    type Value;
+
+    fn done(value: Self::Value) -> Self;
+    fn failed(status: Status) -> Self;
+}
+
+impl Answer for i32 {
+    type Value = ();
+
+    fn done((): ()) -> Self {
+        Status::Ok as Self
+    }
+
+    fn failed(status: Status) -> Self {
+        status as Self
+    }
+}
+
+impl Answer for () {
+    type Value = ();
+
+    fn done((): ()) -> Self {}
+    fn failed(_: Status) -> Self {}
+}
+
+/// 0 if it failed.
+impl Answer for usize {
+    type Value = Self;
+
+    fn done(value: Self) -> Self {
+        value
+    }
+
+    fn failed(_: Status) -> Self {
+        0
+    }
+}
+
+/// NULL if it failed.
+impl<T> Answer for *mut T {
+    type Value = Self;
+
+    fn done(value: Self) -> Self {
+        value
+    }
+
+    fn failed(_: Status) -> Self {
+        ptr::null_mut()
+    }
+}
+
+thread_local! {
+    /// Does this thread run a callback of the host's?
+    pub(crate) static IN_CALLBACK: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs a function's body; if it fails, or panics, the thread's last error says why. A callback calls
+/// none: it may run while the library holds a lock.
+pub(crate) fn call<A: Answer>(
+    operation: &'static CStr,
+    body: impl FnOnce() -> Result<A::Value>,
+) -> A {
+    let body = || match IN_CALLBACK.get() {
+        true => Err(Failure::invalid(operation, "called from the log callback")),
+        false => body(),
+    };
+    let outcome = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| {
+        Err(Failure::new(Status::Panicked, operation, panic_message(&*panic)))
+    });
+    match outcome {
+        Ok(value) => A::done(value),
+        Err(failure) => {
+            let status = failure.status;
+            failure::set_last_error(failure);
+            A::failed(status)
+        }
+    }
+}
+
+fn panic_message(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("panic without a message")
+}
+
+#[cfg(test)]
+mod tests;

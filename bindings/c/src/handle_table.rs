@@ -1,0 +1,172 @@
+//! What the open handles of one kind name.
+
+use std::ffi::CStr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::failure::{Failure, Result};
+use crate::handle::{Handle, Kind, MAX_HANDLES};
+use crate::status::Status;
+
+/// What the open handles of one kind name.
+#[derive(Debug)]
+pub(crate) struct HandleTable<K> {
+    forks: u8,
+    slots: Mutex<Slots<K>>,
+}
+
+#[derive(Debug)]
+struct Slots<K> {
+    all: Vec<Slot<K>>,
+    free: Vec<u32>,
+}
+
+#[derive(Debug)]
+struct Slot<K> {
+    /// Changes whenever it is vacated, so that old handles do not fit what comes next.
+    generation: u32,
+    object: Option<Arc<K>>,
+}
+
+impl<K: Kind> HandleTable<K> {
+    pub(crate) fn new(forks: u8) -> Self {
+        let slots = Slots { all: Vec::new(), free: Vec::new() };
+        Self { forks, slots: Mutex::new(slots) }
+    }
+
+    fn slots(&self) -> MutexGuard<'_, Slots<K>> {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gives it a name.
+    pub(crate) fn open(&self, operation: &'static CStr, object: Arc<K>) -> Result<Handle<K>> {
+        let mut slots = self.slots();
+        let number = match slots.free.pop() {
+            Some(number) => number,
+            None if slots.all.len() == MAX_HANDLES => {
+                let detail = format!("{MAX_HANDLES} {}s are open already", K::NAME);
+                return Err(Failure::new(Status::TooMany, operation, detail));
+            }
+            None => {
+                slots.all.push(Slot { generation: 1, object: None });
+                slots.all.len() as u32 - 1
+            }
+        };
+        let slot = &mut slots.all[number as usize];
+        slot.object = Some(object);
+        Ok(Handle::new(number, slot.generation, self.forks))
+    }
+
+    /// Looks it up.
+    pub(crate) fn find(&self, operation: &'static CStr, handle: Handle<K>) -> Result<Arc<K>> {
+        self.check_forks(operation, handle)?;
+        let slots = self.slots();
+        let slot = slots.all.get(handle.slot as usize);
+        let slot = slot.filter(|slot| slot.generation == handle.generation);
+        match slot.and_then(|slot| slot.object.as_ref()) {
+            Some(object) => Ok(Arc::clone(object)),
+            None => Err(closed(operation, handle)),
+        }
+    }
+
+    /// Takes its name away.
+    pub(crate) fn close(&self, operation: &'static CStr, handle: Handle<K>) -> Result<Arc<K>> {
+        self.check_forks(operation, handle)?;
+        let mut slots = self.slots();
+        let slot = slots.all.get_mut(handle.slot as usize);
+        let slot = slot.filter(|slot| slot.generation == handle.generation);
+        let Some((slot, object)) = slot.and_then(|slot| {
+            let object = slot.object.take()?;
+            Some((slot, object))
+        }) else {
+            return Err(closed(operation, handle));
+        };
+        slot.generation = slot.generation.wrapping_add(1);
+        slots.free.push(handle.slot);
+        Ok(object)
+    }
+
+    /// Handles that are open.
+    pub(crate) fn count(&self) -> usize {
+        let slots = self.slots();
+        slots.all.len() - slots.free.len()
+    }
+
+    fn check_forks(&self, operation: &'static CStr, handle: Handle<K>) -> Result<()> {
+        if handle.forks == self.forks {
+            return Ok(());
+        }
+        let detail = format!("this {} belongs to the parent process (fork)", K::NAME);
+        Err(Failure::new(Status::Forked, operation, detail))
+    }
+}
+
+fn closed<K: Kind>(operation: &'static CStr, handle: Handle<K>) -> Failure {
+    let word = handle.pointer().addr();
+    let detail = format!("the {} {word:#x} was closed", K::NAME);
+    Failure::new(Status::BadHandle, operation, detail)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, PartialEq)]
+    struct Cup(u32);
+    impl Kind for Cup {
+        const NUMBER: u64 = 5;
+        const NAME: &'static str = "cup";
+    }
+
+    fn status<T: std::fmt::Debug>(result: Result<T>) -> Status {
+        result.unwrap_err().status
+    }
+
+    #[test]
+    fn what_is_open_is_found_and_what_is_closed_is_not() {
+        let table = HandleTable::new(0);
+        let (one, two) = (
+            table.open(c"test", Arc::new(Cup(1))).unwrap(),
+            table.open(c"test", Arc::new(Cup(2))).unwrap(),
+        );
+        assert_eq!(*table.find(c"test", one).unwrap(), Cup(1));
+        assert_eq!(*table.close(c"test", one).unwrap(), Cup(1));
+        assert_eq!(status(table.find(c"test", one)), Status::BadHandle);
+        assert_eq!(status(table.close(c"test", one)), Status::BadHandle);
+        assert_eq!(*table.find(c"test", two).unwrap(), Cup(2));
+        assert_eq!(table.count(), 1);
+    }
+
+    #[test]
+    fn an_old_handle_does_not_fit_what_came_after() {
+        let table = HandleTable::new(0);
+        let old = table.open(c"test", Arc::new(Cup(1))).unwrap();
+        table.close(c"test", old).unwrap();
+        let new = table.open(c"test", Arc::new(Cup(2))).unwrap();
+        assert_eq!(old.slot, new.slot);
+        assert_eq!(status(table.close(c"test", old)), Status::BadHandle);
+        assert_eq!(*table.find(c"test", new).unwrap(), Cup(2));
+    }
+
+    #[test]
+    fn a_handle_of_another_process_is_told() {
+        let (parent, child) = (HandleTable::new(0), HandleTable::new(1));
+        let handle = parent.open(c"test", Arc::new(Cup(1))).unwrap();
+        assert_eq!(status(child.find(c"test", handle)), Status::Forked);
+        assert_eq!(status(child.close(c"test", handle)), Status::Forked);
+    }
+
+    #[test]
+    fn places_that_never_were_are_no_handles() {
+        let table = HandleTable::<Cup>::new(0);
+        assert_eq!(status(table.find(c"test", Handle::new(9, 1, 0))), Status::BadHandle);
+    }
+
+    #[test]
+    fn who_uses_it_keeps_it() {
+        let table = HandleTable::new(0);
+        let handle = table.open(c"test", Arc::new(Cup(7))).unwrap();
+        let used = table.find(c"test", handle).unwrap();
+        drop(table.close(c"test", handle).unwrap());
+        assert_eq!(*used, Cup(7));
+    }
+}

@@ -1,0 +1,313 @@
+//! The thread that drives a ring while its user does not.
+//!
+//! Most providers move data only while their queue is looked at. A user of the ring does that in its
+//! calls; between them this thread does. It leaves the port alone while calls follow each other: so a
+//! call finds the lock free and costs what it costs without the thread. About a millisecond after the
+//! last call it takes the port, sleeps in the queue, and goes on with what comes; the next call wakes
+//! it, and has the port as soon as that is done.
+//!
+//! Some rings have to be looked after though the queue has nothing: those that are told of by messages.
+//! The thread does so all the time while they move, and in pauses that grow to 10 ms once they do not.
+//!
+//! It also looks whether the TCP connection to the other side has ended.
+
+use std::io::{ErrorKind as IoKind, Read};
+use std::net::{SocketAddr, TcpStream};
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use super::super::port::{Port, PortEvent};
+use super::OPERATION;
+use crate::waiting::Backoff;
+use crate::{Error, ErrorKind, Result, Waker};
+
+/// How long after the last call the thread takes the port.
+const CHECK_INTERVAL: Duration = Duration::from_millis(1);
+/// The same while one call goes on and on: its end wakes the thread.
+const MAX_CHECK_INTERVAL: Duration = Duration::from_millis(50);
+/// How long a sleep in the queue is, at most.
+const MAX_SLEEP: Duration = Duration::from_millis(50);
+/// Pauses of the thread where a provider has nothing to sleep on.
+const PAUSE: Duration = Duration::from_millis(1);
+/// How long a ring that nothing wakes the thread for is looked after without pauses, once nothing of it
+/// moves any more.
+const ACTIVE_PERIOD: Duration = Duration::from_millis(5);
+/// Pauses after that: the first one, and the longest.
+const SLEEP_STEPS: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(10));
+/// Turns without anything after which a call that waits may sleep.
+const IDLE_POLLS: u32 = 200;
+/// How long after the end of the TCP connection something may still come by the fabric.
+const DISCONNECT_GRACE: Duration = Duration::from_millis(200);
+/// How long a call waits in one go, before it looks whether the other side is gone.
+pub(super) const WAIT_SLICE: Duration = Duration::from_millis(20);
+
+/// A port with its thread.
+#[derive(Debug)]
+pub(super) struct ProgressThread {
+    // First: it is joined before the port is closed.
+    thread: JoinOnDrop,
+    shared: Arc<Shared>,
+    peer: SocketAddr,
+    provider: String,
+}
+
+#[derive(Debug)]
+struct JoinOnDrop {
+    shared: Arc<Shared>,
+    handle: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    port: Mutex<Port>,
+    waker: Waker,
+    /// A call waits for the port that the thread has.
+    is_port_wanted: AtomicBool,
+    stop_requested: AtomicBool,
+    /// Calls that have ended.
+    calls: AtomicU64,
+    /// The thread sleeps for longer than a tick, and wants to know of the end of a call.
+    is_in_long_sleep: AtomicBool,
+    /// Since when the TCP connection is known to have ended.
+    disconnected_at: OnceLock<Instant>,
+}
+
+/// The port, during a call.
+#[derive(Debug)]
+pub(super) struct PortGuard<'a> {
+    port: MutexGuard<'a, Port>,
+    progress_thread: &'a ProgressThread,
+}
+
+impl ProgressThread {
+    pub(super) fn start(
+        mut port: Port,
+        stream: TcpStream,
+        peer: SocketAddr,
+        provider: String,
+    ) -> Result<Self> {
+        let waker = port.parts().1.waker();
+        let shared = Arc::new(Shared {
+            port: Mutex::new(port),
+            waker,
+            is_port_wanted: AtomicBool::new(false),
+            stop_requested: AtomicBool::new(false),
+            calls: AtomicU64::new(0),
+            is_in_long_sleep: AtomicBool::new(false),
+            disconnected_at: OnceLock::new(),
+        });
+        let run = {
+            let shared = Arc::clone(&shared);
+            move || shared.run(&stream)
+        };
+        let spawned = std::thread::Builder::new().name("fabricast-ring".into()).spawn(run);
+        let handle =
+            spawned.map_err(|error| Error::from_io_error(OPERATION, &"its thread", &error))?;
+        let thread = JoinOnDrop { shared: Arc::clone(&shared), handle: Some(handle) };
+        Ok(Self { thread, shared, peer, provider })
+    }
+
+    pub(super) fn peer(&self) -> SocketAddr {
+        self.peer
+    }
+
+    pub(super) fn provider(&self) -> &str {
+        &self.provider
+    }
+
+    /// Takes the port for a call.
+    ///
+    /// # Errors
+    /// `NotSupported` in a forked child: it does not have the thread that may hold the port, so it would
+    /// wait for it without end.
+    pub(super) fn call(&self, operation: &'static str) -> Result<PortGuard<'_>> {
+        let shared = &*self.shared;
+        if shared.waker.is_inherited() {
+            let detail =
+                "the ring belongs to the parent process. Connect another one in the forked child";
+            return Err(self.error(ErrorKind::NotSupported, operation, detail));
+        }
+        let port = match shared.port.try_lock() {
+            Ok(port) => port,
+            Err(TryLockError::Poisoned(port)) => port.into_inner(),
+            Err(TryLockError::WouldBlock) => {
+                shared.is_port_wanted.store(true, Ordering::SeqCst);
+                // Where the thread cannot be woken it looks soon.
+                shared.waker.wake_best_effort();
+                let port = shared.port.lock().unwrap_or_else(PoisonError::into_inner);
+                shared.is_port_wanted.store(false, Ordering::SeqCst);
+                port
+            }
+        };
+        Ok(PortGuard { port, progress_thread: self })
+    }
+
+    /// An error of this operation, about the other side.
+    pub(super) fn error(
+        &self,
+        kind: ErrorKind,
+        operation: &'static str,
+        detail: impl Into<String>,
+    ) -> Error {
+        let error = Error::new(kind, operation, detail.into());
+        error.with_provider(&self.provider).with_peer(self.peer.to_string())
+    }
+
+    /// Refuses to wait for a side that is gone, once nothing of it can be on its way any more.
+    pub(super) fn check_peer(&self, operation: &'static str) -> Result<()> {
+        match self.shared.disconnected_at.get() {
+            Some(since) if since.elapsed() >= DISCONNECT_GRACE => Err(self.error(
+                ErrorKind::ConnectionLost,
+                operation,
+                "the other side is gone and did not close the ring: its program ended, or its \
+                 connection broke",
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// Ends the thread, and closes the endpoint.
+    pub(super) fn close(self) -> Result<()> {
+        let Self { thread, shared, .. } = self;
+        drop(thread);
+        match Arc::into_inner(shared) {
+            Some(shared) => {
+                shared.port.into_inner().unwrap_or_else(PoisonError::into_inner).close()
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for JoinOnDrop {
+    fn drop(&mut self) {
+        // A forked child has no such thread, which it would wait for without end.
+        if self.shared.waker.is_inherited() {
+            std::mem::forget(self.handle.take());
+            return;
+        }
+        self.shared.stop_requested.store(true, Ordering::SeqCst);
+        self.shared.waker.wake_best_effort();
+        if let Some(handle) = self.handle.take() {
+            handle.thread().unpark();
+            // It does not panic; if it did, there is nothing to be done for it here.
+            let _ = handle.join();
+        }
+    }
+}
+
+impl PortGuard<'_> {
+    /// Waits for something to do, by turns: first it looks, then it sleeps.
+    pub(super) fn progress(&mut self, idle: &mut u32, longest: Duration) -> Result<()> {
+        let is_idle = *idle >= IDLE_POLLS;
+        let progress = if is_idle { self.port.wait(longest)? } else { self.port.progress()? };
+        match progress {
+            PortEvent::Idle => {
+                *idle = idle.saturating_add(1);
+                if !is_idle {
+                    self.port.pause();
+                }
+            }
+            PortEvent::Ring | PortEvent::Other(_) => *idle = 0,
+        }
+        Ok(())
+    }
+}
+
+impl Deref for PortGuard<'_> {
+    type Target = Port;
+
+    fn deref(&self) -> &Port {
+        &self.port
+    }
+}
+
+impl DerefMut for PortGuard<'_> {
+    fn deref_mut(&mut self) -> &mut Port {
+        &mut self.port
+    }
+}
+
+impl Drop for PortGuard<'_> {
+    fn drop(&mut self) {
+        let shared = &*self.progress_thread.shared;
+        shared.calls.fetch_add(1, Ordering::SeqCst);
+        if shared.is_in_long_sleep.load(Ordering::SeqCst)
+            && let Some(handle) = &self.progress_thread.thread.handle
+        {
+            handle.thread().unpark();
+        }
+    }
+}
+
+impl Shared {
+    fn run(&self, stream: &TcpStream) {
+        let mut tick = CHECK_INTERVAL;
+        while !self.stop_requested.load(Ordering::SeqCst) {
+            self.is_in_long_sleep.store(tick > CHECK_INTERVAL, Ordering::SeqCst);
+            let calls = self.calls.load(Ordering::SeqCst);
+            std::thread::park_timeout(tick);
+            self.watch(stream);
+            if self.calls.load(Ordering::SeqCst) != calls {
+                tick = CHECK_INTERVAL;
+                continue;
+            }
+            match self.port.try_lock() {
+                // What failed fails again, and is told to the user by its next call.
+                Ok(mut port) => {
+                    tick = if self.drive(&mut port, stream) {
+                        CHECK_INTERVAL
+                    } else {
+                        MAX_CHECK_INTERVAL
+                    }
+                }
+                Err(TryLockError::WouldBlock) => tick = (2 * tick).min(MAX_CHECK_INTERVAL),
+                Err(TryLockError::Poisoned(_)) => return,
+            }
+        }
+    }
+
+    /// Drives the port until a call wants it. False if the queue is of no use.
+    fn drive(&self, port: &mut Port, stream: &TcpStream) -> bool {
+        let is_port_wanted = || {
+            self.is_port_wanted.load(Ordering::SeqCst) || self.stop_requested.load(Ordering::SeqCst)
+        };
+        port.parts().1.set_max_pause(PAUSE);
+        let mut works = true;
+        let (mut moved, mut nap) = (Instant::now(), None);
+        while works && !is_port_wanted() {
+            match port.wait_with_max_sleep(MAX_SLEEP, nap) {
+                Ok(PortEvent::Idle) => {
+                    self.watch(stream);
+                    if moved.elapsed() >= ACTIVE_PERIOD {
+                        nap =
+                            Some(nap.map_or(SLEEP_STEPS.0, |nap: Duration| {
+                                (2 * nap).min(SLEEP_STEPS.1)
+                            }));
+                    }
+                }
+                Ok(PortEvent::Ring | PortEvent::Other(_)) => (moved, nap) = (Instant::now(), None),
+                Err(_) => works = false,
+            }
+        }
+        port.parts().1.set_max_pause(Backoff::MAX_PAUSE);
+        works
+    }
+
+    /// Looks whether the TCP connection has ended. Nothing comes by it, so that whatever does is an end,
+    /// too.
+    fn watch(&self, mut stream: &TcpStream) {
+        if self.disconnected_at.get().is_some() {
+            return;
+        }
+        match stream.read(&mut [0; 8]) {
+            Err(error) if matches!(error.kind(), IoKind::WouldBlock | IoKind::Interrupted) => {}
+            Ok(_) | Err(_) => {
+                let _ = self.disconnected_at.set(Instant::now());
+            }
+        }
+    }
+}

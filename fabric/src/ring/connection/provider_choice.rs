@@ -1,0 +1,114 @@
+//! The provider that both sides of a ring have, and an endpoint of it.
+
+use std::net::{IpAddr, SocketAddr};
+
+use super::super::port::Port;
+use super::super::queue_budget::queue_entries;
+use super::OPERATION;
+use super::frame::{MAX_PROVIDERS, ProviderProtocol};
+use crate::{
+    AddressVector, Capabilities, CompletionQueue, Domain, Endpoint, EndpointKind, Error, ErrorKind,
+    Locality, Offer, Policy, Query, QueueOptions, Requirements, Result, Verdict, select,
+};
+
+/// A port, and where its peer's address is inserted.
+#[derive(Debug)]
+pub(super) struct LocalPort {
+    pub(super) port: Port,
+    pub(super) addresses: AddressVector,
+}
+
+/// The address that an endpoint is to be bound to, if that is known yet.
+pub(super) fn bind_address(local: SocketAddr) -> Option<IpAddr> {
+    let local = local.ip().to_canonical();
+    (!local.is_unspecified()).then_some(local)
+}
+
+/// What may be taken at an address of this machine, best first. What never leaves the machine may be
+/// taken only if it is required: a TCP connection between two containers of one machine says nothing of
+/// memory that they share.
+pub(super) fn usable_providers(
+    local: Option<IpAddr>,
+    policy: &Policy,
+) -> Result<Vec<(ProviderProtocol, Offer)>> {
+    policy.check()?;
+    let is_asked = !policy.require.is_empty();
+    let is_near = is_asked || local.is_none_or(|local| local.is_loopback());
+    let reach = if is_near { Locality::SameMachine } else { Locality::OtherMachines };
+    let (mut found, mut refused) = (Vec::new(), Vec::new());
+    // Without immediates there are still messages.
+    for immediate_bytes in [4, 0] {
+        let need = Requirements { immediate_bytes, ..Requirements::ring(reach) };
+        let mut query = Query::new(EndpointKind::Rdm).caps(need.caps);
+        if let Some(local) = local {
+            query = query.source(local.to_string());
+        }
+        let mut offers = match query.offers() {
+            Err(error) if error.kind() == ErrorKind::NoProvider => {
+                refused.push(error.to_string());
+                continue;
+            }
+            offers => offers?,
+        };
+        offers.retain(|offer| is_asked || offer.capabilities().reaches_other_machines);
+        let candidates: Vec<&Offer> = offers.iter().collect();
+        let (choice, order) = select(&candidates, &need, policy);
+        let mut offers: Vec<_> = offers.into_iter().map(Some).collect();
+        for (candidate, at) in choice.candidates.iter().zip(order) {
+            let Some(offer) = offers[at].take() else { continue };
+            if candidate.verdict == Verdict::Refused {
+                let reason = format!("{}: {}", candidate.provider, candidate.reasons.join("; "));
+                refused.push(reason);
+                continue;
+            }
+            let wire = provider_protocol_of(offer.capabilities());
+            if found.len() < MAX_PROVIDERS && found.iter().all(|(known, _)| *known != wire) {
+                found.push((wire, offer));
+            }
+        }
+    }
+    if found.is_empty() {
+        refused.dedup();
+        let detail = format!("no provider of this machine is permitted: {}", refused.join(" | "));
+        return Err(Error::new(ErrorKind::NoProvider, OPERATION, detail));
+    }
+    Ok(found)
+}
+
+fn provider_protocol_of(facts: &Capabilities) -> ProviderProtocol {
+    ProviderProtocol {
+        name: facts.wire_name().to_owned(),
+        protocol: facts.protocol,
+        address_format: facts.address_format,
+    }
+}
+
+/// The best one here that the other side has, too.
+pub(super) fn common_provider(
+    ours: Vec<(ProviderProtocol, Offer)>,
+    theirs: &[ProviderProtocol],
+) -> Result<(ProviderProtocol, Offer)> {
+    let names = |wires: &mut dyn Iterator<Item = &ProviderProtocol>| {
+        let names: Vec<_> = wires.map(|wire| wire.name.escape_debug().to_string()).collect();
+        names.join(", ")
+    };
+    let here = names(&mut ours.iter().map(|(wire, _)| wire));
+    ours.into_iter().find(|(wire, _)| theirs.contains(wire)).ok_or_else(|| {
+        let detail = format!(
+            "the reader may take {here}, the writer {}: none in common",
+            names(&mut theirs.iter())
+        );
+        Error::new(ErrorKind::NoProvider, OPERATION, detail)
+    })
+}
+
+/// An endpoint of this offer, for one ring.
+pub(super) fn open(offer: &Offer) -> Result<LocalPort> {
+    let domain = Domain::open(offer)?;
+    let addresses = AddressVector::open(&domain)?;
+    let size = queue_entries(domain.capabilities());
+    let options = QueueOptions { size, ..QueueOptions::default() };
+    let mut queue = CompletionQueue::open_with(&domain, options)?;
+    let endpoint = Endpoint::builder(&domain).addresses(&addresses).queue(&mut queue).open()?;
+    Ok(LocalPort { port: Port::new(endpoint, queue), addresses })
+}

@@ -1,0 +1,333 @@
+//! Lanes that a port has beside its own endpoint, for large messages of all its rings.
+//!
+//! Each has a thread, which writes the chunks that it is given and hears the notices that come by
+//! it. Everything else is the port's: the order of chunks, credit, ends.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::{Arc, MutexGuard, PoisonError};
+
+use super::super::chunk_poster::{ChunkPoster, SenderInstance};
+use super::super::geometry::MAX_CHUNKS;
+use super::super::memory::{RegistrationScope, RingMemory};
+use super::super::notify::NotifyMode;
+use super::super::ring_offer::{LaneOffer, RingOffer};
+use super::super::writer_state::Chunk;
+use super::lane::{
+    EventSender, Lane, LaneEvent, LaneJob, LaneResources, PortWaker, RetainedMemory,
+};
+use super::{LaneSet, OpenLane};
+use crate::{
+    Address, AddressVector, Domain, Error, ErrorKind, MemoryRegion, MrMode, Peer, Result, Waker,
+};
+
+const OPERATION: &str = "opening a port's lanes";
+
+/// The lanes of a port but for its own endpoint. They are numbered from 1 on.
+#[derive(Debug)]
+pub(in super::super) struct ExtraLanes {
+    lanes: Vec<ExtraLane>,
+    events: Receiver<LaneEvent>,
+    port_waker: Arc<PortWaker>,
+    retained: RetainedMemory,
+    /// Jobs that there was no place for, and that have to be done.
+    pending_jobs: VecDeque<(usize, LaneJob)>,
+    /// Why they are of no use any more.
+    pub(in super::super) broken: Option<Error>,
+}
+
+#[derive(Debug)]
+struct ExtraLane {
+    lane: Lane,
+    domain: Domain,
+    addresses: AddressVector,
+    address: Address,
+    credit_memory: MemoryRegion,
+    peers: PeerCache,
+}
+
+/// Peers of a lane, by their addresses: what they are called stays with the lane's endpoint, whether
+/// they do or not, so there are not more than a peer should need that comes again and again.
+#[derive(Debug, Default)]
+struct PeerCache(HashMap<Address, Peer>);
+
+impl PeerCache {
+    const MAX_PEERS: usize = 4096;
+
+    fn find(
+        &mut self,
+        address: &Address,
+        insert: impl FnOnce(&Address) -> Result<Peer>,
+    ) -> Result<Peer> {
+        if let Some(peer) = self.0.get(address) {
+            return Ok(*peer);
+        }
+        if self.0.len() >= Self::MAX_PEERS {
+            let detail = format!(
+                "a lane has {} peer addresses, the maximum. Replace the endpoint",
+                Self::MAX_PEERS
+            );
+            return Err(Error::new(ErrorKind::ResourceExhausted, "opening a ring", detail));
+        }
+        let peer = insert(address)?;
+        self.0.insert(address.clone(), peer);
+        Ok(peer)
+    }
+}
+
+impl ExtraLanes {
+    /// Starts these lanes' threads. Who sleeps in a queue with this waker is woken by them.
+    pub(in super::super) fn start(lane_set: LaneSet, waker: Waker) -> Result<Self> {
+        let refuse =
+            |detail: &'static str| Err(Error::new(ErrorKind::NotSupported, OPERATION, detail));
+        let all = &lane_set.lanes;
+        let facts = || all.iter().map(|lane| lane.endpoint.domain().capabilities());
+        if facts().any(|facts| facts.mr_mode.contains(MrMode::ENDPOINT)) {
+            return refuse(
+                "this provider binds memory to an endpoint (FI_MR_ENDPOINT). Use one lane",
+            );
+        }
+        if facts().any(|facts| NotifyMode::Immediate.check(facts).is_err()) {
+            return refuse("this provider has no immediates of 32 bits with writes. Use one lane");
+        }
+        if all.iter().any(|lane| lane.queue.waker().wake().is_err()) {
+            return refuse(
+                "a thread that sleeps in this provider's completion queue cannot be woken. Use one lane",
+            );
+        }
+        let port_waker = Arc::new(PortWaker::new(waker));
+        let (sender, events) = sync_channel(MAX_CHUNKS as usize + 1024);
+        let retained = RetainedMemory::default();
+        let mut lanes = Vec::with_capacity(all.len());
+        for (number, opened) in (1..).zip(lane_set.lanes) {
+            let (mut posted_receives, address) =
+                (opened.posted_receives(), opened.endpoint.address()?);
+            let OpenLane { mut endpoint, mut queue, addresses, credit_memory } = opened;
+            let domain = endpoint.domain().clone();
+            posted_receives.expect(&endpoint, NotifyMode::Immediate)?;
+            posted_receives.refill(&mut endpoint, &mut queue)?;
+            let (held, retained) = (credit_memory.clone(), RetainedMemory::clone(&retained));
+            let resources =
+                LaneResources { endpoint, queue, posted_receives, credit_memory: held, retained };
+            let event_sender =
+                EventSender { events: sender.clone(), port_waker: Arc::clone(&port_waker) };
+            let lane = Lane::start(number, resources, event_sender)?;
+            let peers = PeerCache::default();
+            lanes.push(ExtraLane { lane, domain, addresses, address, credit_memory, peers });
+        }
+        Ok(Self {
+            lanes,
+            events,
+            port_waker,
+            retained,
+            pending_jobs: VecDeque::new(),
+            broken: None,
+        })
+    }
+
+    pub(in super::super) fn len(&self) -> usize {
+        self.lanes.len()
+    }
+
+    /// Where each can be reached.
+    pub(in super::super) fn addresses(&self) -> impl Iterator<Item = &Address> {
+        self.lanes.iter().map(|one| &one.address)
+    }
+
+    pub(in super::super) fn domain(&self, lane: usize) -> Option<&Domain> {
+        self.lanes.get(lane.checked_sub(1)?).map(|one| &one.domain)
+    }
+
+    /// Where memory is registered that is written through the first so many of them.
+    pub(in super::super) fn registration_scopes(&self, count: usize) -> Vec<RegistrationScope<'_>> {
+        self.lanes
+            .iter()
+            .take(count)
+            .map(|one| RegistrationScope::domain_only(&one.domain))
+            .collect()
+    }
+
+    /// Where notices without a chunk are written.
+    pub(in super::super) fn credit_memories(&self) -> impl Iterator<Item = &MemoryRegion> {
+        self.lanes.iter().map(|one| &one.credit_memory)
+    }
+
+    fn retained(&self) -> MutexGuard<'_, Vec<Arc<RingMemory>>> {
+        self.retained.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A ring's memory is given out to be written through them.
+    pub(in super::super) fn retain_memory(&self, memory: Arc<RingMemory>) {
+        self.sweep();
+        self.retained().push(memory);
+    }
+
+    /// Lets go of what nobody else has: that was let go of when nothing more could come.
+    pub(in super::super) fn sweep(&self) {
+        self.retained().retain(|memory| Arc::strong_count(memory) > 1);
+    }
+
+    /// The most addresses of peers that one of them has.
+    pub(in super::super) fn max_peers(&self) -> usize {
+        self.lanes.iter().map(|one| one.peers.0.len()).max().unwrap_or(0)
+    }
+
+    /// Takes note of who will write by the first of them, from these addresses.
+    pub(in super::super) fn insert_addresses(&mut self, writer: &[Address]) -> Result<()> {
+        for (one, address) in self.lanes.iter_mut().zip(writer) {
+            one.peers.find(address, |address| one.addresses.insert(address))?;
+        }
+        Ok(())
+    }
+
+    /// Opens a ring's writing side on the first of them, to the peers at these addresses.
+    pub(in super::super) fn open(
+        &mut self,
+        peers: &[Address],
+        offer: &RingOffer,
+        instance: SenderInstance,
+    ) -> Result<()> {
+        let geometry = offer.geometry()?;
+        let further: Vec<&LaneOffer> = offer.lanes.iter().skip(1).collect();
+        let is_possible = further.len() == peers.len()
+            && peers.len() <= self.lanes.len()
+            && offer.notify == NotifyMode::Immediate;
+        if !is_possible {
+            let detail = format!(
+                "{} peer addresses for {} offered lanes, {} lanes here, notified by {}",
+                peers.len() + 1,
+                offer.lanes.len(),
+                self.lanes.len() + 1,
+                offer.notify.name()
+            );
+            return Err(Error::new(ErrorKind::MalformedDescriptor, "opening a ring", detail));
+        }
+        let mut chunk_posters = Vec::with_capacity(peers.len());
+        for ((one, address), ring_offer) in self.lanes.iter_mut().zip(peers).zip(further) {
+            let peer = one.peers.find(address, |address| one.addresses.insert(address))?;
+            let (scope, mode) =
+                (RegistrationScope::domain_only(&one.domain), (offer.notify, offer.tagged));
+            chunk_posters
+                .push(ChunkPoster::new(scope, peer, ring_offer, mode, geometry, instance)?);
+        }
+        for (number, chunk_poster) in (1..).zip(chunk_posters) {
+            self.queue_job(number, LaneJob::Open(Box::new(chunk_poster)));
+        }
+        Ok(())
+    }
+
+    /// Gives a lane a chunk to write. False if it has too much to do.
+    pub(in super::super) fn write(
+        &self,
+        lane: usize,
+        instance: SenderInstance,
+        chunk: Chunk,
+        payload: Option<(MemoryRegion, usize)>,
+    ) -> bool {
+        // What is owed may be that the ring is opened there.
+        let is_job_pending = self.pending_jobs.iter().any(|(number, _)| *number == lane);
+        let one = lane.checked_sub(1).and_then(|place| self.lanes.get(place));
+        !is_job_pending
+            && one.is_some_and(|one| {
+                one.lane.send_job(LaneJob::Write { instance, chunk, payload }).is_ok()
+            })
+    }
+
+    /// Nothing more will be given to be written to a ring.
+    pub(in super::super) fn stop(&mut self, instance: SenderInstance) {
+        (1..=self.lanes.len()).for_each(|number| self.queue_job(number, LaneJob::Stop(instance)));
+    }
+
+    /// A ring is gone.
+    pub(in super::super) fn close(&mut self, instance: SenderInstance) {
+        (1..=self.lanes.len()).for_each(|number| self.queue_job(number, LaneJob::Close(instance)));
+    }
+
+    fn queue_job(&mut self, lane: usize, job: LaneJob) {
+        self.pending_jobs.push_back((lane, job));
+        self.send_pending();
+    }
+
+    /// Gives what is owed, in its order.
+    fn send_pending(&mut self) {
+        while let Some((number, job)) = self.pending_jobs.pop_front() {
+            let Some(one) = self.lanes.get(number - 1) else { continue };
+            if let Err(job) = one.lane.send_job(job) {
+                if one.lane.is_stopped() {
+                    continue;
+                }
+                self.pending_jobs.push_front((number, job));
+                return;
+            }
+        }
+    }
+
+    /// The next thing that a lane told.
+    #[inline]
+    pub(in super::super) fn next(&mut self) -> Option<LaneEvent> {
+        if !self.pending_jobs.is_empty() {
+            self.send_pending();
+        }
+        self.events.try_recv().ok()
+    }
+
+    /// Has something to be done that nobody wakes us for?
+    pub(in super::super) fn needs_polling(&self) -> bool {
+        !self.pending_jobs.is_empty()
+    }
+
+    /// Says that the port is about to sleep in its queue, and looks at what there is once more
+    /// after this; or that it does not any more.
+    pub(in super::super) fn set_sleeping(&self, is_asleep: bool) {
+        self.port_waker.set_sleeping(is_asleep);
+    }
+
+    /// Ends the threads and closes the endpoints.
+    ///
+    /// # Errors
+    /// `DeadlineExceeded` if one hangs in the provider. It keeps what peers may write to.
+    pub(in super::super) fn shut_down(mut self) -> Result<()> {
+        self.lanes.iter().for_each(|one| one.lane.request_stop());
+        let hang = self.lanes.iter_mut().filter_map(|one| (!one.lane.shut_down()).then_some(()));
+        match hang.count() {
+            0 => Ok(()),
+            count => {
+                let detail = format!("{count} threads hang in the provider");
+                Err(Error::new(ErrorKind::DeadlineExceeded, "closing a port's lanes", detail))
+            }
+        }
+    }
+}
+
+impl Drop for ExtraLanes {
+    fn drop(&mut self) {
+        self.lanes.iter().for_each(|one| one.lane.request_stop());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{CompletionQueue, Endpoint, EndpointKind, Query};
+
+    #[test]
+    fn there_is_an_end_to_addresses() {
+        let offer = Query::new(EndpointKind::Rdm).source("127.0.0.1").first().unwrap();
+        let domain = Domain::open(&offer).unwrap();
+        let addresses = AddressVector::open(&domain).unwrap();
+        let mut queue = CompletionQueue::open(&domain).unwrap();
+        let endpoint =
+            Endpoint::builder(&domain).addresses(&addresses).queue(&mut queue).open().unwrap();
+        let some = addresses.insert(&endpoint.address().unwrap()).unwrap();
+        let mut peers = PeerCache::default();
+        let address = |number: usize| Address(number.to_le_bytes().to_vec());
+        for number in 0..PeerCache::MAX_PEERS {
+            peers.find(&address(number), |_| Ok(some)).unwrap();
+        }
+        let refused = peers.find(&address(PeerCache::MAX_PEERS), |_| Ok(some)).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::ResourceExhausted);
+        // Those that are known come again.
+        let never = |_: &Address| Err(Error::new(ErrorKind::Closed, "test", "it is known"));
+        assert_eq!(peers.find(&address(0), never).unwrap(), some);
+    }
+}

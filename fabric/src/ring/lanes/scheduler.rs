@@ -1,0 +1,190 @@
+//! Which lane a chunk goes by: no threads, no clock, no wire.
+//!
+//! Each lane's rate is what it was seen to complete while it had something to do. A chunk
+//! goes where it is expected to be done first. So a lane that is half as fast gets half as
+//! much, and one that stands still gets nothing more than what it has.
+
+/// How much a lane completes before its rate is looked at again.
+const RATE_WINDOW: u64 = 1 << 20;
+/// How much of the old rate is kept.
+const OLD_RATE_WEIGHT: f64 = 0.75;
+
+#[derive(Debug, Clone)]
+struct LaneRate {
+    /// Bytes that were posted and are not done.
+    in_flight: u64,
+    /// Bytes per nanosecond. None: nothing is known yet.
+    rate: Option<f64>,
+    /// Bytes that were done since the rate was last looked at, and the time that it took,
+    /// without that in which there was nothing to do.
+    done: u64,
+    busy: u64,
+    busy_since: u64,
+}
+
+/// Spreads chunks over lanes.
+#[derive(Debug)]
+pub(in super::super) struct LaneScheduler {
+    lanes: Vec<LaneRate>,
+    most_in_flight: u64,
+    /// Lanes before this one are never picked.
+    first: usize,
+}
+
+impl LaneScheduler {
+    /// Over so many lanes, from this one on, each with so much on its way at most (or one chunk).
+    pub(super) fn new(lanes: usize, first: usize, most_in_flight: u64) -> Self {
+        let lane = LaneRate { in_flight: 0, rate: None, done: 0, busy: 0, busy_since: 0 };
+        Self { lanes: vec![lane; lanes], most_in_flight, first }
+    }
+
+    /// The lane for a chunk of so many bytes; None if all have enough to do.
+    pub(super) fn pick_lane(&self, length: u64) -> Option<usize> {
+        // Of a lane that nothing is known of the best is expected: so it is tried.
+        let lanes = || self.lanes.iter().enumerate().skip(self.first);
+        let rates = lanes().filter_map(|(_, lane)| lane.rate);
+        let best =
+            rates.fold(None, |best: Option<f64>, rate| Some(best.map_or(rate, |b| b.max(rate))));
+        let best = best.unwrap_or(1.0);
+        let mut picked = None;
+        for (number, lane) in lanes() {
+            let is_full = lane.in_flight > 0 && lane.in_flight + length > self.most_in_flight;
+            if is_full {
+                continue;
+            }
+            let time = (lane.in_flight + length) as f64 / lane.rate.unwrap_or(best);
+            if picked.is_none_or(|(_, shortest)| time < shortest) {
+                picked = Some((number, time));
+            }
+        }
+        picked.map(|(number, _)| number)
+    }
+
+    /// A chunk was given to a lane, at this time in nanoseconds.
+    pub(super) fn posted(&mut self, lane: usize, length: u64, now: u64) {
+        let lane = &mut self.lanes[lane];
+        if lane.in_flight == 0 {
+            lane.busy_since = now;
+        }
+        // Also a chunk of nothing is something to do.
+        lane.in_flight += length.max(1);
+    }
+
+    /// A chunk is done, at this time in nanoseconds.
+    pub(super) fn done(&mut self, lane: usize, length: u64, now: u64) {
+        let lane = &mut self.lanes[lane];
+        lane.in_flight = lane.in_flight.saturating_sub(length.max(1));
+        lane.done += length;
+        lane.busy += now.saturating_sub(lane.busy_since);
+        lane.busy_since = now;
+        if lane.done >= RATE_WINDOW && lane.busy > 0 {
+            let rate = lane.done as f64 / lane.busy as f64;
+            lane.rate = Some(
+                lane.rate
+                    .map_or(rate, |old| old * OLD_RATE_WEIGHT + rate * (1.0 - OLD_RATE_WEIGHT)),
+            );
+            (lane.done, lane.busy) = (0, 0);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Lanes that take a fixed time for a byte each, in simulated time; gives the share of the
+    /// bytes that each got, and how long it took.
+    fn run(nanoseconds_per_byte: &[f64], chunks: u64, length: u64) -> (Vec<f64>, u64) {
+        let mut scheduler = LaneScheduler::new(nanoseconds_per_byte.len(), 0, 4 * length);
+        let mut queues: Vec<Vec<u64>> = vec![Vec::new(); nanoseconds_per_byte.len()];
+        let mut got = vec![0_u64; nanoseconds_per_byte.len()];
+        let mut now = 0;
+        let mut sent = 0;
+        while sent < chunks || queues.iter().any(|queue| !queue.is_empty()) {
+            while sent < chunks
+                && let Some(lane) = scheduler.pick_lane(length)
+            {
+                let time = (length as f64 * nanoseconds_per_byte[lane]) as u64;
+                let start = queues[lane].last().copied().unwrap_or(now).max(now);
+                queues[lane].push(start + time);
+                scheduler.posted(lane, length, now);
+                got[lane] += length;
+                sent += 1;
+            }
+            // The next that is done.
+            let ends = queues.iter().enumerate();
+            let next = ends.filter_map(|(lane, queue)| queue.first().map(|end| (*end, lane))).min();
+            let Some((end, lane)) = next else { break };
+            queues[lane].remove(0);
+            now = end;
+            scheduler.done(lane, length, now);
+        }
+        assert!(scheduler.lanes.iter().all(|lane| lane.in_flight == 0));
+        let total: u64 = got.iter().sum();
+        (got.iter().map(|bytes| *bytes as f64 / total as f64).collect(), now)
+    }
+
+    #[test]
+    fn equal_lanes_get_equal_shares() {
+        let (shares, took) = run(&[1.0; 4], 4000, 1 << 18);
+        assert!(shares.iter().all(|share| (share - 0.25).abs() < 0.01), "{shares:?}");
+        // A fourth of what one lane would take.
+        assert!((took as f64) < 1.02 * 1000.0 * f64::from(1 << 18), "{took}");
+    }
+
+    #[test]
+    fn shares_follow_rates() {
+        let (shares, took) = run(&[1.0, 2.0, 4.0], 7000, 1 << 18);
+        for (share, expected) in shares.iter().zip([4.0 / 7.0, 2.0 / 7.0, 1.0 / 7.0]) {
+            assert!((share - expected).abs() < 0.03, "{shares:?}");
+        }
+        let best = 7000.0 * f64::from(1 << 18) / 1.75;
+        assert!((took as f64) < 1.03 * best, "{took} against {best}");
+    }
+
+    #[test]
+    fn what_is_known_of_lanes_that_are_never_picked_does_not_count() {
+        let mut scheduler = LaneScheduler::new(3, 1, 4 << 20);
+        // The first one is much faster than both others, whatever goes by it, and has nothing to do.
+        for now in 0..10 {
+            scheduler.posted(0, 1 << 20, now * 1000);
+            scheduler.done(0, 1 << 20, now * 1000 + 1);
+        }
+        let mut got = [0; 3];
+        while let Some(lane) = scheduler.pick_lane(1 << 20) {
+            scheduler.posted(lane, 1 << 20, 20_000);
+            got[lane] += 1;
+        }
+        assert_eq!(got, [0, 4, 4]);
+        // Of the third nothing is known: it is taken to be like the second, not like the first.
+        for now in [1, 2, 3, 4] {
+            scheduler.done(1, 1 << 20, 20_000 + now * 1_000_000);
+        }
+        scheduler.posted(1, 1 << 20, 5_000_000);
+        for _ in 0..3 {
+            scheduler.done(2, 1, 5_000_000);
+        }
+        assert_eq!(scheduler.pick_lane(1 << 20), Some(1));
+    }
+
+    #[test]
+    fn a_lane_that_stands_still_holds_up_no_more_than_it_has() {
+        let mut scheduler = LaneScheduler::new(2, 0, 4 << 20);
+        let mut to_the_dead = 0;
+        for now in 0..1000 {
+            while let Some(lane) = scheduler.pick_lane(1 << 20) {
+                scheduler.posted(lane, 1 << 20, now * 1000);
+                if lane == 1 {
+                    to_the_dead += 1;
+                }
+                if lane == 0 {
+                    break;
+                }
+            }
+            if now > 0 {
+                scheduler.done(0, 1 << 20, now * 1000);
+            }
+        }
+        assert!(to_the_dead <= 4, "{to_the_dead}");
+    }
+}

@@ -1,0 +1,208 @@
+//! What one lane has of one ring that is written.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use super::super::chunk_poster::{ChunkPoster, Posted};
+use super::super::writer_state::Chunk;
+use super::lane::LaneEvent;
+use crate::{CompletionQueue, Endpoint, Error, ErrorKind, MemoryRegion};
+
+/// How long what was given for a ring that is not written any more may wait for room in the
+/// provider, which never makes any for a peer that is gone.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// A lane's share of a ring.
+#[derive(Debug)]
+pub(super) struct LaneSendQueue {
+    chunk_poster: ChunkPoster,
+    /// What is still to be posted.
+    waiting: VecDeque<(Chunk, Option<(MemoryRegion, usize)>)>,
+    /// A chunk was not written: no later one is.
+    is_broken: bool,
+    is_closed: bool,
+    /// No more chunks will be given; those that are still to be posted then are not.
+    stop_deadline: Option<Instant>,
+}
+
+impl LaneSendQueue {
+    pub(super) fn new(chunk_poster: ChunkPoster) -> Self {
+        let waiting = VecDeque::new();
+        Self { chunk_poster, waiting, is_broken: false, is_closed: false, stop_deadline: None }
+    }
+
+    /// A chunk that is to be written. True if it is the only one.
+    pub(super) fn push(&mut self, chunk: Chunk, payload: Option<(MemoryRegion, usize)>) -> bool {
+        if self.is_broken {
+            // Whoever gave it does not know yet, and will hear that nothing is read any more.
+            return false;
+        }
+        self.waiting.push_back((chunk, payload));
+        self.waiting.len() == 1
+    }
+
+    /// No more chunks will come.
+    pub(super) fn stop(&mut self) {
+        self.stop_deadline.get_or_insert_with(|| Instant::now() + CLOSE_TIMEOUT);
+    }
+
+    /// And nobody wants to hear of those that came.
+    pub(super) fn close(&mut self) {
+        self.is_closed = true;
+        self.stop();
+    }
+
+    pub(super) fn has_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// Is nothing on its way, or waiting to be?
+    pub(super) fn is_idle(&self) -> bool {
+        self.waiting.is_empty() && self.chunk_poster.unfinished() == 0
+    }
+
+    pub(super) fn is_stopped(&self) -> bool {
+        self.is_closed && self.is_idle()
+    }
+
+    /// Posts what there is room for. True if anything was.
+    pub(super) fn write(
+        &mut self,
+        endpoint: &mut Endpoint,
+        queue: &mut CompletionQueue,
+        lane: usize,
+        report: impl Fn(LaneEvent),
+    ) -> bool {
+        let mut has_written = false;
+        while let Some((chunk, payload)) = self.waiting.front() {
+            let body = payload.as_ref().map(|(region, from)| (region, *from));
+            match self.chunk_poster.post(endpoint, queue, chunk, body) {
+                Ok(Posted::No) if self.stop_deadline.is_some_and(|end| Instant::now() > end) => {
+                    let detail = "the provider had no room within 1 s after the ring was closed";
+                    let error = Error::new(ErrorKind::Closed, "writing to a ring", detail);
+                    report(self.write_failed(lane, error));
+                    break;
+                }
+                Ok(Posted::No) => break,
+                Ok(Posted::Sent) => {}
+                Ok(Posted::Copied) => {
+                    let bytes = chunk.header.payload.into();
+                    report(self.done(lane, bytes));
+                }
+                Err(error) => {
+                    report(self.write_failed(lane, error));
+                    break;
+                }
+            }
+            has_written = true;
+            self.waiting.pop_front();
+        }
+        has_written
+    }
+
+    /// One of a slot's writes completed.
+    pub(super) fn completed(&mut self, lane: usize, slot: u16) -> Option<LaneEvent> {
+        match self.chunk_poster.completed(slot) {
+            Some(bytes) => Some(self.done(lane, bytes.into())),
+            // It may be the first of two, of a chunk whose second one nobody will post: then there
+            // is nothing that would tell that nothing is read any more.
+            None => (self.is_broken && self.is_idle()).then(|| self.done(lane, 0)),
+        }
+    }
+
+    /// One of a slot's writes failed.
+    pub(super) fn failed(&mut self, lane: usize, slot: u16, error: Error) -> LaneEvent {
+        self.chunk_poster.failed(slot);
+        self.write_failed(lane, error)
+    }
+
+    fn done(&self, lane: usize, bytes: u64) -> LaneEvent {
+        LaneEvent::Completed {
+            lane,
+            instance: self.chunk_poster.instance(),
+            bytes,
+            completed_to: self.completed_to(),
+        }
+    }
+
+    fn write_failed(&mut self, lane: usize, error: Error) -> LaneEvent {
+        self.is_broken = true;
+        self.waiting.clear();
+        LaneEvent::WriteFailed {
+            lane,
+            instance: self.chunk_poster.instance(),
+            completed_to: self.completed_to(),
+            error,
+        }
+    }
+
+    fn completed_to(&self) -> u64 {
+        match self.is_broken && self.is_idle() {
+            // Of what was not posted nothing will be.
+            true => u64::MAX,
+            false => self.chunk_poster.completed_to(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::chunk_poster::SenderInstance;
+    use super::super::super::geometry::{ChunkLayout, RingGeometry};
+    use super::super::super::memory::RegistrationScope;
+    use super::super::super::notify::NotifyMode;
+    use super::super::super::ring_offer::LaneOffer;
+    use super::super::super::writer_state::WriterState;
+    use super::*;
+    use crate::{Access, AddressVector, Domain, EndpointKind, HostMemory, Query};
+
+    const RING: u64 = 64 << 10;
+
+    /// Of a ring in the memory of a device, of which headers are written first: that of a chunk was,
+    /// and there was no room for its payload, nor ever will be.
+    #[test]
+    fn a_chunk_that_was_half_posted_holds_up_nobody_once_it_is_given_up() {
+        let offer = Query::new(EndpointKind::Rdm).source("127.0.0.1").first().unwrap();
+        let domain = Domain::open(&offer).unwrap();
+        let addresses = AddressVector::open(&domain).unwrap();
+        let mut queue = CompletionQueue::open(&domain).unwrap();
+        let endpoint =
+            Endpoint::builder(&domain).addresses(&addresses).queue(&mut queue).open().unwrap();
+        let peer = addresses.insert(&endpoint.address().unwrap()).unwrap();
+        let memory = HostMemory::zeroed(RING as usize).unwrap();
+        let region = domain.register(memory, Access::REMOTE_WRITE).unwrap();
+        let place = region.describe().unwrap();
+        let ring_offer =
+            LaneOffer { ring: place.clone(), headers: Some(place.clone()), credit_memory: place };
+        let geometry = RingGeometry::new(RING, 0).unwrap().with_layout(ChunkLayout::SeparateHeader);
+        let (instance, mode) =
+            (SenderInstance { sender_index: 0, generation: 1 }, (NotifyMode::Immediate, false));
+        let scope = RegistrationScope::of(&endpoint);
+        let chunk_poster =
+            ChunkPoster::new(scope, peer, &ring_offer, mode, geometry, instance).unwrap();
+        let mut writer = WriterState::new(geometry, 1, 1000);
+        let mut message = writer.begin(0, 3000);
+        let chunks = [(); 2].map(|()| {
+            let chunk = writer.plan_within(&message, u64::MAX).unwrap();
+            writer.commit(&mut message, &chunk);
+            chunk
+        });
+
+        let mut send_queue = LaneSendQueue::new(chunk_poster);
+        let slot = send_queue.chunk_poster.begin_partial_chunk(&chunks[0]).unwrap();
+        assert_eq!(chunks.map(|chunk| send_queue.push(chunk, None)), [true, false]);
+        send_queue.close();
+        let error = Error::new(ErrorKind::Closed, "test", "not wanted any more");
+        // Its header may still be read.
+        match send_queue.write_failed(1, error) {
+            LaneEvent::WriteFailed { completed_to: 0, .. } => {}
+            event => panic!("{event:?}"),
+        }
+        assert!(!send_queue.is_stopped() && send_queue.chunk_poster.unfinished() == 1);
+        match send_queue.completed(1, slot) {
+            Some(LaneEvent::Completed { lane: 1, bytes: 0, completed_to: u64::MAX, .. }) => {}
+            event => panic!("{event:?}"),
+        }
+        assert!(send_queue.is_stopped());
+    }
+}

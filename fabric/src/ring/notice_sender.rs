@@ -1,0 +1,191 @@
+//! Says what has no chunk: credit, and ends.
+
+use super::credit::{self, Credit};
+use super::memory::{RegistrationScope, bind_or_enable};
+use super::notify::{CREDIT_NOTICE_LEN, NOTICE_LEN, NOTICE_TAG, NotifyMode, ordered_write_limit};
+use crate::endpoint::{InjectOutcome, LocalSegment, RemoteTarget};
+use crate::{
+    Access, Caps, CompletionQueue, Domain, Endpoint, Error, ErrorKind, HostMemory, MemoryRegion,
+    Peer, PostOptions, RemoteMemory, RemoteRegion, Result, TransferFlags,
+};
+
+/// The token of what is written, where it cannot be injected.
+pub(super) const NOTICE_TOKEN: u64 = 0x5361_6964 << 32;
+/// The token of what is said last, and is known to have come once it completes: this, and
+/// a number that the caller chooses.
+pub(super) const LAST_NOTICE_TOKEN: u64 = 0x4c61_7374 << 32;
+
+/// The token of a credit that the next one waits for: this, and a number that the caller
+/// chooses.
+const CREDIT_TOKEN: u64 = 0x4372_6564 << 32;
+
+/// The number of the credit that a token names.
+#[inline]
+pub(super) fn parse_credit_token(token: u64) -> Option<u32> {
+    (token >> 32 == CREDIT_TOKEN >> 32).then_some(token as u32)
+}
+
+/// Says bits to one peer, in the form that its ring is told in.
+#[derive(Debug)]
+pub(super) struct NoticeSender {
+    pub(super) mode: NotifyMode,
+    /// Do messages to the peer have a tag?
+    tagged: bool,
+    peer: Peer,
+    /// Where a write goes that brings them.
+    credit_memory: RemoteMemory,
+    /// Where in it credit goes.
+    credit_offset: u64,
+    /// What it is written from, where it is not injected.
+    words: MemoryRegion,
+}
+
+impl NoticeSender {
+    pub(super) fn new(
+        scope: RegistrationScope<'_>,
+        (mode, tagged): (NotifyMode, bool),
+        peer: Peer,
+        (credit_memory, credit_offset): (&RemoteRegion, usize),
+    ) -> Result<Self> {
+        let domain = scope.domain;
+        if mode == NotifyMode::Message {
+            let caps = domain.capabilities().caps;
+            let needed = if tagged { Caps::TAGGED } else { Caps::MESSAGE };
+            if !caps.contains(needed) {
+                let with = if tagged { "with" } else { "without" };
+                let detail =
+                    format!("the peer wants messages {with} tags, which this domain does not have");
+                return Err(Error::new(ErrorKind::NotSupported, "opening a ring", detail));
+            }
+        }
+        let credit_memory = domain.attach(credit_memory)?;
+        let credit_offset = credit_offset as u64;
+        if credit_memory.len() < credit_offset + credit::LENGTH as u64 {
+            let detail =
+                format!("the offered credit memory has only {} bytes", credit_memory.len());
+            return Err(Error::new(ErrorKind::MalformedDescriptor, "opening a ring", detail));
+        }
+        let words = domain.register(HostMemory::zeroed(credit::LENGTH)?, Access::WRITE)?;
+        bind_or_enable(&words, scope)?;
+        Ok(Self { mode, tagged, peer, credit_memory, credit_offset, words })
+    }
+
+    /// Says bits. Nobody is told of a ring that is polled. False if there is no room now.
+    #[inline]
+    pub(super) fn send_notice(
+        &self,
+        endpoint: &mut Endpoint,
+        queue: &mut CompletionQueue,
+        bits: u32,
+    ) -> Result<bool> {
+        match self.mode {
+            NotifyMode::Immediate => self.write(endpoint, queue, &[0; 8], 0, Some(bits.into())),
+            NotifyMode::Message => {
+                let tag = self.tagged.then_some(NOTICE_TAG);
+                endpoint.try_inject(queue, self.peer, &bits.to_le_bytes(), tag)
+            }
+            NotifyMode::Polling => Ok(true),
+        }
+    }
+
+    /// As [`send_notice`](Self::send_notice), for the last time before the endpoint is closed: a completion with
+    /// the token [`LAST_NOTICE_TOKEN`] and this number tells that it came. None if there is no telling: then it
+    /// was said. False if there is no room now.
+    pub(super) fn send_last_notice(
+        &self,
+        endpoint: &mut Endpoint,
+        queue: &mut CompletionQueue,
+        bits: u32,
+        number: u32,
+    ) -> Result<Option<bool>> {
+        if self.mode != NotifyMode::Immediate {
+            return Ok((!self.send_notice(endpoint, queue, bits)?).then_some(false));
+        }
+        let options = PostOptions::token(LAST_NOTICE_TOKEN | u64::from(number))
+            .flags(TransferFlags::DELIVERY_COMPLETE);
+        self.write_words(endpoint, queue, (8, 0), Some(bits.into()), &options).map(Some)
+    }
+
+    /// May a credit overtake an earlier one, and hide it in the one place that both are written
+    /// to? Messages have a place each.
+    pub(super) fn credits_may_reorder(&self, domain: &Domain) -> bool {
+        let ordered = ordered_write_limit(domain.capabilities());
+        self.mode == NotifyMode::Immediate && ordered < credit::LENGTH as u64
+    }
+
+    /// Tells a writer how far its reader is. With a number, a completion says that the credit
+    /// arrived, and [names](parse_credit_token) it. False if there is no room now.
+    pub(super) fn send_credit(
+        &self,
+        endpoint: &mut Endpoint,
+        queue: &mut CompletionQueue,
+        (bits, credit): (u32, Credit),
+        number: Option<u32>,
+    ) -> Result<bool> {
+        let (credit, data) = (credit.encode(), Some(bits.into()));
+        match (self.mode, number) {
+            (NotifyMode::Immediate, Some(number)) => {
+                self.words.write(0, &credit)?;
+                let options = PostOptions::token(CREDIT_TOKEN | u64::from(number))
+                    .flags(TransferFlags::DELIVERY_COMPLETE);
+                self.write_words(
+                    endpoint,
+                    queue,
+                    (credit.len(), self.credit_offset),
+                    data,
+                    &options,
+                )
+            }
+            (NotifyMode::Immediate, None) => {
+                self.write(endpoint, queue, &credit, self.credit_offset, data)
+            }
+            (NotifyMode::Polling, _) => {
+                self.write(endpoint, queue, &credit, self.credit_offset, None)
+            }
+            (NotifyMode::Message, _) => {
+                let mut bytes = [0; CREDIT_NOTICE_LEN];
+                bytes[..NOTICE_LEN].copy_from_slice(&bits.to_le_bytes());
+                bytes[NOTICE_LEN..].copy_from_slice(&credit);
+                endpoint.try_inject(queue, self.peer, &bytes, self.tagged.then_some(NOTICE_TAG))
+            }
+        }
+    }
+
+    #[inline]
+    fn write(
+        &self,
+        endpoint: &mut Endpoint,
+        queue: &mut CompletionQueue,
+        bytes: &[u8],
+        offset: u64,
+        data: Option<u64>,
+    ) -> Result<bool> {
+        let target = RemoteTarget { memory: &self.credit_memory, offset };
+        match endpoint.try_inject_write(queue, self.peer, bytes, target, data)? {
+            InjectOutcome::Accepted => return Ok(true),
+            InjectOutcome::WouldBlock => return Ok(false),
+            InjectOutcome::NotSupported => {}
+        }
+        // What an earlier one is written from may change under it: it then tells more.
+        self.words.write(0, bytes)?;
+        let options = PostOptions::token(NOTICE_TOKEN);
+        self.write_words(endpoint, queue, (bytes.len(), offset), data, &options)
+    }
+
+    fn write_words(
+        &self,
+        endpoint: &mut Endpoint,
+        queue: &mut CompletionQueue,
+        (length, offset): (usize, u64),
+        data: Option<u64>,
+        options: &PostOptions,
+    ) -> Result<bool> {
+        let target = RemoteTarget { memory: &self.credit_memory, offset };
+        let words = [LocalSegment { region: &self.words, offset: 0, length }];
+        endpoint.try_write_segments(queue, self.peer, &words, target, data, options)
+    }
+
+    pub(super) fn peer(&self) -> Peer {
+        self.peer
+    }
+}

@@ -1,0 +1,316 @@
+//! Further lanes: endpoints with a domain and a thread each, for large messages of all rings.
+
+use super::super::lanes::{ExtraLanes, LaneEvent, LaneSet};
+use super::super::notify::NotifyMode;
+use super::super::receiver::{RingOptions, RingReceiver};
+use super::super::ring_offer::{RingAnswer, RingOffer};
+use super::super::sender::Pushed;
+use super::super::writer_state::Message;
+use super::events::{queue_receiver_event, queue_sender_event};
+use super::opening::free_index;
+use super::{Port, PortEvent, ReceiverId, SenderId, find};
+use crate::{Address, Domain, Error, ErrorKind, Memory, Peer, RegionSlice, Result};
+
+impl Port {
+    /// Starts further lanes, each a thread with an endpoint of its own, by which large messages of
+    /// all rings can go beside the port's endpoint: of rings that are
+    /// [offered](Self::offer_on_lanes) and [accepted](Self::accept_on_lanes) so. The threads sleep while
+    /// nothing happens.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use fabric::ring::*;
+    /// use fabric::*;
+    ///
+    /// let offer = Query::new(EndpointKind::Rdm).source("127.0.0.1").first()?;
+    /// let domain = Domain::open(&offer)?;
+    /// let addresses = AddressVector::open(&domain)?;
+    /// let mut queue = CompletionQueue::open(&domain)?;
+    /// let endpoint = Endpoint::builder(&domain).addresses(&addresses).queue(&mut queue).open()?;
+    /// let peer = addresses.insert(&endpoint.address()?)?;
+    /// let mut port = Port::new(endpoint, queue);
+    /// let further = Domain::open(&offer)?;
+    /// port.add_lanes(LaneSet::open_on(&[further])?)?;
+    /// // To itself, for once.
+    /// let options = RingOptions::new(port.endpoint(), 1 << 20)?;
+    /// let reading = port.offer_on_lanes(&options, 2, HostMemory::zeroed(1 << 20)?)?;
+    /// let (ring_offer, further) = (port.ring_offer(reading)?, port.lane_addresses());
+    /// let (writing, answer) = port.accept_on_lanes(peer, &further, &ring_offer, 64 << 10)?;
+    /// port.connect(reading, peer, &answer)?;
+    ///
+    /// // Memory is registered for each lane that writes from it.
+    /// let memory = std::sync::Arc::new(HostMemory::from_vec(vec![7; 512 << 10])?);
+    /// let regions = (0..port.lanes()).map(|lane| {
+    ///     let domain = port.lane_domain(lane).expect("there are so many");
+    ///     domain.register(std::sync::Arc::clone(&memory), Access::WRITE)
+    /// });
+    /// let regions = regions.collect::<Result<Vec<_>>>()?;
+    /// let mut message = port.begin(writing, 3, 512 << 10)?;
+    /// while !message.is_written() {
+    ///     if let Some(lane) = port.pick_lane(writing, 64 << 10)? {
+    ///         port.push_on_lane(lane, writing, &mut message, &regions[lane].all(), 0)?;
+    ///     }
+    ///     while let Some(view) = port.take(reading)? {
+    ///         assert_eq!(view.header().topic, 3);
+    ///     }
+    ///     let _ = port.wait(Duration::from_millis(1))?;
+    /// }
+    /// # Ok::<(), fabric::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// `InvalidArgument` if there are some already; `NotSupported` where memory belongs to an
+    /// endpoint, where immediates are not told, or where nothing wakes a thread that sleeps.
+    pub fn add_lanes(&mut self, lanes: LaneSet) -> Result<()> {
+        if self.extra_lanes.is_some() {
+            let detail = "the port has extra lanes already";
+            return Err(Error::new(ErrorKind::InvalidArgument, "opening a port's lanes", detail));
+        }
+        for (facts, entries) in lanes.queues() {
+            self.queue_budget.limit(facts, entries);
+        }
+        self.extra_lanes = Some(Box::new(ExtraLanes::start(lanes, self.queue.waker())?));
+        Ok(())
+    }
+
+    /// How many lanes there are, with the port's endpoint. As long as none of them
+    /// [broke](Self::lane_error): then there is but that.
+    #[must_use]
+    pub fn lanes(&self) -> usize {
+        let usable = self.extra_lanes.as_ref().filter(|lanes| lanes.broken.is_none());
+        1 + usable.map_or(0, |lanes| lanes.len())
+    }
+
+    /// Why further lanes are of no use any more, if they are not. All rings that went by them are
+    /// broken. What they were given is only certainly not read or written any more when the port is
+    /// [renewed](Self::renew), or closed.
+    #[must_use]
+    pub fn lane_error(&self) -> Option<&Error> {
+        self.extra_lanes.as_ref()?.broken.as_ref()
+    }
+
+    /// Where the further lanes can be reached, in their order.
+    #[must_use]
+    pub fn lane_addresses(&self) -> Vec<Address> {
+        self.extra_lanes.iter().flat_map(|lanes| lanes.addresses().cloned()).collect()
+    }
+
+    /// Addresses of peers' lanes that the further lanes have, the most of one: they stay, and are
+    /// bounded, until the port is [renewed](Self::renew).
+    #[must_use]
+    pub fn lane_peer_count(&self) -> usize {
+        self.extra_lanes.as_ref().map_or(0, |lanes| lanes.max_peers())
+    }
+
+    /// The domain of a lane, of which the port's own is the first: memory that is written by a
+    /// lane is registered there.
+    #[must_use]
+    pub fn lane_domain(&self, lane: usize) -> Option<&Domain> {
+        match lane {
+            0 => Some(self.endpoint.domain()),
+            _ => self.extra_lanes.as_ref()?.domain(lane),
+        }
+    }
+
+    /// As [`offer`](Self::offer), in memory that the caller made: of a device, or shared with other
+    /// processes. To be written by so many lanes, of which the endpoint is the first; by fewer, if
+    /// there are not so many, or the ring is not told of by immediates.
+    ///
+    /// # Errors
+    /// As [`offer`](Self::offer); `OutOfBounds` if the memory is too small.
+    pub fn offer_on_lanes(
+        &mut self,
+        options: &RingOptions,
+        lanes: usize,
+        memory: impl Memory,
+    ) -> Result<ReceiverId> {
+        let further = match options.notify {
+            NotifyMode::Immediate => lanes.min(self.lanes()).saturating_sub(1),
+            NotifyMode::Message | NotifyMode::Polling => 0,
+        };
+        let sender_index = (free_index(&self.receivers, self.next_ring)?, self.next_epoch());
+        let limits = (options, &self.queue_budget);
+        let registration_scopes = self
+            .extra_lanes
+            .as_ref()
+            .map(|lanes| lanes.registration_scopes(further))
+            .unwrap_or_default();
+        let receiver =
+            RingReceiver::open(&self.endpoint, &registration_scopes, sender_index, limits, memory)?;
+        if let Some(lanes) = self.extra_lanes.as_ref().filter(|_| further > 0) {
+            lanes.retain_memory(receiver.memory());
+        }
+        self.insert_receiver(sender_index.0, receiver)
+    }
+
+    /// Takes note of who will write by the further lanes, from these addresses: its
+    /// [lanes](Self::lane_addresses), in their order. Some providers drop what comes from an
+    /// endpoint whose address they do not have. So this comes before a ring's
+    /// [terms](Self::terms) are given to its writer, whose own address is
+    /// [inserted](crate::AddressVector::insert) by then.
+    ///
+    /// # Errors
+    /// What the provider says of an address; `ResourceExhausted` if there were too many of them.
+    pub fn insert_lane_addresses(&mut self, writer: &[Address]) -> Result<()> {
+        self.extra_lanes.as_mut().map_or(Ok(()), |lanes| lanes.insert_addresses(writer))
+    }
+
+    /// As [`accept`](Self::accept), for a ring that is to be written by several lanes: as many as
+    /// the offer has, which reach the peer at these addresses beside that of its endpoint.
+    ///
+    /// # Errors
+    /// As [`accept`](Self::accept); `MalformedDescriptor` for another number of addresses, or more
+    /// than there are lanes here; `ResourceExhausted` if there were too many of them.
+    pub fn accept_on_lanes(
+        &mut self,
+        peer: Peer,
+        further: &[Address],
+        offer: &RingOffer,
+        max_payload: u64,
+    ) -> Result<(SenderId, RingAnswer)> {
+        if further.len() >= self.lanes() || offer.lanes.len() != further.len() + 1 {
+            let detail = format!(
+                "{} addresses of extra lanes for a ring of {} lanes, {} lanes here",
+                further.len(),
+                offer.lanes.len(),
+                self.lanes()
+            );
+            return Err(Error::new(ErrorKind::MalformedDescriptor, "opening a ring", detail));
+        }
+        let (id, answer) = self.accept(peer, offer, max_payload)?;
+        if !further.is_empty()
+            && let Some(lanes) = &mut self.extra_lanes
+        {
+            let sender = find(&mut self.senders, id.0)?;
+            if let Err(error) = lanes.open(further, offer, sender.instance()) {
+                self.drop_sender(id);
+                return Err(error);
+            }
+            sender.stripe_over(further.len() + 1);
+        }
+        Ok((id, answer))
+    }
+
+    /// By which lane the next chunk of a ring is to go, of about so many bytes; None if all have
+    /// enough to do. Of four and more it is never the first: who drives the port has the others to
+    /// look after, and what small messages, credit and ends go by is not kept waiting.
+    ///
+    /// # Errors
+    /// `Closed` if there is no such ring.
+    #[inline]
+    pub fn pick_lane(&self, id: SenderId, bytes: u64) -> Result<Option<usize>> {
+        Ok(self.sender(id)?.pick_lane(bytes))
+    }
+
+    /// As [`push_part`](Self::push_part), by this lane: the part is memory of its domain.
+    ///
+    /// # Errors
+    /// As [`push_part`](Self::push_part); `OutOfBounds` for a lane by which the ring does not go.
+    #[inline]
+    pub fn push_on_lane(
+        &mut self,
+        lane: usize,
+        id: SenderId,
+        message: &mut Message,
+        part: &RegionSlice,
+        at: u64,
+    ) -> Result<Pushed> {
+        let sender = find(&mut self.senders, id.0)?;
+        match &self.extra_lanes {
+            Some(lanes) if lane > 0 => sender.push_on_lane((lanes, lane), message, part, at),
+            _ => self.push_part(id, message, part, at),
+        }
+    }
+
+    /// Nothing more will be written to a ring, whose reader may be gone: what was given to lanes,
+    /// and was not posted since the provider has no room for it, is let go of within a second. So
+    /// [`unfinished`](super::super::RingSender::unfinished) says nothing, sooner or later.
+    pub fn stop_sender(&mut self, id: SenderId) {
+        if let (Some(lanes), Ok(sender)) = (&mut self.extra_lanes, find(&mut self.senders, id.0))
+            && sender.stop()
+        {
+            lanes.stop(sender.instance());
+        }
+    }
+
+    /// Every other turn is the lanes', if they told something.
+    pub(super) fn progress_lanes(&mut self) -> Option<PortEvent> {
+        self.are_lanes_next = !self.are_lanes_next;
+        (self.are_lanes_next && self.handle_lane_event()).then_some(PortEvent::Ring)
+    }
+
+    /// Is something to be done for the lanes that nobody wakes us for?
+    pub(super) fn has_pending_lane_jobs(&self) -> bool {
+        self.extra_lanes.as_ref().is_some_and(|lanes| lanes.needs_polling())
+    }
+
+    /// Has the lanes wake the queue's sleeper. True if one told something just now.
+    pub(super) fn set_lanes_sleeping(&mut self) -> bool {
+        let Some(lanes) = &self.extra_lanes else { return false };
+        // Of rings that were closed while somebody had views of them.
+        lanes.sweep();
+        lanes.set_sleeping(true);
+        self.handle_lane_event()
+    }
+
+    pub(super) fn clear_lanes_sleeping(&self) {
+        if let Some(lanes) = &self.extra_lanes {
+            lanes.set_sleeping(false);
+        }
+    }
+
+    /// Takes note of one thing that a lane told. False if there is none.
+    pub(super) fn handle_lane_event(&mut self) -> bool {
+        let Some(lanes) = &mut self.extra_lanes else { return false };
+        let Some(event) = lanes.next() else { return false };
+        match event {
+            LaneEvent::ReceivedNotice(notice) => self.handle_notice(notice),
+            LaneEvent::Completed { lane, instance, bytes, completed_to } => {
+                if let Some(Some(sender)) = self.senders.get_mut(usize::from(instance.sender_index))
+                    && sender.instance() == instance
+                {
+                    sender.lane_completed(lane, completed_to, bytes);
+                    queue_sender_event(&mut self.events, instance.sender_index, sender);
+                }
+            }
+            LaneEvent::WriteFailed { lane, instance, completed_to, error } => {
+                if let Some(Some(sender)) = self.senders.get_mut(usize::from(instance.sender_index))
+                    && sender.instance() == instance
+                {
+                    sender.lane_failed(lane, completed_to, error);
+                    queue_sender_event(&mut self.events, instance.sender_index, sender);
+                    self.needs_polling = true;
+                }
+            }
+            LaneEvent::LaneFailed(error) => self.handle_lane_failure(error),
+        }
+        true
+    }
+
+    /// A lane has ended. What it was given may be on its way for all that is known.
+    #[cold]
+    fn handle_lane_failure(&mut self, error: Error) {
+        if let Some(lanes) = &mut self.extra_lanes {
+            lanes.broken.get_or_insert_with(|| error.clone());
+        }
+        for (sender_index, sender) in (0..).zip(&mut self.senders) {
+            let Some(sender) = sender.as_mut().filter(|sender| sender.lanes() > 1) else {
+                continue;
+            };
+            sender.lane_failed(0, 0, error.clone());
+            queue_sender_event(&mut self.events, sender_index, sender);
+        }
+        for (ring, receiver) in (0..).zip(&mut self.receivers) {
+            let Some(receiver) = receiver.as_mut().filter(|it| it.lanes() > 1) else { continue };
+            receiver.fail(error.clone());
+            queue_receiver_event(&mut self.events, ring, receiver);
+        }
+        self.needs_polling = true;
+    }
+
+    /// Closes the further lanes, if there are any.
+    pub(super) fn close_lanes(&mut self) -> Result<()> {
+        self.are_lanes_next = false;
+        self.extra_lanes.take().map_or(Ok(()), |lanes| lanes.shut_down())
+    }
+}

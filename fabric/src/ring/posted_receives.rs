@@ -1,0 +1,169 @@
+//! Receives that are posted ahead for notices: for messages, and where immediates use
+//! receives up.
+
+use super::credit;
+use super::memory::{RegistrationScope, bind_or_enable};
+use super::notify::{CREDIT_NOTICE_LEN, NOTICE_LEN, NOTICE_TAG, NotifyMode, has_tags};
+use crate::{
+    Access, Capabilities, Completion, CompletionKind, CompletionQueue, Domain, Endpoint,
+    HostMemory, MemoryRegion, Result,
+};
+
+/// Messages that may have arrived and not been looked at: as many as two rings have chunks on
+/// their way. Some providers keep what comes beyond that, some hold the sender up.
+const MESSAGE_RECEIVES: u16 = 1024;
+/// Receives for immediates.
+const IMMEDIATE_RECEIVES: usize = 1024;
+const RECEIVE_LEN: usize = 32;
+/// Tokens of receives for messages: this, and the place.
+const RECEIVE_TOKEN: u64 = 0x5263_7620 << 32;
+
+/// Receives that are posted ahead on one endpoint.
+#[derive(Debug)]
+pub(super) struct PostedReceives {
+    /// Where messages arrive, once some are expected.
+    messages: Option<MemoryRegion>,
+    /// Do they have a tag?
+    tagged: bool,
+    /// Receives for immediates that are to be posted (again): those that have no buffer, where
+    /// messages go to others.
+    missing_receives: usize,
+    uses_receives: bool,
+    /// Places whose receive is to be posted again.
+    unposted: Vec<u16>,
+}
+
+/// Receives that are posted for immediates, where these use them up. Where queues may overrun, they
+/// bound the number of rings: there all that the provider takes are posted.
+pub(super) fn immediate_receive_count(facts: &Capabilities) -> usize {
+    let most = if facts.resource_management { IMMEDIATE_RECEIVES } else { usize::from(u16::MAX) };
+    facts.receive_depth.clamp(1, most)
+}
+
+/// What came.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct ReceivedNotice {
+    pub(super) bits: u32,
+    /// Bytes of the write that it came with, as the provider tells; 0 where it does not.
+    pub(super) length: u64,
+    /// The credit that a message has behind the bits.
+    pub(super) credit: Option<[u8; credit::LENGTH]>,
+}
+
+impl PostedReceives {
+    pub(super) fn new(domain: &Domain) -> Self {
+        let uses_receives = domain.capabilities().immediates_consume_receives();
+        let tagged = has_tags(domain.capabilities());
+        let apart = uses_receives && tagged;
+        let missing_receives =
+            if apart { immediate_receive_count(domain.capabilities()) } else { 0 };
+        Self { messages: None, tagged, missing_receives, uses_receives, unposted: Vec::new() }
+    }
+
+    /// A ring told of in this form is about to be opened.
+    pub(super) fn expect(&mut self, endpoint: &Endpoint, mode: NotifyMode) -> Result<()> {
+        // An immediate takes the receive that is next, and so does a message: then all of them
+        // need room for one.
+        let is_shared = self.uses_receives && !self.tagged;
+        if self.messages.is_some() || !(is_shared || mode == NotifyMode::Message) {
+            return Ok(());
+        }
+        let facts = endpoint.domain().capabilities();
+        let most = match is_shared {
+            true => immediate_receive_count(facts),
+            false => facts.receive_depth.min(MESSAGE_RECEIVES.into()),
+        };
+        let count = u16::try_from(most).unwrap_or(u16::MAX).max(1);
+        let memory = HostMemory::zeroed(usize::from(count) * RECEIVE_LEN)?;
+        let region = endpoint.domain().register(memory, Access::RECEIVE)?;
+        bind_or_enable(&region, RegistrationScope::of(endpoint))?;
+        self.messages = Some(region);
+        self.unposted = (0..count).rev().collect();
+        Ok(())
+    }
+
+    /// Posts what is missing, as far as there is room.
+    #[inline]
+    pub(super) fn refill(
+        &mut self,
+        endpoint: &mut Endpoint,
+        queue: &mut CompletionQueue,
+    ) -> Result<()> {
+        if self.missing_receives == 0 && self.unposted.is_empty() {
+            return Ok(());
+        }
+        self.post_missing(endpoint, queue)
+    }
+
+    fn post_missing(&mut self, endpoint: &mut Endpoint, queue: &mut CompletionQueue) -> Result<()> {
+        while self.missing_receives > 0 {
+            if !endpoint.try_receive(queue, None, None, 0)? {
+                return Ok(());
+            }
+            self.missing_receives -= 1;
+        }
+        let Some(region) = &self.messages else { return Ok(()) };
+        while let Some(place) = self.unposted.last().copied() {
+            let at = usize::from(place) * RECEIVE_LEN;
+            let into = region.slice(at..at + CREDIT_NOTICE_LEN)?;
+            let (tag, token) =
+                (self.tagged.then_some(NOTICE_TAG), RECEIVE_TOKEN | u64::from(place));
+            if !endpoint.try_receive(queue, Some(&into), tag, token)? {
+                return Ok(());
+            }
+            self.unposted.pop();
+        }
+        Ok(())
+    }
+
+    /// Was it a notice? If it used a receive up, that is to be
+    /// [posted again](Self::refill).
+    #[inline]
+    pub(super) fn handle_notice(
+        &mut self,
+        completion: &Completion,
+    ) -> Result<Option<ReceivedNotice>> {
+        match (completion.kind, completion.data) {
+            (CompletionKind::RemoteWrite, Some(data)) => {
+                if Self::owns_token(completion.token) {
+                    self.unposted.push(completion.token as u16);
+                } else if self.uses_receives && completion.operation.is_some() {
+                    self.missing_receives += 1;
+                }
+                let (bits, length) = (data as u32, completion.length as u64);
+                Ok(Some(ReceivedNotice { bits, length, credit: None }))
+            }
+            (CompletionKind::Receive, _) if completion.token >> 32 == RECEIVE_TOKEN >> 32 => {
+                self.message(completion)
+            }
+            _ => Ok(None),
+        }
+    }
+
+    fn message(&mut self, completion: &Completion) -> Result<Option<ReceivedNotice>> {
+        let place = completion.token as u16;
+        self.unposted.push(place);
+        let Some(region) = &self.messages else { return Ok(None) };
+        let (mut bits, mut credit) = ([0; NOTICE_LEN], [0; credit::LENGTH]);
+        let at = usize::from(place) * RECEIVE_LEN;
+        region.read(at, &mut bits)?;
+        region.read(at + NOTICE_LEN, &mut credit)?;
+        let credit = match completion.length {
+            NOTICE_LEN => None,
+            CREDIT_NOTICE_LEN => Some(credit),
+            // One of another length says nothing.
+            _ => return Ok(None),
+        };
+        Ok(Some(ReceivedNotice { bits: u32::from_le_bytes(bits), length: 0, credit }))
+    }
+
+    /// A receive failed that the board posted: whoever sent too much is not heard.
+    pub(super) fn receive_failed(&mut self, token: u64) {
+        self.unposted.push(token as u16);
+    }
+
+    /// Is this the token of a receive of ours?
+    pub(super) fn owns_token(token: u64) -> bool {
+        token >> 32 == RECEIVE_TOKEN >> 32
+    }
+}

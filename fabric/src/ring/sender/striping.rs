@@ -1,0 +1,104 @@
+//! What goes by lanes beside the endpoint.
+
+use super::super::chunk_poster::SenderInstance;
+use super::super::lanes::{ExtraLanes, StripeTracker};
+use super::super::writer_state::{Chunk, Message};
+use super::{EndNotice, Pushed, RingSender, not_in_part};
+use crate::{Error, MemoryRegion, RegionSlice, Result};
+
+/// What came of planning a chunk.
+pub(super) enum Planned<'a> {
+    /// This, with payload from there.
+    Chunk(Chunk, Option<(&'a MemoryRegion, usize)>),
+    /// There is none now.
+    No(Pushed),
+}
+
+impl RingSender {
+    /// As [`push_part`](Self::push_part), by one of the lanes beside the endpoint.
+    pub(in super::super) fn push_on_lane(
+        &mut self,
+        (lanes, lane): (&ExtraLanes, usize),
+        message: &mut Message,
+        part: &RegionSlice,
+        at: u64,
+    ) -> Result<Pushed> {
+        let end = at.saturating_add(part.len() as u64);
+        let has_lane = self
+            .stripe_tracker
+            .as_ref()
+            .is_some_and(|stripe_tracker| lane < stripe_tracker.lanes());
+        if !has_lane || (!message.is_written() && !(at..end).contains(&message.written())) {
+            return Err(not_in_part(message, at, end));
+        }
+        let most = end.saturating_sub(message.written());
+        let (chunk, body) = match self.plan(message, (part, at), most)? {
+            Planned::Chunk(chunk, body) => (chunk, body),
+            Planned::No(pushed) => return Ok(pushed),
+        };
+        let body = body.map(|(region, from)| (region.clone(), from));
+        if !lanes.write(lane, self.chunk_poster.instance(), chunk, body) {
+            self.statistics.busy += 1;
+            return Ok(Pushed::Busy);
+        }
+        self.committed(message, &chunk);
+        self.record_posted(lane, &chunk);
+        Ok(Pushed::Posted(chunk.header.payload.into()))
+    }
+
+    /// From now on chunks go by so many lanes, of which the endpoint is the first.
+    pub(in super::super) fn stripe_over(&mut self, lanes: usize) {
+        self.stripe_tracker = Some(Box::new(StripeTracker::new(lanes, self.writer.max_payload())));
+    }
+
+    /// Endpoints that it is written through.
+    #[must_use]
+    pub fn lanes(&self) -> usize {
+        self.stripe_tracker.as_ref().map_or(1, |stripe_tracker| stripe_tracker.lanes())
+    }
+
+    /// Nothing more is written. True the first time, if there are lanes to be told so.
+    pub(in super::super) fn stop(&mut self) -> bool {
+        let is_new = self.stripe_tracker.is_some() && !self.is_stopped;
+        self.is_stopped |= is_new;
+        is_new
+    }
+
+    /// By which lane a chunk of so many bytes is to go; None if all have enough to do.
+    pub(in super::super) fn pick_lane(&self, bytes: u64) -> Option<usize> {
+        let Some(stripe_tracker) = &self.stripe_tracker else { return Some(0) };
+        stripe_tracker.pick_lane(bytes.min(self.writer.max_payload()))
+    }
+
+    pub(super) fn record_posted(&mut self, lane: usize, chunk: &Chunk) {
+        let now = self.now();
+        let span = (chunk.header.position, self.writer.tail());
+        if let Some(stripe_tracker) = &mut self.stripe_tracker {
+            stripe_tracker.posted(lane, span, chunk.header.payload.into(), now);
+        }
+    }
+
+    /// A lane is done with a chunk, and with all up to there.
+    pub(in super::super) fn lane_completed(&mut self, lane: usize, completed_to: u64, bytes: u64) {
+        let now = self.now();
+        if let Some(stripe_tracker) = &mut self.stripe_tracker {
+            stripe_tracker.done(lane, completed_to, bytes, now);
+        }
+    }
+
+    /// A chunk was not written by a lane, which reads nothing more up to there.
+    pub(in super::super) fn lane_failed(&mut self, lane: usize, completed_to: u64, error: Error) {
+        self.lane_completed(lane, completed_to, 0);
+        self.end = EndNotice::Sent;
+        self.fail(error);
+    }
+
+    fn now(&self) -> u64 {
+        self.start.elapsed().as_nanos() as u64
+    }
+
+    /// Whose chunks are whose, at the lanes.
+    pub(in super::super) fn instance(&self) -> SenderInstance {
+        self.chunk_poster.instance()
+    }
+}

@@ -1,0 +1,187 @@
+//! Messages that are put together from several memories, what left, and what happened for whom.
+#![allow(missing_docs)]
+
+use std::time::{Duration, Instant};
+
+use fabric::ring::{Port, PortEvent, Pushed, RingEvent, RingOptions};
+use fabric::{
+    Access, AddressVector, CompletionQueue, Domain, Endpoint, EndpointKind, ErrorKind, HostMemory,
+    Peer, Query,
+};
+
+const TIMEOUT: Duration = Duration::from_secs(20);
+
+fn port() -> (Domain, Port, Peer) {
+    let offer = Query::new(EndpointKind::Rdm).source("127.0.0.1").first().unwrap();
+    let domain = Domain::open(&offer).unwrap();
+    let addresses = AddressVector::open(&domain).unwrap();
+    let mut queue = CompletionQueue::open(&domain).unwrap();
+    let builder = Endpoint::builder(&domain).addresses(&addresses);
+    let endpoint = builder.queue(&mut queue).open().unwrap();
+    let me = addresses.insert(&endpoint.address().unwrap()).unwrap();
+    (domain, Port::new(endpoint, queue), me)
+}
+
+fn progress(port: &mut Port) {
+    let progress = port.wait(Duration::from_millis(1));
+    assert!(!matches!(progress, Ok(PortEvent::Other(_)) | Err(_)), "{progress:?}");
+}
+
+#[test]
+fn a_message_is_put_together_from_pieces() {
+    let (domain, mut port, me) = port();
+    let options = RingOptions::new(port.endpoint(), 64 << 10).unwrap();
+    let reading = port.offer(&options).unwrap();
+    let (writing, answer) = port.accept(me, &port.ring_offer(reading).unwrap(), 16 << 10).unwrap();
+    port.connect(reading, me, &answer).unwrap();
+    // Longer together than the ring.
+    let lengths = [100, 50_000, 7, 40_000];
+    let pieces: Vec<Vec<u8>> =
+        (1..).zip(lengths).map(|(fill, length): (u8, usize)| vec![fill; length]).collect();
+    let wanted = pieces.concat();
+    let regions: Vec<_> = pieces
+        .into_iter()
+        .map(|piece| domain.register(HostMemory::from_vec(piece).unwrap(), Access::WRITE).unwrap())
+        .collect();
+    let whole = wanted.len() as u64;
+    let mut message = port.begin(writing, 5, whole).unwrap();
+    let second = port.push_part(writing, &mut message, &regions[1].all(), 100).unwrap_err();
+    assert_eq!(second.kind(), ErrorKind::OutOfBounds, "the first piece is to be first");
+
+    let (mut came, mut at, mut piece, mut is_over) = (Vec::new(), 0, 0, false);
+    let end = Instant::now() + TIMEOUT;
+    while !is_over {
+        assert!(Instant::now() < end, "{} of {whole} bytes", came.len());
+        if piece < regions.len() {
+            let part = regions[piece].all();
+            let pushed = port.push_part(writing, &mut message, &part, at).unwrap();
+            if let Pushed::Posted(_) = pushed
+                && message.written() == at + part.len() as u64
+            {
+                (at, piece) = (message.written(), piece + 1);
+            }
+        }
+        progress(&mut port);
+        while let Some(view) = port.take(reading).unwrap() {
+            assert_eq!(view.header().offset, came.len() as u64);
+            let from = came.len();
+            came.resize(from + view.len(), 0);
+            view.read(0, &mut came[from..]).unwrap();
+            // No chunk has bytes of two pieces.
+            assert!(came[from..].iter().all(|byte| *byte == came[from]));
+            is_over = view.is_last();
+        }
+    }
+    assert!(came == wanted);
+    let done = port.push_part(writing, &mut message, &regions[0].all(), 0).unwrap();
+    assert_eq!(done, Pushed::Written);
+}
+
+#[test]
+fn a_message_of_no_bytes_is_put_together_from_nothing() {
+    let (domain, mut port, me) = port();
+    let options = RingOptions::new(port.endpoint(), 64 << 10).unwrap();
+    let reading = port.offer(&options).unwrap();
+    let (writing, answer) = port.accept(me, &port.ring_offer(reading).unwrap(), 16 << 10).unwrap();
+    port.connect(reading, me, &answer).unwrap();
+    let piece = domain.register(HostMemory::zeroed(64).unwrap(), Access::WRITE).unwrap();
+    // Wherever it is said to lie.
+    for (part, at) in [(0..0, 0), (0..64, 0), (0..0, 9)] {
+        let mut message = port.begin(writing, 5, 0).unwrap();
+        let part = piece.slice(part).unwrap();
+        let end = Instant::now() + TIMEOUT;
+        while !message.is_written() {
+            assert!(Instant::now() < end);
+            let _ = port.push_part(writing, &mut message, &part, at).unwrap();
+            progress(&mut port);
+        }
+        let mut view = None;
+        while view.is_none() {
+            assert!(Instant::now() < end);
+            progress(&mut port);
+            view = port.take(reading).unwrap();
+        }
+        let view = view.unwrap();
+        assert_eq!((view.len(), view.header().length, view.is_last()), (0, 0, true));
+    }
+    let mut message = port.begin(writing, 5, 1).unwrap();
+    let nothing = piece.slice(0..0).unwrap();
+    let error = port.push_part(writing, &mut message, &nothing, 0).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::OutOfBounds, "its byte is nowhere");
+}
+
+/// A ring's number is given again when it is closed; its name is not.
+#[test]
+fn a_ring_that_is_gone_is_not_taken_for_one_that_has_its_number() {
+    let (_domain, mut port, _me) = port();
+    let options = RingOptions::new(port.endpoint(), 4096).unwrap();
+    let first = port.offer(&options).unwrap();
+    port.forget(first);
+    // All numbers have their turn before it is given again.
+    let number = |port: &Port, ring| port.ring_offer(ring).unwrap().ring;
+    let mut later = port.offer(&options).unwrap();
+    while number(&port, later) != 0 {
+        port.forget(later);
+        later = port.offer(&options).unwrap();
+    }
+    assert_ne!(first, later);
+    for id in [first, later] {
+        // Not yet being closed, or none at all.
+        port.forget_if_closing(id);
+    }
+    assert!(port.receiver(later).is_ok() && port.receiver(first).is_err());
+    assert_eq!(port.close_receiver(first).unwrap_err().kind(), ErrorKind::Closed);
+    port.forget(first);
+    assert_eq!(port.rings().0, 1);
+    assert_eq!(number(&port, later), 0);
+}
+
+#[test]
+fn what_left_is_told_and_so_is_for_whom_something_happened() {
+    let (domain, mut port, me) = port();
+    port.enable_events();
+    let options =
+        RingOptions { watermark: 0, ..RingOptions::new(port.endpoint(), 64 << 10).unwrap() };
+    let rings: Vec<_> = (0..3)
+        .map(|_| {
+            let reading = port.offer(&options).unwrap();
+            let ring_offer = port.ring_offer(reading).unwrap();
+            let (writing, answer) = port.accept(me, &ring_offer, 16 << 10).unwrap();
+            port.connect(reading, me, &answer).unwrap();
+            (reading, writing)
+        })
+        .collect();
+    let source = domain.register(HostMemory::zeroed(10_000).unwrap(), Access::WRITE).unwrap();
+    let (reading, writing) = rings[1];
+    // One that is copied, and one that is not.
+    for length in [10, 10_000] {
+        let payload = source.slice(0..length).unwrap();
+        let mut message = port.begin(writing, 0, length as u64).unwrap();
+        let end = Instant::now() + TIMEOUT;
+        while !message.is_written() {
+            assert!(Instant::now() < end);
+            let _ = port.push(writing, &mut message, &payload).unwrap();
+            progress(&mut port);
+        }
+        let tail = port.sender(writing).unwrap().writer().tail();
+        let mut view = None;
+        while view.is_none() || port.sender(writing).unwrap().completed_to() < tail {
+            assert!(Instant::now() < end);
+            progress(&mut port);
+            view = view.or(port.take(reading).unwrap());
+        }
+        assert!(port.sender(writing).unwrap().writer().known_head() < tail, "it is held");
+        drop(view);
+        while port.sender(writing).unwrap().writer().known_head() < tail {
+            assert!(Instant::now() < end);
+            progress(&mut port);
+        }
+        let mut events: Vec<_> = std::iter::from_fn(|| port.next_event()).collect();
+        events.sort_by_key(|events| matches!(events, RingEvent::Sender(_)));
+        assert_eq!(
+            events,
+            [RingEvent::Receiver(reading), RingEvent::Sender(writing)],
+            "each once, and no others"
+        );
+    }
+}

@@ -1,0 +1,169 @@
+//! What writer and reader have in common: a domain, and on it an endpoint that may be closed
+//! and opened again.
+
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use fabric::ring::{NotifyMode, Port};
+use fabric::{
+    Access, Address, AddressVector, Caps, CompletionQueue, Domain, Endpoint, EndpointKind, Error,
+    ErrorKind, HostMemory, MemoryRegion, Offer, Order, Peer, Query, QueueOptions,
+};
+use nix::sys::prctl::set_pdeathsig;
+use nix::sys::signal::Signal;
+
+use crate::control_channel::{ControlChannel, Order as Command, Received, Report};
+use crate::failure::Failure;
+
+/// How long a child waits for its ring before it looks at the line.
+pub const WAIT_SLICE: Duration = Duration::from_millis(20);
+/// The same while it has no ring.
+const IDLE_SLICE: Duration = Duration::from_millis(2);
+/// How long a child that is busy leaves its line alone.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(1);
+
+/// Those of the providers (or of all that rings are known to run on) that are here.
+pub fn providers(wanted: &[String]) -> Vec<String> {
+    if !wanted.is_empty() {
+        return wanted.to_vec();
+    }
+    let is_here = |provider: &&str| offer(provider).is_ok();
+    // What was called net became tcp in 1.18.
+    let tcp = ["tcp", "net"].into_iter().find(|provider| is_here(provider));
+    let others = ["tcp;ofi_rxm", "shm"].into_iter().filter(is_here);
+    tcp.into_iter().chain(others).map(str::to_owned).collect()
+}
+
+/// The forms in which a reader can be told on this provider.
+pub fn forms(provider: &str) -> Result<Vec<NotifyMode>, Failure> {
+    let offer = offer(provider)?;
+    let can = |notify: &NotifyMode| notify.check(offer.capabilities()).is_ok();
+    Ok(NotifyMode::ALL.into_iter().filter(can).collect())
+}
+
+/// With order between writes, where the provider has that: who looks for flags wants it.
+fn offer(provider: &str) -> fabric::Result<Offer> {
+    let query = || {
+        let query = Query::new(EndpointKind::Rdm).provider(provider);
+        let query = if provider == "shm" { query } else { query.source("127.0.0.1") };
+        query.caps(Caps::MESSAGE | Caps::RMA)
+    };
+    match query().order(Order::WRITE_AFTER_WRITE | Order::SEND_AFTER_WRITE).first() {
+        Err(error) if error.kind() == ErrorKind::NoProvider => query().first(),
+        offer => offer,
+    }
+}
+
+/// A child's line to the supervisor, and its domain.
+#[derive(Debug)]
+pub struct ChildContext {
+    pub control_channel: ControlChannel<Command>,
+    pub domain: Domain,
+    provider: String,
+    looked: Instant,
+}
+
+impl ChildContext {
+    pub fn new(provider: &str) -> Result<Self, Failure> {
+        // Killed rather than asked: it is what happens to a child anyway. If the supervisor
+        // has gone already, the line is closed.
+        set_pdeathsig(Signal::SIGKILL)
+            .map_err(|error| Failure::System("prctl(PR_SET_PDEATHSIG)", error.into()))?;
+        let stdin = std::io::stdin().as_fd().try_clone_to_owned();
+        let stream = stdin.map_err(|error| Failure::System("the line", error))?;
+        let control_channel = ControlChannel::new(UnixStream::from(stream))?;
+        let domain = Domain::open(&offer(provider)?)?;
+        Ok(Self { control_channel, domain, provider: provider.to_owned(), looked: Instant::now() })
+    }
+
+    /// A port on a new endpoint.
+    pub fn open_port(&self) -> Result<LocalPort, Failure> {
+        // An endpoint of shm is known by its offer's name: peers must not take this one for an
+        // earlier one.
+        let offer = offer(&self.provider)?;
+        let addresses = AddressVector::open(&self.domain)?;
+        let mut queue = CompletionQueue::open_with(&self.domain, QueueOptions::default())?;
+        let builder = Endpoint::builder(&self.domain).offer(&offer);
+        let endpoint = builder.addresses(&addresses).queue(&mut queue).open()?;
+        Ok(LocalPort { port: Port::new(endpoint, queue), addresses })
+    }
+
+    /// Memory to write from, all of whose pages are there.
+    pub fn source(&self, local_port: &LocalPort, length: usize) -> Result<MemoryRegion, Failure> {
+        let region = self.domain.register(HostMemory::zeroed(length)?, Access::WRITE)?;
+        region.enable_for(local_port.port.endpoint())?;
+        region.fill(0..length, 1)?;
+        Ok(region)
+    }
+
+    /// What the supervisor wants, if it is time to look.
+    pub fn order(
+        &mut self,
+        local_port: Option<&mut LocalPort>,
+        is_busy: bool,
+    ) -> Result<Received<Command>, Failure> {
+        let timeout = match local_port {
+            _ if is_busy && self.looked.elapsed() < BETWEEN_LOOKS => return Ok(Received::Nothing),
+            _ if is_busy => Duration::ZERO,
+            // Peers depend on its progress, also while it has nothing to do.
+            Some(local_port) => local_port.wait(),
+            None => IDLE_SLICE,
+        };
+        let receive = self.control_channel.receive(timeout);
+        self.looked = Instant::now();
+        receive
+    }
+
+    /// Tells the supervisor. If that is gone, there is nothing left to do.
+    pub fn report(&mut self, report: &Report) -> Result<(), Failure> {
+        if self.control_channel.send(report)? { Ok(()) } else { Err(supervisor_gone()) }
+    }
+}
+
+pub fn supervisor_gone() -> Failure {
+    Failure::ControlChannel("the supervisor exited".to_owned())
+}
+
+/// A port, and what belongs to its endpoint.
+#[derive(Debug)]
+pub struct LocalPort {
+    pub port: Port,
+    addresses: AddressVector,
+}
+
+impl LocalPort {
+    pub fn address(&self) -> Result<Address, Failure> {
+        Ok(self.port.endpoint().address()?)
+    }
+
+    pub fn insert_peer(&self, address: &Address) -> Result<Peer, Failure> {
+        Ok(self.addresses.insert(address)?)
+    }
+
+    /// A while without a ring. Gives how long to wait for the line: a port that is broken
+    /// fails at once.
+    fn wait(&mut self) -> Duration {
+        match self.port.wait(IDLE_SLICE) {
+            Ok(_) => Duration::ZERO,
+            Err(_) => IDLE_SLICE,
+        }
+    }
+
+    /// Closes the endpoint. With it the memory is let go of that its transfers held, and only
+    /// after it that of its ring: of a dead writer something may still be in a socket.
+    pub fn close(self) -> Result<(), Failure> {
+        // Its endpoint has a share of it, so it is closed after that, and before the queue.
+        drop(self.addresses);
+        drop(self.port);
+        match fabric::failed_closes() {
+            0 => Ok(()),
+            count => Err(Failure::Defect(format!("{count} objects could not be closed"))),
+        }
+    }
+}
+
+/// Did a wait end because its time was over, and for no other reason?
+pub fn is_late(error: &Error) -> bool {
+    error.kind() == ErrorKind::DeadlineExceeded && error.code().is_none()
+}

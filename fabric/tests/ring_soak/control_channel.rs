@@ -1,0 +1,231 @@
+//! What supervisor and children tell each other: frames of JSON on a socket, four bytes of length
+//! before each. What a length merely claims is never allocated, and no call waits for ever.
+
+use std::io::{ErrorKind, Read, Write};
+use std::marker::PhantomData;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use fabric::Address;
+use fabric::ring::{NotifyMode, RingAnswer, RingOffer};
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::failure::Failure;
+
+/// Longest body. The longest real one has three descriptors and an address.
+const MAX_FRAME_LENGTH: usize = 64 << 10;
+/// How long the other side may leave the socket full.
+const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// From the supervisor. All of a connection are of one attempt; what answers an earlier one is
+/// of no interest any more.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub enum Instruction {
+    /// To the reader: offer a ring.
+    Offer { attempt: u64, ring: RingPlan, mode: ReaderMode },
+    /// To the writer: write no more, and wait until nothing is on its way.
+    Drain { attempt: u64 },
+    /// To the writer: write into this ring of this reader.
+    Write { attempt: u64, peer: Address, offer: RingOffer, chunk: u64, mode: WriterMode },
+    /// To the reader: this is the writer.
+    Connect { attempt: u64, peer: Address, answer: RingAnswer },
+    /// To the writer: one more message, then close the ring.
+    Finish,
+    /// Say where you stand.
+    ReportState,
+    /// Close everything and end.
+    End,
+}
+
+/// The ring that a reader is to make.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct RingPlan {
+    pub capacity: u64,
+    pub watermark: u64,
+    pub notify: NotifyMode,
+    /// Messages that the supervisor knows to be delivered: for a reader that knows of none.
+    pub completed_messages: u64,
+}
+
+/// What a reader does with the ring that it has.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub enum ReaderMode {
+    /// It makes a new one, on a new endpoint.
+    NewEndpoint,
+    /// It gives it up, and makes another on the same endpoint: a later epoch, in fresh memory.
+    SameEndpoint,
+}
+
+/// What a writer does with the ring that it has.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub enum WriterMode {
+    /// It closes its endpoint and opens another.
+    NewEndpoint,
+    /// It lets go of the ring, and takes the new one on the same endpoint.
+    SameEndpointDrained,
+    /// The same, in the middle of anything.
+    SameEndpoint,
+}
+
+/// To the supervisor.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub enum Report {
+    Offered {
+        attempt: u64,
+        address: Address,
+        offer: RingOffer,
+    },
+    Drained {
+        attempt: u64,
+        unfinished: usize,
+    },
+    Answered {
+        attempt: u64,
+        address: Address,
+        answer: RingAnswer,
+    },
+    Connected {
+        attempt: u64,
+    },
+    /// A message came whole, and every byte was right.
+    Delivered {
+        number: u64,
+        length: u64,
+        sum: u64,
+    },
+    /// The ring is of no use any more. After a death, that is as it should be.
+    Broken {
+        attempt: u64,
+        text: String,
+    },
+    /// The writer closed the ring after so many messages.
+    Finished {
+        messages: u64,
+    },
+    /// The reader was told that there is nothing more, and had so many.
+    EndOfStream {
+        messages: u64,
+    },
+    /// Where it stands.
+    State {
+        text: String,
+    },
+    /// It gives up.
+    Failed {
+        is_wrong_data: bool,
+        text: String,
+    },
+}
+
+/// What a look at the line found.
+#[derive(Debug)]
+pub enum Received<T> {
+    Frame(T),
+    Nothing,
+    /// The other process is gone.
+    Closed,
+}
+
+/// One end: what comes are frames of `T`.
+#[derive(Debug)]
+pub struct ControlChannel<T> {
+    stream: UnixStream,
+    buffer: Vec<u8>,
+    from: usize,
+    frames: PhantomData<T>,
+}
+
+impl<T: DeserializeOwned> ControlChannel<T> {
+    pub fn new(stream: UnixStream) -> Result<Self, Failure> {
+        let system = |error| Failure::System("a socket's deadlines", error);
+        stream.set_write_timeout(Some(TIMEOUT)).map_err(system)?;
+        Ok(Self { stream, buffer: Vec::new(), from: 0, frames: PhantomData })
+    }
+
+    /// False if the other process is gone.
+    pub fn send(&mut self, frame: &impl Serialize) -> Result<bool, Failure> {
+        let mut bytes = vec![0; 4];
+        serde_json::to_writer(&mut bytes, frame)
+            .map_err(|e| Failure::ControlChannel(e.to_string()))?;
+        let length = bytes.len() - 4;
+        if length > MAX_FRAME_LENGTH {
+            return Err(Failure::ControlChannel(format!("a frame of {length} bytes")));
+        }
+        bytes[..4].copy_from_slice(&(length as u32).to_le_bytes());
+        match self.stream.write_all(&bytes) {
+            Ok(()) => Ok(true),
+            Err(e) if matches!(e.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) => {
+                Ok(false)
+            }
+            Err(error) => Err(Failure::System("writing to a process", error)),
+        }
+    }
+
+    /// The next frame, if it comes within so long.
+    pub fn receive(&mut self, timeout: Duration) -> Result<Received<T>, Failure> {
+        if let Some(frame) = self.next()? {
+            return Ok(Received::Frame(frame));
+        }
+        if !is_readable(&[self.stream.as_fd()], timeout)? {
+            return Ok(Received::Nothing);
+        }
+        let mut piece = [0; 16 << 10];
+        match self.stream.read(&mut piece) {
+            Ok(0) => return Ok(Received::Closed),
+            Ok(length) => self.buffer.extend_from_slice(&piece[..length]),
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == ErrorKind::ConnectionReset => {
+                return Ok(Received::Closed);
+            }
+            Err(error) => return Err(Failure::System("reading from a process", error)),
+        }
+        Ok(self.next()?.map_or(Received::Nothing, Received::Frame))
+    }
+
+    fn next(&mut self) -> Result<Option<T>, Failure> {
+        let rest = &self.buffer[self.from..];
+        let Some((length, rest)) = rest.split_first_chunk::<4>() else {
+            self.buffer.drain(..self.from);
+            self.from = 0;
+            return Ok(None);
+        };
+        let length = u32::from_le_bytes(*length) as usize;
+        if length > MAX_FRAME_LENGTH {
+            return Err(Failure::ControlChannel(format!("a frame of {length} bytes came")));
+        }
+        let Some(body) = rest.get(..length) else {
+            self.buffer.drain(..self.from);
+            self.from = 0;
+            return Ok(None);
+        };
+        let frame = serde_json::from_slice(body).map_err(|error| {
+            let text: String = String::from_utf8_lossy(body).chars().take(200).collect();
+            Failure::ControlChannel(format!("{text}: {error}"))
+        })?;
+        self.from += 4 + length;
+        Ok(Some(frame))
+    }
+}
+
+impl<T> AsFd for ControlChannel<T> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}
+
+/// Does one of these have something within so long?
+pub fn is_readable(descriptors: &[BorrowedFd<'_>], timeout: Duration) -> Result<bool, Failure> {
+    let entries = descriptors.iter().map(|descriptor| PollFd::new(*descriptor, PollFlags::POLLIN));
+    let mut entries: Vec<PollFd<'_>> = entries.collect();
+    let milliseconds = timeout.as_micros().div_ceil(1000);
+    let timeout = PollTimeout::try_from(milliseconds).unwrap_or(PollTimeout::MAX);
+    match poll(&mut entries, timeout) {
+        Ok(count) => Ok(count > 0),
+        Err(Errno::EINTR) => Ok(false),
+        Err(error) => Err(Failure::System("poll", error.into())),
+    }
+}

@@ -1,0 +1,233 @@
+//! A range of addresses in which physical memory is mapped, piece by piece.
+#![allow(unsafe_code)]
+
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::device::Device;
+use crate::device_name::DeviceName;
+use crate::driver::{AddressRangeDriver, Physical};
+use crate::error::{Error, ErrorKind, Result};
+use crate::properties::PeerAccess;
+
+/// A range of addresses, filled from its start with whole pieces of memory.
+pub(crate) struct AddressRange {
+    device: Device,
+    raw: Option<Box<dyn AddressRangeDriver>>,
+    /// Numbers of those that may read and write here, besides the device that it lies on.
+    open_to: Vec<u32>,
+    limit: u64,
+    pieces: Mutex<Pieces>,
+}
+
+#[derive(Default)]
+struct Pieces {
+    mapped: u64,
+    list: Vec<Piece>,
+    /// Of the pieces, by its number: all lie on one device.
+    resident: Option<u32>,
+    /// The last piece was no whole number of granules: what follows would lie elsewhere here
+    /// than where it came from.
+    is_at_end: bool,
+}
+
+struct Piece {
+    offset: u64,
+    length: u64,
+    physical: Physical,
+    /// Charged to the budget: made here, not imported.
+    is_charged: bool,
+}
+
+impl std::fmt::Debug for AddressRange {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Space({} bytes, {:?})", self.limit, self.device)
+    }
+}
+
+impl AddressRange {
+    /// Reserves addresses for so many bytes, for this device and these peers.
+    pub(crate) fn reserve(device: &Device, limit: u64, peers: &[&Device]) -> Result<Self> {
+        let operation = "reserve addresses";
+        let driver = device.driver(operation)?;
+        let limit = rounded(device, operation, limit)?;
+        let mut open_to = vec![device.name().number];
+        for peer in peers {
+            if device.peer_access(peer)? == PeerAccess::None
+                || peer.peer_access(device)? == PeerAccess::None
+            {
+                return Err(unreachable_from(operation, device.name(), peer.name()));
+            }
+            open_to.push(peer.name().number);
+        }
+        open_to.sort_unstable();
+        open_to.dedup();
+        let raw = driver.reserve(limit).map_err(|error| error.on(device.name()))?;
+        let pieces = Mutex::default();
+        Ok(Self { device: device.clone(), raw: Some(raw), open_to, limit, pieces })
+    }
+
+    pub(crate) fn address(&self) -> u64 {
+        self.raw.as_ref().map_or(0, |raw| raw.address())
+    }
+
+    pub(crate) fn is_open_to(&self, number: u32) -> bool {
+        self.open_to.contains(&number) || self.pieces().resident == Some(number)
+    }
+
+    fn pieces(&self) -> MutexGuard<'_, Pieces> {
+        self.pieces.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes memory and maps it behind what is there.
+    pub(crate) fn create(&self, length: u64) -> Result<()> {
+        let operation = "allocate";
+        let driver = self.device.driver(operation)?;
+        let length = rounded(&self.device, operation, length)?;
+        let mut pieces = self.pieces();
+        self.device.0.budget.charge(operation, length)?;
+        let charged = Charge { device: &self.device, length };
+        let physical = driver.create(length)?;
+        self.map(&mut pieces, physical, length, self.device.name().number, true)?;
+        std::mem::forget(charged);
+        Ok(())
+    }
+
+    /// Maps another process's memory behind what is there. Gives the end of it.
+    pub(crate) fn import(&self, descriptor: BorrowedFd<'_>, claimed: u64) -> Result<u64> {
+        let operation = "import";
+        let driver = self.device.driver(operation)?;
+        let length = rounded(&self.device, operation, claimed)?;
+        let mut pieces = self.pieces();
+        if pieces.is_at_end {
+            let granularity = self.device.properties().granularity;
+            let detail = format!("a piece before it is no multiple of {granularity} bytes");
+            return Err(Error::new(operation, ErrorKind::InvalidHandle, detail));
+        }
+        let left = self.limit - pieces.mapped;
+        if length > left {
+            let detail = format!(
+                "{length} bytes wanted, {} of the reserved {} taken, {left} left",
+                pieces.mapped, self.limit
+            );
+            return Err(Error::new(operation, ErrorKind::OutOfBounds, detail));
+        }
+        let (physical, resident) = driver.import(descriptor, length)?;
+        let name = DeviceName { number: resident, ..self.device.name() };
+        if driver.peer_access(resident)? == PeerAccess::None
+            && resident != self.device.name().number
+        {
+            return Err(unreachable_from(operation, self.device.name(), name));
+        }
+        if pieces.resident.is_some_and(|other| other != resident) {
+            let detail = format!("a piece of {name} among pieces of another device");
+            return Err(Error::new(operation, ErrorKind::InvalidHandle, detail));
+        }
+        let mapped = self.map(&mut pieces, physical, length, resident, false);
+        mapped.map_err(|error| match error.kind() {
+            // What drivers say of memory that is shorter than it is said to be.
+            ErrorKind::InvalidArgument | ErrorKind::NotSupported => {
+                error.with_kind(ErrorKind::InvalidHandle)
+            }
+            _ => error,
+        })?;
+        pieces.is_at_end = length != claimed;
+        Ok(pieces.mapped)
+    }
+
+    fn map(
+        &self,
+        pieces: &mut Pieces,
+        physical: Physical,
+        length: u64,
+        resident: u32,
+        is_charged: bool,
+    ) -> Result<()> {
+        let Some(raw) = &self.raw else { return Ok(()) };
+        let offset = pieces.mapped;
+        let mut devices = self.open_to.clone();
+        // Both the mapping device and the one that it lies on, or one of them faults.
+        if !devices.contains(&resident) {
+            devices.push(resident);
+        }
+        raw.map(offset, &physical, &devices)?;
+        pieces.mapped += length;
+        pieces.resident = Some(resident);
+        pieces.list.push(Piece { offset, length, physical, is_charged });
+        Ok(())
+    }
+
+    /// The descriptor of a piece, and its length.
+    pub(crate) fn export(&self, number: usize) -> Result<(OwnedFd, u64)> {
+        let operation = "export";
+        let driver = self.device.driver(operation)?;
+        let pieces = self.pieces();
+        let Some(piece) = pieces.list.get(number) else {
+            let detail = format!("piece {number} of {}", pieces.list.len());
+            return Err(Error::new(operation, ErrorKind::OutOfBounds, detail));
+        };
+        Ok((driver.export(&piece.physical)?, piece.length))
+    }
+
+    /// The device that the pieces lie on, if there are any.
+    pub(crate) fn resident(&self) -> Option<DeviceName> {
+        let number = self.pieces().resident?;
+        Some(DeviceName { number, ..self.device.name() })
+    }
+
+    /// Lengths of the pieces.
+    pub(crate) fn lengths(&self) -> Vec<u64> {
+        self.pieces().list.iter().map(|piece| piece.length).collect()
+    }
+}
+
+/// Gives back what was charged, unless all went well.
+struct Charge<'a> {
+    device: &'a Device,
+    length: u64,
+}
+
+impl Drop for Charge<'_> {
+    fn drop(&mut self) {
+        self.device.0.budget.give_back(self.length);
+    }
+}
+
+impl Drop for AddressRange {
+    fn drop(&mut self) {
+        // No lock: in a forked child a thread that is not there may hold it.
+        let pieces = std::mem::take(self.pieces.get_mut().unwrap_or_else(PoisonError::into_inner));
+        if !self.device.0.fork_generation.is_current() {
+            std::mem::forget(pieces);
+            std::mem::forget(self.raw.take());
+            return;
+        }
+        for piece in &pieces.list {
+            if let Some(raw) = &self.raw {
+                // SAFETY: mapped by us; no slice, thus no operation, is left.
+                // Should it fail, the addresses are not used again: they are given back
+                // with it, which the driver then refuses, too.
+                let _ = unsafe { raw.unmap(piece.offset, piece.length) };
+            }
+            if piece.is_charged {
+                self.device.0.budget.give_back(piece.length);
+            }
+        }
+    }
+}
+
+fn unreachable_from(operation: &'static str, device: DeviceName, peer: DeviceName) -> Error {
+    let detail = format!("{device} and {peer} cannot reach each other's memory directly");
+    Error::new(operation, ErrorKind::NoPeerAccess, detail).on(device)
+}
+
+/// To whole granules of the device.
+fn rounded(device: &Device, operation: &'static str, length: u64) -> Result<u64> {
+    let granularity = device.properties().granularity;
+    // What no machine has is refused before any arithmetic on it can wrap.
+    if length == 0 || length > 1 << 46 {
+        let error = Error::new(operation, ErrorKind::InvalidArgument, format!("{length} bytes"));
+        return Err(error.on(device.name()));
+    }
+    Ok(length.next_multiple_of(granularity))
+}

@@ -1,0 +1,83 @@
+//! What devices are called.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::error::{Error, ErrorKind};
+
+/// Who does the work behind the interface.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Implementation {
+    /// NVIDIA's driver.
+    Cuda,
+    /// Host memory and threads, for machines without a GPU and for tests.
+    Emulated,
+}
+
+impl fmt::Display for Implementation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Cuda => "cuda",
+            Self::Emulated => "emulated",
+        })
+    }
+}
+
+/// A device of this process, as `cuda:0` or `emulated:1`.
+///
+/// The number is this process's: another one may see the same device under another
+/// number. What names a device for everybody is its [UUID](crate::Uuid).
+///
+/// ```
+/// use gpu::{DeviceName, Implementation};
+/// let name: DeviceName = "cuda:1".parse().unwrap();
+/// assert_eq!((name.implementation, name.number), (Implementation::Cuda, 1));
+/// assert_eq!(name.to_string(), "cuda:1");
+/// assert!("cuda".parse::<DeviceName>().is_err());
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct DeviceName {
+    /// Whose device.
+    pub implementation: Implementation,
+    /// The how manieth, from 0 on.
+    pub number: u32,
+}
+
+impl DeviceName {
+    /// A CUDA device.
+    #[must_use]
+    pub const fn cuda(number: u32) -> Self {
+        Self { implementation: Implementation::Cuda, number }
+    }
+
+    /// A emulated.
+    #[must_use]
+    pub const fn emulated(number: u32) -> Self {
+        Self { implementation: Implementation::Emulated, number }
+    }
+}
+
+impl fmt::Display for DeviceName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.implementation, self.number)
+    }
+}
+
+impl FromStr for DeviceName {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let parsed = text.split_once(':').and_then(|(implementation, number)| {
+            let number = number.parse().ok()?;
+            match implementation {
+                "cuda" => Some(Self::cuda(number)),
+                "emulated" => Some(Self::emulated(number)),
+                _ => None,
+            }
+        });
+        parsed.ok_or_else(|| {
+            let detail = format!("\"{text}\" is not like cuda:0 or emulated:0");
+            Error::new("parse device name", ErrorKind::InvalidArgument, detail)
+        })
+    }
+}

@@ -1,0 +1,476 @@
+//! A emulated's memory: sealed memory files, and ranges of addresses.
+#![allow(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::ptr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::State;
+use crate::device_name::DeviceName;
+use crate::driver::{self, AddressRangeDriver, PinnedBuffer};
+use crate::error::{Error, ErrorKind, Result};
+use crate::pointer_attributes::{Allocator, PointerAttributes};
+
+/// What is known of the addresses of this process.
+static ALLOCATIONS: Mutex<BTreeMap<u64, KnownAllocation>> = Mutex::new(BTreeMap::new());
+static NEXT_BUFFER: AtomicU64 = AtomicU64::new(1);
+
+struct KnownAllocation {
+    attributes: PointerAttributes,
+    /// What is mapped there, if it was mapped.
+    physical: Option<Physical>,
+}
+
+impl KnownAllocation {
+    fn new(device: Option<u32>, allocator: Allocator, base: u64, length: u64) -> Self {
+        let buffer_id = NEXT_BUFFER.fetch_add(1, Ordering::Relaxed);
+        let device = device.map(DeviceName::emulated);
+        let attributes = PointerAttributes { device, allocator, base, length, buffer_id };
+        Self { attributes, physical: None }
+    }
+
+    fn remember(self) {
+        allocations().insert(self.attributes.base, self);
+    }
+}
+
+fn allocations() -> MutexGuard<'static, BTreeMap<u64, KnownAllocation>> {
+    ALLOCATIONS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn look<T>(address: u64, answer: impl FnOnce(&KnownAllocation) -> Option<T>) -> Option<T> {
+    let allocations = allocations();
+    let (_, found) = allocations.range(..=address).next_back()?;
+    let is_inside = address - found.attributes.base < found.attributes.length;
+    is_inside.then(|| answer(found)).flatten()
+}
+
+pub(crate) fn attributes(address: u64) -> Option<PointerAttributes> {
+    look(address, |found| Some(found.attributes.clone()))
+}
+
+/// What is mapped at an address, by whoever.
+pub(super) fn retain(address: u64) -> Option<driver::Mapping> {
+    look(address, |found| {
+        let physical = driver::Physical::Emulated(found.physical.clone()?);
+        let PointerAttributes { base, length, .. } = found.attributes;
+        Some(driver::Mapping { physical, base, length })
+    })
+}
+
+fn map(
+    operation: &'static str,
+    at: *mut libc::c_void,
+    length: u64,
+    protection: i32,
+    flags: i32,
+    file: Option<(BorrowedFd<'_>, u64)>,
+) -> Result<u64> {
+    let (descriptor, offset) = file.map_or((-1, 0), |(file, offset)| (file.as_raw_fd(), offset));
+    // SAFETY: without MAP_FIXED it takes nothing away; with it, the caller gives a range
+    // of its own.
+    let address = unsafe {
+        libc::mmap(at, length as usize, protection, flags, descriptor, offset as libc::off_t)
+    };
+    if address == libc::MAP_FAILED {
+        return Err(Error::system(operation, "mmap"));
+    }
+    Ok(address as u64)
+}
+
+fn unmap(address: u64, length: u64) -> Result<()> {
+    // SAFETY: a mapping of our own that nobody uses any more.
+    match unsafe { libc::munmap(address as *mut libc::c_void, length as usize) } {
+        0 => Ok(()),
+        _ => Err(Error::system("free", "munmap")),
+    }
+}
+
+const READ_AND_WRITE: i32 = libc::PROT_READ | libc::PROT_WRITE;
+const RESERVED: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+
+pub(super) fn allocate(device: Option<u32>, allocator: Allocator, length: u64) -> Result<u64> {
+    let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    let address = map("allocate", ptr::null_mut(), length, READ_AND_WRITE, flags, None)?;
+    KnownAllocation::new(device, allocator, address, length).remember();
+    Ok(address)
+}
+
+/// Gives its length.
+pub(super) fn free(address: u64) -> Result<u64> {
+    let Some(found) = allocations().remove(&address) else {
+        return Err(Error::new("free", ErrorKind::InvalidArgument, "it was not allocated"));
+    };
+    unmap(address, found.attributes.length)?;
+    Ok(found.attributes.length)
+}
+
+pub(super) fn register(address: u64, length: u64) -> Result<()> {
+    let mut allocations = allocations();
+    let before = allocations.range(..address.saturating_add(length)).next_back();
+    let overlaps = before.is_some_and(|(base, found)| base + found.attributes.length > address);
+    if overlaps || length == 0 {
+        let detail = format!("{length} bytes at {address:#x} are known already, or nothing");
+        return Err(Error::new("register host memory", ErrorKind::InvalidArgument, detail));
+    }
+    allocations.insert(address, KnownAllocation::new(None, Allocator::Host, address, length));
+    Ok(())
+}
+
+pub(super) fn unregister(address: u64) -> Result<()> {
+    allocations().remove(&address);
+    Ok(())
+}
+
+/// Memory of the host that belongs to a stream.
+#[derive(Debug)]
+pub(super) struct PinnedBlock {
+    address: u64,
+    length: u64,
+}
+
+impl PinnedBlock {
+    pub(super) fn new(length: usize) -> Result<Self> {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        let length = length as u64;
+        let operation = "allocate host memory";
+        let address = map(operation, ptr::null_mut(), length, READ_AND_WRITE, flags, None)?;
+        Ok(Self { address, length })
+    }
+}
+
+impl PinnedBuffer for PinnedBlock {
+    fn address(&self) -> u64 {
+        self.address
+    }
+}
+
+impl Drop for PinnedBlock {
+    fn drop(&mut self) {
+        let _ = unmap(self.address, self.length);
+    }
+}
+
+/// Bytes of a page, from whose start on files are mapped: all processes of a machine have the same.
+fn page_size() -> u64 {
+    // SAFETY: asks for a constant of the system.
+    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    // Never so; but the largest pages that Linux has would do everywhere.
+    u64::try_from(size).unwrap_or(64 << 10)
+}
+
+// Words before the bytes of a memory file: what it is. They have a page for themselves, so that the
+// rest can be mapped.
+const AT_MAGIC: usize = 0;
+const AT_VERSION: usize = 1;
+const AT_RESIDENT: usize = 2;
+const AT_LENGTH: usize = 3;
+const AT_BYTES: usize = 4;
+const HEADER_WORDS: usize = 5;
+const MAGIC: u64 = u64::from_le_bytes(*b"FCSTNDIN");
+const VERSION: u64 = 2;
+const SEALS: i32 = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+
+/// Physical memory, which whoever made it, mapped it or retained it has in common.
+#[derive(Debug, Clone)]
+pub(crate) struct Physical(pub(super) Arc<Pages>);
+
+/// A memory file that cannot change its size any more.
+#[derive(Debug)]
+pub(crate) struct Pages {
+    file: OwnedFd,
+    pub(super) resident: u32,
+    /// Where its bytes begin in the file: at a page.
+    offset: u64,
+    length: u64,
+    /// Whose memory it counts as; None if it was imported.
+    charged: Option<&'static State>,
+    is_exportable: bool,
+}
+
+impl std::fmt::Debug for State {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("State")
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        if let Some(state) = self.charged {
+            state.give_back(self.length);
+        }
+    }
+}
+
+/// An empty file in memory, without a name.
+fn memory_file(operation: &'static str, length: u64) -> Result<OwnedFd> {
+    let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
+    // SAFETY: a literal that ends in zero.
+    let number = unsafe { libc::memfd_create(c"fabricast-emulated".as_ptr(), flags) };
+    if number < 0 {
+        return Err(Error::system(operation, "memfd_create"));
+    }
+    // SAFETY: just made, and nobody else's.
+    let file = File::from(unsafe { OwnedFd::from_raw_fd(number) });
+    check_file_size(operation, length)?;
+    file.set_len(length).map_err(|_| Error::system(operation, "ftruncate"))?;
+    // SAFETY: no pointers.
+    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, SEALS) } != 0 {
+        return Err(Error::system(operation, "fcntl F_ADD_SEALS"));
+    }
+    Ok(file.into())
+}
+
+/// Refuses to make a file so long if that is beyond the limit of this process: the system would
+/// not only refuse it, but kill the process by `SIGXFSZ`.
+fn check_file_size(operation: &'static str, length: u64) -> Result<()> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: room for the answer.
+    let is_known = unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) } == 0;
+    if !is_known || length <= limit.rlim_cur {
+        return Ok(());
+    }
+    let detail = format!(
+        "{length} bytes, where a file of this process, shared memory included, may have {}. Raise \
+         the limit: ulimit -f",
+        limit.rlim_cur
+    );
+    let error = Error::new(operation, ErrorKind::OutOfMemory, detail);
+    Err(error.with_code(libc::EFBIG.into()))
+}
+
+fn is_sealed(file: BorrowedFd<'_>) -> bool {
+    // SAFETY: no pointers.
+    let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
+    seals >= 0 && seals & SEALS == SEALS
+}
+
+/// A sealed file of at least so many bytes, and a copy of its descriptor.
+fn checked(operation: &'static str, descriptor: BorrowedFd<'_>, length: u64) -> Result<File> {
+    let refuse = |detail: String| Error::new(operation, ErrorKind::InvalidHandle, detail);
+    if !is_sealed(descriptor) {
+        return Err(refuse("the descriptor is no sealed memory file".to_owned()));
+    }
+    let copy = descriptor.try_clone_to_owned();
+    let file = File::from(copy.map_err(|_| Error::system(operation, "dup"))?);
+    let size = file.metadata().map_err(|_| Error::system(operation, "fstat"))?.len();
+    if size < length {
+        return Err(refuse(format!("{size} bytes, where {length} are wanted")));
+    }
+    Ok(file)
+}
+
+impl Physical {
+    pub(super) fn create(
+        resident: u32,
+        length: u64,
+        state: &'static State,
+        is_exportable: bool,
+    ) -> Result<Self> {
+        Self::create_with_pages(resident, length, state, is_exportable, page_size())
+    }
+
+    fn create_with_pages(
+        resident: u32,
+        length: u64,
+        state: &'static State,
+        is_exportable: bool,
+        page: u64,
+    ) -> Result<Self> {
+        let operation = "allocate";
+        let offset = page;
+        let file = File::from(memory_file(operation, offset + length)?);
+        let mut words = [0; HEADER_WORDS];
+        words[AT_MAGIC] = MAGIC;
+        words[AT_VERSION] = VERSION;
+        words[AT_RESIDENT] = u64::from(resident);
+        words[AT_LENGTH] = length;
+        words[AT_BYTES] = offset;
+        let header = words.map(u64::to_le_bytes);
+        file.write_all_at(header.as_flattened(), 0)
+            .map_err(|_| Error::system(operation, "pwrite"))?;
+        let (file, charged) = (file.into(), Some(state));
+        Ok(Self(Arc::new(Pages { file, resident, offset, length, charged, is_exportable })))
+    }
+
+    pub(super) fn import(descriptor: BorrowedFd<'_>, length: u64) -> Result<Self> {
+        Self::import_with_pages(descriptor, length, page_size())
+    }
+
+    fn import_with_pages(descriptor: BorrowedFd<'_>, length: u64, page: u64) -> Result<Self> {
+        let operation = "import";
+        let least = length.saturating_add(size_of::<[u64; HEADER_WORDS]>() as u64);
+        let file = checked(operation, descriptor, least)?;
+        let size = file.metadata().map_err(|_| Error::system(operation, "fstat"))?.len();
+        let mut header = [[0; 8]; HEADER_WORDS];
+        file.read_exact_at(header.as_flattened_mut(), 0)
+            .map_err(|_| Error::system(operation, "pread"))?;
+        let words = header.map(u64::from_le_bytes);
+        let (resident, offset) = (words[AT_RESIDENT], words[AT_BYTES]);
+        let end = offset.checked_add(length).filter(|end| *end <= size);
+        let detail = if (words[AT_MAGIC], words[AT_VERSION]) != (MAGIC, VERSION) {
+            "not memory of an emulated device, or of another version".to_owned()
+        } else if resident >= u64::from(super::COUNT) {
+            format!("memory of emulated device {resident}, which does not exist")
+        } else if words[AT_LENGTH] < length {
+            format!("{} bytes, where {length} are wanted", words[AT_LENGTH])
+        } else if end.is_none() {
+            format!("{size} bytes, where {length} are wanted from {offset} on")
+        } else if offset == 0 || !offset.is_multiple_of(page) {
+            format!("its bytes begin at {offset}, where a page has {page}")
+        } else {
+            let (resident, file) = (resident as u32, file.into());
+            let pages =
+                Pages { file, resident, offset, length, charged: None, is_exportable: true };
+            return Ok(Self(Arc::new(pages)));
+        };
+        Err(Error::new(operation, ErrorKind::InvalidHandle, detail))
+    }
+
+    pub(super) fn export(&self) -> Result<OwnedFd> {
+        let operation = "export";
+        if !self.0.is_exportable {
+            let detail = "it was not created to leave its process";
+            return Err(Error::new(operation, ErrorKind::NotSupported, detail));
+        }
+        self.0.file.try_clone().map_err(|_| Error::system(operation, "dup"))
+    }
+}
+
+/// A reserved range of addresses.
+#[derive(Debug)]
+pub(super) struct AddressRange {
+    address: u64,
+    length: u64,
+}
+
+impl AddressRange {
+    pub(super) fn reserve(length: u64) -> Result<Self> {
+        let operation = "reserve addresses";
+        let address = map(operation, ptr::null_mut(), length, libc::PROT_NONE, RESERVED, None)?;
+        Ok(Self { address, length })
+    }
+
+    fn is_inside(&self, offset: u64, length: u64) -> bool {
+        offset.checked_add(length).is_some_and(|end| end <= self.length)
+    }
+}
+
+impl AddressRangeDriver for AddressRange {
+    fn address(&self) -> u64 {
+        self.address
+    }
+
+    fn map(&self, offset: u64, physical: &driver::Physical, _devices: &[u32]) -> Result<()> {
+        let operation = "map";
+        let driver::Physical::Emulated(physical) = physical else {
+            return Err(driver::implementation_mismatch(operation));
+        };
+        let Pages { file, resident, offset: first, length, is_exportable, .. } = &*physical.0;
+        if !self.is_inside(offset, *length) {
+            return Err(Error::new(operation, ErrorKind::OutOfBounds, "beyond the reserved range"));
+        }
+        let at = (self.address + offset) as *mut libc::c_void;
+        let flags = libc::MAP_SHARED | libc::MAP_FIXED;
+        let file = Some((file.as_fd(), *first));
+        let address = map(operation, at, *length, READ_AND_WRITE, flags, file)?;
+        let allocator = Allocator::Mapped { exportable: *is_exportable };
+        let allocations = KnownAllocation::new(Some(*resident), allocator, address, *length);
+        KnownAllocation { physical: Some(physical.clone()), ..allocations }.remember();
+        Ok(())
+    }
+
+    unsafe fn unmap(&self, offset: u64, length: u64) -> Result<()> {
+        let operation = "unmap";
+        if !self.is_inside(offset, length) {
+            return Err(Error::new(operation, ErrorKind::OutOfBounds, "beyond the reserved range"));
+        }
+        allocations().remove(&(self.address + offset));
+        let at = (self.address + offset) as *mut libc::c_void;
+        // Reserved again, not free for others.
+        map(operation, at, length, libc::PROT_NONE, RESERVED | libc::MAP_FIXED, None).map(drop)
+    }
+}
+
+impl Drop for AddressRange {
+    fn drop(&mut self) {
+        let _ = unmap(self.address, self.length);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LENGTH: u64 = super::super::GRANULARITY;
+
+    fn create(page: u64) -> Physical {
+        let state = super::super::state(0);
+        state.take("test", LENGTH).unwrap();
+        Physical::create_with_pages(0, LENGTH, state, true, page).unwrap()
+    }
+
+    #[test]
+    fn memory_beyond_the_longest_file_is_an_error() {
+        let child = testkit::children::ForkedChild::new(|| {
+            let limit = libc::rlimit { rlim_cur: 4096, rlim_max: 4096 };
+            // SAFETY: a valid limit.
+            assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) }, 0);
+            // By SIGXFSZ, which ends a process by default.
+            let error = memory_file("test", 8192).unwrap_err();
+            assert_eq!(error.code(), Some(libc::EFBIG.into()));
+            assert!(error.to_string().contains("ulimit -f"), "{error}");
+        });
+        assert!(child.wait().success());
+    }
+
+    #[test]
+    fn memory_is_mapped_with_pages_of_any_size() {
+        for page in [4 << 10, 16 << 10, 64 << 10] {
+            if page % page_size() != 0 {
+                continue;
+            }
+            let made = create(page);
+            let imported =
+                Physical::import_with_pages(made.export().unwrap().as_fd(), LENGTH, page).unwrap();
+            let address_range = AddressRange::reserve(2 * LENGTH).unwrap();
+            let physical = [made, imported].map(driver::Physical::Emulated);
+            for (physical, at) in physical.iter().zip([0, LENGTH]) {
+                address_range.map(at, physical, &[]).unwrap();
+            }
+            let first = address_range.address() as *mut u8;
+            let last = (address_range.address() + 2 * LENGTH - 1) as *mut u8;
+            // SAFETY: the first and the last byte of what was just mapped, and of the same memory
+            // mapped a second time, which only this test knows.
+            unsafe {
+                first.write_volatile(7);
+                last.write_volatile(8);
+                let there = |at: *mut u8| at.read_volatile();
+                assert_eq!(there(first.add(LENGTH as usize)), 7);
+                assert_eq!(there(last.sub(LENGTH as usize)), 8);
+            }
+            for at in [0, LENGTH] {
+                // SAFETY: nothing refers to it any more.
+                unsafe { address_range.unmap(at, LENGTH) }.unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn memory_that_does_not_begin_at_a_page_is_refused() {
+        let page = page_size();
+        let made = create(page);
+        let import = |page| {
+            Physical::import_with_pages(made.export().unwrap().as_fd(), LENGTH, page)
+                .map(drop)
+                .map_err(|error| error.to_string())
+        };
+        import(page).unwrap();
+        let why = import(2 * page).unwrap_err();
+        assert!(why.contains(&format!("begin at {page}, where a page has {}", 2 * page)), "{why}");
+    }
+}

@@ -1,0 +1,269 @@
+//! Devices made of host memory and threads.
+//!
+//! They do what real ones do, on any machine: memory that leaves the process only as a
+//! descriptor, streams that go on while the caller does something else, events, peers.
+//! With the feature `fault-injection`, which only tests enable, they can be told to be slow, to
+//! fail, or to be unreachable for each other, so that overlap, order and failure can be tested
+//! where no GPU is.
+#![allow(unsafe_code)]
+
+#[cfg(feature = "fault-injection")]
+mod faults;
+#[cfg(not(feature = "fault-injection"))]
+#[path = "no_faults.rs"]
+mod faults;
+#[cfg(feature = "fault-injection")]
+mod foreign;
+mod memory;
+mod stream;
+
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use faults::Faults;
+#[cfg(feature = "fault-injection")]
+pub use faults::{
+    FaultConfig, configure_faults, fail_after, refuse_points, refuse_read_only_registrations,
+    refuse_records, refuse_words,
+};
+#[cfg(feature = "fault-injection")]
+pub use foreign::ForeignMemory;
+pub(crate) use memory::{Physical, attributes};
+pub(crate) use stream::Event;
+
+use crate::device_name::DeviceName;
+use crate::driver::{self, AddressRangeDriver, DeviceDriver, PinnedBuffer, StreamDriver};
+use crate::error::{Error, ErrorKind, Result};
+use crate::pointer_attributes::{Allocator, PointerAttributes};
+use crate::properties::{HandleTypes, PeerAccess, Properties, Uuid};
+
+/// How many there are.
+pub const COUNT: u32 = 2;
+/// What each claims to have. Pages are only taken when they are touched.
+const TOTAL: u64 = 16 << 30;
+const GRANULARITY: u64 = 2 << 20;
+
+/// What all handles of a emulated have in common.
+pub(crate) struct State {
+    faults: Faults,
+    used: AtomicU64,
+}
+
+impl State {
+    const fn new() -> Self {
+        Self { faults: Faults::new(), used: AtomicU64::new(0) }
+    }
+
+    fn take(&self, operation: &'static str, length: u64) -> Result<()> {
+        let taken = |used: u64| used.checked_add(length).filter(|sum| *sum <= TOTAL);
+        self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, taken).map(drop).map_err(
+            |used| {
+                let detail = format!("{length} bytes wanted, {used} of {TOTAL} taken");
+                Error::new(operation, ErrorKind::OutOfMemory, detail)
+            },
+        )
+    }
+
+    fn give_back(&self, length: u64) {
+        self.used.fetch_sub(length, Ordering::Relaxed);
+    }
+}
+
+static STATES: [State; COUNT as usize] = [const { State::new() }; COUNT as usize];
+
+fn state(number: u32) -> &'static State {
+    &STATES[number as usize % STATES.len()]
+}
+
+/// The same in every process, as a real device's.
+pub(crate) fn uuid(number: u32) -> Uuid {
+    let mut bytes = *b"fabricast-host-0";
+    bytes[15] += number as u8;
+    Uuid(bytes)
+}
+
+/// A emulated.
+#[derive(Debug)]
+pub(crate) struct Device {
+    number: u32,
+    properties: Properties,
+}
+
+impl Device {
+    pub(crate) fn open(number: u32) -> Result<Self> {
+        if number < COUNT {
+            return Ok(Self::new(number));
+        }
+        let detail = format!("there are {COUNT}");
+        Err(Error::new("open", ErrorKind::NoSuchDevice, detail).on(DeviceName::emulated(number)))
+    }
+
+    /// One that nobody opened: it owns nothing.
+    pub(crate) fn none() -> Self {
+        Self::new(0)
+    }
+
+    fn new(number: u32) -> Self {
+        let properties = Properties {
+            product: "host memory".to_owned(),
+            uuid: uuid(number),
+            pci: None,
+            numa_node: None,
+            total_memory: TOTAL,
+            granularity: GRANULARITY,
+            copy_engines: 1,
+            multiprocessors: 0,
+            compute_capability: (0, 0),
+            driver: env!("CARGO_PKG_VERSION").to_owned(),
+            handle_types: HandleTypes { file_descriptor: true, ..HandleTypes::default() },
+        };
+        Self { number, properties }
+    }
+
+    fn state(&self) -> &'static State {
+        state(self.number)
+    }
+}
+
+fn not_supported<T>(operation: &'static str, what: &str) -> Result<T> {
+    Err(Error::new(operation, ErrorKind::NotSupported, format!("an emulated device has no {what}")))
+}
+
+impl DeviceDriver for Device {
+    fn properties(&self) -> &Properties {
+        &self.properties
+    }
+
+    fn free_memory(&self) -> Result<u64> {
+        Ok(TOTAL - self.state().used.load(Ordering::Relaxed).min(TOTAL))
+    }
+
+    fn peer_access(&self, peer: u32) -> Result<PeerAccess> {
+        let are_apart = |number: u32| state(number).faults.are_not_peers();
+        Ok(if peer == self.number {
+            PeerAccess::Same
+        } else if are_apart(peer) || are_apart(self.number) {
+            PeerAccess::None
+        } else {
+            PeerAccess::Direct { atomics: true }
+        })
+    }
+
+    fn enable_peer(&self, _peer: u32) -> Result<()> {
+        Ok(())
+    }
+
+    fn allocate(&self, length: u64) -> Result<u64> {
+        self.state().take("allocate", length)?;
+        memory::allocate(Some(self.number), Allocator::Plain, length)
+            .inspect_err(|_| self.state().give_back(length))
+    }
+
+    unsafe fn free(&self, address: u64) -> Result<()> {
+        stream::wait_until_no_stream_waits();
+        let length = memory::free(address)?;
+        self.state().give_back(length);
+        Ok(())
+    }
+
+    fn create(&self, length: u64) -> Result<driver::Physical> {
+        self.state().take("allocate", length)?;
+        let physical = Physical::create(self.number, length, self.state(), true);
+        physical.map(driver::Physical::Emulated).inspect_err(|_| self.state().give_back(length))
+    }
+
+    fn export(&self, physical: &driver::Physical) -> Result<OwnedFd> {
+        match physical {
+            driver::Physical::Emulated(physical) => physical.export(),
+            driver::Physical::Cuda(_) => Err(driver::implementation_mismatch("export")),
+        }
+    }
+
+    fn import(&self, descriptor: BorrowedFd<'_>, length: u64) -> Result<(driver::Physical, u32)> {
+        let physical = Physical::import(descriptor, length)?;
+        let resident = physical.0.resident;
+        Ok((driver::Physical::Emulated(physical), resident))
+    }
+
+    fn reserve(&self, length: u64) -> Result<Box<dyn AddressRangeDriver>> {
+        Ok(Box::new(memory::AddressRange::reserve(length)?))
+    }
+
+    fn legacy_export(&self, _address: u64) -> Result<[u8; 64]> {
+        not_supported("export by legacy handle", "legacy handles")
+    }
+
+    fn legacy_open(&self, _handle: [u8; 64]) -> Result<(u64, u64)> {
+        not_supported("open a legacy handle", "legacy handles")
+    }
+
+    unsafe fn legacy_close(&self, _address: u64) -> Result<()> {
+        not_supported("close a legacy handle", "legacy handles")
+    }
+
+    fn attributes(&self, address: u64) -> Result<PointerAttributes> {
+        attributes(address).ok_or_else(|| {
+            let detail = format!("no allocation contains address {address:#x}");
+            Error::new("query pointer attributes", ErrorKind::InvalidArgument, detail)
+        })
+    }
+
+    fn retain(&self, address: u64) -> Result<driver::Mapping> {
+        memory::retain(address).ok_or_else(|| {
+            let detail = format!("nothing is mapped at {address:#x}");
+            Error::new("query mapped memory", ErrorKind::InvalidArgument, detail)
+        })
+    }
+
+    fn dma_buf(&self, _address: u64, _length: u64) -> Result<OwnedFd> {
+        not_supported("export as dma-buf", "dma-buf")
+    }
+
+    unsafe fn register(&self, address: u64, length: u64, is_read_only: bool) -> Result<()> {
+        if is_read_only && self.state().faults.refuses_read_only() {
+            return not_supported("register host memory", "registrations of read-only memory");
+        }
+        memory::register(address, length)
+    }
+
+    unsafe fn unregister(&self, address: u64) -> Result<()> {
+        stream::wait_until_no_stream_waits();
+        memory::unregister(address)
+    }
+
+    fn check_context(&self, _: &'static str) -> Result<()> {
+        Ok(())
+    }
+
+    fn pinned_buffer(&self, length: usize) -> Result<Box<dyn PinnedBuffer>> {
+        Ok(Box::new(memory::PinnedBlock::new(length)?))
+    }
+
+    fn stream(&self) -> Result<Box<dyn StreamDriver>> {
+        Ok(Box::new(stream::Stream::start(self.state())?))
+    }
+
+    unsafe fn adopt_stream(&self, handle: u64) -> Result<Box<dyn StreamDriver>> {
+        if handle == 0 {
+            // Nobody sees the order of operations that begin elsewhere.
+            return self.stream();
+        }
+        let detail = "streams of an emulated device are made by this library only";
+        Err(Error::new("adopt a stream", ErrorKind::NotSupported, detail))
+    }
+
+    fn event(&self) -> Result<driver::Event> {
+        Ok(driver::Event::Emulated(Event::default()))
+    }
+
+    fn is_event_done(&self, event: &driver::Event) -> Result<bool> {
+        if self.state().faults.refuses_points() {
+            let detail = "injected fault: event queries are refused";
+            return Err(Error::new("query event", ErrorKind::Other, detail));
+        }
+        match event {
+            driver::Event::Emulated(event) => event.is_done(),
+            driver::Event::Cuda(_) => Err(driver::implementation_mismatch("query event")),
+        }
+    }
+}

@@ -1,0 +1,369 @@
+//! A emulated's streams: a thread each, which does what it is told, in order.
+#![allow(unsafe_code)]
+
+use std::collections::VecDeque;
+use std::ptr;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use super::State;
+use crate::checksum::checksum_from;
+use crate::driver::{self, CopyEntry, StreamDriver};
+use crate::error::{Error, ErrorKind, Result};
+
+fn failed(operation: &'static str) -> Error {
+    Error::new(
+        operation,
+        ErrorKind::DeviceFailed,
+        "an earlier operation on the stream failed (injected fault)",
+    )
+}
+
+/// How often an event was recorded, and how often that point was reached.
+#[derive(Debug, Default)]
+struct EventState {
+    recorded: AtomicU64,
+    reached: AtomicU64,
+    has_failed: AtomicU64,
+}
+
+/// A point in a emulated's stream.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Event(Arc<EventState>);
+
+impl Event {
+    pub(crate) fn is_done(&self) -> Result<bool> {
+        let points = &self.0;
+        // First the point, then the failure: a failed stream stores its failure before it reaches a point.
+        let is_reached = self.has_reached(points.recorded.load(Ordering::Acquire));
+        if points.has_failed.load(Ordering::Acquire) != 0 {
+            return Err(failed("query event"));
+        }
+        Ok(is_reached)
+    }
+
+    fn has_reached(&self, point: u64) -> bool {
+        self.0.reached.load(Ordering::Acquire) >= point
+    }
+}
+
+enum Operation {
+    Copy { to: u64, from: u64, length: u64 },
+    Fill { to: u64, byte: u8, length: u64 },
+    Checksum { from: u64, length: u64, result: u64 },
+    CopyList { list: u64, count: u32 },
+    WriteWord { to: u64, value: u32 },
+    WaitForWord { at: u64, min_value: u32 },
+    Record { event: Event, point: u64 },
+    Wait { event: Event, point: u64 },
+}
+
+#[derive(Default)]
+struct Queue {
+    waiting: VecDeque<Operation>,
+    is_busy: bool,
+    has_failed: bool,
+    is_over: bool,
+}
+
+struct WorkQueue {
+    queue: Mutex<Queue>,
+    changed: Condvar,
+    state: &'static State,
+}
+
+impl WorkQueue {
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A thread and its line of operations.
+pub(super) struct Stream {
+    work_queue: Arc<WorkQueue>,
+    worker: Option<JoinHandle<()>>,
+}
+
+impl std::fmt::Debug for Stream {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("emulated::Stream")
+    }
+}
+
+impl Stream {
+    pub(super) fn start(state: &'static State) -> Result<Self> {
+        let queue = Mutex::default();
+        let work_queue = Arc::new(WorkQueue { queue, changed: Condvar::new(), state });
+        let theirs = Arc::clone(&work_queue);
+        let worker = std::thread::Builder::new()
+            .name("emulated".to_owned())
+            .spawn(move || work(&theirs))
+            .map_err(|_| Error::system("create stream", "clone"))?;
+        Ok(Self { work_queue, worker: Some(worker) })
+    }
+
+    fn push(&self, operation: Operation) {
+        self.work_queue.queue().waiting.push_back(operation);
+        self.work_queue.changed.notify_one();
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        self.work_queue.queue().is_over = true;
+        self.work_queue.changed.notify_one();
+        if let Some(worker) = self.worker.take() {
+            let _ = worker.join();
+        }
+    }
+}
+
+impl StreamDriver for Stream {
+    unsafe fn copy(&self, to: u64, from: u64, length: u64) -> Result<()> {
+        self.push(Operation::Copy { to, from, length });
+        Ok(())
+    }
+
+    unsafe fn fill(&self, to: u64, byte: u8, length: u64) -> Result<()> {
+        self.push(Operation::Fill { to, byte, length });
+        Ok(())
+    }
+
+    unsafe fn checksum(&self, from: u64, length: u64, result: u64) -> Result<()> {
+        self.push(Operation::Checksum { from, length, result });
+        Ok(())
+    }
+
+    unsafe fn copy_list(&self, list: u64, count: u32, _bytes: u64) -> Result<()> {
+        self.push(Operation::CopyList { list, count });
+        Ok(())
+    }
+
+    unsafe fn write_word(&self, to: u64, value: u32) -> Result<()> {
+        if self.work_queue.state.faults.refuses_words() {
+            let detail = "injected fault: writes of words are refused";
+            return Err(Error::new("write a word", ErrorKind::Other, detail));
+        }
+        self.push(Operation::WriteWord { to, value });
+        Ok(())
+    }
+
+    unsafe fn wait_for_word(&self, at: u64, min_value: u32) -> Result<()> {
+        self.push(Operation::WaitForWord { at, min_value });
+        Ok(())
+    }
+
+    fn record(&self, event: &driver::Event) -> Result<()> {
+        let driver::Event::Emulated(event) = event else {
+            return Err(driver::implementation_mismatch("record an event"));
+        };
+        if self.work_queue.state.faults.refuses_records() {
+            let detail = "injected fault: event records are refused";
+            return Err(Error::new("record an event", ErrorKind::Other, detail));
+        }
+        let point = event.0.recorded.fetch_add(1, Ordering::AcqRel) + 1;
+        self.push(Operation::Record { event: event.clone(), point });
+        Ok(())
+    }
+
+    fn wait(&self, event: &Arc<driver::Event>) -> Result<()> {
+        let driver::Event::Emulated(event) = &**event else {
+            return Err(driver::implementation_mismatch("wait for an event"));
+        };
+        let point = event.0.recorded.load(Ordering::Acquire);
+        self.push(Operation::Wait { event: event.clone(), point });
+        Ok(())
+    }
+
+    fn is_done(&self) -> Result<bool> {
+        let queue = self.work_queue.queue();
+        if queue.has_failed {
+            return Err(failed("query stream"));
+        }
+        Ok(queue.waiting.is_empty() && !queue.is_busy)
+    }
+}
+
+fn work(work_queue: &WorkQueue) {
+    let mut queue = work_queue.queue();
+    loop {
+        let Some(operation) = queue.waiting.pop_front() else {
+            if queue.is_over {
+                return;
+            }
+            queue = work_queue.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
+            continue;
+        };
+        queue.is_busy = true;
+        let has_failed = queue.has_failed;
+        drop(queue);
+        let is_good = perform(work_queue, operation, has_failed);
+        queue = work_queue.queue();
+        queue.is_busy = false;
+        queue.has_failed |= !is_good;
+    }
+}
+
+/// False if it failed. After a failure only events are attended to.
+fn perform(work_queue: &WorkQueue, operation: Operation, has_failed: bool) -> bool {
+    match &operation {
+        Operation::Copy { .. }
+        | Operation::Fill { .. }
+        | Operation::Checksum { .. }
+        | Operation::CopyList { .. }
+        | Operation::WriteWord { .. } => {}
+        // A device that has failed waits for nothing.
+        Operation::WaitForWord { .. } | Operation::Wait { .. } if has_failed => return false,
+        Operation::WaitForWord { at, min_value } => {
+            let (at, min_value) = (*at as *const AtomicU32, *min_value);
+            // SAFETY: four aligned bytes that stay valid until this is done.
+            let word = unsafe { &*at };
+            return wait(work_queue, || {
+                word.load(Ordering::Acquire).wrapping_sub(min_value) as i32 >= 0
+            });
+        }
+        Operation::Record { event, point } => {
+            let points = &event.0;
+            if has_failed {
+                points.has_failed.store(1, Ordering::Release);
+            }
+            points.reached.fetch_max(*point, Ordering::AcqRel);
+            return true;
+        }
+        Operation::Wait { event, point } => return wait(work_queue, || event.has_reached(*point)),
+    }
+    if has_failed || work_queue.state.faults.fails_now() {
+        return false;
+    }
+    let delay = work_queue.state.faults.delay();
+    if !delay.is_zero() {
+        std::thread::sleep(delay);
+    }
+    // Two streams that are not ordered may copy the same bytes at once, as on any device; what
+    // is there then is up to chance, here as there. Nothing but such copies ever looks at it.
+    //
+    // SAFETY: who began the operation keeps all ranges, and a list, valid until it is done,
+    // and nobody holds references to the bytes.
+    unsafe {
+        match operation {
+            Operation::Copy { to, from, length } => {
+                ptr::copy(from as *const u8, to as *mut u8, length as usize);
+            }
+            Operation::Fill { to, byte, length } => {
+                ptr::write_bytes(to as *mut u8, byte, length as usize);
+            }
+            Operation::Checksum { from, length, result } => {
+                let sum = checksum_of(from as *const u8, length as usize);
+                (result as *mut u64).write_volatile(sum);
+            }
+            Operation::CopyList { list, count } => {
+                for number in 0..count as usize {
+                    let CopyEntry { to, from, length } =
+                        (list as *const CopyEntry).add(number).read();
+                    ptr::copy(from as *const u8, to as *mut u8, length as usize);
+                }
+            }
+            Operation::WriteWord { to, value } => {
+                (*(to as *const AtomicU32)).store(value, Ordering::Release);
+            }
+            Operation::WaitForWord { .. } | Operation::Record { .. } | Operation::Wait { .. } => {}
+        }
+    }
+    true
+}
+
+/// By way of a buffer: others may write the bytes meanwhile, so no reference to them.
+///
+/// # Safety
+/// The range is valid for reads.
+unsafe fn checksum_of(from: *const u8, length: usize) -> u64 {
+    let mut buffer = [0; 4096];
+    let mut sum = 0_u64;
+    for at in (0..length).step_by(buffer.len()) {
+        let chunk = buffer.len().min(length - at);
+        // SAFETY: inside of the range, and of the buffer.
+        unsafe { ptr::copy_nonoverlapping(from.add(at), buffer.as_mut_ptr(), chunk) };
+        sum = sum.wrapping_add(checksum_from(at as u64 / 8, &buffer[..chunk]));
+    }
+    sum
+}
+
+/// How many streams of all stand-ins wait for something at the moment.
+static WAITING: AtomicU32 = AtomicU32::new(0);
+
+/// Comes back when no stream waits for anything, as a driver's calls that free something do.
+/// Those come back no sooner, however long it takes; nobody here has to find out how long.
+pub(super) fn wait_until_no_stream_waits() {
+    const TIMEOUT: Duration = Duration::from_secs(20);
+    let start = Instant::now();
+    while WAITING.load(Ordering::Acquire) > 0 && start.elapsed() < TIMEOUT {
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+fn wait(work_queue: &WorkQueue, is_over: impl Fn() -> bool) -> bool {
+    if is_over() {
+        return true;
+    }
+    WAITING.fetch_add(1, Ordering::AcqRel);
+    let was_reached = until(work_queue, is_over);
+    WAITING.fetch_sub(1, Ordering::AcqRel);
+    was_reached
+}
+
+fn until(work_queue: &WorkQueue, is_over: impl Fn() -> bool) -> bool {
+    let mut rest = Duration::from_micros(20);
+    while !is_over() {
+        if work_queue.queue().is_over {
+            return false;
+        }
+        std::thread::sleep(rest);
+        rest = (rest * 2).min(Duration::from_millis(1));
+    }
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A thread that asks at the moment in which a failed stream reaches a point is told of the failure.
+    #[test]
+    fn points_reached_by_a_failed_stream_are_failures() {
+        let events: Vec<_> = (0..50_000).map(|_| Event::default()).collect();
+        let queue = Mutex::default();
+        let work_queue =
+            WorkQueue { queue, changed: Condvar::new(), state: super::super::state(0) };
+        events.iter().for_each(|event| event.0.recorded.store(1, Ordering::Release));
+        // Events that were asked for so far.
+        let asked = AtomicU64::new(0);
+        let mut successes = 0;
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for (number, event) in (1..).zip(&events) {
+                    while asked.load(Ordering::Relaxed) < number {
+                        std::thread::yield_now();
+                    }
+                    perform(
+                        &work_queue,
+                        Operation::Record { event: event.clone(), point: 1 },
+                        true,
+                    );
+                }
+            });
+            for event in &events {
+                asked.fetch_add(1, Ordering::Relaxed);
+                let answer = loop {
+                    match event.is_done() {
+                        Ok(false) => std::thread::yield_now(),
+                        answer => break answer,
+                    }
+                };
+                successes += u32::from(answer.is_ok());
+            }
+        });
+        assert_eq!(successes, 0);
+    }
+}

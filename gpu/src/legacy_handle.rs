@@ -1,0 +1,219 @@
+//! Memory that others allocated the plain way, by 64 bytes.
+//!
+//! A process may open such a handle once; opening it again, or closing it while somebody
+//! still uses it, fails or worse. So a table counts: one opening per allocation, closed
+//! when the last user goes.
+
+use std::collections::{BTreeSet, HashMap};
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use crate::deferred_free::DeferredFree;
+use crate::device::Device;
+use crate::error::{Error, ErrorKind, Result};
+use crate::memory::Memory;
+
+/// A place in another process's allocation.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct LegacyHandle {
+    /// What the driver made of the allocation.
+    pub bytes: [u8; 64],
+    /// Where the memory begins in the allocation, in bytes.
+    pub offset: u64,
+    /// Its length in bytes.
+    pub length: u64,
+}
+
+impl fmt::Debug for LegacyHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "LegacyHandle({} bytes at {})", self.length, self.offset)
+    }
+}
+
+/// Allocations that are open for one device of this process.
+#[derive(Debug, Default)]
+pub(crate) struct Table {
+    open: HashMap<[u8; 64], Entry>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    address: u64,
+    length: u64,
+    users: u64,
+    /// Somebody is going to close it, if nobody uses it then.
+    is_unused: bool,
+}
+
+/// Handles that this process made: they may come back from a peer, and are no other process's,
+/// whatever number stands in them.
+static OWN_HANDLES: Mutex<BTreeSet<[u8; 64]>> = Mutex::new(BTreeSet::new());
+
+pub(crate) fn remember_own_handle(bytes: [u8; 64]) {
+    OWN_HANDLES.lock().unwrap_or_else(PoisonError::into_inner).insert(bytes);
+}
+
+/// Open handles in the whole process.
+static OPEN: AtomicU64 = AtomicU64::new(0);
+
+/// How many legacy handles this process has open.
+#[must_use]
+pub fn open_legacy_handles() -> u64 {
+    OPEN.load(Ordering::Relaxed)
+}
+
+impl Table {
+    /// Counts a user of an allocation that is open; `open` opens it otherwise. Gives its
+    /// address and length.
+    fn acquire(
+        &mut self,
+        bytes: [u8; 64],
+        open: impl FnOnce() -> Result<(u64, u64)>,
+    ) -> Result<(u64, u64)> {
+        if let Some(entry) = self.open.get_mut(&bytes) {
+            entry.users += 1;
+            return Ok((entry.address, entry.length));
+        }
+        let (address, length) = open()?;
+        OPEN.fetch_add(1, Ordering::Relaxed);
+        self.open.insert(bytes, Entry { address, length, users: 1, is_unused: false });
+        Ok((address, length))
+    }
+
+    /// One user less: was it the last? Then it is to be [closed](Self::close), once.
+    fn release(&mut self, bytes: &[u8; 64]) -> bool {
+        self.open.get_mut(bytes).is_some_and(|entry| {
+            entry.users -= 1;
+            entry.users == 0 && !std::mem::replace(&mut entry.is_unused, true)
+        })
+    }
+
+    /// The address to close, unless it was closed, or has users again.
+    pub(crate) fn close(&mut self, bytes: &[u8; 64]) -> Option<u64> {
+        let entry = self.open.get_mut(bytes)?;
+        entry.is_unused = false;
+        if entry.users > 0 {
+            return None;
+        }
+        OPEN.fetch_sub(1, Ordering::Relaxed);
+        self.open.remove(bytes).map(|entry| entry.address)
+    }
+}
+
+/// One user of an open allocation.
+#[derive(Debug)]
+pub(crate) struct OpenedHandle {
+    device: Device,
+    bytes: [u8; 64],
+}
+
+impl Drop for OpenedHandle {
+    fn drop(&mut self) {
+        if !self.device.0.fork_generation.is_current() {
+            return;
+        }
+        let mut table = self.device.0.legacy.lock().unwrap_or_else(PoisonError::into_inner);
+        let was_last = table.release(&self.bytes);
+        drop(table);
+        if was_last {
+            self.device.0.give_back(DeferredFree::Legacy { bytes: self.bytes });
+        }
+    }
+}
+
+impl Device {
+    /// Opens memory of another process, for this device: also of one with the number of this
+    /// process in a PID namespace of its own, as the first process of every container has number 1.
+    ///
+    /// # Errors
+    /// [`InvalidHandle`](ErrorKind::InvalidHandle) if the bytes mean nothing here, if they
+    /// were made by this very process, or if they claim more than the allocation has.
+    pub fn open_legacy_handle(&self, handle: &LegacyHandle) -> Result<Memory> {
+        let operation = "open a legacy handle";
+        let driver = self.driver(operation)?;
+        let on = |error: Error| error.on(self.name());
+        let (base, whole) = {
+            let mut table = self.0.legacy.lock().unwrap_or_else(PoisonError::into_inner);
+            let open = || {
+                let opened_handle = driver.legacy_open(handle.bytes);
+                let otherwise = || with_other_pid(handle.bytes, std::process::id());
+                match opened_handle.is_err().then(otherwise).flatten() {
+                    Some(bytes) => driver.legacy_open(bytes).or(opened_handle),
+                    None => opened_handle,
+                }
+            };
+            table.acquire(handle.bytes, open).map_err(on)?
+        };
+        let opened_handle = OpenedHandle { device: self.clone(), bytes: handle.bytes };
+        let is_inside = handle.offset.checked_add(handle.length).is_some_and(|end| end <= whole);
+        if !is_inside || handle.length == 0 {
+            let detail = format!(
+                "{} bytes from {} on, in an allocation of {whole} bytes",
+                handle.length, handle.offset
+            );
+            return Err(on(Error::new(operation, ErrorKind::InvalidHandle, detail)));
+        }
+        // Another than this one, if it was opened for a peer.
+        let resident = driver.attributes(base).ok().and_then(|attributes| attributes.device);
+        let (address, length) = (base + handle.offset, handle.length);
+        Ok(Memory::of_legacy(self, resident.unwrap_or(self.name()), opened_handle, address, length))
+    }
+}
+
+/// The handle with another process number in it, if it has this one. CUDA refuses to open what
+/// the own process made, and tells by the number alone (seen with driver 580): of two containers
+/// whose processes have the same number, neither opens what the other one made. Nothing else
+/// depends on the number.
+fn with_other_pid(mut bytes: [u8; 64], own: u32) -> Option<[u8; 64]> {
+    const PID_BYTES: std::ops::Range<usize> = 8..12;
+    /// Beyond what Linux gives to processes.
+    const UNUSED_PID: u32 = 1 << 30;
+    let made_here = OWN_HANDLES.lock().unwrap_or_else(PoisonError::into_inner).contains(&bytes);
+    if made_here || bytes[PID_BYTES] != own.to_ne_bytes() {
+        return None;
+    }
+    bytes[PID_BYTES].copy_from_slice(&(own | UNUSED_PID).to_ne_bytes());
+    Some(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_own_number_is_replaced() {
+        let mut bytes = [7; 64];
+        assert_eq!(with_other_pid(bytes, 1), None);
+        bytes[8..12].copy_from_slice(&1_u32.to_ne_bytes());
+        let other = with_other_pid(bytes, 1).unwrap();
+        assert_eq!((other[..8].to_vec(), other[12..].to_vec()), (vec![7; 8], vec![7; 52]));
+        assert_ne!(other[8..12], bytes[8..12]);
+        assert_eq!(with_other_pid(other, 1), None);
+        // One that is our own after all.
+        remember_own_handle(bytes);
+        assert_eq!(with_other_pid(bytes, 1), None);
+    }
+
+    #[test]
+    fn an_allocation_is_opened_once_and_closed_by_the_last() {
+        let mut table = Table::default();
+        let bytes = [7; 64];
+        assert_eq!(table.acquire(bytes, || Ok((0x1000, 64))).unwrap(), (0x1000, 64));
+        let again = table.acquire(bytes, || panic!("it is open"));
+        assert_eq!(again.unwrap(), (0x1000, 64));
+        assert!(!table.release(&bytes));
+        assert_eq!(table.close(&bytes), None, "it has a user");
+        assert!(table.release(&bytes));
+        // Opened again before it was closed.
+        table.acquire(bytes, || panic!("it is open still")).unwrap();
+        assert_eq!(table.close(&bytes), None);
+        assert!(table.release(&bytes));
+        assert_eq!(table.close(&bytes), Some(0x1000));
+        assert_eq!(table.close(&bytes), None, "nothing is closed twice");
+        // What could not be opened is not counted.
+        let refused = || Err(Error::new("test", ErrorKind::InvalidHandle, ""));
+        assert!(table.acquire(bytes, refused).is_err());
+        assert!(table.acquire(bytes, || Ok((0x2000, 64))).is_ok(), "and can be tried again");
+    }
+}

@@ -1,0 +1,418 @@
+//! Many blocks in one request: by the copy engine if they are large or few, by a kernel
+//! otherwise.
+//!
+//! A copy engine takes microseconds for each copy, however small. A kernel reads a list of
+//! them from memory of the host, and has hundreds on their way at once; `devices.md` has what
+//! was measured. What a kernel is given is cut into pieces, so that its threads have evenly
+//! much to do.
+#![allow(unsafe_code)]
+
+use std::sync::{Arc, PoisonError};
+
+use super::Stream;
+use crate::driver::{CopyEntry, PinnedBuffer};
+use crate::error::{Error, ErrorKind, Result};
+use crate::memory::Slice;
+
+/// The longest piece: one team of threads copies it. A multiple of 16, so that all pieces of a
+/// block lie as it does to what a thread moves at once.
+const MAX_PIECE: u64 = 64 << 10;
+/// From here on the copy engine is as fast as a kernel, and takes no processors.
+const COPY_ENGINE_MIN: u64 = 1 << 20;
+/// So few blocks are begun as copies as fast as a kernel is.
+const COPY_ENGINE_MAX_BLOCKS: usize = 2;
+/// Entries of a list. A longer request takes several, so that the device is at the first while
+/// the host still writes the second.
+const LIST_ENTRIES: usize = 4096;
+/// Copies that are begun under one lock: others may want the stream, too.
+const COPIES_PER_LOCK: usize = 64;
+
+/// A block: so many bytes from one place to another.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub struct Block {
+    /// Where it goes, as an offset into the range to copy to.
+    pub to: u64,
+    /// Where it is, as an offset into the range to copy from.
+    pub from: u64,
+    /// Its length in bytes; 0 is allowed.
+    pub length: u64,
+}
+
+/// By what [many blocks](Stream::copy_blocks) are copied.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub enum CopyMethod {
+    /// By what was fastest when it was measured: blocks of a mebibyte or more by the copy
+    /// engine, and the others, too, if there are no more than two; by a kernel otherwise.
+    #[default]
+    Best,
+    /// All by a kernel. It takes some of the device's processors while it runs, and leaves the
+    /// copy engine to others.
+    Kernel,
+    /// Each by a copy of its own, by the copy engine.
+    CopyEngine,
+}
+
+/// How many blocks of a request are how long; empty ones are not counted.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct BlockCounts {
+    small: usize,
+    large: usize,
+}
+
+impl BlockCounts {
+    #[inline]
+    fn count(&mut self, block: &Block) {
+        self.large += usize::from(block.length >= COPY_ENGINE_MIN);
+        self.small += usize::from((1..COPY_ENGINE_MIN).contains(&block.length));
+    }
+
+    /// Blocks shorter than this go by a kernel, and whether there are any; and whether there are
+    /// others, which go by the copy engine.
+    fn split(self, by: CopyMethod) -> (u64, bool, bool) {
+        let Self { small, large } = self;
+        match by {
+            CopyMethod::Kernel => (u64::MAX, small + large > 0, false),
+            CopyMethod::Best if small > COPY_ENGINE_MAX_BLOCKS => {
+                (COPY_ENGINE_MIN, true, large > 0)
+            }
+            CopyMethod::CopyEngine | CopyMethod::Best => (0, false, small + large > 0),
+        }
+    }
+}
+
+impl Stream {
+    /// Copies many blocks of one range to places in another. In which order is not said: where
+    /// a block goes, no other may go, nor come from. What follows on this stream finds all of
+    /// them done.
+    ///
+    /// ```
+    /// use gpu::{Block, CopyMethod};
+    /// # let device = gpu::Device::open("emulated:0".parse()?)?;
+    /// # let (pages, cache) = (device.allocate(1 << 20)?, device.allocate(1 << 20)?);
+    /// let stream = device.stream()?;
+    /// // Every fourth page of 4 KiB, one behind the other.
+    /// let blocks: Vec<_> =
+    ///     (0..64).map(|n| Block { to: n * 4096, from: 4 * n * 4096, length: 4096 }).collect();
+    /// stream.copy_blocks(&cache.whole(), &pages.whole(), &blocks, CopyMethod::Best)?;
+    /// stream.synchronize(gpu::DEFAULT_TIMEOUT)?;
+    /// # Ok::<(), gpu::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`OutOfBounds`](ErrorKind::OutOfBounds), with the number of the block, if one reaches
+    /// beyond a range: then nothing is begun. [`NoPeerAccess`](ErrorKind::NoPeerAccess) as for
+    /// [copying](Self::copy). If the driver refuses, some blocks may have been begun.
+    pub fn copy_blocks(
+        &self,
+        to: &Slice,
+        from: &Slice,
+        blocks: &[Block],
+        by: CopyMethod,
+    ) -> Result<()> {
+        self.copy_each(to, from, blocks.iter().copied(), by)
+    }
+
+    /// As [`copy_blocks`](Self::copy_blocks), where the blocks are in no list: they are gone
+    /// through several times, and must be the same each time.
+    ///
+    /// # Errors
+    /// As for [`copy_blocks`](Self::copy_blocks).
+    pub fn copy_each(
+        &self,
+        to: &Slice,
+        from: &Slice,
+        blocks: impl Iterator<Item = Block> + Clone,
+        by: CopyMethod,
+    ) -> Result<()> {
+        let operation = "copy blocks";
+        self.check_writable(operation, to)?;
+        self.check_reach(operation, from)?;
+        let limits = (to.length(), from.length());
+        let census = self.check_blocks(operation, limits, blocks.clone())?;
+        let (below, by_kernel, by_engine) = census.split(by);
+        let bases = (to.address(), from.address());
+        let mut is_consistent = true;
+        // These first: the device is at them while the host writes lists.
+        if by_engine {
+            let mut copies = CheckedBlocks { blocks: blocks.clone(), limits, is_consistent: true };
+            let mut next = copies.next_of(|length| length >= below.max(1));
+            while next.is_some() {
+                self.begin_with(operation, &[to, from], None, |raw| {
+                    for _ in 0..COPIES_PER_LOCK {
+                        let Some(block) = next else { break };
+                        // SAFETY: inside of the ranges, which are kept alive until an event
+                        // behind the copies is done.
+                        unsafe {
+                            raw.copy(bases.0 + block.to, bases.1 + block.from, block.length)?;
+                        }
+                        next = copies.next_of(|length| length >= below.max(1));
+                    }
+                    Ok(())
+                })?;
+            }
+            is_consistent &= copies.is_consistent;
+        }
+        if by_kernel {
+            let blocks = CheckedBlocks { blocks, limits, is_consistent: true };
+            let mut pieces = Pieces { blocks, below, bases, rest: Block::default() };
+            loop {
+                let list = self.list()?;
+                let (count, bytes) = pieces.write(&*list);
+                if count == 0 {
+                    break;
+                }
+                self.begin_with(operation, &[to, from], Some(&list), |raw| {
+                    // SAFETY: inside of the ranges; they and the list, which nobody else has, are
+                    // kept until an event behind it is done.
+                    unsafe { raw.copy_list(list.address(), count, bytes) }
+                })?;
+                if (count as usize) < LIST_ENTRIES {
+                    break;
+                }
+            }
+            is_consistent &= pieces.blocks.is_consistent;
+        }
+        if is_consistent {
+            return Ok(());
+        }
+        let detail = "the iterator of blocks returned different blocks in its second pass";
+        Err(self.refuse(operation, ErrorKind::OutOfBounds, detail.to_owned()))
+    }
+
+    /// Whether all lie inside of the ranges, and how long they are.
+    fn check_blocks(
+        &self,
+        operation: &'static str,
+        limits: (u64, u64),
+        blocks: impl Iterator<Item = Block>,
+    ) -> Result<BlockCounts> {
+        let mut census = BlockCounts::default();
+        for (number, block) in blocks.enumerate() {
+            if !is_inside(limits, &block) {
+                return Err(self.beyond(operation, limits, number, block));
+            }
+            census.count(&block);
+        }
+        Ok(census)
+    }
+
+    #[cold]
+    fn beyond(
+        &self,
+        operation: &'static str,
+        limits: (u64, u64),
+        number: usize,
+        block: Block,
+    ) -> Error {
+        let (side, offset, limit) = match ends_inside(block.to, block.length, limits.0) {
+            true => ("from", block.from, limits.1),
+            false => ("to", block.to, limits.0),
+        };
+        let length = block.length;
+        let detail = format!(
+            "block {number}: {length} bytes, {side} {offset} on, of a range of {limit} bytes"
+        );
+        self.refuse(operation, ErrorKind::OutOfBounds, detail)
+    }
+
+    /// Room for a list, which is the caller's until what uses it is done: as many are made as
+    /// are ever in use at once.
+    fn list(&self) -> Result<Arc<dyn PinnedBuffer>> {
+        let driver = self.device.driver("copy blocks")?;
+        driver.check_context("copy blocks")?;
+        let free = || self.lists.lock().unwrap_or_else(PoisonError::into_inner).take(|_| true);
+        if let Some(list) = free() {
+            return Ok(list);
+        }
+        // Nobody may have asked since those that were begun with are done.
+        let mut in_flight = self.in_flight();
+        if in_flight.since_last > 0 {
+            self.mark(&mut in_flight)?;
+        }
+        self.sweep(in_flight);
+        if let Some(list) = free() {
+            return Ok(list);
+        }
+        let made = driver.pinned_buffer(LIST_ENTRIES * size_of::<CopyEntry>());
+        let made = Arc::from(made.map_err(|error: Error| error.on(self.device.name()))?);
+        self.lists.lock().unwrap_or_else(PoisonError::into_inner).keep(&made);
+        Ok(made)
+    }
+}
+
+#[inline]
+fn ends_inside(offset: u64, length: u64, limit: u64) -> bool {
+    offset.checked_add(length).is_some_and(|end| end <= limit)
+}
+
+#[inline]
+fn is_inside((to, from): (u64, u64), block: &Block) -> bool {
+    ends_inside(block.to, block.length, to) && ends_inside(block.from, block.length, from)
+}
+
+/// Blocks that are gone through again. What is safe may not depend on an iterator that gives the
+/// same ones each time: each is checked again, and what comes behind one that is wrong is left.
+struct CheckedBlocks<I> {
+    blocks: I,
+    limits: (u64, u64),
+    is_consistent: bool,
+}
+
+impl<I: Iterator<Item = Block>> CheckedBlocks<I> {
+    /// The next one of such a length.
+    #[inline]
+    fn next_of(&mut self, is_meant: impl Fn(u64) -> bool) -> Option<Block> {
+        while self.is_consistent {
+            let block = self.blocks.next()?;
+            self.is_consistent = is_inside(self.limits, &block);
+            if self.is_consistent && is_meant(block.length) {
+                return Some(block);
+            }
+        }
+        None
+    }
+}
+
+/// Blocks in pieces, as entries of lists.
+struct Pieces<I> {
+    blocks: CheckedBlocks<I>,
+    /// Only blocks shorter than this.
+    below: u64,
+    /// Where the ranges begin, to and from.
+    bases: (u64, u64),
+    /// What is left of the last block.
+    rest: Block,
+}
+
+impl<I: Iterator<Item = Block>> Pieces<I> {
+    #[inline]
+    fn next(&mut self) -> Option<CopyEntry> {
+        if self.rest.length == 0 {
+            let below = self.below;
+            self.rest = self.blocks.next_of(|length| length > 0 && length < below)?;
+        }
+        let Block { to, from, length } = self.rest;
+        let piece = length.min(MAX_PIECE);
+        self.rest = Block { to: to + piece, from: from + piece, length: length - piece };
+        Some(CopyEntry { to: self.bases.0 + to, from: self.bases.1 + from, length: piece })
+    }
+
+    /// Writes a list. Gives the number of its entries, and of their bytes.
+    fn write(&mut self, list: &dyn PinnedBuffer) -> (u32, u64) {
+        let place = list.address() as *mut CopyEntry;
+        let (mut count, mut bytes) = (0, 0);
+        while count < LIST_ENTRIES {
+            let Some(entry) = self.next() else { break };
+            // SAFETY: there is room for so many; nobody but the caller has the list.
+            unsafe { place.add(count).write(entry) };
+            count += 1;
+            bytes += entry.length;
+        }
+        (count as u32, bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+    use crate::{DEFAULT_TIMEOUT, Device};
+
+    fn blocks(lengths: &[u64]) -> Vec<Block> {
+        lengths.iter().map(|length| Block { to: 0, from: 0, length: *length }).collect()
+    }
+
+    #[test]
+    fn pieces_are_the_blocks() {
+        let lengths =
+            [0, 1, 15, MAX_PIECE - 1, MAX_PIECE, MAX_PIECE + 1, 3 * MAX_PIECE, 5 * MAX_PIECE + 77];
+        let list: Vec<_> =
+            lengths.iter().map(|length| Block { to: 1003, from: 7, length: *length }).collect();
+        for below in [u64::MAX, MAX_PIECE] {
+            let blocks = CheckedBlocks {
+                blocks: list.iter().copied(),
+                limits: (1 << 30, 1 << 30),
+                is_consistent: true,
+            };
+            let mut pieces =
+                Pieces { blocks, below, bases: (1 << 40, 1 << 41), rest: Block::default() };
+            for length in lengths.into_iter().filter(|length| *length < below) {
+                let mut at = 0;
+                for _ in 0..length.div_ceil(MAX_PIECE) {
+                    let piece = pieces.next().unwrap();
+                    assert_eq!(piece.to, (1 << 40) + 1003 + at);
+                    assert_eq!(piece.from, (1 << 41) + 7 + at);
+                    assert!((1..=MAX_PIECE).contains(&piece.length));
+                    at += piece.length;
+                }
+                assert_eq!(at, length);
+            }
+            assert!(pieces.next().is_none() && pieces.blocks.is_consistent);
+        }
+    }
+
+    #[test]
+    fn what_goes_by_a_kernel() {
+        let many = blocks(&[100, COPY_ENGINE_MIN - 1, COPY_ENGINE_MIN, 5 * COPY_ENGINE_MIN, 1, 0]);
+        let split = |by: CopyMethod, blocks: &[Block]| {
+            let mut census = BlockCounts::default();
+            blocks.iter().for_each(|block| census.count(block));
+            census.split(by)
+        };
+        assert_eq!(split(CopyMethod::Best, &many), (COPY_ENGINE_MIN, true, true));
+        assert_eq!(split(CopyMethod::Best, &many[1..5]), (0, false, true), "two of them are small");
+        assert_eq!(split(CopyMethod::Best, &many[..2]), (0, false, true));
+        assert_eq!(split(CopyMethod::Best, &blocks(&[1, 2, 3])), (COPY_ENGINE_MIN, true, false));
+        assert_eq!(split(CopyMethod::Best, &blocks(&[0, 0, 0])), (0, false, false));
+        assert_eq!(split(CopyMethod::Best, &[]), (0, false, false));
+        assert_eq!(split(CopyMethod::Kernel, &many[..1]), (u64::MAX, true, false));
+        assert_eq!(split(CopyMethod::Kernel, &many[5..]), (u64::MAX, false, false));
+        assert_eq!(split(CopyMethod::CopyEngine, &many), (0, false, true));
+    }
+
+    /// An iterator that gives other blocks each time is wrong, but safe code.
+    #[test]
+    fn blocks_that_change_meanwhile_are_refused_again() {
+        let device = Device::open("emulated:1".parse().unwrap()).unwrap();
+        let memory = device.allocate(1 << 20).unwrap();
+        let (whole, stream) = (memory.whole(), device.stream().unwrap());
+        for (good, by) in
+            [(300, CopyMethod::CopyEngine), (450, CopyMethod::Kernel), (300, CopyMethod::Best)]
+        {
+            let given = Cell::new(0);
+            let liar = (0..300).map(|_| {
+                given.set(given.get() + 1);
+                let to = if given.get() <= good { 0 } else { u64::MAX / 2 };
+                Block { to, from: 1 << 19, length: 16 }
+            });
+            let copied = stream.copy_each(&whole, &whole, liar, by);
+            assert_eq!(copied.unwrap_err().kind(), ErrorKind::OutOfBounds, "{by:?}");
+        }
+        stream.synchronize(DEFAULT_TIMEOUT).unwrap();
+    }
+
+    /// What is waited for leaves its lists to the next, and requests that nobody waits for
+    /// take those that are done.
+    #[test]
+    fn lists_are_used_again() {
+        let device = Device::open("emulated:1".parse().unwrap()).unwrap();
+        let (to, from) = (device.allocate(1 << 20).unwrap(), device.allocate(1 << 20).unwrap());
+        let stream = device.stream().unwrap();
+        let many: Vec<_> = (0..2 * LIST_ENTRIES as u64 + 1)
+            .map(|number| Block { to: number, from: number, length: 1 })
+            .collect();
+        let lists = || stream.lists.lock().unwrap().len();
+        for _ in 0..50 {
+            stream.copy_blocks(&to.whole(), &from.whole(), &many, CopyMethod::Best).unwrap();
+            stream.synchronize(DEFAULT_TIMEOUT).unwrap();
+        }
+        assert!(lists() <= 3, "{} lists", lists());
+        for _ in 0..50 {
+            let few = &many[..10];
+            stream.copy_blocks(&to.whole(), &from.whole(), few, CopyMethod::Best).unwrap();
+            stream.point().unwrap().wait(DEFAULT_TIMEOUT).unwrap();
+        }
+        assert!(lists() <= 3, "{} lists", lists());
+    }
+}

@@ -1,0 +1,124 @@
+//! The devices under test, and what must be the same after a case as before.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use gpu::{Device, DeviceName, Implementation, Slice, Stream};
+
+/// Which implementation is under test: `cuda` or `emulated`.
+pub const VARIABLE: &str = "FABRICAST_CONFORMANCE";
+
+/// The devices under test.
+pub struct Fixture {
+    pub first: Device,
+    /// None on a machine with one device.
+    pub second: Option<Device>,
+    pub stream: Stream,
+}
+
+impl Fixture {
+    pub fn open() -> gpu::Result<Self> {
+        let implementation = match std::env::var(VARIABLE).as_deref() {
+            Ok("cuda") => Implementation::Cuda,
+            _ => Implementation::Emulated,
+        };
+        let name = |number| DeviceName { implementation, number };
+        let first = Device::open(name(0))?;
+        let second = match Device::count(implementation)? {
+            1 => None,
+            _ => Some(Device::open(name(1))?),
+        };
+        let stream = first.stream()?;
+        Ok(Self { first, second, stream })
+    }
+
+    pub fn is_emulated(&self) -> bool {
+        self.first.name().implementation == Implementation::Emulated
+    }
+
+    pub fn fill(&self, slice: &Slice, seed: u64) {
+        let bytes = pattern(slice.length() as usize, seed);
+        self.stream.upload(slice, &bytes, gpu::DEFAULT_TIMEOUT).unwrap();
+    }
+
+    /// Panics unless the bytes are those of the pattern.
+    #[track_caller]
+    pub fn check(&self, slice: &Slice, seed: u64) {
+        let mut bytes = vec![0; slice.length() as usize];
+        self.stream.download(slice, &mut bytes, gpu::DEFAULT_TIMEOUT).unwrap();
+        let expected = pattern(bytes.len(), seed);
+        let wrong = bytes.iter().zip(&expected).position(|(is, should)| is != should);
+        assert_eq!(wrong, None, "{slice:?} has another byte there");
+    }
+}
+
+/// Bytes that differ by place and by seed.
+pub fn pattern(length: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut bytes = Vec::with_capacity(length + 8);
+    while bytes.len() < length {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.extend_from_slice(&state.to_le_bytes());
+    }
+    bytes.truncate(length);
+    bytes
+}
+
+/// What a case must leave as it was.
+#[derive(Debug, PartialEq, Eq)]
+pub struct ResourceSnapshot {
+    descriptors: BTreeSet<String>,
+    shared_memory: BTreeSet<String>,
+    free: Vec<u64>,
+    used: Vec<u64>,
+    legacy: u64,
+    leaks: u64,
+}
+
+impl ResourceSnapshot {
+    pub fn now(fixture: &Fixture) -> Self {
+        // Other tests run meanwhile: of theirs nothing is known here.
+        let process = std::process::id().to_string();
+        let is_ours = |name: &String| name.contains("fabricast") || name.contains(&process);
+        let devices = || std::iter::once(&fixture.first).chain(&fixture.second);
+        Self {
+            descriptors: descriptors(),
+            shared_memory: names("/dev/shm").into_iter().filter(is_ours).collect(),
+            free: devices().map(|device| device.free_memory().unwrap()).collect(),
+            used: devices().map(|device| device.budget().1).collect(),
+            legacy: gpu::open_legacy_handles(),
+            leaks: gpu::leaked_streams(),
+        }
+    }
+
+    /// Panics unless all is as before. What others have to let go of, such as a driver
+    /// after the end of a process, may take a moment.
+    pub fn compare(&self, fixture: &Fixture) {
+        let end = Instant::now() + Duration::from_secs(10);
+        loop {
+            let now = Self::now(fixture);
+            if *self == now || Instant::now() > end {
+                assert_eq!(*self, now, "left behind");
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+fn names(directory: &str) -> BTreeSet<String> {
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+}
+
+/// Number and meaning of every open descriptor but the one that reads the list.
+fn descriptors() -> BTreeSet<String> {
+    let numbers = names("/proc/self/fd");
+    let meaning = |number: &String| {
+        let target = std::fs::read_link(format!("/proc/self/fd/{number}")).ok()?;
+        Some(format!("{number} {}", target.display()))
+    };
+    numbers.iter().filter_map(meaning).collect()
+}

@@ -1,0 +1,81 @@
+//! The bell: nobody sleeps through it.
+
+use std::sync::atomic::Ordering::{Acquire, Release};
+
+use super::{ModelWords, Waiting, check_with};
+use crate::doorbell::{Doorbell, WaitStrategy};
+use crate::words::{LocalWords, Words};
+
+const BELL: usize = 0;
+/// What is waited for.
+const FLAGS: [usize; 2] = [2, 3];
+
+fn doorbell(words: &ModelWords) -> Doorbell<&ModelWords> {
+    Doorbell::at(words, BELL)
+}
+
+fn words() -> ModelWords {
+    ModelWords::new(&LocalWords::zeroed(4), &[BELL], Waiting::Sleeping)
+}
+
+fn ring(words: &ModelWords, flag: usize) {
+    words.store(flag, 1, Release);
+    doorbell(words).ring();
+}
+
+fn wait(words: &ModelWords, flag: usize) {
+    let look = || (words.load(flag, Acquire) == 1).then_some(());
+    assert!(doorbell(words).wait(&mut WaitStrategy::Block, words.never(), look).is_some());
+}
+
+#[test]
+fn a_sleeper_is_woken() {
+    check_with(3, || {
+        let words = words();
+        let ringer = words.clone();
+        let thread = loom::thread::spawn(move || ring(&ringer, FLAGS[0]));
+        wait(&words, FLAGS[0]);
+        thread.join().unwrap();
+    });
+}
+
+#[test]
+fn two_sleepers_are_woken() {
+    check_with(3, || {
+        let words = words();
+        let threads = FLAGS.map(|_| {
+            let words = words.clone();
+            loom::thread::spawn(move || wait(&words, FLAGS[0]))
+        });
+        ring(&words, FLAGS[0]);
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+    });
+}
+
+#[test]
+fn two_ringers_do_not_hide_each_other() {
+    check_with(3, || {
+        let words = words();
+        let threads = FLAGS.map(|flag| {
+            let words = words.clone();
+            loom::thread::spawn(move || ring(&words, flag))
+        });
+        FLAGS.iter().for_each(|flag| wait(&words, *flag));
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+    });
+}
+
+#[test]
+fn those_who_wait_for_each_other_in_turn_both_go_on() {
+    check_with(3, || {
+        let words = words();
+        let other = words.clone();
+        let thread = loom::thread::spawn(move || {
+            wait(&other, FLAGS[0]);
+            ring(&other, FLAGS[1]);
+        });
+        ring(&words, FLAGS[0]);
+        wait(&words, FLAGS[1]);
+        thread.join().unwrap();
+    });
+}

@@ -1,0 +1,287 @@
+//! The queue where others come between, at a moment that a test chooses.
+
+use std::cell::RefCell;
+use std::collections::{BTreeSet, VecDeque};
+use std::rc::Rc;
+use std::sync::OnceLock;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use super::*;
+use crate::doorbell::WaitStrategy;
+use crate::participant::{AlwaysAlive, Caller};
+use crate::words::LocalWords;
+
+type Act = Box<dyn FnOnce()>;
+
+/// Words of one who is interrupted: before each compare-and-exchange one of these happens.
+#[derive(Clone)]
+struct InterleavedWords {
+    words: &'static LocalWords,
+    acts: Rc<RefCell<VecDeque<Act>>>,
+}
+
+impl Words for InterleavedWords {
+    fn count(&self) -> usize {
+        self.words.count()
+    }
+    fn load(&self, at: usize, order: Ordering) -> u64 {
+        self.words.load(at, order)
+    }
+    fn store(&self, at: usize, value: u64, order: Ordering) {
+        self.words.store(at, value, order);
+    }
+    fn compare_exchange(&self, at: usize, current: u64, new: u64) -> std::result::Result<u64, u64> {
+        let act = self.acts.borrow_mut().pop_front();
+        if let Some(act) = act {
+            act();
+        }
+        self.words.compare_exchange(at, current, new)
+    }
+    fn swap(&self, at: usize, value: u64) -> u64 {
+        self.words.swap(at, value)
+    }
+    fn fetch_and(&self, at: usize, bits: u64) -> u64 {
+        self.words.fetch_and(at, bits)
+    }
+    fn fetch_or(&self, at: usize, bits: u64) -> u64 {
+        self.words.fetch_or(at, bits)
+    }
+    fn fetch_add(&self, at: usize, value: u64) -> u64 {
+        self.words.fetch_add(at, value)
+    }
+    fn sleep(&self, at: usize, low: u32, timeout: Duration) {
+        self.words.sleep(at, low, timeout);
+    }
+    fn wake(&self, at: usize, how_many: u32) {
+        self.words.wake(at, how_many);
+    }
+    fn pause(&self) {
+        self.words.pause();
+    }
+    fn fence(&self) {
+        self.words.fence();
+    }
+}
+
+#[test]
+fn one_removed_while_it_claims_another_entry_leaves_no_mark() {
+    let setup = QueueSetup { depth: 2, overflow_policy: OverflowPolicy::DropOldest };
+    static WORDS: OnceLock<LocalWords> = OnceLock::new();
+    let words = WORDS
+        .get_or_init(|| LocalWords::zeroed(Queue::<InterleavedWords, 1>::required_words(setup)));
+    let acts: Rc<RefCell<VecDeque<Act>>> = Rc::default();
+    let interrupted = InterleavedWords { words, acts: Rc::clone(&acts) };
+    let others = || Queue::<_, 1>::attach(words).unwrap();
+    let queue = Queue::<_, 1>::format(interrupted, setup).unwrap();
+    let me = Caller::new(Participant::new(0, 1).unwrap(), &AlwaysAlive);
+    let mut reader = queue.subscribe(&me).unwrap();
+    let bystander = queue.subscribe(&me).unwrap();
+    queue.publish(&me, [0], |_| {}).unwrap();
+    // It claims what is in the slot, which has come round to another entry; and when it finds
+    // out and puts that back, it is removed.
+    let (first, second, subscription_id) = (others(), others(), reader.subscription_id());
+    acts.borrow_mut().push_back(Box::new(move || {
+        let me = Caller::new(Participant::new(1, 1).unwrap(), &AlwaysAlive);
+        while first.position() <= first.slots {
+            first.publish(&me, [1], |_| {}).unwrap();
+        }
+    }));
+    acts.borrow_mut().push_back(Box::new(move || {
+        let me = Caller::new(Participant::new(1, 1).unwrap(), &AlwaysAlive);
+        second.evict(&me, subscription_id, |_| {}).unwrap();
+    }));
+    assert_eq!(queue.take(&mut reader), None);
+    assert!(acts.borrow().is_empty(), "all of it came between");
+    let marks = layout::unread_bit(subscription_id.index) | layout::held_bit(subscription_id.index);
+    let marked = (0..queue.slots).map(|slot| {
+        queue.words.load(queue.slot(slot) + Queue::<InterleavedWords, 1>::READERS, Acquire) & marks
+    });
+    assert_eq!(marked.fold(0, |all, marks| all | marks), 0);
+    assert!(queue.is_subscribed(&bystander));
+}
+
+/// What has still to be read by others stays when one stops who was to read it, too.
+#[test]
+fn one_who_stops_takes_nothing_that_others_have_still_to_read() {
+    for overflow_policy in
+        [OverflowPolicy::Reject, OverflowPolicy::DropOldest, OverflowPolicy::DropNewest]
+    {
+        let setup = QueueSetup { depth: 3, overflow_policy };
+        let words = LocalWords::zeroed(Queue::<LocalWords, 1>::required_words(setup));
+        let queue = Queue::<_, 1>::format(words, setup).unwrap();
+        let me = Caller::new(Participant::new(0, 1).unwrap(), &AlwaysAlive);
+        let [mut reader, mut other] = [(); 2].map(|()| queue.subscribe(&me).unwrap());
+        let publish = |value| queue.publish(&me, [value], |_| {}).unwrap();
+        (0..2).for_each(|value| assert_eq!(publish(value).readers, 2));
+        assert_eq!(queue.take(&mut reader).map(|taken| taken.entry), Some([0]));
+        queue.stop(&me, &mut reader, |entry| panic!("{entry:?} is still to be read")).unwrap();
+        assert_eq!(queue.take(&mut reader), None, "{overflow_policy:?}");
+        // Nor what comes now, which it does not miss.
+        assert_eq!(publish(2).readers, 1);
+        assert_eq!(queue.take(&mut reader), None, "{overflow_policy:?}");
+        assert_eq!(reader.missed(), 0, "{overflow_policy:?}");
+        for value in 0..3 {
+            let taken = queue.take(&mut other).unwrap();
+            assert_eq!((taken.entry, taken.missed), ([value], 0), "{overflow_policy:?}");
+            let is_last = value > 0;
+            assert_eq!(
+                queue.release(&other, value).is_some(),
+                is_last,
+                "{overflow_policy:?}: {value}"
+            );
+        }
+        assert_eq!(queue.release(&reader, 0), Some([0]), "it held that");
+    }
+}
+
+/// Words that note which lines are read and written, and whose they were first.
+#[derive(Clone)]
+struct RecordedWords {
+    words: &'static LocalWords,
+    read: Rc<RefCell<BTreeSet<usize>>>,
+    written: Rc<RefCell<BTreeSet<usize>>>,
+}
+
+impl RecordedWords {
+    fn reads(&self, at: usize) -> &'static LocalWords {
+        self.read.borrow_mut().insert(at / layout::LINE);
+        self.words
+    }
+
+    fn writes(&self, at: usize) -> &'static LocalWords {
+        self.written.borrow_mut().insert(at / layout::LINE);
+        self.words
+    }
+
+    /// Lines that were read and not written, and those that were written, since this was asked.
+    fn lines(&self) -> (Vec<usize>, Vec<usize>) {
+        let written = std::mem::take(&mut *self.written.borrow_mut());
+        let read = std::mem::take(&mut *self.read.borrow_mut());
+        (read.difference(&written).copied().collect(), written.into_iter().collect())
+    }
+}
+
+impl Words for RecordedWords {
+    fn count(&self) -> usize {
+        self.words.count()
+    }
+    fn load(&self, at: usize, order: Ordering) -> u64 {
+        self.reads(at).load(at, order)
+    }
+    fn store(&self, at: usize, value: u64, order: Ordering) {
+        self.writes(at).store(at, value, order);
+    }
+    fn compare_exchange(&self, at: usize, current: u64, new: u64) -> std::result::Result<u64, u64> {
+        self.writes(at).compare_exchange(at, current, new)
+    }
+    fn swap(&self, at: usize, value: u64) -> u64 {
+        self.writes(at).swap(at, value)
+    }
+    fn fetch_and(&self, at: usize, bits: u64) -> u64 {
+        self.writes(at).fetch_and(at, bits)
+    }
+    fn fetch_or(&self, at: usize, bits: u64) -> u64 {
+        self.writes(at).fetch_or(at, bits)
+    }
+    fn fetch_add(&self, at: usize, value: u64) -> u64 {
+        self.writes(at).fetch_add(at, value)
+    }
+    fn sleep(&self, at: usize, low: u32, timeout: Duration) {
+        self.words.sleep(at, low, timeout);
+    }
+    fn wake(&self, at: usize, how_many: u32) {
+        self.words.wake(at, how_many);
+    }
+    fn pause(&self) {
+        self.words.pause();
+    }
+    fn fence(&self) {
+        self.words.fence();
+    }
+}
+
+/// What a message costs is how often lines of memory go from one processor to another.
+#[test]
+fn an_entry_comes_to_its_readers_in_one_line() {
+    const ENTRY: usize = 6;
+    let setup = QueueSetup { depth: 2, overflow_policy: OverflowPolicy::Reject };
+    static WORDS: OnceLock<LocalWords> = OnceLock::new();
+    let words = WORDS
+        .get_or_init(|| LocalWords::zeroed(Queue::<RecordedWords, ENTRY>::required_words(setup)));
+    let noted = RecordedWords { words, read: Rc::default(), written: Rc::default() };
+    let queue = Queue::<_, ENTRY>::format(noted.clone(), setup).unwrap();
+    let me = Caller::new(Participant::new(0, 1).unwrap(), &AlwaysAlive);
+    let mut readers = [(); 3].map(|()| queue.subscribe(&me).unwrap());
+    for position in 0..6 {
+        let slot = queue.slot(position) / layout::LINE;
+        let marks = slot + 1;
+        noted.lines();
+        queue.publish(&me, [position; ENTRY], |_| {}).unwrap();
+        let (lock, doorbell) = (layout::LOCK / layout::LINE, layout::MESSAGES / layout::LINE);
+        let tail = layout::TAIL / layout::LINE;
+        let (read, written) = noted.lines();
+        assert_eq!((read, written), (vec![doorbell], vec![lock, tail, slot, marks]));
+        for reader in &mut readers {
+            let mine = layout::subscriber(reader.index(), 0) / layout::LINE;
+            assert_eq!(queue.take(reader).unwrap().entry, [position; ENTRY]);
+            assert_eq!(noted.lines(), (vec![slot], vec![mine]), "entry, and its own line");
+        }
+        // The first ones let go while the others may not have seen it yet.
+        for reader in &readers[..2] {
+            assert_eq!(queue.release(reader, position), None);
+            assert_eq!(noted.lines().1, [marks]);
+        }
+        assert!(queue.release(&readers[2], position).is_some());
+        queue.mark_disposed(position);
+        // The next one to come to this place need not look at it, while its readers do.
+        let next = position + queue.slots;
+        noted.lines();
+        assert!(queue.was_disposed(queue.slot(next), next));
+        assert_eq!(noted.lines().0, [marks]);
+    }
+}
+
+#[test]
+fn what_was_not_settled_is_looked_at() {
+    let setup = QueueSetup { depth: 1, overflow_policy: OverflowPolicy::Reject };
+    let words = LocalWords::zeroed(Queue::<LocalWords, 1>::required_words(setup));
+    let queue = Queue::<_, 1>::format(words, setup).unwrap();
+    let me = Caller::new(Participant::new(0, 1).unwrap(), &AlwaysAlive);
+    let mut reader = queue.subscribe(&me).unwrap();
+    for position in 0..5 {
+        let mut disposed = Vec::new();
+        queue.publish(&me, [position], |entry: [u64; 1]| disposed.push(entry[0])).unwrap();
+        // Every other one is let go of by one that dies then.
+        let expected = position.checked_sub(1).filter(|before| before % 2 == 0);
+        assert_eq!(disposed, Vec::from_iter(expected));
+        queue.take(&mut reader).unwrap();
+        assert_eq!(queue.release(&reader, position), Some([position]));
+        if position % 2 == 1 {
+            queue.mark_disposed(position);
+        }
+    }
+}
+
+#[test]
+fn who_was_woken_does_not_say_that_it_sleeps() {
+    let setup = QueueSetup { depth: 1, overflow_policy: OverflowPolicy::Reject };
+    let words = LocalWords::zeroed(Queue::<LocalWords, 1>::required_words(setup));
+    let queue = Queue::<_, 1>::format(words, setup).unwrap();
+    let me = Caller::new(Participant::new(0, 1).unwrap(), &AlwaysAlive);
+    let mut reader = queue.subscribe(&me).unwrap();
+    std::thread::scope(|scope| {
+        let sleeper = scope.spawn(|| {
+            reader.set_wait_strategy(WaitStrategy::Block);
+            let far = Instant::now() + Duration::from_secs(60);
+            queue.take_until(&mut reader, far).unwrap().entry
+        });
+        while queue.words.load(layout::MESSAGES + 1, Acquire) == 0 {
+            std::thread::yield_now();
+        }
+        queue.publish(&me, [3], |_| {}).unwrap();
+        assert_eq!(sleeper.join().unwrap(), [3]);
+    });
+    // The next one to publish need not call the system.
+    assert_eq!(queue.words.load(layout::MESSAGES + 1, Acquire), 0);
+}

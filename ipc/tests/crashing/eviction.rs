@@ -1,0 +1,100 @@
+//! One who is slow, and is evicted.
+
+use ipc::Participant;
+
+use super::{Scenario, fork};
+use crate::Fixture;
+
+/// Points of an eviction that is left half done: those of its lock, and then the rest.
+const HALF_EVICTED: u64 = 20;
+
+impl Fixture {
+    /// One that has taken the first of two entries, and is slow to release it.
+    pub(crate) fn hold_one_entry(&self) {
+        let queue = self.queue();
+        let mut slow = queue.subscribe(&self.caller(self.survivor)).unwrap();
+        for _ in 0..2 {
+            let block = self.allocate(self.survivor, 100, 1);
+            self.publish(self.survivor, block).unwrap();
+        }
+        assert_eq!(queue.take(&mut slow).unwrap().position, 0);
+        *self.slow.borrow_mut() = Some(slow);
+    }
+
+    /// One in this name takes the first entry, and then so many come that it is out of reach.
+    pub(crate) fn hold_until_out_of_reach(&self, who: Participant) {
+        let queue = self.queue();
+        let mut before = queue.subscribe_as(&self.caller(self.survivor), who).unwrap();
+        for _ in 0..80 {
+            let block = self.allocate(self.survivor, 64, 1);
+            self.publish(self.survivor, block).unwrap();
+            if before.position() == 0 {
+                queue.take(&mut before).unwrap();
+            }
+        }
+    }
+
+    pub(crate) fn evict_slow_subscriber(&self, me: Participant) {
+        let subscription_id = self.slow.borrow().as_ref().unwrap().subscription_id();
+        self.queue()
+            .evict(&self.caller(me), subscription_id, |entry| self.dispose(me, entry))
+            .unwrap();
+    }
+
+    /// Evicted, or not at all, and then it goes on.
+    pub(crate) fn check_slow_subscriber(&self, what: &str) {
+        let Some(mut slow) = self.slow.take() else { return };
+        let (queue, subscription_id) = (self.queue(), slow.subscription_id());
+        if queue.is_subscribed(&slow) {
+            assert!(queue.subscription_ids().any(|other| other == subscription_id), "{what}");
+            assert_eq!(queue.backlog_of(subscription_id), (1, 1), "{what}");
+            assert_eq!(queue.take(&mut slow).unwrap().position, 1, "{what}");
+            self.release(self.survivor, &slow, 1);
+            self.release(self.survivor, &slow, 0);
+        } else {
+            assert_eq!(
+                (queue.backlog_of(subscription_id), queue.take(&mut slow)),
+                ((0, 0), None),
+                "{what}"
+            );
+            assert!(
+                queue.subscription_ids().all(|other| other.index() != subscription_id.index()),
+                "{what}"
+            );
+        }
+        let caller = self.caller(self.survivor);
+        // Its place is nobody else's as long as it has not ended.
+        let other = queue.subscribe(&caller).unwrap();
+        assert_ne!(other.index(), slow.index(), "{what}");
+        let nothing = |entry| panic!("{what}: {entry:?} was still its own");
+        queue.unsubscribe(&caller, &slow, nothing).unwrap();
+        let next = queue.subscribe(&caller).unwrap();
+        assert_eq!(next.index(), slow.index(), "{what}");
+    }
+}
+
+/// What another left half done is an eviction, and the victim comes to the lock next.
+pub(crate) fn half_evicted() -> impl Iterator<Item = (String, Scenario)> {
+    (0..HALF_EVICTED).map(|point| {
+        let scenario = move |fixture: &Fixture| -> Box<dyn FnOnce(&Fixture)> {
+            let dead = Participant::new(200, 1).unwrap();
+            fixture.hold_one_entry();
+            let child = fork(&fixture.crash, point, || fixture.evict_slow_subscriber(dead));
+            let was_killed = child.was_killed();
+            assert!(was_killed, "there are no {point} points to be left half evicted at");
+            Box::new(move |fixture| {
+                let (queue, caller) = (fixture.queue(), fixture.caller(fixture.victim));
+                let subscriber = queue.subscribe(&caller).unwrap();
+                queue
+                    .unsubscribe(&caller, &subscriber, |entry| {
+                        fixture.dispose(fixture.victim, entry);
+                    })
+                    .unwrap();
+            })
+        };
+        (
+            format!("finish what was evicted by half at point {point}"),
+            Box::new(scenario) as Scenario,
+        )
+    })
+}

@@ -1,0 +1,601 @@
+//! One process's membership in a node: what it shares with the thread that keeps it.
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::fmt;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Sender, bounded};
+use ipc::{Caller, ForkGeneration, MappedWords, Participant, ParticipantTable};
+
+use super::connector::LocalService;
+use super::options::NodeOptions;
+use crate::context::{Retry, ServiceClient};
+use crate::error::{Error, ErrorKind, Result};
+use crate::lock::lock;
+use crate::node_segment::NodeSegment;
+use crate::pool::{Direction, Piece, Pool, PoolId};
+use crate::report::Row;
+use crate::service::election::MemberLock;
+use crate::service::protocol::Request;
+use crate::topic::Topic;
+use crate::wake::WakeFd;
+
+/// What a request asked for.
+pub(super) enum Answer {
+    Topic { topic: Arc<Topic>, local: Arc<Pool>, inbound: Arc<Pool> },
+    Rows(Vec<Row>),
+    Admitted,
+}
+
+/// What was answered is none to what was asked.
+pub(super) fn unexpected_answer(operation: &'static str) -> Error {
+    Error::new(operation, ErrorKind::Malformed, "unexpected answer")
+}
+
+/// A request that was not answered yet.
+struct PendingRequest {
+    request: Request,
+    answer: Sender<Result<Answer>>,
+    rows: Vec<Row>,
+}
+
+/// A topic that this process uses.
+struct OpenTopic {
+    topic: Arc<Topic>,
+    /// By how many handles.
+    handles: usize,
+    /// How often the service gave it: it forgets that this process uses the topic when it was
+    /// told so of all that it gave.
+    granted: u64,
+}
+
+#[derive(Default)]
+struct MembershipInner {
+    pools: HashMap<PoolId, Arc<Pool>>,
+    /// Pools that are not what the service says, and why.
+    unusable_pools: HashMap<PoolId, String>,
+    topics: HashMap<u32, OpenTopic>,
+    /// Those that publishers of this process wait at, and when the service was told so last.
+    blocked_topics: BTreeSet<u32>,
+    blocked_reported_at: Option<Instant>,
+    pending: HashMap<u64, PendingRequest>,
+    outgoing: VecDeque<Request>,
+    next: u64,
+    closed: Option<String>,
+}
+
+pub(super) struct MembershipState {
+    pub(super) options: NodeOptions,
+    pub(super) node_segment: NodeSegment,
+    pub(super) me: Participant,
+    pub(super) bell: WakeFd,
+    pub(super) service: LocalService,
+    state: Mutex<MembershipInner>,
+    /// Asked on the way of each message, so without a lock.
+    is_closed: AtomicBool,
+    /// The link looks how far streams are.
+    polls_streams: AtomicBool,
+    /// What waits for locks of topics.
+    unfinished: Mutex<Vec<(u32, Retry)>>,
+    leaving_since: OnceLock<Instant>,
+    /// The service said that it may go: nothing names this process any more.
+    has_left: AtomicBool,
+    /// While anybody holds it there is a hall.
+    member_lock: Mutex<Option<MemberLock>>,
+}
+
+/// What this process hands over to the next service.
+pub(super) struct HandoverState {
+    /// With their books, and their pieces.
+    pub(super) pools: Vec<(PoolId, OwnedFd, Vec<Piece>)>,
+    pub(super) topics: Vec<(u32, OwnedFd)>,
+    pub(super) unanswered: Vec<Request>,
+}
+
+impl MembershipState {
+    pub(super) fn new(
+        options: NodeOptions,
+        node_segment: NodeSegment,
+        me: Participant,
+        bell: WakeFd,
+        service: LocalService,
+        member_lock: MemberLock,
+    ) -> Self {
+        Self {
+            options,
+            node_segment,
+            me,
+            bell,
+            service,
+            state: Mutex::default(),
+            is_closed: AtomicBool::new(false),
+            polls_streams: AtomicBool::new(false),
+            unfinished: Mutex::default(),
+            leaving_since: OnceLock::new(),
+            has_left: AtomicBool::new(false),
+            member_lock: Mutex::new(Some(member_lock)),
+        }
+    }
+
+    pub(super) fn roster(&self) -> &Arc<ParticipantTable<MappedWords>> {
+        self.node_segment.roster()
+    }
+
+    pub(super) fn leaving_since(&self) -> Option<Instant> {
+        self.leaving_since.get().copied()
+    }
+
+    /// The service has seen to what this process leaves.
+    pub(super) fn has_left(&self) {
+        self.has_left.store(true, Ordering::Release);
+    }
+
+    /// Is anybody else a member of the node?
+    pub(super) fn has_other_members(&self) -> bool {
+        let living = self.roster().living_participants();
+        living.into_iter().any(|who| who != self.me && self.node_segment.is_member(who))
+    }
+
+    /// Nothing of the node is used any more.
+    fn end(&self) {
+        if !self.has_left.load(Ordering::Acquire) {
+            // Whoever serves the node sees it sooner or later.
+            self.roster().leave(self.me);
+        }
+        // Before the service, if it is this process's: who comes next does not have to wait for
+        // somebody who brings the hall.
+        lock(&self.member_lock).take();
+        // Members that are still there find another one.
+        self.service.end();
+    }
+
+    /// Sees to what streams of this process have done. True if they have still to do something:
+    /// then it is looked again soon.
+    pub(super) fn poll_streams(&self) -> bool {
+        if !self.polls_streams.swap(false, Ordering::AcqRel) {
+            return false;
+        }
+        let pools: Vec<_> = lock(&self.state).pools.values().cloned().collect();
+        let caller = Caller::new(self.me, &**self.roster());
+        // All of them, also if the first is busy.
+        let is_any_busy = pools.iter().filter(|pool| pool.poll_streams(&caller)).count() > 0;
+        if is_any_busy {
+            self.polls_streams.store(true, Ordering::Release);
+        }
+        is_any_busy
+    }
+
+    /// Tries again what waits for locks. True if it is to be tried once more.
+    pub(super) fn retry(&self) -> bool {
+        let mut unfinished = std::mem::take(&mut *lock(&self.unfinished));
+        let caller = Caller { timeout: Duration::ZERO, ..Caller::new(self.me, &**self.roster()) };
+        unfinished.retain_mut(|(topic, attempt)| {
+            let is_done = attempt(&caller);
+            if is_done {
+                self.enqueue(Request::ParticipantsChanged { number: *topic });
+            }
+            !is_done
+        });
+        let mut all = lock(&self.unfinished);
+        all.append(&mut unfinished);
+        !all.is_empty()
+    }
+
+    /// Waits until no stream of this process writes messages any more. One that does not end may
+    /// write for as long as this process lives.
+    fn drain_streams(&self) -> bool {
+        let pools: Vec<_> = lock(&self.state).pools.values().cloned().collect();
+        let caller = Caller::new(self.me, &**self.roster());
+        let deadline = Instant::now() + STREAM_DRAIN_TIMEOUT;
+        pools.iter().all(|pool| pool.drain_streams(&caller, deadline))
+    }
+
+    /// It needs nothing of the node any more.
+    pub(super) fn begin_leave(&self) {
+        let _ = self.leaving_since.set(Instant::now());
+        self.bell.ring();
+    }
+
+    /// What is to be said to the service.
+    pub(super) fn requests(&self) -> VecDeque<Request> {
+        std::mem::take(&mut lock(&self.state).outgoing)
+    }
+
+    fn enqueue(&self, request: Request) {
+        lock(&self.state).outgoing.push_back(request);
+        self.bell.ring();
+    }
+
+    /// A publisher of this process begins to wait at a topic.
+    pub(super) fn publisher_blocked(&self, number: u32) {
+        let mut state = lock(&self.state);
+        if state.blocked_topics.is_empty() {
+            state.blocked_reported_at = Some(Instant::now());
+        }
+        state.blocked_topics.insert(number);
+        state.outgoing.push_back(Request::PublisherBlocked { number });
+        drop(state);
+        self.bell.ring();
+    }
+
+    /// Tells the service every so often at which topics publishers wait, and forgets where none
+    /// does. Gives when that is to be done again, if at all.
+    pub(super) fn report_blocked_topics(&self, now: Instant, every: Duration) -> Option<Duration> {
+        let mut state = lock(&self.state);
+        let MembershipInner { blocked_topics, blocked_reported_at, topics, outgoing, .. } =
+            &mut *state;
+        let said = blocked_reported_at.map(|said| now.saturating_duration_since(said));
+        let mut left = every.saturating_sub(said.unwrap_or(every));
+        if left.is_zero() && !blocked_topics.is_empty() {
+            blocked_topics.retain(|number| {
+                topics.get(number).is_some_and(|used| !used.topic.clear_if_unblocked())
+            });
+            outgoing.extend(
+                blocked_topics.iter().map(|number| Request::PublisherBlocked { number: *number }),
+            );
+            (*blocked_reported_at, left) = (Some(now), every);
+        }
+        (!blocked_topics.is_empty()).then_some(left)
+    }
+
+    /// This process is not a member any more.
+    pub(super) fn close(&self, reason: &Error) {
+        self.service.release_priority();
+        let mut state = lock(&self.state);
+        state.closed = Some(reason.to_string());
+        self.is_closed.store(true, Ordering::Release);
+        for (_, pending) in state.pending.drain() {
+            let error =
+                Error::new("call the service of the node", ErrorKind::Closed, reason.to_string());
+            let _ = pending.answer.send(Err(error));
+        }
+        // Those that wait have nothing to wait for.
+        for used in state.topics.values() {
+            used.topic.local().ring_messages();
+            used.topic.local().ring_room();
+        }
+    }
+
+    #[inline]
+    fn check(&self) -> Result<()> {
+        if !self.is_closed.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        match &lock(&self.state).closed {
+            None => Ok(()),
+            Some(reason) => Err(Error::new("use a node", ErrorKind::Closed, reason.clone())),
+        }
+    }
+
+    /// Asks the service, and waits for the answer.
+    pub(super) fn call(
+        &self,
+        operation: &'static str,
+        request: impl FnOnce(u64) -> Request,
+    ) -> Result<Answer> {
+        self.call_within(operation, self.options.service_timeout, request)
+    }
+
+    /// The same, but waits no longer than that.
+    pub(super) fn call_within(
+        &self,
+        operation: &'static str,
+        timeout: Duration,
+        request: impl FnOnce(u64) -> Request,
+    ) -> Result<Answer> {
+        let (sender, receiver) = bounded(1);
+        let number = {
+            let mut state = lock(&self.state);
+            if let Some(reason) = &state.closed {
+                return Err(Error::new(operation, ErrorKind::Closed, reason.clone()));
+            }
+            state.next += 1;
+            let number = state.next;
+            let request = request(number);
+            state.outgoing.push_back(request.clone());
+            state
+                .pending
+                .insert(number, PendingRequest { request, answer: sender, rows: Vec::new() });
+            number
+        };
+        self.bell.ring();
+        match receiver.recv_timeout(timeout) {
+            Ok(answer) => answer.map_err(|error| error.during(operation)),
+            Err(_) => {
+                lock(&self.state).pending.remove(&number);
+                // It may have come at the last moment.
+                receiver.try_recv().unwrap_or_else(|_| {
+                    let detail = format!("no answer within {timeout:?}");
+                    Err(Error::new(operation, ErrorKind::DeadlineExceeded, detail))
+                })
+            }
+        }
+    }
+
+    /// The service has a pool that this process is going to need.
+    pub(super) fn on_pool(&self, id: PoolId, control_segment: OwnedFd) {
+        let mut state = lock(&self.state);
+        if state.pools.contains_key(&id) {
+            return;
+        }
+        match Pool::keep(control_segment) {
+            Ok(pool) if pool.id() == id => {
+                state.pools.insert(id, Arc::new(pool));
+            }
+            Ok(_) => drop(
+                state
+                    .unusable_pools
+                    .insert(id, "its control segment belongs to another pool".into()),
+            ),
+            Err(error) => drop(state.unusable_pools.insert(id, error.to_string())),
+        }
+    }
+
+    /// The service gives a piece of a pool.
+    pub(super) fn on_piece(&self, id: PoolId, number: usize, piece: Piece) {
+        self.use_pool(id, |pool| pool.adopt_piece(number, piece));
+        // Readers may have met messages in it already.
+        for used in lock(&self.state).topics.values() {
+            if used.topic.settings().place == id.place {
+                used.topic.local().ring_messages();
+            }
+        }
+    }
+
+    /// Pieces of a pool are in use now. What cannot be mapped yet is tried again by what needs it.
+    pub(super) fn on_pool_grown(&self, id: PoolId) {
+        let Some(pool) = lock(&self.state).pools.get(&id).cloned() else { return };
+        if let Err(error) = pool.map_admitted_pieces() {
+            tracing::warn!(%error, "mapping a piece of a pool failed; retrying");
+        }
+    }
+
+    fn use_pool(&self, id: PoolId, how: impl FnOnce(&Pool) -> Result<()>) {
+        let Some(pool) = lock(&self.state).pools.get(&id).cloned() else { return };
+        if let Err(error) = how(&pool) {
+            tracing::error!(%error, "a piece of a pool is unusable");
+            let mut state = lock(&self.state);
+            state.pools.remove(&id);
+            state.unusable_pools.insert(id, error.to_string());
+        }
+    }
+
+    /// The service gives a topic, and this process could not receive it.
+    pub(super) fn on_topic_undelivered(&self, request: u64, number: u32, error: Error) {
+        // The service believes that it is used.
+        self.enqueue(Request::CloseTopic { number, granted: 1 });
+        self.on_answer(request, Err(error));
+    }
+
+    /// Nothing that was asked for can be received.
+    pub(super) fn fail_all(&self, error: &Error) {
+        for (_, pending) in lock(&self.state).pending.drain() {
+            let _ = pending.answer.send(Err(error.clone()));
+        }
+    }
+
+    /// The service gives a topic that was asked for.
+    pub(super) fn on_topic(&self, request: u64, number: u32, segment: OwnedFd) {
+        let mut state = lock(&self.state);
+        let granted = state.use_topic(number, segment);
+        if granted.is_err() {
+            // The service believes that it is used.
+            state.outgoing.push_back(Request::CloseTopic { number, granted: 1 });
+            self.bell.ring();
+        }
+        let pending = state.pending.remove(&request);
+        let Some(pending) = pending else {
+            // Whoever asked did not wait so long.
+            if granted.is_ok() {
+                drop(state);
+                self.release_topic(number);
+            }
+            return;
+        };
+        let is_given = granted.is_ok();
+        if pending.answer.send(granted).is_err() && is_given {
+            drop(state);
+            self.release_topic(number);
+        }
+    }
+
+    /// The service has answered a request.
+    pub(super) fn on_answer(&self, request: u64, answer: Result<Answer>) {
+        if let Some(pending) = lock(&self.state).pending.remove(&request) {
+            let _ = pending.answer.send(answer);
+        }
+    }
+
+    pub(super) fn on_rows(&self, request: u64, rows: Vec<Row>, is_last: bool) {
+        let mut state = lock(&self.state);
+        let Some(pending) = state.pending.get_mut(&request) else { return };
+        pending.rows.extend(rows);
+        if is_last && let Some(pending) = state.pending.remove(&request) {
+            let _ = pending.answer.send(Ok(Answer::Rows(pending.rows)));
+        }
+    }
+
+    /// A handle of a topic is not used any more.
+    fn release_topic(&self, number: u32) {
+        let mut state = lock(&self.state);
+        let Some(used) = state.topics.get_mut(&number) else { return };
+        used.handles -= 1;
+        if used.handles == 0 {
+            let granted = used.granted;
+            state.topics.remove(&number);
+            state.outgoing.push_back(Request::CloseTopic { number, granted });
+            self.bell.ring();
+        }
+    }
+
+    /// All that the next service needs, and what the last one has not answered.
+    pub(super) fn handover_state(&self) -> Result<HandoverState> {
+        let operation = "hand over to a new service";
+        let failed = |error: std::io::Error| Error::of(operation, error);
+        let mut state = lock(&self.state);
+        // The next service looks by itself, and what was asked for is asked again.
+        state.outgoing.clear();
+        // It learns at once who waits.
+        state.blocked_reported_at = None;
+        let copy = |file: std::os::fd::BorrowedFd<'_>| file.try_clone_to_owned().map_err(failed);
+        let pools = state
+            .pools
+            .iter()
+            .map(|(id, pool)| {
+                let pieces = (0..pool.held()).filter_map(|number| pool.piece(number).transpose());
+                Ok((*id, copy(pool.control_segment())?, pieces.collect::<Result<_>>()?))
+            })
+            .collect::<Result<_>>()?;
+        let topics = state
+            .topics
+            .iter_mut()
+            .map(|(number, used)| {
+                // It gives what is handed to it.
+                used.granted = 1;
+                Ok((*number, copy(used.topic.segment())?))
+            })
+            .collect::<Result<_>>()?;
+        let unanswered = state
+            .pending
+            .values_mut()
+            .map(|pending| {
+                pending.rows.clear();
+                pending.request.clone()
+            })
+            .collect();
+        Ok(HandoverState { pools, topics, unanswered })
+    }
+}
+
+impl MembershipInner {
+    fn use_topic(&mut self, number: u32, segment: OwnedFd) -> Result<Answer> {
+        let operation = "open a topic";
+        if let Some(used) = self.topics.get(&number) {
+            let topic = Arc::clone(&used.topic);
+            let answer = self.with_pools(topic)?;
+            if let Some(used) = self.topics.get_mut(&number) {
+                used.granted += 1;
+                used.handles += 1;
+            }
+            return Ok(answer);
+        }
+        let topic = Arc::new(Topic::open(segment)?);
+        let answer = self.with_pools(Arc::clone(&topic)).map_err(|error| error.on(topic.name()))?;
+        if topic.number() != number {
+            let detail = "the service sent another topic than it announced";
+            return Err(Error::new(operation, ErrorKind::Malformed, detail));
+        }
+        self.topics.insert(number, OpenTopic { topic, handles: 1, granted: 1 });
+        Ok(answer)
+    }
+
+    fn with_pools(&self, topic: Arc<Topic>) -> Result<Answer> {
+        let pool = |direction| {
+            let id = PoolId { place: topic.settings().place, direction };
+            let Some(pool) = self.pools.get(&id) else {
+                let reason = self.unusable_pools.get(&id);
+                let reason = reason.map_or("its pools were not sent", String::as_str);
+                return Err(Error::new("map the memory of a topic", ErrorKind::NoDevice, reason));
+            };
+            pool.ensure_mapped()?;
+            Ok(Arc::clone(pool))
+        };
+        let (local, inbound) = (pool(Direction::Local)?, pool(Direction::Inbound)?);
+        Ok(Answer::Topic { topic, local, inbound })
+    }
+}
+
+/// Held by all that a process has of a node; it leaves when the last of that is dropped.
+pub(super) struct Membership {
+    pub(super) shared: Arc<MembershipState>,
+    thread: Option<JoinHandle<()>>,
+    fork_generation: ForkGeneration,
+}
+
+impl Membership {
+    pub(super) fn new(shared: Arc<MembershipState>, thread: JoinHandle<()>) -> Self {
+        Self { shared, thread: Some(thread), fork_generation: ForkGeneration::current() }
+    }
+}
+
+impl fmt::Debug for Membership {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Attendance({} at {})", self.shared.me, self.shared.options.directory.display())
+    }
+}
+
+impl ServiceClient for Membership {
+    fn request_growth(&self, pool: PoolId, bytes: u64) {
+        self.shared.enqueue(Request::Grow { pool, bytes });
+    }
+
+    fn admit(&self, number: u32, publisher: u64) -> Result<()> {
+        let operation = "make a publisher";
+        let request = |request| Request::AdmitPublisher { request, number, publisher };
+        match self.shared.call(operation, request)? {
+            Answer::Admitted => Ok(()),
+            _ => Err(unexpected_answer(operation)),
+        }
+    }
+
+    fn participants_changed(&self, topic: u32) {
+        self.shared.enqueue(Request::ParticipantsChanged { number: topic });
+    }
+
+    fn publisher_blocked(&self, topic: u32) {
+        self.shared.publisher_blocked(topic);
+    }
+
+    fn forget(&self, topic: u32) {
+        self.shared.release_topic(topic);
+    }
+
+    fn retry(&self, topic: u32, attempt: Retry) {
+        lock(&self.shared.unfinished).push((topic, attempt));
+        self.shared.bell.ring();
+    }
+
+    fn poll_streams(&self) {
+        if !self.shared.polls_streams.swap(true, Ordering::AcqRel) {
+            self.shared.bell.ring();
+        }
+    }
+
+    fn check(&self) -> Result<()> {
+        self.shared.check()
+    }
+}
+
+impl Drop for Membership {
+    fn drop(&mut self) {
+        if !self.fork_generation.is_current() {
+            // In a forked child: thread, service and membership are the parent's.
+            std::mem::forget(self.thread.take());
+            return;
+        }
+        if !self.shared.drain_streams() {
+            tracing::warn!(
+                "a stream still writes a message: this process stays a member of its node"
+            );
+            std::mem::forget(self.thread.take());
+            return;
+        }
+        self.shared.begin_leave();
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the membership thread panicked");
+        }
+        self.shared.end();
+    }
+}
+
+/// How long one that leaves waits for its streams.
+const STREAM_DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long it may take until one that asks from outside is answered.
+pub(super) const REPORT_TIMEOUT: Duration = Duration::from_secs(5);

@@ -1,0 +1,83 @@
+//! Asking a node who is there, without joining it.
+
+use std::path::Path;
+use std::time::Instant;
+
+use super::connector::{connect, describe_process};
+use super::link::{channel_error, send_request};
+use super::membership::REPORT_TIMEOUT;
+use crate::error::{Error, ErrorKind, Result};
+use crate::report::Row;
+use crate::service::ServiceProcess;
+use crate::service::election::{self, LeaderLock};
+use crate::service::protocol::{self, Notice, Request};
+
+/// Asks the node of a directory who is there and what goes on, without joining it.
+///
+/// # Errors
+/// [`NotFound`](ErrorKind::NotFound) if no service is there; [`Denied`](ErrorKind::Denied) if the
+/// directory is not this user's, or others may write in it; [`DeadlineExceeded`] if the process that
+/// serves the node does not answer: it is named.
+///
+/// [`DeadlineExceeded`]: ErrorKind::DeadlineExceeded
+pub fn report(directory: &Path) -> Result<Vec<Row>> {
+    let operation = "report on a node";
+    election::check(operation, directory)?;
+    let end = Instant::now() + REPORT_TIMEOUT;
+    loop {
+        match call(operation, directory, end) {
+            // A service that has just taken over, or is about to end.
+            Err(error)
+                if matches!(error.kind(), ErrorKind::Closed | ErrorKind::Failed)
+                    && Instant::now() < end => {}
+            Err(error) if error.kind() == ErrorKind::DeadlineExceeded => {
+                let silent = unresponsive_service_error(operation, directory).unwrap_or(error);
+                return Err(silent.on(directory.display()));
+            }
+            done => return done.map_err(|error| error.on(directory.display())),
+        }
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+}
+
+/// It took too long: who was asked?
+fn unresponsive_service_error(operation: &'static str, directory: &Path) -> Option<Error> {
+    let process = ServiceProcess::of(directory).ok()??;
+    let detail = format!(
+        "{process} serves the node, and did not answer within {REPORT_TIMEOUT:?}: {}",
+        process.state()
+    );
+    Some(Error::new(operation, ErrorKind::DeadlineExceeded, detail))
+}
+
+fn call(operation: &'static str, directory: &Path, end: Instant) -> Result<Vec<Row>> {
+    let Some(channel) = connect(operation, directory)? else {
+        return Err(match LeaderLock::holder(operation, directory)? {
+            // It has just begun, or so many wait already that it does not listen to.
+            Some(process) => {
+                let detail =
+                    format!("{} serves the node, and does not listen", describe_process(process));
+                Error::new(operation, ErrorKind::Closed, detail)
+            }
+            None => Error::new(operation, ErrorKind::NotFound, "no process serves the node"),
+        });
+    };
+    send_request(operation, &channel, &Request::Report { request: 1 }, &[])?;
+    let mut all = Vec::new();
+    loop {
+        let left = end.saturating_duration_since(Instant::now());
+        let message = channel.receive(left).map_err(|error| channel_error(operation, error))?;
+        match protocol::decode(operation, &message.bytes)? {
+            Notice::Rows { rows, is_last, .. } => {
+                all.extend(rows);
+                if is_last {
+                    return Ok(all);
+                }
+            }
+            Notice::Refused { reason, .. } | Notice::Rejected { reason } => {
+                return Err(reason.into_error(operation));
+            }
+            _ => return Err(Error::new(operation, ErrorKind::Malformed, "unexpected answer")),
+        }
+    }
+}

@@ -1,0 +1,343 @@
+//! A pool's books, as they lie in shared memory.
+//!
+//! ```text
+//!  0 most blocks     4 what place           8 a doorbell
+//!  1 limit           5 its device          16 do streams use it
+//!  2 direction       6   (two words)       17 blocks that were left to streams
+//!  3 pieces admitted 7 changes             24 lengths of admitted pieces
+//!                                             their names
+//!                                             the allocator
+//!                                             a sample_info for each block
+//!                                             its words for streams, from a page's start on
+//! ```
+
+mod sync_words;
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::time::Instant;
+
+use ipc::{
+    Allocator, AllocatorError, Block, BlockRange, Caller, Doorbell, Owner, Participant, Statistics,
+    WaitStrategy, WordRange, Words,
+};
+
+use super::sample_info::{self, SampleInfo};
+use super::{Direction, PoolId};
+use crate::clock;
+use crate::error::{Error, ErrorKind, Result};
+use crate::error_mapping;
+use crate::settings::SharedLocation;
+
+pub use self::sync_words::Readiness;
+pub(crate) use self::sync_words::{OWNED_BY_STREAMS, SyncPoint};
+
+const MAX_BLOCKS: usize = 0;
+const LIMIT: usize = 1;
+const DIRECTION: usize = 2;
+const ADMITTED: usize = 3;
+const PLACE: usize = 4;
+const UUID: usize = 5;
+const CHANGES: usize = 7;
+const BELL: usize = 8;
+const STREAMS: usize = 16;
+const STREAM_OWNED: usize = 17;
+const LENGTHS: usize = 24;
+/// Pieces that a pool may ever have.
+pub(crate) const MAX_PIECES: usize = 1024;
+const NAMES: usize = LENGTHS + MAX_PIECES;
+pub(super) const ALLOCATOR: usize = NAMES + MAX_PIECES;
+
+/// Every block begins at a multiple of this: fit for any type, also on devices.
+pub(crate) const GRANULE: u64 = 256;
+
+type AllocResult<T> = std::result::Result<T, AllocatorError>;
+
+/// A pool's books.
+#[derive(Debug)]
+pub(crate) struct PoolControl<W> {
+    words: W,
+    allocator: Allocator<WordRange<W>>,
+    bell: Doorbell<WordRange<W>>,
+    max_blocks: u32,
+    /// Where the words for streams lie.
+    sync_words: Range<usize>,
+    /// On a device: only there messages are handed over in the order of streams.
+    is_stream_ordered: bool,
+    /// So many blocks had been left to streams when none was left any more.
+    stream_owned_seen: AtomicU64,
+}
+
+fn part<W: Words>(words: W, first: usize, count: usize) -> Result<WordRange<W>> {
+    WordRange::new(words, first, count).ok_or_else(|| {
+        Error::new("open a pool", ErrorKind::Malformed, "the control segment is truncated")
+    })
+}
+
+impl<W: Words + Clone> PoolControl<W> {
+    pub(crate) fn required_words(max_blocks: u32) -> usize {
+        Self::sync_words(max_blocks).end
+    }
+
+    fn first_sample_info(max_blocks: u32) -> usize {
+        ALLOCATOR + Allocator::<W>::required_words(max_blocks).next_multiple_of(8)
+    }
+
+    fn sync_words(max_blocks: u32) -> Range<usize> {
+        let notes = max_blocks as usize * sample_info::WORDS;
+        sync_words::range_of(
+            max_blocks,
+            Self::first_sample_info(max_blocks) + notes,
+            sync_words::page(),
+        )
+    }
+
+    /// Books over zeroed words.
+    pub(crate) fn format(words: W, id: PoolId, limit: u64, max_blocks: u32) -> Result<Self> {
+        let operation = "make a pool";
+        let [place, low, high] = id.place.words();
+        let count = Allocator::<W>::required_words(max_blocks);
+        let allocator = part(words.clone(), ALLOCATOR, count)?;
+        Allocator::format_zeroed(allocator, max_blocks, GRANULE)
+            .map_err(|cause| error_mapping::from_allocator(operation, cause).on(id))?;
+        let direction = u64::from(id.direction == Direction::Inbound);
+        words.store(MAX_BLOCKS, u64::from(max_blocks), Relaxed);
+        words.store(LIMIT, limit, Relaxed);
+        words.store(DIRECTION, direction, Relaxed);
+        words.store(UUID, low, Relaxed);
+        words.store(UUID + 1, high, Relaxed);
+        words.store(PLACE, place, Release);
+        Self::attach(words)
+    }
+
+    pub(crate) fn attach(words: W) -> Result<Self> {
+        let operation = "open a pool";
+        let malformed = |detail| Error::new(operation, ErrorKind::Malformed, detail);
+        let max_blocks = u32::try_from(words.load(MAX_BLOCKS, Relaxed));
+        let max_blocks =
+            max_blocks.map_err(|_| malformed("the control segment has invalid sizes"))?;
+        let sync_words = Self::sync_words(max_blocks);
+        if words.count() < sync_words.end {
+            return Err(malformed("the control segment is truncated"));
+        }
+        let count = Allocator::<W>::required_words(max_blocks);
+        let allocator = Allocator::attach(part(words.clone(), ALLOCATOR, count)?)
+            .map_err(|cause| error_mapping::from_allocator(operation, cause))?;
+        let bell = part(words.clone(), BELL, Doorbell::<W>::WORDS)?;
+        let bell = Doorbell::new(bell).ok_or_else(|| malformed("the doorbell is truncated"))?;
+        let (is_stream_ordered, stream_owned_seen) = (false, AtomicU64::new(0));
+        let mut control = Self {
+            words,
+            allocator,
+            bell,
+            max_blocks,
+            sync_words,
+            is_stream_ordered,
+            stream_owned_seen,
+        };
+        control.is_stream_ordered = control.id()?.place != SharedLocation::Host;
+        Ok(control)
+    }
+
+    pub(crate) fn id(&self) -> Result<PoolId> {
+        let operation = "open a pool";
+        let direction = match self.words.load(DIRECTION, Relaxed) {
+            0 => Direction::Local,
+            1 => Direction::Inbound,
+            _ => return Err(Error::new(operation, ErrorKind::Malformed, "invalid direction")),
+        };
+        let place = [PLACE, UUID, UUID + 1].map(|at| self.words.load(at, Acquire));
+        let place = SharedLocation::from_words(place).ok_or_else(|| {
+            Error::new(operation, ErrorKind::Malformed, "invalid memory location")
+        })?;
+        Ok(PoolId { place, direction })
+    }
+
+    pub(crate) fn limit(&self) -> u64 {
+        self.words.load(LIMIT, Relaxed)
+    }
+
+    // ------------------------------------------------------------- pieces
+
+    pub(crate) fn admitted(&self) -> usize {
+        (self.words.load(ADMITTED, Acquire) as usize).min(MAX_PIECES)
+    }
+
+    /// Bytes of the first pieces.
+    fn length_of(&self, pieces: usize) -> u64 {
+        let lengths = (0..pieces).map(|at| self.words.load(LENGTHS + at, Acquire));
+        lengths.fold(0, u64::saturating_add)
+    }
+
+    pub(crate) fn length(&self) -> u64 {
+        self.length_of(self.admitted())
+    }
+
+    /// The name of the piece that has this number, if there are messages in it, or may be soon.
+    pub(crate) fn name_of(&self, number: usize) -> Option<u64> {
+        let word = (number < MAX_PIECES).then(|| self.words.load(NAMES + number, Acquire));
+        word.filter(|name| *name != 0)
+    }
+
+    /// Where messages end, as far as pieces have names.
+    pub(crate) fn end(&self) -> u64 {
+        let named = (0..MAX_PIECES).take_while(|number| self.name_of(*number).is_some());
+        self.length_of(named.count())
+    }
+
+    /// Gives the next piece to the allocator. Harmless if that was done before, or if it was
+    /// cut short.
+    pub(crate) fn admit(
+        &self,
+        caller: &Caller<'_>,
+        number: usize,
+        length: u64,
+        name: u64,
+    ) -> Result<()> {
+        let operation = "admit a piece to a pool";
+        let admitted = self.admitted();
+        if number < admitted {
+            return Ok(());
+        }
+        if number > admitted || number >= MAX_PIECES || name == 0 {
+            let detail = format!("piece {number} out of range: {admitted} are admitted");
+            return Err(Error::new(operation, ErrorKind::InvalidArgument, detail));
+        }
+        let on = |cause| error_mapping::from_allocator(operation, cause);
+        let first = self.length_of(number);
+        // What it has is what was admitted, and perhaps this very piece: then messages may lie
+        // there, and no other memory may take its place.
+        if self.allocator.statistics(caller).map_err(on)?.total <= first {
+            // First of all, since from then on anybody may be given a block of it.
+            self.words.store(LENGTHS + number, length, Release);
+            self.words.store(NAMES + number, name, Release);
+            self.allocator.extend(caller, first, length).map_err(on)?;
+        } else if self.name_of(number) != Some(name) {
+            let detail = format!("piece {number} was replaced and is not mapped");
+            return Err(Error::new(operation, ErrorKind::Failed, detail));
+        }
+        self.words.store(ADMITTED, number as u64 + 1, Release);
+        self.changed();
+        Ok(())
+    }
+
+    /// Something came that this process waits for: it looks again.
+    pub(crate) fn wake(&self) {
+        self.words.fetch_add(CHANGES, 1);
+        self.bell.ring_unconditionally();
+    }
+
+    // ------------------------------------------------------------- blocks
+
+    /// Allocates, and begins the block's note.
+    #[inline]
+    pub(crate) fn allocate(
+        &self,
+        caller: &Caller<'_>,
+        owner: Owner,
+        bytes: u64,
+    ) -> AllocResult<(Block, BlockRange)> {
+        let (block, place) = self.allocator.allocate(caller, owner, bytes.max(1), GRANULE)?;
+        let sample_info = self.sample_info(block);
+        sample_info.prefetch_for_write();
+        sample_info.begin(block, clock::now());
+        Ok((block, place))
+    }
+
+    #[inline]
+    pub(crate) fn free(&self, caller: &Caller<'_>, block: Block, owner: Owner) -> AllocResult<()> {
+        self.allocator.free(caller, block, owner)?;
+        self.changed();
+        Ok(())
+    }
+
+    /// Frees, unless that was done before. False if it could not be done now.
+    #[inline]
+    pub(crate) fn dispose(&self, caller: &Caller<'_>, block: Block, owner: Owner) -> bool {
+        match self.free(caller, block, owner) {
+            Ok(()) | Err(AllocatorError::Stale(_) | AllocatorError::NotOwner { .. }) => true,
+            Err(error) => {
+                tracing::warn!(?block, %error, "a block could not be freed");
+                false
+            }
+        }
+    }
+
+    pub(crate) fn transfer(&self, block: Block, from: Owner, to: Owner) -> AllocResult<()> {
+        self.allocator.transfer(block, from, to)
+    }
+
+    pub(crate) fn owner(&self, block: Block) -> AllocResult<Owner> {
+        self.allocator.owner(block)
+    }
+
+    #[inline]
+    pub(crate) fn find(&self, block: Block) -> AllocResult<BlockRange> {
+        self.allocator.find(block)
+    }
+
+    /// Frees all that one owns who is dead, and says to streams that its messages will not be
+    /// written any more; also wakes those whom that one did not wake.
+    pub(crate) fn reclaim(&self, caller: &Caller<'_>, who: Participant) -> AllocResult<usize> {
+        let owner = Owner::participant(who);
+        self.poison_all(who);
+        let freed = self.allocator.reclaim(caller, owner, |_| false)?;
+        self.collect(caller)?;
+        self.wake();
+        Ok(freed)
+    }
+
+    pub(crate) fn statistics(&self, caller: &Caller<'_>) -> AllocResult<Statistics> {
+        self.allocator.statistics(caller)
+    }
+
+    pub(crate) fn max_blocks(&self) -> u32 {
+        self.max_blocks
+    }
+
+    /// Those that have blocks in their own name.
+    pub(crate) fn owners(&self, caller: &Caller<'_>) -> AllocResult<BTreeSet<Participant>> {
+        let blocks = self.allocator.blocks(caller)?;
+        Ok(blocks.into_iter().filter_map(|block| block.owner?.as_participant()).collect())
+    }
+
+    /// The note of a block.
+    #[inline]
+    pub(crate) fn sample_info(&self, block: Block) -> SampleInfo<'_, W> {
+        let first = match block.number() {
+            number if number < self.max_blocks => {
+                Self::first_sample_info(self.max_blocks) + number as usize * sample_info::WORDS
+            }
+            // Of a number that names nothing the note is empty, and swallows what it is told.
+            _ => self.words.count(),
+        };
+        SampleInfo::new(&self.words, first)
+    }
+
+    // ------------------------------------------------------------ waiting
+
+    /// Something was freed, or there is more.
+    #[inline]
+    fn changed(&self) {
+        self.words.fetch_add(CHANGES, 1);
+        self.bell.ring();
+    }
+
+    /// Moves whenever something was freed, or there is more.
+    #[inline]
+    pub(crate) fn changes(&self) -> u64 {
+        self.words.load(CHANGES, Acquire)
+    }
+
+    /// Waits until `look` finds something; it is called again whenever something was freed.
+    pub(crate) fn wait<T>(
+        &self,
+        spin: &mut WaitStrategy,
+        deadline: Instant,
+        look: impl FnMut() -> Option<T>,
+    ) -> Option<T> {
+        self.bell.wait(spin, deadline, look)
+    }
+}

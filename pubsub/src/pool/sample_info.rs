@@ -1,0 +1,263 @@
+//! What is noted of a message beside its entry in a queue: its times, its path, where it came
+//! from, and what its publisher attached. One note for each block of the books.
+
+use std::fmt;
+use std::ops::Deref;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::fence;
+
+use ipc::{Block, Words};
+
+use crate::settings::MAX_METADATA;
+
+// Words of a note.
+const BLOCK: usize = 0;
+const PATH: usize = 6;
+const ORIGIN: usize = 7;
+/// What lies between here and the metadata is there only in notes of messages of other nodes.
+const END: usize = 11;
+const FIRST: usize = 11;
+const SINCE: usize = 12;
+const METADATA: usize = 16;
+/// Words of a note.
+pub(super) const WORDS: usize = METADATA + MAX_METADATA / size_of::<u64>();
+
+/// A stage of a message's way, by the word of its time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// Its block was allocated.
+    Allocated = 1,
+    /// Its publisher had filled it, or its node had copied it out.
+    Filled = 2,
+    /// Its last byte came from the wire.
+    Wire = 3,
+    /// It was copied to where it lies.
+    Copied = 4,
+    /// It was delivered.
+    Published = 5,
+    /// The node that it comes from began to write it.
+    Posted = 9,
+    /// The first of it began to be copied to where it lies.
+    Copying = 10,
+}
+
+/// When a message reached each stage of its way, in nanoseconds since 1970; 0 where it skipped
+/// one. What happened on another node was measured by its clock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct Times {
+    /// Its publisher borrowed the memory, or the memory for an arriving one was found.
+    pub allocated: u64,
+    /// Its publisher had filled it. If it comes from another node: it had been copied out of its
+    /// device there, or, if that needed no copy, was [posted](Self::posted).
+    pub filled: u64,
+    /// Its last byte came from the wire.
+    pub wire: u64,
+    /// It was copied to where it lies.
+    pub copied: u64,
+    /// It was delivered to the subscribers of this node.
+    pub published: u64,
+    /// The node that it comes from began to write it, or to copy it out.
+    pub posted: u64,
+    /// The first of its bytes began to be copied to where it lies.
+    pub copying: u64,
+}
+
+/// What a publisher attached to a message: at most 256 bytes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Metadata {
+    bytes: [u8; MAX_METADATA],
+    length: usize,
+}
+
+impl Metadata {
+    /// Nothing.
+    pub(crate) const NONE: Self = Self { bytes: [0; MAX_METADATA], length: 0 };
+
+    /// So many zeros, as many as there can be.
+    pub(crate) fn zeroed(length: usize) -> Self {
+        Self { length: length.min(MAX_METADATA), ..Self::NONE }
+    }
+
+    /// These, if that many can be attached.
+    #[doc(hidden)]
+    pub fn new(from: &[u8]) -> Option<Self> {
+        let mut metadata = Self::zeroed(from.len());
+        metadata.bytes.get_mut(..from.len())?.copy_from_slice(from);
+        Some(metadata)
+    }
+
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes[..self.length]
+    }
+}
+
+impl Deref for Metadata {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes[..self.length]
+    }
+}
+
+impl fmt::Debug for Metadata {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Metadata({:?})", &**self)
+    }
+}
+
+/// By which way a message came to where it is read.
+///
+/// ```
+/// assert_eq!(pubsub::DeliveryPath::StagedRing.to_string(), "staged-ring");
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum DeliveryPath {
+    /// It was published on this node, and is read where its publisher wrote it.
+    SharedMemory = 0,
+    /// From another node, by a ring, copied once out of it.
+    Ring = 1,
+    /// From another node, by a ring of pinned memory, from which a device copied it.
+    StagedRing = 2,
+}
+
+impl fmt::Display for DeliveryPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::SharedMemory => "shared-memory",
+            Self::Ring => "ring",
+            Self::StagedRing => "staged-ring",
+        })
+    }
+}
+
+/// A note. Written before the message is published, by who publishes it, and read by those
+/// that hold the message.
+#[derive(Debug)]
+pub(crate) struct SampleInfo<'a, W> {
+    words: &'a W,
+    first: usize,
+}
+
+impl<'a, W: Words> SampleInfo<'a, W> {
+    pub(crate) fn new(words: &'a W, first: usize) -> Self {
+        Self { words, first }
+    }
+
+    #[inline]
+    fn word(&self, which: usize) -> u64 {
+        self.words.load(self.first + which, Relaxed)
+    }
+
+    /// Its lines are fetched meanwhile: those that read the last one have them.
+    #[inline]
+    pub(crate) fn prefetch_for_write(&self) {
+        for which in [BLOCK, PATH + 2, METADATA] {
+            self.words.prefetch_for_write(self.first + which);
+        }
+    }
+
+    /// Of another message from now on.
+    #[inline]
+    pub(crate) fn begin(&self, block: Block, now: u64) {
+        self.words.store(self.first + BLOCK, block.to_bits(), Relaxed);
+        // Whoever reads something of what follows sees whose it is.
+        fence(Release);
+        for which in BLOCK + 1..END {
+            self.words.store(self.first + which, 0, Relaxed);
+        }
+        self.stamp(Stage::Allocated, now);
+    }
+
+    /// Is it still, after it was read, the note of this block, and not of one that came to its
+    /// place since?
+    pub(crate) fn belongs_to(&self, block: Block) -> bool {
+        fence(Acquire);
+        self.word(BLOCK) == block.to_bits()
+    }
+
+    #[inline]
+    pub(crate) fn stamp(&self, stage: Stage, now: u64) {
+        self.words.store(self.first + stage as usize, now, Relaxed);
+    }
+
+    #[inline]
+    pub(crate) fn times(&self) -> Times {
+        let time = |stage: Stage| self.word(stage as usize);
+        Times {
+            allocated: time(Stage::Allocated),
+            filled: time(Stage::Filled),
+            wire: time(Stage::Wire),
+            copied: time(Stage::Copied),
+            published: time(Stage::Published),
+            posted: time(Stage::Posted),
+            copying: time(Stage::Copying),
+        }
+    }
+
+    /// By which way it came; none is noted for one of this node.
+    pub(crate) fn set_path(&self, path: DeliveryPath) {
+        self.words.store(self.first + PATH, path as u64, Relaxed);
+    }
+
+    pub(crate) fn path(&self) -> DeliveryPath {
+        match self.word(PATH) {
+            1 => DeliveryPath::Ring,
+            2 => DeliveryPath::StagedRing,
+            _ => DeliveryPath::SharedMemory,
+        }
+    }
+
+    /// The node that it comes from.
+    pub(crate) fn set_origin(&self, origin: &[u8; 16]) {
+        for (at, word) in id_to_words(origin).into_iter().enumerate() {
+            self.words.store(self.first + ORIGIN + at, word, Relaxed);
+        }
+    }
+
+    pub(crate) fn origin(&self) -> [u8; 16] {
+        id_from_words([ORIGIN, ORIGIN + 1].map(|at| self.word(at)))
+    }
+
+    /// Of one of another node: the number of its publisher's first message that is for this node, or 0,
+    /// and the position of arrivals from which on subscribers are to get those.
+    pub(crate) fn set_beginning(&self, first: u64, since: u64) {
+        self.words.store(self.first + FIRST, first, Relaxed);
+        self.words.store(self.first + SINCE, since, Relaxed);
+    }
+
+    pub(crate) fn beginning(&self) -> (u64, u64) {
+        (self.word(FIRST), self.word(SINCE))
+    }
+
+    /// As many bytes as fit; the length is the entry's to tell.
+    pub(crate) fn set_metadata(&self, bytes: &[u8]) {
+        for (at, bytes) in bytes.chunks(8).take(MAX_METADATA / 8).enumerate() {
+            let mut word = [0; 8];
+            word[..bytes.len()].copy_from_slice(bytes);
+            let at = self.first + METADATA + at;
+            self.words.store(at, u64::from_le_bytes(word), Release);
+        }
+    }
+
+    pub(crate) fn metadata(&self, length: usize) -> Metadata {
+        let length = length.min(MAX_METADATA);
+        let mut bytes = [0; MAX_METADATA];
+        for (at, to) in bytes.chunks_exact_mut(8).take(length.div_ceil(8)).enumerate() {
+            to.copy_from_slice(&self.word(METADATA + at).to_le_bytes());
+        }
+        bytes[length..].fill(0);
+        Metadata { bytes, length }
+    }
+}
+
+/// An identity as words.
+pub(crate) fn id_to_words(origin: &[u8; 16]) -> [u64; 2] {
+    let number = u128::from_le_bytes(*origin);
+    [number as u64, (number >> 64) as u64]
+}
+
+pub(crate) fn id_from_words([low, high]: [u64; 2]) -> [u8; 16] {
+    (u128::from(high) << 64 | u128::from(low)).to_le_bytes()
+}

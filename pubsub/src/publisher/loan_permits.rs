@@ -1,0 +1,75 @@
+//! Who may borrow memory: a publisher has so many loans at once, and no more.
+
+use std::time::Instant;
+
+use super::ordered::STREAM_CHECK_INTERVAL;
+use super::{BORROW, PublisherState};
+use crate::error::{Error, ErrorKind, Result};
+use crate::loan_limit::{Borrower, LoanPermit, NoPermit};
+use crate::pool::PollBackoff;
+use crate::text::counted;
+
+impl PublisherState {
+    fn too_many_loans(&self) -> Error {
+        let detail = format!("this publisher has the {} that it may have", self.loans.allowed());
+        Error::new(BORROW, ErrorKind::TooManyLoans, detail).on(self.context.topic.name())
+    }
+
+    /// The right to one loan more; None if there will be one again by itself.
+    #[inline]
+    pub(super) fn acquire_permit(&self, borrower: Borrower) -> Result<Option<LoanPermit<'_>>> {
+        match self.loans.take(borrower) {
+            Ok(permit) => Ok(Some(permit)),
+            Err(NoPermit::TryAgain) => Ok(None),
+            Err(NoPermit::AllTaken) => Err(self.too_many_loans()),
+        }
+    }
+
+    /// As [`acquire_permit`](Self::acquire_permit): devices may have done with what was given up.
+    #[cold]
+    pub(super) fn acquire_permit_after_reclaim(
+        &self,
+        borrower: Borrower,
+    ) -> Result<Option<LoanPermit<'_>>> {
+        self.context.local.free_completed(&self.context.node.short_caller());
+        self.acquire_permit(borrower)
+    }
+
+    /// The right to one loan more, when one has come back by itself.
+    #[cold]
+    pub(super) fn acquire_permit_until(
+        &self,
+        borrower: Borrower,
+        deadline: Instant,
+    ) -> Result<LoanPermit<'_>> {
+        let (node, local) = (&self.context.node, &self.context.local);
+        let interruption = node.interruption();
+        let mut backoff = PollBackoff::NEW;
+        loop {
+            // Devices that have done with what was given up ring no bell.
+            local.free_completed(&node.short_caller());
+            let end = if local.has_pending_copies() {
+                backoff.next(deadline)
+            } else {
+                backoff = PollBackoff::NEW;
+                deadline.min(Instant::now() + STREAM_CHECK_INTERVAL)
+            };
+            let found = self.loans.wait(end, || {
+                let found = self.acquire_permit(borrower).transpose();
+                let interrupted = || interruption.check(BORROW).err();
+                found.or_else(|| Some(Err(interrupted()?.on(self.context.topic.name()))))
+            });
+            node.check(BORROW)?;
+            if let Some(permit) = found {
+                return permit;
+            }
+            if end >= deadline {
+                let allowed = counted(self.loans.allowed(), "loan");
+                let detail = format!(
+                    "threads that push, or devices, have the last of this publisher's {allowed}"
+                );
+                return Err(self.timeout_error(BORROW, &detail));
+            }
+        }
+    }
+}

@@ -1,0 +1,320 @@
+//! Letters between the services of two nodes.
+
+use control::codec;
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::replication::source::last_sequences::{self, LastSequences};
+use crate::replication::source::lost_publishers;
+use crate::replication::source::start_sequences::{self, StartSequences};
+use crate::replication::{ConnectionMessage, Provider};
+
+/// The longest letter, in bytes: as many lanes as there can be, each with its descriptors, and
+/// their addresses.
+const LONGEST: usize = 16 << 10;
+/// How each letter begins.
+const TAG: u8 = 1;
+
+/// A letter.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) enum ControlMessage {
+    /// What carries messages at the node that writes. It is the first letter, and is told again when it
+    /// is another one.
+    Provider(Provider),
+    /// What the bridges have to tell each other about a topic.
+    ConnectionMessage { topic: String, terms: ConnectionMessage },
+    /// What had been published of a topic before anything was kept for who reads this.
+    StartSequences { topic: String, start_sequences: StartSequences },
+    /// Publishers of a topic that died.
+    PublisherLost { topic: String, publishers: Vec<u64> },
+    /// What was published of a topic, when nothing of it was on its way any more.
+    LastSequences { topic: String, last: LastSequences },
+}
+
+impl ControlMessage {
+    /// The bytes that travel.
+    pub(super) fn encode(&self) -> Vec<u8> {
+        codec::encode(TAG, self)
+    }
+
+    /// Reads a letter of another node. What is accepted has one encoding only.
+    pub(super) fn decode(bytes: &[u8]) -> Result<Self> {
+        let operation = "read a control message of another node";
+        let refuse = |detail| Error::new(operation, ErrorKind::Malformed, detail);
+        if bytes.len() > LONGEST {
+            return Err(refuse("control message too long"));
+        }
+        let letter: Self = codec::decode(TAG, bytes)
+            .map_err(|cause| Error::because(operation, ErrorKind::Malformed, cause))?;
+        letter.validation_error().map_or(Ok(letter), |detail| Err(refuse(detail)))
+    }
+
+    /// What it says that cannot be.
+    fn validation_error(&self) -> Option<&'static str> {
+        match self {
+            Self::Provider(provider) => provider.validation_error(),
+            Self::ConnectionMessage { terms, .. } => terms.validation_error(),
+            Self::StartSequences { start_sequences, .. } => (start_sequences.publishers.len()
+                > start_sequences::MAX_PUBLISHERS)
+                .then_some("too many publishers"),
+            Self::PublisherLost { publishers, .. } => (!(1..=lost_publishers::MAX_PUBLISHERS)
+                .contains(&publishers.len()))
+            .then_some("lost publishers: none, or too many"),
+            Self::LastSequences { last, .. } => (!(1..=last_sequences::MAX_PUBLISHERS)
+                .contains(&last.publishers.len()))
+            .then_some("last sequences: none, or too many"),
+        }
+    }
+}
+
+/// Reads a letter, and writes it again: for fuzzing.
+///
+/// # Errors
+/// What is wrong with it.
+#[cfg(any(test, feature = "fuzzing"))]
+pub fn reencode_control_message(bytes: &[u8]) -> Result<Vec<u8>> {
+    ControlMessage::decode(bytes).map(|letter| letter.encode())
+}
+
+#[cfg(test)]
+mod tests {
+    use fabric::RemoteRegion;
+    use fabric::ring::{ChunkLayout, LaneOffer, NotifyMode, RingAnswer, RingOffer};
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::peers::VERSION;
+    use crate::replication::{
+        MAX_LANES, MAX_PAYLOAD_LENGTH as LONGEST_PAYLOAD, MAX_REASON_LENGTH, TopicParameters,
+        fit_addresses,
+    };
+    use crate::settings::TopicSettings;
+    use crate::text::shortened;
+
+    const FACTS: TopicParameters = TopicParameters { number: 3, largest: 1 << 20, depth: 16 };
+    const TOPIC: &str = "numbers";
+
+    fn provider(name: &str) -> ControlMessage {
+        ControlMessage::Provider(Provider { name: name.to_owned(), protocol: 1 << 31, format: 2 })
+    }
+
+    fn terms(terms: ConnectionMessage) -> ControlMessage {
+        ControlMessage::ConnectionMessage { topic: TOPIC.to_owned(), terms }
+    }
+
+    fn wish(facts: TopicParameters, address: usize, lanes: u8) -> ControlMessage {
+        let lane_addresses = vec![vec![1; address]; usize::from(lanes - 1)];
+        terms(ConnectionMessage::ConnectRequest {
+            connection: 1 << 40,
+            facts,
+            from: vec![1; address],
+            lane_addresses,
+        })
+    }
+
+    fn again(reason: String) -> ControlMessage {
+        terms(ConnectionMessage::Restart { connection: 9, reason })
+    }
+
+    /// A descriptor of 64 bytes in host memory.
+    const REGION: [u8; 54] = *b"FcMR\x01\x006\x00\x0b\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x02\x00\x00\x00@\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x08\x00\x8a\xc1\x92\x98\x08\xfd\x99\x0dw\xec\x07h";
+
+    fn region() -> RemoteRegion {
+        RemoteRegion::decode(&REGION).unwrap()
+    }
+
+    fn offer() -> ControlMessage {
+        let lane = LaneOffer { ring: region(), headers: None, credit_memory: region() };
+        let ring = RingOffer {
+            ring: 0,
+            epoch: 1,
+            capacity: 1 << 16,
+            notify: NotifyMode::Immediate,
+            tagged: false,
+            layout: ChunkLayout::InlineHeader,
+            max_chunks: 1 << 14,
+            completed_messages: 0,
+            lanes: vec![lane],
+        };
+        let (from, lane_addresses) = (vec![1; 16], Vec::new());
+        terms(ConnectionMessage::Offer { connection: 7, ring, position: 3, from, lane_addresses })
+    }
+
+    /// As long as an offer can be: of all lanes, with headers that lie apart.
+    fn long_offer() -> ControlMessage {
+        let ControlMessage::ConnectionMessage {
+            terms: ConnectionMessage::Offer { mut ring, .. },
+            ..
+        } = offer()
+        else {
+            panic!("it is an offer");
+        };
+        ring.lanes =
+            vec![
+                LaneOffer { ring: region(), headers: Some(region()), credit_memory: region() };
+                usize::from(MAX_LANES)
+            ];
+        let (from, lane_addresses) = (vec![1; 512], vec![vec![1; 512]; usize::from(MAX_LANES) - 1]);
+        terms(ConnectionMessage::Offer { connection: 7, ring, position: 3, from, lane_addresses })
+    }
+
+    fn answer() -> ControlMessage {
+        let answer = RingAnswer {
+            sender_index: 0,
+            epoch: 1,
+            max_chunks: 64,
+            tagged: false,
+            credit_memory: region(),
+        };
+        terms(ConnectionMessage::Answer { connection: 7, answer })
+    }
+
+    fn beginning(publishers: usize) -> ControlMessage {
+        let start_sequences = StartSequences::at(4, vec![(256, u64::MAX); publishers]);
+        ControlMessage::StartSequences { topic: TOPIC.to_owned(), start_sequences }
+    }
+
+    fn obituary(publishers: usize) -> ControlMessage {
+        ControlMessage::PublisherLost {
+            topic: TOPIC.to_owned(),
+            publishers: vec![1 << 40; publishers],
+        }
+    }
+
+    fn last_published(publishers: usize) -> ControlMessage {
+        let last = LastSequences::at(vec![(256, u64::MAX); publishers]);
+        ControlMessage::LastSequences { topic: TOPIC.to_owned(), last }
+    }
+
+    fn good() -> Vec<ControlMessage> {
+        vec![
+            provider("tcp;ofi_rxm"),
+            wish(FACTS, 16, 1),
+            wish(FACTS, 1024, 1),
+            wish(FACTS, 512, MAX_LANES),
+            again(shortened(&"ä".repeat(1000), MAX_REASON_LENGTH).to_owned()),
+            terms(ConnectionMessage::Refused { connection: 9, reason: String::new() }),
+            beginning(0),
+            beginning(start_sequences::MAX_PUBLISHERS),
+            obituary(1),
+            obituary(lost_publishers::MAX_PUBLISHERS),
+            last_published(1),
+            last_published(last_sequences::MAX_PUBLISHERS),
+            offer(),
+            answer(),
+            long_offer(),
+        ]
+    }
+
+    #[track_caller]
+    fn is_refused(bytes: &[u8]) {
+        assert_eq!(
+            ControlMessage::decode(bytes).unwrap_err().kind(),
+            ErrorKind::Malformed,
+            "{bytes:?}"
+        );
+    }
+
+    #[test]
+    fn letters_are_read_as_written_and_as_nothing_else() {
+        for letter in good() {
+            let bytes = letter.encode();
+            assert_eq!(ControlMessage::decode(&bytes).unwrap(), letter);
+            let longer = [&bytes[..], &[0]].concat();
+            let other = [&[TAG + 1], &bytes[1..]].concat();
+            let less = &bytes[..bytes.len() - 1];
+            for bytes in [&[][..], &bytes[..1], &bytes[1..], less, &longer, &other] {
+                is_refused(bytes);
+            }
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused() {
+        let deep = TopicParameters { depth: TopicSettings::MAX_DEPTH + 1, ..FACTS };
+        let long = TopicParameters { largest: LONGEST_PAYLOAD + 1, ..FACTS };
+        for letter in [
+            provider(&"x".repeat(101)),
+            again("x".repeat(401)),
+            wish(FACTS, 0, 1),
+            wish(FACTS, 1025, 1),
+            wish(deep, 16, 1),
+            wish(long, 16, 1),
+            wish(FACTS, 16, MAX_LANES + 1),
+            wish(FACTS, 513, MAX_LANES),
+            beginning(start_sequences::MAX_PUBLISHERS + 1),
+            obituary(0),
+            obituary(lost_publishers::MAX_PUBLISHERS + 1),
+            last_published(0),
+            last_published(last_sequences::MAX_PUBLISHERS + 1),
+            ControlMessage::ConnectionMessage {
+                topic: "x".repeat(LONGEST),
+                terms: ConnectionMessage::Refused { connection: 9, reason: String::new() },
+            },
+        ] {
+            is_refused(&letter.encode());
+        }
+    }
+
+    #[test]
+    fn lanes_are_cut_to_what_a_letter_has_room_for() {
+        let lanes = usize::from(MAX_LANES) - 1;
+        let fit = |address: usize| {
+            let lane_addresses = vec![vec![1; address]; lanes];
+            fit_addresses(&vec![1; address], lane_addresses).len()
+        };
+        assert_eq!([16, 512, 513, 1024].map(fit), [lanes, lanes, lanes - 1, 7]);
+    }
+
+    /// FNV-1a.
+    fn digest(bytes: &[u8]) -> u64 {
+        let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
+        bytes.iter().fold(0xcbf2_9ce4_8422_2325, step)
+    }
+
+    /// If this fails the layout of a letter is another one: then nodes of the version before do not
+    /// understand it, and `VERSION` has to be another one, too.
+    #[test]
+    fn letters_of_a_version_have_one_layout() {
+        let bytes: Vec<u8> = good().iter().flat_map(ControlMessage::encode).collect();
+        assert_eq!((VERSION, digest(&bytes)), (4, 0x6837_3fab_aeb8_cafe));
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_read_or_refused(
+            kind in 0..6_u8,
+            bytes in proptest::collection::vec(any::<u8>(), 0..300),
+        ) {
+            let letter = [&[TAG, kind], &bytes[..]].concat();
+            for bytes in [bytes, letter] {
+                if let Ok(again) = reencode_control_message(&bytes) {
+                    prop_assert_eq!(again, bytes);
+                }
+            }
+        }
+    }
+
+    const CORPUS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../fuzz/corpus/control_messages");
+
+    #[test]
+    fn the_fuzzers_corpus_does_not_panic() {
+        let (mut seen, mut read) = (0, 0);
+        for entry in std::fs::read_dir(CORPUS).expect("the corpus is part of the repository") {
+            let bytes = std::fs::read(entry.unwrap().path()).unwrap();
+            read += usize::from(reencode_control_message(&bytes).is_ok());
+            let _ = crate::replication::MessageHeader::decode(&bytes);
+            seen += 1;
+        }
+        assert!(seen > read && read >= good().len(), "{read} of {seen} are letters");
+    }
+
+    /// Letters of all kinds, for the fuzzer to begin with: to be run when they are written otherwise.
+    #[test]
+    #[ignore = "it writes files"]
+    fn the_corpus_is_written_anew() {
+        for (number, letter) in good().into_iter().enumerate() {
+            std::fs::write(format!("{CORPUS}/letter-{number}"), letter.encode()).unwrap();
+        }
+    }
+}

@@ -1,0 +1,509 @@
+//! One node's topic at a node that wants its messages: puts each to where the sink has room, in
+//! order, and each once.
+//!
+//! Chunks are copied from where they arrived as soon as they did. What a chunk's place in the ring
+//! is given back by is the drop of its view; the last one of a message is dropped only when the
+//! message is published, so that its writer, by the credit that passes its end, knows that it is
+//! delivered. Nothing here knows of endpoints, threads or clocks: what is done goes through an
+//! [`InboundTransport`].
+
+use std::collections::VecDeque;
+
+use fabric::ring::ChunkHeader;
+
+use super::{FinishOutcome, Now, Progress, Sink, StageDurations};
+use crate::error::{Error, ErrorKind, Result};
+use crate::replication::message_header::{
+    MAX_PREFIX_LENGTH, MessageHeader, RingMessageKind, TRAILER_LENGTH,
+};
+
+/// Steps that are kept: enough for a whole batch, and for copies to be under way.
+const MAX_STEPS: usize = 256;
+/// Chunks and messages that are looked at before others have their turn.
+const CHUNKS_PER_TURN: usize = 256;
+
+/// A chunk, where it arrived; its place is given back when it is dropped.
+pub(crate) trait Chunk {
+    fn header(&self) -> &ChunkHeader;
+    fn is_last(&self) -> bool;
+    fn read(&self, at: usize, into: &mut [u8]) -> Result<()>;
+}
+
+/// What an inbound topic does things with.
+pub(crate) trait InboundTransport {
+    type Chunk: Chunk;
+    type PayloadLocation;
+    type CopyHandle;
+
+    /// The next chunk, if it is there.
+    fn take(&mut self) -> Result<Option<Self::Chunk>>;
+    /// Copies from a chunk to a place; None if it is done already.
+    fn copy_in(
+        &mut self,
+        chunk: &Self::Chunk,
+        from: usize,
+        length: usize,
+        to: &Self::PayloadLocation,
+        at: u64,
+    ) -> Result<Option<Self::CopyHandle>>;
+    fn is_copied(&mut self, copy_handle: &Self::CopyHandle) -> Result<bool>;
+}
+
+/// What was done for a topic of a node.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct InboundCounters {
+    /// Messages that were published.
+    pub messages: u64,
+    /// Bytes of their payloads.
+    pub bytes: u64,
+    /// How long there was no room for a message, in nanoseconds.
+    pub waited_for_memory: u64,
+    /// How long the queue was full, in nanoseconds.
+    pub waited_for_queue: u64,
+    /// Lanes that large messages come by; 0 while it is not connected.
+    pub lanes: u64,
+}
+
+/// Why an inbound topic cannot go on.
+#[derive(Debug)]
+pub(crate) enum InboundFailure {
+    /// The ring, or who writes it: it may be begun again.
+    Ring(Error),
+    /// The sink, or a device.
+    Topic(Error),
+}
+
+type InboundResult<T> = std::result::Result<T, InboundFailure>;
+
+/// What is to be done, in order.
+enum PendingStep<C, T> {
+    /// A copy is to be done, begun then; its chunk is let go of after that.
+    Copy(T, u64, Option<C>),
+    /// The first of the messages that began is to be published.
+    Finish(StageDurations, CopyTimes),
+    /// A chunk is to be let go of.
+    ReleaseChunk(C),
+}
+
+/// When the last chunk of a message arrived, and its copies began, and were done.
+#[derive(Debug, Clone, Copy, Default)]
+struct CopyTimes {
+    arrived: u64,
+    begun: u64,
+    /// None: not known to be yet.
+    done: Option<u64>,
+}
+
+/// A batch of which some messages are still to be read.
+struct Batch<C> {
+    chunk: C,
+    at: usize,
+    arrived: u64,
+}
+
+/// A long message of which more is to come.
+struct Long<P> {
+    header: MessageHeader,
+    /// None: it is here already, or has no room yet.
+    place: Option<P>,
+    is_wanted: bool,
+    prefix: u64,
+    has_trailer: bool,
+    trailer: [u8; TRAILER_LENGTH],
+    copy_begun: Option<u64>,
+}
+
+/// One node's topic at a node that wants its messages.
+pub(crate) struct Inbound<C, P, T> {
+    /// The first position that is not published.
+    expected: u64,
+    /// The first position that has not begun.
+    next: u64,
+    /// The last one that came by this ring.
+    last: Option<u64>,
+    largest: u64,
+    timeout: u64,
+    steps: VecDeque<PendingStep<C, T>>,
+    batch: Option<Batch<C>>,
+    long: Option<Long<P>>,
+    /// Since when there is no room, or the queue is full.
+    no_memory_since: Option<u64>,
+    queue_full_since: Option<u64>,
+    is_draining: bool,
+    /// Messages that began, and have a step to be published by.
+    begun: VecDeque<MessageHeader>,
+    counters: InboundCounters,
+}
+
+impl<C: Chunk, P, T> Inbound<C, P, T> {
+    /// For messages up to a length, from a position on, with devices that take no longer for a
+    /// copy than this.
+    pub(crate) fn new(from: u64, largest: u64, timeout: u64) -> Self {
+        Self {
+            expected: from,
+            next: from,
+            last: None,
+            largest,
+            timeout,
+            steps: VecDeque::new(),
+            batch: None,
+            long: None,
+            no_memory_since: None,
+            queue_full_since: None,
+            is_draining: false,
+            begun: VecDeque::new(),
+            counters: InboundCounters::default(),
+        }
+    }
+
+    /// The first position that is not published here.
+    pub(crate) fn expected(&self) -> u64 {
+        self.expected
+    }
+
+    /// Since when the sink has no room, if it has none.
+    pub(crate) fn waiting_since(&self) -> Option<u64> {
+        self.no_memory_since.into_iter().chain(self.queue_full_since).min()
+    }
+
+    /// The writer's word for the longest message.
+    pub(crate) fn set_largest(&mut self, largest: u64) {
+        self.largest = largest;
+    }
+
+    pub(crate) fn counters(&self) -> InboundCounters {
+        self.counters
+    }
+
+    /// The ring is gone: what is not published is forgotten, as soon as no copy is under way.
+    pub(crate) fn disconnect(&mut self) {
+        (self.batch, self.long) = (None, None);
+        self.is_draining = true;
+    }
+
+    /// Is there nothing under way of a ring that is gone?
+    pub(crate) fn is_drained(&self) -> bool {
+        !self.is_draining
+    }
+
+    /// Goes on with that.
+    pub(crate) fn drain(
+        &mut self,
+        intake: &mut impl InboundTransport<Chunk = C, PayloadLocation = P, CopyHandle = T>,
+        sink: &mut (impl Sink<P> + ?Sized),
+    ) -> bool {
+        while let Some(step) = self.steps.front() {
+            if let PendingStep::Copy(copy_handle, ..) = step
+                && let Ok(false) = intake.is_copied(copy_handle)
+            {
+                return false;
+            }
+            self.steps.pop_front();
+        }
+        if self.is_draining {
+            sink.abandon();
+            self.begun.clear();
+            self.is_draining = false;
+            (self.next, self.last) = (self.expected, None);
+            (self.no_memory_since, self.queue_full_since) = (None, None);
+        }
+        true
+    }
+
+    /// Does what can be done now, a bounded amount.
+    pub(crate) fn advance<I: InboundTransport<Chunk = C, PayloadLocation = P, CopyHandle = T>>(
+        &mut self,
+        now: Now,
+        intake: &mut I,
+        sink: &mut (impl Sink<P> + ?Sized),
+    ) -> InboundResult<Progress> {
+        let mut progress = Progress::default();
+        if self.is_draining {
+            progress.has_moved = self.drain(intake, sink);
+            progress.is_copying = !progress.has_moved;
+            return Ok(progress);
+        }
+        let mut turn = InboundTurn { topic: self, now, intake, sink };
+        for _ in 0..CHUNKS_PER_TURN {
+            turn.run_steps(&mut progress)?;
+            let topic = &*turn.topic;
+            if topic.queue_full_since.is_some() || topic.steps.len() >= MAX_STEPS {
+                break;
+            }
+            if !turn.read_next()? {
+                break;
+            }
+            progress.has_moved = true;
+        }
+        turn.run_steps(&mut progress)?;
+        progress.is_waiting |= self.no_memory_since.is_some() || self.queue_full_since.is_some();
+        progress.is_copying = matches!(self.steps.front(), Some(PendingStep::Copy(..)));
+        Ok(progress)
+    }
+
+    /// Is it one that is wanted? False if it is here already.
+    fn check(&mut self, header: &MessageHeader) -> InboundResult<bool> {
+        if self.last.is_some_and(|last| header.position <= last) {
+            return Err(violation("a message that is not behind the last one"));
+        }
+        if header.length > self.largest {
+            return Err(violation("a message that is longer than its topic's longest"));
+        }
+        self.last = Some(header.position);
+        if header.position < self.next {
+            return Ok(false);
+        }
+        Ok(true)
+    }
+
+    fn release_chunk(&mut self, chunk: C) {
+        if !self.steps.is_empty() {
+            self.steps.push_back(PendingStep::ReleaseChunk(chunk));
+        }
+    }
+
+    /// The first chunk of a long message: header and metadata, and nothing else.
+    fn read_prefix(&mut self, chunk: &C) -> InboundResult<()> {
+        let ring = *chunk.header();
+        let length = ring.payload as usize;
+        if ring.offset != 0 || length > MAX_PREFIX_LENGTH {
+            return Err(violation("a message that does not begin with its header"));
+        }
+        let decoded = MessageHeader::decode_from(length, |from, into| chunk.read(from, into));
+        let (header, has_trailer) = decoded.map_err(InboundFailure::Ring)?.map_err(violation)?;
+        let trailer = if has_trailer { TRAILER_LENGTH as u64 } else { 0 };
+        let whole = header.prefix() as u64 + header.length + trailer;
+        if length != header.prefix() || whole != ring.length || header.length == 0 {
+            return Err(violation("a message of another length than its header says"));
+        }
+        let is_wanted = self.check(&header)?;
+        self.long = Some(Long {
+            prefix: length as u64,
+            has_trailer,
+            trailer: [0; TRAILER_LENGTH],
+            header,
+            place: None,
+            is_wanted,
+            copy_begun: None,
+        });
+        Ok(())
+    }
+}
+
+/// A turn of an inbound topic, and what it does things with.
+struct InboundTurn<'a, I: InboundTransport, S: ?Sized> {
+    topic: &'a mut Inbound<I::Chunk, I::PayloadLocation, I::CopyHandle>,
+    now: Now,
+    intake: &'a mut I,
+    sink: &'a mut S,
+}
+
+impl<I: InboundTransport, S: Sink<I::PayloadLocation> + ?Sized> InboundTurn<'_, I, S> {
+    /// Goes on with what is to be done.
+    fn run_steps(&mut self, progress: &mut Progress) -> InboundResult<()> {
+        while let Some(step) = self.topic.steps.front_mut() {
+            match step {
+                PendingStep::Copy(copy_handle, since, _) => {
+                    if !self.intake.is_copied(copy_handle).map_err(InboundFailure::Topic)? {
+                        if self.now.monotonic - *since > self.topic.timeout {
+                            let detail = "a message was not copied in in time, by a device or for want of a processor";
+                            let kind = ErrorKind::DeadlineExceeded;
+                            return Err(InboundFailure::Topic(Error::new("unload", kind, detail)));
+                        }
+                        return Ok(());
+                    }
+                }
+                PendingStep::Finish(stages, times) => {
+                    let Some(header) = self.topic.begun.front() else { break };
+                    let done = *times.done.get_or_insert(self.now.monotonic);
+                    stages.copy_in = done - times.begun;
+                    stages.after_copy = self.now.monotonic - done;
+                    stages.after_arrival = self.now.monotonic - times.arrived;
+                    match self.sink.finish(header, stages).map_err(InboundFailure::Topic)? {
+                        FinishOutcome::Retry => {
+                            self.topic.queue_full_since.get_or_insert(self.now.monotonic);
+                            return Ok(());
+                        }
+                        FinishOutcome::Published => {
+                            if let Some(since) = self.topic.queue_full_since.take() {
+                                self.topic.counters.waited_for_queue += self.now.monotonic - since;
+                            }
+                            self.topic.expected = header.position + 1;
+                            self.topic.counters.messages += 1;
+                            self.topic.counters.bytes += header.length;
+                            self.topic.begun.pop_front();
+                        }
+                    }
+                }
+                PendingStep::ReleaseChunk(_) => {}
+            }
+            progress.has_moved = true;
+            self.topic.steps.pop_front();
+        }
+        Ok(())
+    }
+
+    /// Reads on in a batch, or takes the next chunk. False if nothing can be done now.
+    fn read_next(&mut self) -> InboundResult<bool> {
+        if self.topic.batch.is_some() {
+            return self.read_batch();
+        }
+        let waiting =
+            self.topic.long.as_ref().filter(|long| long.is_wanted && long.place.is_none());
+        if let Some(header) = waiting.map(|long| long.header) {
+            let Some(place) = self.room(&header)? else { return Ok(false) };
+            if let Some(long) = &mut self.topic.long {
+                long.place = Some(place);
+            }
+        }
+        let Some(chunk) = self.intake.take().map_err(InboundFailure::Ring)? else {
+            return Ok(false);
+        };
+        let header = *chunk.header();
+        match RingMessageKind::of(header.topic) {
+            None => Err(violation("unknown kind of ring message")),
+            Some(_) if self.topic.long.is_some() => {
+                self.continue_long_message(chunk)?;
+                Ok(true)
+            }
+            Some(RingMessageKind::Batch) => {
+                if header.offset != 0 || !chunk.is_last() {
+                    return Err(violation("a batch in pieces"));
+                }
+                self.topic.batch = Some(Batch { chunk, at: 0, arrived: self.now.monotonic });
+                Ok(true)
+            }
+            Some(RingMessageKind::Long) => {
+                self.topic.read_prefix(&chunk)?;
+                // Nothing is left to wait for in it.
+                self.topic.release_chunk(chunk);
+                Ok(true)
+            }
+        }
+    }
+
+    fn room(&mut self, header: &MessageHeader) -> InboundResult<Option<I::PayloadLocation>> {
+        let room = self.sink.begin(header).map_err(InboundFailure::Topic)?;
+        if room.is_none() {
+            self.topic.no_memory_since.get_or_insert(self.now.monotonic);
+        } else {
+            let since = self.topic.no_memory_since.take();
+            self.topic.counters.waited_for_memory +=
+                since.map_or(0, |since| self.now.monotonic - since);
+            self.topic.next = header.position + 1;
+        }
+        Ok(room)
+    }
+
+    fn read_batch(&mut self) -> InboundResult<bool> {
+        let Some(batch) = self.topic.batch.take() else { return Ok(false) };
+        let length = batch.chunk.header().payload as usize;
+        let Batch { chunk, at, arrived } = batch;
+        if at == length {
+            self.topic.release_chunk(chunk);
+            return Ok(true);
+        }
+        let left = length - at;
+        let decoded = MessageHeader::decode_from(left, |from, into| chunk.read(at + from, into));
+        let (header, has_trailer) = decoded.map_err(InboundFailure::Ring)?.map_err(violation)?;
+        if has_trailer || header.length > left as u64 || header.batch_length() > left {
+            return Err(violation("a message that goes on behind its batch"));
+        }
+        let next = Batch { at: at + header.batch_length(), chunk, arrived };
+        // Once it is known to be wanted it is not looked at again, however often it has no room.
+        if self.topic.no_memory_since.is_none() && !self.topic.check(&header)? {
+            self.topic.batch = Some(next);
+            return Ok(true);
+        }
+        let Some(place) = self.room(&header)? else {
+            self.topic.batch = Some(Batch { at, ..next });
+            return Ok(false);
+        };
+        let mut times =
+            CopyTimes { arrived, begun: self.now.monotonic, done: Some(self.now.monotonic) };
+        if header.length > 0 {
+            let from = at + header.prefix();
+            let copy = self.intake.copy_in(&next.chunk, from, header.length as usize, &place, 0);
+            if let Some(copy_handle) = copy.map_err(InboundFailure::Topic)? {
+                self.topic.steps.push_back(PendingStep::Copy(
+                    copy_handle,
+                    self.now.monotonic,
+                    None,
+                ));
+                times.done = None;
+            }
+        }
+        self.topic.begun.push_back(header);
+        self.topic.steps.push_back(PendingStep::Finish(StageDurations::default(), times));
+        self.topic.batch = Some(next);
+        Ok(true)
+    }
+
+    /// A further chunk of a long message.
+    fn continue_long_message(&mut self, chunk: I::Chunk) -> InboundResult<()> {
+        let Some(mut long) = self.topic.long.take() else { return Ok(()) };
+        let (ring, is_last) = (*chunk.header(), chunk.is_last());
+        if ring.topic != RingMessageKind::Long.number() {
+            return Err(violation("a chunk of another form than its message"));
+        }
+        // The ring's reader has seen to it that chunks follow one another up to the length.
+        let from = ring.offset - long.prefix;
+        let payload = u64::from(ring.payload);
+        let of_payload = long.header.length.saturating_sub(from).min(payload);
+        for at in of_payload..payload {
+            // What is behind the payload is the trailer, of which a chunk may have a part.
+            let place = (from + at - long.header.length) as usize;
+            if long.has_trailer
+                && let Some(byte) = long.trailer.get_mut(place..=place)
+            {
+                chunk.read(at as usize, byte).map_err(InboundFailure::Ring)?;
+            }
+        }
+        let mut copy_handle = None;
+        if let Some(place) = &long.place
+            && of_payload > 0
+        {
+            long.copy_begun.get_or_insert(self.now.monotonic);
+            let copy = self.intake.copy_in(&chunk, 0, of_payload as usize, place, from);
+            copy_handle = copy.map_err(InboundFailure::Topic)?;
+        }
+        let is_done = copy_handle.is_none();
+        match (copy_handle, is_last) {
+            (Some(copy_handle), true) => {
+                self.topic.steps.push_back(PendingStep::Copy(copy_handle, self.now.monotonic, None))
+            }
+            (Some(copy_handle), false) => {
+                self.topic.steps.push_back(PendingStep::Copy(
+                    copy_handle,
+                    self.now.monotonic,
+                    Some(chunk),
+                ));
+                self.topic.long = Some(long);
+                return Ok(());
+            }
+            (None, true) => {}
+            (None, false) => {
+                self.topic.release_chunk(chunk);
+                self.topic.long = Some(long);
+                return Ok(());
+            }
+        }
+        if long.place.is_some() {
+            let copy_out = if long.has_trailer { u64::from_le_bytes(long.trailer) } else { 0 };
+            let stages = StageDurations { copy_out, ..StageDurations::default() };
+            let done = (is_done && self.topic.steps.is_empty()).then_some(self.now.monotonic);
+            let begun = long.copy_begun.unwrap_or(self.now.monotonic);
+            let times = CopyTimes { arrived: self.now.monotonic, begun, done };
+            self.topic.begun.push_back(long.header);
+            self.topic.steps.push_back(PendingStep::Finish(stages, times));
+        }
+        self.topic.release_chunk(chunk);
+        Ok(())
+    }
+}
+
+const READ: &str = "read a message of another node";
+
+fn violation(detail: &'static str) -> InboundFailure {
+    InboundFailure::Ring(Error::new(READ, ErrorKind::Malformed, detail))
+}

@@ -1,0 +1,513 @@
+//! Replication: messages of topics are sent to other nodes, and received from them, on rings.
+//!
+//! In the order of the data:
+//!
+//! - `routing` decides which topics are sent to which nodes, and `control_messages` are what two
+//!   services tell each other of that ([`peers`](crate::peers) delivers them);
+//! - `source` gives the messages of a topic, `sink` publishes those of another node;
+//! - `outbound` writes a topic's messages, in order, once to each node, `inbound` puts those of one
+//!   node to where the sink has room. Both are plain state machines, tested in pairs in simulated
+//!   time;
+//! - `transport` is a port with its queue and registered memory; a `worker` is a thread that owns
+//!   it and all topics on it.
+//!
+//! `outbound`, `inbound`, `transport` and `worker` know a topic by the traits [`Source`] and
+//! [`Sink`] only. The [`Replicator`] joins all of them; it belongs to the service's thread.
+
+mod connection_messages;
+mod control_messages;
+mod inbound;
+mod message_header;
+mod outbound;
+mod report;
+mod retry_backoff;
+mod routing;
+#[cfg(test)]
+mod simulated_endpoints;
+#[cfg(test)]
+mod simulated_tests;
+#[cfg(test)]
+mod simulation;
+mod sink;
+mod source;
+#[cfg(test)]
+mod tests;
+mod traits;
+mod transport;
+mod worker;
+mod workers;
+
+pub(crate) use connection_messages::MAX_LANES;
+#[cfg(test)]
+pub(crate) use connection_messages::MAX_REASON_LENGTH;
+#[cfg(test)]
+pub(crate) use connection_messages::fit_addresses;
+pub use connection_messages::{ConnectionMessage, Provider, Side, TopicParameters};
+pub use inbound::InboundCounters;
+pub use message_header::{
+    HEADER_LENGTH, MAX_PAYLOAD_LENGTH, MAX_PREFIX_LENGTH, MessageHeader, POSITION_LIMIT,
+    RingMessageKind, TRAILER_LENGTH,
+};
+pub use outbound::DestinationCounters;
+pub(crate) use worker::check_provider;
+pub use worker::{
+    Announcer, Command, Counters, TopicKey, TopicOptions, Worker, WorkerEvent, WorkerOptions,
+    Workers,
+};
+
+#[cfg(any(test, feature = "fuzzing"))]
+pub use control_messages::reencode_control_message;
+pub(crate) use retry_backoff::RetryBackoff;
+pub(crate) use routing::reconcile::{is_owed, release_retained};
+pub use traits::*;
+
+pub use crate::pool::Metadata;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::Sender;
+use ipc::{Caller, MappedWords, Participant, ParticipantTable};
+
+use crate::error::Result;
+use crate::lock::lock;
+use crate::log_limit::LogLimit;
+use crate::network_options::NetworkOptions;
+use crate::node_segment::PublishDoorbell;
+pub use crate::peers::NodeId;
+use crate::peers::{Interest, InterestChange, PeerEvent, Peers, SessionId};
+use crate::pool::{Pool, PoolId};
+use crate::replication::report::PolledCounters;
+use crate::replication::routing::incompatible_topics::IncompatibleTopics;
+use crate::replication::routing::reconcile::{State, TopicReplication};
+use crate::replication::routing::seen_nodes::SeenNodes;
+use crate::replication::routing::work_queue::ReconcileQueue;
+use crate::replication::routing::{RoutingPlan, of_topic};
+use crate::replication::sink::received_topics::{DrainingSink, ReceivedTopic};
+use crate::replication::source::publish_listener::PublishListener;
+use crate::replication::source::start_sequences::StartSequences;
+use crate::replication::workers::{StartWorkers, WorkerStart};
+use crate::topic::Topic;
+use crate::wake::WakeFd;
+
+/// How often it looks whether something has ended of which nobody tells.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
+/// Events of other nodes that are heard before others have their turn.
+const EVENTS_PER_TURN: usize = 64;
+/// How long to wait for a lock that a living process holds: what it is needed for is done later,
+/// and who waits here has other things to do.
+const LOCK_TIMEOUT: Duration = Duration::from_millis(20);
+
+/// Held by who looks through what a dead writer of arrivals left: one at a time.
+pub(crate) type ArrivalRepairLock = Arc<Mutex<()>>;
+
+/// Topics at which what comes from other nodes began to wait for room.
+pub(crate) type WaitingArrivals = Arc<Mutex<BTreeSet<u32>>>;
+
+/// In whose name the service works.
+#[derive(Debug)]
+pub(crate) struct ServiceContext {
+    pub(crate) me: Participant,
+    pub(crate) role: Participant,
+    pub(crate) roster: Arc<ParticipantTable<MappedWords>>,
+    /// Takes what pools are to grow by, and wakes who sees to it.
+    pub(crate) growth: Sender<(PoolId, u64)>,
+    pub(crate) bell: Arc<WakeFd>,
+    pub(crate) waiting_arrivals: WaitingArrivals,
+    pub(crate) arrival_repair_lock: ArrivalRepairLock,
+}
+
+impl ServiceContext {
+    fn caller(&self) -> Caller<'_> {
+        Caller { timeout: LOCK_TIMEOUT, ..Caller::new(self.me, &*self.roster) }
+    }
+
+    fn request_growth(&self, pool: PoolId, bytes: u64) {
+        // If there is no place it is asked for again.
+        let _ = self.growth.try_send((pool, bytes));
+        self.bell.ring();
+    }
+
+    /// What comes from another node waits for room: who is in the way has to be found.
+    fn note_waiting_arrivals(&self, number: u32) {
+        lock(&self.waiting_arrivals).insert(number);
+        self.bell.ring();
+    }
+}
+
+/// What the service knows of a topic of its node.
+#[derive(Debug, Clone)]
+pub(crate) struct LocalTopic {
+    pub(crate) topic: Arc<Topic>,
+    pub(crate) local: Arc<Pool>,
+    pub(crate) inbound: Arc<Pool>,
+    pub(crate) publishes: bool,
+    pub(crate) subscribes: bool,
+}
+
+impl LocalTopic {
+    fn is_same_as(&self, others: &Self) -> bool {
+        let activity = |facts: &Self| (facts.publishes, facts.subscribes);
+        Arc::ptr_eq(&self.topic, &others.topic) && activity(self) == activity(others)
+    }
+}
+
+/// Another node that is there.
+struct ConnectedNode {
+    session: SessionId,
+    /// From where it is reached.
+    local_address: IpAddr,
+    /// What carries messages there, as soon as it has said so.
+    provider: Option<Provider>,
+    /// How often it said that this is another one.
+    changes: u32,
+}
+
+pub(crate) struct Replicator {
+    options: NetworkOptions,
+    service_context: Arc<ServiceContext>,
+    peers: Peers,
+    plan: RoutingPlan,
+    reconcile_queue: ReconcileQueue,
+    /// How often a topic was looked at.
+    #[cfg(test)]
+    looks: u64,
+    incompatible_topics: IncompatibleTopics,
+    /// What carries messages here, or did last.
+    provider: Option<Provider>,
+    publish_listener: PublishListener,
+    nodes: BTreeMap<NodeId, ConnectedNode>,
+    seen_nodes: SeenNodes,
+    /// None until there is another node, and while none can be started.
+    workers: Option<Workers>,
+    /// Where they are.
+    local: Option<IpAddr>,
+    worker_backoff: Option<RetryBackoff>,
+    /// Those that are being started, and how.
+    worker_start: Option<WorkerStart>,
+    start_workers: StartWorkers,
+    /// Nodes that are not told yet what there is here.
+    unannounced_nodes: Vec<(NodeId, SessionId)>,
+    /// Why there are none, if they could not be started.
+    start_error: Option<String>,
+    /// Workers that end.
+    draining_workers: Vec<JoinHandle<()>>,
+    /// What they counted last.
+    worker_counters: Vec<PolledCounters>,
+    names: BTreeMap<String, u32>,
+    replicated_topics: BTreeMap<u32, TopicReplication>,
+    received: BTreeMap<(u32, NodeId), ReceivedTopic>,
+    /// Where those begin that are about to be received, as far as it was told.
+    announced_starts: BTreeMap<(u32, NodeId), StartSequences>,
+    /// Sinks that end.
+    draining_sinks: Vec<DrainingSink>,
+    /// Something is to be tried again soon, of which nobody tells.
+    has_more_work: bool,
+    began: Instant,
+    /// Of what other nodes can cause.
+    log: LogLimit,
+}
+
+fn key(number: u32) -> TopicKey {
+    TopicKey(u64::from(number))
+}
+
+impl Replicator {
+    /// Other nodes see this one from now on. What it subscribes to they are told with the first
+    /// [topics](Self::set_topics). Whoever tries that again and again
+    /// [says](NetworkOptions::say_if_insecure) itself what is to be said once.
+    pub(crate) fn start(
+        options: &NetworkOptions,
+        identity: NodeId,
+        label: &str,
+        service_context: Arc<ServiceContext>,
+        bell: Arc<PublishDoorbell>,
+    ) -> Result<Self> {
+        let peers = Peers::start(options, identity, label)?;
+        Ok(Self {
+            plan: RoutingPlan::new(options.lost_after),
+            reconcile_queue: ReconcileQueue::new(Instant::now()),
+            #[cfg(test)]
+            looks: 0,
+            incompatible_topics: IncompatibleTopics::default(),
+            provider: None,
+            publish_listener: PublishListener::start(bell, Arc::clone(&service_context.bell))?,
+            options: options.clone(),
+            service_context,
+            peers,
+            nodes: BTreeMap::new(),
+            seen_nodes: SeenNodes::default(),
+            workers: None,
+            local: None,
+            worker_backoff: None,
+            worker_start: None,
+            start_workers: Workers::start,
+            unannounced_nodes: Vec::new(),
+            start_error: None,
+            draining_workers: Vec::new(),
+            worker_counters: Vec::new(),
+            names: BTreeMap::new(),
+            replicated_topics: BTreeMap::new(),
+            received: BTreeMap::new(),
+            announced_starts: BTreeMap::new(),
+            draining_sinks: Vec::new(),
+            has_more_work: false,
+            began: Instant::now(),
+            log: LogLimit::new(),
+        })
+    }
+
+    /// May one more line be logged that another node causes?
+    fn may_log(&mut self, now: Instant) -> bool {
+        self.log.allows(now.saturating_duration_since(self.began))
+    }
+
+    /// May one more line be logged of a node that comes or goes?
+    fn may_log_node(&mut self, now: Instant, node: NodeId) -> bool {
+        let since = now.saturating_duration_since(self.began);
+        let is_there = |node: &NodeId| self.nodes.contains_key(node);
+        self.seen_nodes.may_log(node, since, is_there) && self.log.allows(since)
+    }
+
+    /// How the next service of this node is to be connected: at the port and by the name that other
+    /// nodes know.
+    pub(crate) fn successor_options(&self, label: &str) -> NetworkOptions {
+        NetworkOptions {
+            listen: self.peers.listens().or(self.options.listen),
+            name: self.options.name(label).to_owned(),
+            ..self.options.clone()
+        }
+    }
+
+    /// What becomes readable when there is something to do.
+    pub(crate) fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let workers = self.workers.iter().flat_map(Workers::all);
+        std::iter::once(self.peers.descriptor()).chain(workers.map(Worker::wake_descriptor))
+    }
+
+    /// How long it may be left alone.
+    pub(crate) fn max_poll_timeout(&self, now: Instant) -> Option<Duration> {
+        let looks = self.has_more_work || !self.draining_sinks.is_empty();
+        let workers =
+            self.worker_backoff.filter(|rest| self.workers.is_none() && !rest.is_over(now));
+        let deadlines = self.reconcile_queue.deadline(now, POLL_INTERVAL).into_iter();
+        let deadline = deadlines
+            .chain(workers.map(|rest| rest.until()))
+            .chain(looks.then_some(now + POLL_INTERVAL))
+            .chain(self.start_deadline())
+            .min();
+        deadline.map(|when| when.saturating_duration_since(now))
+    }
+
+    /// Who takes part in these topics has changed, or did for a moment.
+    pub(crate) fn topics_changed(&mut self, topics: &BTreeSet<u32>) {
+        self.reconcile_queue.enqueue_all(topics.iter().copied());
+    }
+
+    /// The topics of this node, as they are now.
+    pub(crate) fn set_topics(&mut self, topics: BTreeMap<String, LocalTopic>) {
+        self.names = topics.iter().map(|(name, it)| (name.clone(), it.topic.number())).collect();
+        let interests = topics.iter().map(|(name, facts)| Interest {
+            topic: name.clone(),
+            publishes: facts.publishes,
+            subscribes: facts.subscribes,
+            settings: *facts.topic.settings(),
+        });
+        let interests: Vec<_> = interests.filter(|it| it.publishes || it.subscribes).collect();
+        let present: BTreeSet<_> = topics.values().map(|facts| facts.topic.number()).collect();
+        for (number, replicated) in &mut self.replicated_topics {
+            if !present.contains(number) && !std::mem::replace(&mut replicated.is_gone, true) {
+                self.incompatible_topics.local_topic_changed(replicated.facts.topic.name());
+                self.reconcile_queue.enqueue(*number);
+            }
+        }
+        for facts in topics.into_values() {
+            let number = facts.topic.number();
+            let is_as_before = |replicated: &TopicReplication| {
+                !replicated.is_gone && replicated.facts.is_same_as(&facts)
+            };
+            if self.replicated_topics.get(&number).is_some_and(is_as_before) {
+                continue;
+            }
+            self.incompatible_topics.local_topic_changed(facts.topic.name());
+            match self.replicated_topics.get_mut(&number) {
+                Some(replicated) => (replicated.facts, replicated.is_gone) = (facts, false),
+                None => drop(self.replicated_topics.insert(number, TopicReplication::new(facts))),
+            }
+            self.reconcile_queue.enqueue(number);
+        }
+        self.stop_receiving_unwanted();
+        tracing::trace!(?interests, "interests sent to other nodes");
+        if let Err(error) = self.peers.set_interests(interests) {
+            tracing::warn!(%error, "cannot send interests to other nodes");
+        }
+        self.check_compatibility();
+        self.update(Instant::now());
+    }
+
+    /// Is something of the topic owed to other nodes, or about to be?
+    pub(crate) fn holds(&self, number: u32) -> bool {
+        self.replicated_topics.get(&number).is_some_and(TopicReplication::holds)
+    }
+
+    /// Is somebody of this node in the way of what comes from others?
+    pub(crate) fn has_waiters(&self, number: u32) -> bool {
+        let Some(replicated) = self.replicated_topics.get(&number) else { return false };
+        let holds = replicated.facts.topic.refusal_window();
+        let mut of_topic = self.received.range(of_topic(number));
+        of_topic.any(|(_, received)| received.room_wait.is_waiting(holds))
+    }
+
+    /// Sees to what happened.
+    pub(crate) fn turn(&mut self) {
+        let now = Instant::now();
+        self.has_more_work = false;
+        for _ in 0..EVENTS_PER_TURN {
+            // If there are more, they say so.
+            let Some(event) = self.peers.next_event() else { break };
+            self.handle_peer_event(now, event);
+        }
+        self.check_compatibility();
+        self.handle_worker_events(now);
+        self.manage_workers(now);
+        self.reap_sinks();
+        self.send_idle_publishers();
+        self.update(now);
+    }
+
+    fn is_session(&self, node: NodeId, session: SessionId) -> bool {
+        self.nodes.get(&node).is_some_and(|there| there.session == session)
+    }
+
+    fn handle_peer_event(&mut self, now: Instant, event: PeerEvent) {
+        tracing::trace!(?event, "from another node");
+        match event {
+            PeerEvent::Connected { node, session, run, label, local_address } => {
+                if self.may_log_node(now, node) {
+                    tracing::info!(%node, label, "another node is there");
+                }
+                let remote = ConnectedNode {
+                    session,
+                    local_address: local_address.ip(),
+                    provider: None,
+                    changes: 0,
+                };
+                self.nodes.insert(node, remote);
+                let is_there = |node: &NodeId| self.nodes.contains_key(node);
+                self.seen_nodes.set_label(node, label, is_there);
+                if self.seen_nodes.returns(node, run, is_there) {
+                    self.renew_connections(node);
+                }
+                self.plan.node_appeared(now, node);
+                self.enqueue_all();
+                self.incompatible_topics.forget(node);
+                self.send_provider(node);
+                self.unannounced_nodes.push((node, session));
+                // They tell all that are there, if it is another one.
+                self.manage_workers(now);
+                self.announce_unless_starting();
+            }
+            PeerEvent::Interests { node, session, changes } if self.is_session(node, session) => {
+                // What was refused may be another matter now.
+                self.reconcile_queue.enqueue_all(self.plan.unsendable_to(node));
+                for change in changes {
+                    let name = match &change {
+                        InterestChange::Set(it) => &it.topic,
+                        InterestChange::Removed(topic) => topic,
+                    };
+                    self.reconcile_queue.enqueue_all(self.names.get(name).copied());
+                    match change {
+                        InterestChange::Set(it) => {
+                            let wants = it.subscribes.then_some(it.settings);
+                            self.plan.subscribes(node, &it.topic, wants);
+                            self.incompatible_topics.set_interest(node, it);
+                        }
+                        InterestChange::Removed(topic) => {
+                            self.plan.subscribes(node, &topic, None);
+                            self.incompatible_topics.remove_interest(node, &topic);
+                        }
+                    }
+                }
+                if self.plan.interests_received(now, node) {
+                    self.reconcile_queue.enqueue_all(self.plan.topics_of(node));
+                }
+            }
+            PeerEvent::ControlMessage { node, session, bytes }
+                if self.is_session(node, session) =>
+            {
+                self.handle_control_message(node, &bytes);
+            }
+            PeerEvent::Disconnected { node, session, reason } if self.is_session(node, session) => {
+                if self.may_log_node(now, node) {
+                    let label = self.seen_nodes.label(node);
+                    tracing::info!(%node, label, %reason, "another node is gone");
+                }
+                self.nodes.remove(&node);
+                self.unannounced_nodes.retain(|(other, _)| *other != node);
+                self.plan.node_vanished(now, node);
+                self.reconcile_queue.enqueue_all(self.plan.topics_of(node));
+                self.incompatible_topics.forget(node);
+                for replicated in self.replicated_topics.values_mut() {
+                    replicated.reported.forget(node);
+                    if let State::Replicating(carried) = &mut replicated.state {
+                        carried.node_lost(node);
+                    }
+                }
+                self.lose_node(node);
+                self.announced_starts.retain(|(_, from), _| *from != node);
+                let of_node = self.received.keys().filter(|(_, from)| *from == node);
+                for (number, node) in of_node.copied().collect::<Vec<_>>() {
+                    self.stop_receiving(number, node);
+                }
+            }
+            // Of a session that is over.
+            PeerEvent::Interests { .. }
+            | PeerEvent::ControlMessage { .. }
+            | PeerEvent::Disconnected { .. } => {}
+        }
+    }
+
+    fn facts(&self, name: &str) -> Option<&LocalTopic> {
+        self.replicated_topics.get(self.names.get(name)?).map(|replicated| &replicated.facts)
+    }
+
+    /// Topics here, or what other nodes have to do with them, may have changed.
+    fn check_compatibility(&mut self) {
+        let Self { replicated_topics, names, incompatible_topics, seen_nodes, .. } = self;
+        incompatible_topics.look(
+            |name| replicated_topics.get(names.get(name)?)?.local(),
+            |node| seen_nodes.label(node),
+        );
+    }
+
+    /// Something has changed that all topics have to do with.
+    fn enqueue_all(&mut self) {
+        self.reconcile_queue.enqueue_all(self.replicated_topics.keys().copied());
+    }
+
+    /// Brings all up to date that there is something to do for.
+    fn update(&mut self, now: Instant) {
+        for number in self.reconcile_queue.take(now, &self.replicated_topics) {
+            self.reconcile(now, number);
+        }
+    }
+}
+
+impl Drop for Replicator {
+    fn drop(&mut self) {
+        // Sources and sinks go first: they use names of this service.
+        self.workers = None;
+        if let Some(worker_start) = self.worker_start.take() {
+            worker_start.end();
+        }
+        for draining_worker in self.draining_workers.drain(..) {
+            if draining_worker.join().is_err() {
+                tracing::error!("a thread that ended workers panicked");
+            }
+        }
+    }
+}

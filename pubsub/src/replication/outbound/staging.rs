@@ -1,0 +1,236 @@
+//! Which pieces of a topic's messages lie in slots of pinned memory.
+//!
+//! Pieces are numbered through a topic: its *serials*. A piece is copied out once and written to
+//! all destinations that are near it; one that is far behind has its pieces copied again, so that
+//! it holds up nobody.
+
+use std::ops::Range;
+
+/// A slot with a piece in it.
+#[derive(Debug)]
+pub(in crate::replication) struct StagedPiece<T> {
+    pub(in crate::replication) piece_index: u64,
+    /// The number of its message's entry.
+    pub(in crate::replication) entry: u64,
+    pub(in crate::replication) slot: u32,
+    /// Which copy of the topic it was: given when it is put.
+    pub(in crate::replication) order: u64,
+    pub(in crate::replication) state: CopyState<T>,
+    /// Writes from it that the provider is not done with.
+    pub(in crate::replication) pending_writes: u32,
+    /// Writes from it were given up, but may go on: nobody else may use the slot.
+    pub(in crate::replication) is_quarantined: bool,
+}
+
+#[derive(Debug)]
+pub(in crate::replication) enum CopyState<T> {
+    /// Being copied since then.
+    Copying(T, u64),
+    Ready,
+}
+
+/// Who will want pieces: from this serial on.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::replication) struct PieceDemand {
+    pub(in crate::replication) from: u64,
+    /// It cannot go on now.
+    pub(in crate::replication) is_blocked: bool,
+}
+
+/// How badly a piece is wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(in crate::replication) enum PiecePriority {
+    Unneeded,
+    /// Those who cannot go on now.
+    Blocked,
+    /// Somebody, much later.
+    Later,
+    /// Somebody, soon.
+    Soon,
+    /// Somebody, now.
+    Now,
+}
+
+/// The slots of a topic.
+#[derive(Debug)]
+pub(in crate::replication) struct StagingArea<T> {
+    items: Vec<StagedPiece<T>>,
+    /// Copies that were begun.
+    begun: u64,
+    /// Slots that a topic has at most, and pieces that are copied ahead.
+    max_slots: usize,
+}
+
+impl<T> StagingArea<T> {
+    pub(in crate::replication) fn new(max_slots: usize) -> Self {
+        Self { items: Vec::with_capacity(max_slots), begun: 0, max_slots: max_slots.max(1) }
+    }
+
+    pub(in crate::replication) fn ahead(&self) -> u64 {
+        self.max_slots as u64
+    }
+
+    pub(in crate::replication) fn is_empty(&self) -> bool {
+        self.items.is_empty()
+    }
+
+    pub(in crate::replication) fn has_free_slot(&self) -> bool {
+        self.items.len() < self.max_slots
+    }
+
+    pub(in crate::replication) fn find(&mut self, piece_index: u64) -> Option<&mut StagedPiece<T>> {
+        self.items.iter_mut().find(|item| item.piece_index == piece_index)
+    }
+
+    pub(in crate::replication) fn has(&self, piece_index: u64) -> bool {
+        self.items.iter().any(|item| item.piece_index == piece_index)
+    }
+
+    /// Does a device read this entry?
+    pub(in crate::replication) fn is_copying(&self, entry: u64) -> bool {
+        let is_it = |item: &StagedPiece<T>| item.entry == entry;
+        self.items.iter().any(|item| is_it(item) && matches!(item.state, CopyState::Copying(..)))
+    }
+
+    pub(in crate::replication) fn items(&mut self) -> &mut [StagedPiece<T>] {
+        &mut self.items
+    }
+
+    pub(in crate::replication) fn put(&mut self, item: StagedPiece<T>) {
+        self.items.push(StagedPiece { order: self.begun, ..item });
+        self.begun += 1;
+    }
+
+    /// The piece whose copy was begun first, of those that are being copied.
+    pub(in crate::replication) fn oldest_copy(&mut self) -> Option<&mut StagedPiece<T>> {
+        let copies =
+            self.items.iter_mut().filter(|item| matches!(item.state, CopyState::Copying(..)));
+        copies.min_by_key(|item| item.order)
+    }
+
+    /// A write from a piece is over, as far as we know. With whether it may go on all the same.
+    pub(in crate::replication) fn write_finished(&mut self, piece_index: u64, may_go_on: bool) {
+        if let Some(item) = self.find(piece_index) {
+            item.pending_writes -= 1;
+            item.is_quarantined |= may_go_on;
+        }
+    }
+
+    /// How badly a piece is wanted by these.
+    fn priority(&self, piece_index: u64, demands: &[PieceDemand]) -> PiecePriority {
+        let of = |demand: &PieceDemand| match piece_index.checked_sub(demand.from) {
+            None => PiecePriority::Unneeded,
+            Some(_) if demand.is_blocked => PiecePriority::Blocked,
+            Some(0) => PiecePriority::Now,
+            Some(distance) if distance < self.ahead() => PiecePriority::Soon,
+            Some(_) => PiecePriority::Later,
+        };
+        demands.iter().map(of).max().unwrap_or(PiecePriority::Unneeded)
+    }
+
+    fn is_free(item: &StagedPiece<T>) -> bool {
+        item.pending_writes == 0 && matches!(item.state, CopyState::Ready)
+    }
+
+    /// Takes out a slot that nobody needs.
+    pub(in crate::replication) fn unneeded(
+        &mut self,
+        demands: &[PieceDemand],
+    ) -> Option<StagedPiece<T>> {
+        let is_it = |item: &StagedPiece<T>| {
+            Self::is_free(item)
+                && self.priority(item.piece_index, demands) == PiecePriority::Unneeded
+        };
+        let place = self.items.iter().position(is_it)?;
+        Some(self.items.swap_remove(place))
+    }
+
+    /// Takes out the slot that is needed least, if less than this.
+    pub(in crate::replication) fn victim(
+        &mut self,
+        demands: &[PieceDemand],
+        below: PiecePriority,
+    ) -> Option<StagedPiece<T>> {
+        let free = self.items.iter().enumerate().filter(|(_, item)| Self::is_free(item));
+        let ranked = free.map(|(place, item)| {
+            (self.priority(item.piece_index, demands), std::cmp::Reverse(item.piece_index), place)
+        });
+        let (priority, _, place) = ranked.min()?;
+        (priority < below).then(|| self.items.swap_remove(place))
+    }
+
+    /// Takes out one of the pieces of entries that are no more.
+    pub(in crate::replication) fn outside_entries(
+        &mut self,
+        entries: &Range<u64>,
+    ) -> Option<StagedPiece<T>> {
+        let place = self
+            .items
+            .iter()
+            .position(|item| Self::is_free(item) && !entries.contains(&item.entry))?;
+        Some(self.items.swap_remove(place))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn staging(serials: &[u64]) -> StagingArea<()> {
+        let mut staging = StagingArea::new(4);
+        for piece_index in serials {
+            staging.put(StagedPiece {
+                piece_index: *piece_index,
+                entry: 0,
+                slot: *piece_index as u32,
+                order: 0,
+                state: CopyState::Ready,
+                pending_writes: 0,
+                is_quarantined: false,
+            });
+        }
+        staging
+    }
+
+    fn demand(from: u64) -> PieceDemand {
+        PieceDemand { from, is_blocked: false }
+    }
+
+    #[test]
+    fn what_is_needed_least_goes_first() {
+        let mut staging = staging(&[3, 5, 6, 20]);
+        let demands = [demand(5), PieceDemand { from: 2, is_blocked: true }];
+        let order: Vec<_> = std::iter::from_fn(|| {
+            staging.victim(&demands, PiecePriority::Now).map(|item| item.piece_index)
+        })
+        .collect();
+        assert_eq!(order, [3, 20, 6], "and never the one that is wanted now");
+        assert!(staging.has(5));
+    }
+
+    #[test]
+    fn copies_are_looked_at_in_the_order_in_which_they_began() {
+        let mut staging = staging(&[3, 1, 2]);
+        staging.items().iter_mut().for_each(|item| item.state = CopyState::Copying((), 0));
+        // One that is taken out changes the places of others.
+        staging.items()[0].state = CopyState::Ready;
+        assert_eq!(staging.unneeded(&[demand(4)]).map(|item| item.piece_index), Some(3));
+        let mut order = Vec::new();
+        while let Some(item) = staging.oldest_copy() {
+            item.state = CopyState::Ready;
+            order.push(item.piece_index);
+        }
+        assert_eq!(order, [1, 2]);
+    }
+
+    #[test]
+    fn what_all_have_written_is_unneeded() {
+        let mut staging = staging(&[3, 4, 5]);
+        staging.items()[1].pending_writes = 1;
+        let demands = [demand(5)];
+        assert_eq!(staging.unneeded(&demands).map(|item| item.piece_index), Some(3));
+        assert!(staging.unneeded(&demands).is_none(), "one is still being written from");
+        staging.write_finished(4, true);
+        assert!(staging.unneeded(&demands).is_some_and(|item| item.is_quarantined));
+    }
+}

@@ -1,0 +1,328 @@
+//! What an outbound topic writes, and from what.
+
+use fabric::ring::Pushed;
+
+use super::staging::{CopyState, PieceDemand, PiecePriority, StagedPiece};
+use super::{
+    BATCH_BUFFER_LENGTH, CHUNKS_PER_TURN, COPIES_PER_TURN, Destination, MessageInProgress,
+    Outbound, OutboundFailure, OutboundTransport, Part, UnacknowledgedMessage, WriteSource,
+};
+use crate::error::Result;
+use crate::replication::message_header::{
+    MAX_PREFIX_LENGTH, MessageHeader, RingMessageKind, TRAILER_LENGTH,
+};
+use crate::replication::{Now, Progress};
+
+impl<W: OutboundTransport> Outbound<W> {
+    pub(super) fn write(
+        &mut self,
+        place: usize,
+        now: Now,
+        wire: &mut W,
+        progress: &mut Progress,
+    ) -> std::result::Result<(), OutboundFailure> {
+        for _ in 0..CHUNKS_PER_TURN {
+            let Some(ring) = self.destinations[place].ring else { break };
+            if self.destinations[place].in_progress.is_none()
+                && !self.begin(place, ring, now, wire)?
+            {
+                break;
+            }
+            let destination = &mut self.destinations[place];
+            let Some(in_progress) = &mut destination.in_progress else { break };
+            let (message, part, at, hold) = match in_progress {
+                MessageInProgress::Batch { message, batch_buffer, length, .. } => {
+                    let part = Part::BatchBuffer { batch_buffer: *batch_buffer, length: *length };
+                    (message, part, 0, Some(WriteSource::BatchBuffer(*batch_buffer)))
+                }
+                MessageInProgress::Long { message, batch_buffer, prefix }
+                    if message.written() == 0 =>
+                {
+                    let part = Part::BatchBuffer { batch_buffer: *batch_buffer, length: *prefix };
+                    (message, part, 0, Some(WriteSource::BatchBuffer(*batch_buffer)))
+                }
+                MessageInProgress::Long { message, prefix, .. } => {
+                    let number = (destination.next - self.first) as usize;
+                    let Some(entry) = self.entries.get(number) else { break };
+                    let prefix = *prefix as u64;
+                    if entry.pieces == 0 {
+                        (message, Part::Direct(&entry.place), prefix, None)
+                    } else {
+                        let piece = self.options.piece;
+                        let number = ((message.written() - prefix) / piece).min(entry.pieces - 1);
+                        let piece_index = entry.piece_index + number;
+                        let from = number * piece;
+                        let mut length = piece.min(entry.header.length - from);
+                        if number + 1 == entry.pieces {
+                            length += TRAILER_LENGTH as u64;
+                        }
+                        let ready = self.staging.find(piece_index);
+                        let ready = ready.filter(|item| matches!(item.state, CopyState::Ready));
+                        let Some(item) = ready else { break };
+                        let part = Part::Slot { slot: item.slot, length: length as usize };
+                        (message, part, prefix + from, Some(WriteSource::Piece(piece_index)))
+                    }
+                }
+            };
+            let pushed = wire.push(ring, message, part, at).map_err(OutboundFailure::Peer)?;
+            destination.is_busy = pushed == Pushed::Busy;
+            match pushed {
+                Pushed::Posted(_) | Pushed::Written => {}
+                Pushed::Blocked(_) => {
+                    if destination.blocked_since.is_none() {
+                        destination.blocked_since = Some(now.monotonic);
+                        destination.counters.blocked += 1;
+                    }
+                    break;
+                }
+                Pushed::Busy => {
+                    progress.is_waiting = true;
+                    break;
+                }
+            }
+            progress.has_moved = true;
+            let is_written = message.is_written();
+            destination.end_blocked(now);
+            // If the ring broke just now, what was given to it is on its way all the same.
+            let ring_progress = wire.ring_progress(ring);
+            let tail = ring_progress.as_ref().map_or(u64::MAX, |ring_progress| ring_progress.tail);
+            if let Some(hold) = hold {
+                if let WriteSource::Piece(piece_index) = hold
+                    && let Some(item) = self.staging.find(piece_index)
+                {
+                    item.pending_writes += 1;
+                }
+                destination.in_flight_writes.push_back((tail, hold));
+            }
+            if is_written {
+                let (messages, is_copied) = match destination.in_progress.take() {
+                    Some(MessageInProgress::Batch { messages, .. }) => (messages, true),
+                    _ => {
+                        destination.next += 1;
+                        (1, false)
+                    }
+                };
+                let unacknowledged =
+                    UnacknowledgedMessage { entry: destination.next, messages, is_copied };
+                destination.unacknowledged.push_back((tail, unacknowledged));
+            }
+            ring_progress.map_err(OutboundFailure::Peer)?;
+        }
+        Ok(())
+    }
+
+    /// Begins with the next message, or with several small ones. False if there is none, or no
+    /// sheet.
+    fn begin(
+        &mut self,
+        place: usize,
+        ring: W::Ring,
+        now: Now,
+        wire: &mut W,
+    ) -> std::result::Result<bool, OutboundFailure> {
+        let (first, end) = (self.first, self.end());
+        let destination = &mut self.destinations[place];
+        // What it has from an earlier life of ours, and what is gone.
+        while destination.next < end {
+            let entry = &self.entries[(destination.next - first) as usize];
+            if entry.header.position < destination.from {
+                destination.skip(1);
+            } else if entry.is_dropped {
+                destination.skip_missed(1);
+            } else {
+                break;
+            }
+        }
+        if destination.next == end {
+            return Ok(false);
+        }
+        let is_first = !destination
+            .in_flight_writes
+            .iter()
+            .any(|(_, hold)| matches!(hold, WriteSource::BatchBuffer(_)));
+        let Some(batch_buffer) = wire.take_batch_buffer(is_first) else { return Ok(false) };
+        let filled = self.fill(place, ring, batch_buffer, now, wire);
+        if filled.is_err() {
+            // Nothing was written from it.
+            wire.release_batch_buffer(batch_buffer, false);
+        }
+        filled.map(|()| true)
+    }
+
+    /// Puts what is next on a batch buffer.
+    fn fill(
+        &mut self,
+        place: usize,
+        ring: W::Ring,
+        batch_buffer: u32,
+        now: Now,
+        wire: &mut W,
+    ) -> std::result::Result<(), OutboundFailure> {
+        let (first, end) = (self.first, self.end());
+        let destination = &mut self.destinations[place];
+        let entry_of = |number: u64| &self.entries[(number - first) as usize];
+        let limit =
+            wire.max_single_chunk(ring).map_err(OutboundFailure::Peer)?.min(BATCH_BUFFER_LENGTH);
+        let mut bytes = [0; MAX_PREFIX_LENGTH];
+        let entry = entry_of(destination.next);
+        if !entry.is_small(limit) {
+            let header = MessageHeader { posted: now.realtime, ..entry.header };
+            let is_staged = entry.pieces > 0;
+            let prefix = header.encode(is_staged, &mut bytes);
+            wire.write_batch_buffer(batch_buffer, 0, &bytes[..prefix])
+                .map_err(OutboundFailure::Topic)?;
+            let trailer = if is_staged { TRAILER_LENGTH } else { 0 };
+            let length = (prefix + trailer) as u64 + header.length;
+            let message =
+                wire.begin(ring, RingMessageKind::Long, length).map_err(OutboundFailure::Peer)?;
+            destination.in_progress =
+                Some(MessageInProgress::Long { message, batch_buffer, prefix });
+            destination.counters.bytes += header.length;
+            return Ok(());
+        }
+        let (mut at, mut next, mut payloads) = (0, destination.next, 0);
+        while next < end {
+            let entry = entry_of(next);
+            let header = MessageHeader { posted: now.realtime, ..entry.header };
+            let taken = header.batch_length();
+            if entry.is_dropped || !entry.is_small(limit) || at + taken > limit {
+                break;
+            }
+            let prefix = header.encode(false, &mut bytes);
+            wire.write_batch_buffer(batch_buffer, at, &bytes[..prefix])
+                .map_err(OutboundFailure::Topic)?;
+            let length = header.length as usize;
+            if length > 0 {
+                wire.gather(batch_buffer, at + prefix, &entry.place, length)
+                    .map_err(OutboundFailure::Topic)?;
+            }
+            let filled = prefix + length;
+            if filled < taken {
+                let nothing = &[0; 8][..taken - filled];
+                wire.write_batch_buffer(batch_buffer, at + filled, nothing)
+                    .map_err(OutboundFailure::Topic)?;
+            }
+            at += taken;
+            next += 1;
+            payloads += header.length;
+        }
+        let message =
+            wire.begin(ring, RingMessageKind::Batch, at as u64).map_err(OutboundFailure::Peer)?;
+        let messages = next - destination.next;
+        destination.next = next;
+        destination.counters.bytes += payloads;
+        destination.counters.batches += 1;
+        destination.in_progress =
+            Some(MessageInProgress::Batch { message, batch_buffer, length: at, messages });
+        Ok(())
+    }
+
+    /// Where a destination is among the pieces.
+    fn cursor(&self, destination: &Destination<W::Ring>) -> u64 {
+        let Some(entry) = self.entry(destination.next) else { return self.next_piece };
+        match &destination.in_progress {
+            Some(MessageInProgress::Long { message, prefix, .. }) if entry.pieces > 0 => {
+                let payload = message.written().saturating_sub(*prefix as u64);
+                entry.piece_index + (payload / self.options.piece).min(entry.pieces - 1)
+            }
+            _ => entry.piece_index,
+        }
+    }
+
+    /// Has pieces copied that are wanted now or soon.
+    pub(super) fn stage_more(
+        &mut self,
+        now: Now,
+        wire: &mut W,
+        progress: &mut Progress,
+    ) -> Result<bool> {
+        let mut demands = std::mem::take(&mut self.demands);
+        demands.clear();
+        for destination in self.destinations.iter().filter(|d| d.ring.is_some()) {
+            let is_blocked = destination.blocked_since.is_some();
+            demands.push(PieceDemand { from: self.cursor(destination), is_blocked });
+        }
+        while let Some(item) = self.staging.unneeded(&demands) {
+            wire.release_slot(item.slot, item.is_quarantined);
+        }
+        let mut has_moved = false;
+        let ahead = self.staging.ahead();
+        let (count, turn) = (demands.len(), self.turn);
+        let mut room = COPIES_PER_TURN;
+        // First what is wanted now, by everybody; then what will be.
+        'all: for distance in 0..ahead {
+            for place in (0..count).map(|place| (place + turn) % count) {
+                let piece_index = demands[place].from + distance;
+                if piece_index >= self.next_piece || self.staging.has(piece_index) {
+                    continue;
+                }
+                if demands[place].is_blocked && distance > 0 {
+                    continue;
+                }
+                if room == 0 {
+                    break 'all;
+                }
+                let below = if distance == 0 { PiecePriority::Now } else { PiecePriority::Soon };
+                match self.copy(piece_index, &demands, below, now, wire) {
+                    Ok(begun) => {
+                        has_moved |= begun;
+                        room -= usize::from(begun);
+                        progress.is_waiting |= !begun && distance == 0;
+                    }
+                    Err(error) => {
+                        self.demands = demands;
+                        return Err(error);
+                    }
+                }
+            }
+        }
+        self.demands = demands;
+        Ok(has_moved)
+    }
+
+    /// Begins to copy a piece, if there is a slot for it, or one whose piece is needed less.
+    fn copy(
+        &mut self,
+        piece_index: u64,
+        demands: &[PieceDemand],
+        below: PiecePriority,
+        now: Now,
+        wire: &mut W,
+    ) -> Result<bool> {
+        let number =
+            self.entries.partition_point(|entry| entry.piece_index + entry.pieces <= piece_index);
+        let Some(entry) = self.entries.get_mut(number).filter(|entry| !entry.is_dropped) else {
+            return Ok(false);
+        };
+        let mut slot = None;
+        if self.staging.has_free_slot() {
+            slot = wire.take_slot(&entry.place, self.staging.is_empty())?;
+        }
+        if slot.is_none() {
+            let Some(victim) = self.staging.victim(demands, below) else { return Ok(false) };
+            wire.release_slot(victim.slot, victim.is_quarantined);
+            slot = wire.take_slot(&entry.place, self.staging.is_empty())?;
+        }
+        let Some(slot) = slot else { return Ok(false) };
+        let offset = (piece_index - entry.piece_index) * self.options.piece;
+        let length = self.options.piece.min(entry.header.length - offset);
+        let copy_handle = match wire.copy_out(slot, &entry.place, offset, length) {
+            Ok(copy_handle) => copy_handle,
+            Err(error) => {
+                wire.release_slot(slot, true);
+                return Err(error);
+            }
+        };
+        entry.copy_begun.get_or_insert(now.monotonic);
+        self.staging.put(StagedPiece {
+            piece_index,
+            entry: self.first + number as u64,
+            slot,
+            order: 0,
+            state: CopyState::Copying(copy_handle, now.monotonic),
+            pending_writes: 0,
+            is_quarantined: false,
+        });
+        Ok(true)
+    }
+}

@@ -1,0 +1,162 @@
+//! What is known of other nodes beyond the time for which they are there: what they call themselves,
+//! and which of them were given up.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::log_limit::LogLimit;
+use crate::peers::{NodeId, ServiceInstance};
+use crate::report::Row;
+
+/// Names that are kept of nodes that are not there, at most.
+const MAX_LABELS: usize = 1024;
+/// Nodes that are told of that missed messages of a topic.
+const MAX_NODES_OF_TOPIC: usize = 64;
+
+/// As this service saw it: what an earlier one knew is gone with it.
+#[derive(Debug, Default)]
+pub(in crate::replication) struct SeenNodes {
+    labels: BTreeMap<NodeId, String>,
+    /// The last start of their services.
+    instances: BTreeMap<NodeId, ServiceInstance>,
+    /// What may be logged of each, which may come and go without end.
+    logs: BTreeMap<NodeId, LogLimit>,
+    /// By topic: what a node missed, each time that it was given up.
+    given_up: BTreeMap<u32, BTreeMap<NodeId, u64>>,
+}
+
+impl SeenNodes {
+    /// A node is there, and calls itself so.
+    pub(in crate::replication) fn set_label(
+        &mut self,
+        node: NodeId,
+        label: String,
+        is_there: impl Fn(&NodeId) -> bool,
+    ) {
+        if self.labels.len() >= MAX_LABELS {
+            self.labels.retain(|node, _| is_there(node));
+        }
+        self.labels.insert(node, label);
+    }
+
+    /// A node is there. True if it is the service that was there before: the connection with it was
+    /// lost, and it was not.
+    pub(in crate::replication) fn returns(
+        &mut self,
+        node: NodeId,
+        run: ServiceInstance,
+        is_there: impl Fn(&NodeId) -> bool,
+    ) -> bool {
+        if self.instances.len() >= MAX_LABELS {
+            self.instances.retain(|node, _| is_there(node));
+        }
+        self.instances.insert(node, run) == Some(run)
+    }
+
+    /// May one more line be logged of a node that comes or goes?
+    pub(in crate::replication) fn may_log(
+        &mut self,
+        node: NodeId,
+        now: Duration,
+        is_there: impl Fn(&NodeId) -> bool,
+    ) -> bool {
+        if self.logs.len() >= MAX_LABELS {
+            self.logs.retain(|node, _| is_there(node));
+        }
+        self.logs.entry(node).or_insert_with(LogLimit::short).allows(now)
+    }
+
+    /// What a node calls itself, or did when it was there last; empty if that is not known.
+    pub(in crate::replication) fn label(&self, node: NodeId) -> &str {
+        self.labels.get(&node).map_or("", String::as_str)
+    }
+
+    /// A node was given up, and missed messages of a topic.
+    pub(in crate::replication) fn record_given_up(
+        &mut self,
+        topic: u32,
+        node: NodeId,
+        messages: u64,
+    ) {
+        let nodes = self.given_up.entry(topic).or_default();
+        if nodes.len() < MAX_NODES_OF_TOPIC || nodes.contains_key(&node) {
+            *nodes.entry(node).or_default() += messages;
+        }
+    }
+
+    /// The topic is gone, and with it what anybody missed.
+    pub(in crate::replication) fn forget_topic(&mut self, topic: u32) {
+        self.given_up.remove(&topic);
+    }
+
+    /// A row for each node that missed messages of these topics.
+    pub(in crate::replication) fn rows<'a>(
+        &self,
+        topics: impl Iterator<Item = (u32, &'a str)>,
+    ) -> impl Iterator<Item = Row> {
+        topics.flat_map(move |(number, topic)| {
+            let nodes = self.given_up.get(&number).into_iter().flatten();
+            nodes.map(move |(node, messages)| Row::GivenUp {
+                topic: topic.to_owned(),
+                node: node.to_string(),
+                label: self.label(*node).to_owned(),
+                messages: *messages,
+            })
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_was_given_up_is_named_as_long_as_there_is_the_topic() {
+        let node = |number: u8| NodeId([number; 16]);
+        let mut seen_nodes = SeenNodes::default();
+        seen_nodes.set_label(node(1), "one".to_owned(), |_| true);
+        for number in [1, 2, 1] {
+            seen_nodes.record_given_up(7, node(number), 5);
+        }
+        let told = |seen_nodes: &SeenNodes| {
+            let rows = seen_nodes.rows([(7, "numbers"), (8, "letters")].into_iter());
+            let told = rows.map(|row| match row {
+                Row::GivenUp { topic, label, messages, .. } => {
+                    assert_eq!(topic, "numbers");
+                    (label, messages)
+                }
+                other => panic!("{other:?}"),
+            });
+            told.collect::<Vec<_>>()
+        };
+        let expected = [("one".to_owned(), 10), (String::new(), 5)];
+        assert_eq!(told(&seen_nodes), expected);
+        seen_nodes.forget_topic(7);
+        assert_eq!(told(&seen_nodes), []);
+    }
+
+    #[test]
+    fn a_service_that_was_lost_and_is_back_is_told_from_the_next_one() {
+        let (node, mut seen_nodes) = (NodeId([1; 16]), SeenNodes::default());
+        let mut returns = |run| seen_nodes.returns(node, run, |_| true);
+        let [first, second] = [0, 1].map(ServiceInstance::new);
+        assert!(first != second && !returns(first));
+        assert!(returns(first) && !returns(second) && returns(second));
+    }
+
+    #[test]
+    fn what_is_kept_of_those_that_are_gone_has_an_end() {
+        let mut seen_nodes = SeenNodes::default();
+        for number in 0..2 * MAX_LABELS {
+            let mut bytes = [0; 16];
+            bytes[..8].copy_from_slice(&number.to_le_bytes());
+            let first = NodeId([0; 16]);
+            seen_nodes.set_label(NodeId(bytes), number.to_string(), |node| *node == first);
+            seen_nodes.record_given_up(7, NodeId(bytes), 1);
+            seen_nodes.returns(NodeId(bytes), ServiceInstance::new(0), |node| *node == first);
+            assert!(seen_nodes.labels.len() <= MAX_LABELS && seen_nodes.label(first) == "0");
+            assert!(seen_nodes.instances.len() <= MAX_LABELS);
+        }
+        assert_eq!(seen_nodes.given_up[&7].len(), MAX_NODES_OF_TOPIC);
+    }
+}

@@ -1,0 +1,275 @@
+//! What comes: messages of other nodes, as the bridge brings them.
+
+pub(in crate::replication) mod received_topics;
+pub(in crate::replication) mod room_wait;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ipc::{Block, Words};
+
+use super::ServiceContext;
+use crate::clock;
+use crate::error::{Error, ErrorKind, Result};
+use crate::lock::lock;
+use crate::pool::{DeliveryPath, Pool, SampleInfo, Stage};
+use crate::replication::sink::room_wait::RoomWait;
+use crate::replication::source::payload_location;
+use crate::replication::source::start_sequences::ReplicationStart;
+use crate::replication::{FinishOutcome, MessageHeader, PayloadLocation, Sink, StageDurations};
+use crate::settings::{Reliability, SharedLocation};
+use crate::text::counted;
+use crate::topic::{Delivery, Entry, OriginId, Topic};
+
+/// How often it says that it waits for room.
+const REPORT_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Puts the messages of one node's topic into this node's.
+pub(super) struct TopicSink {
+    service_context: Arc<ServiceContext>,
+    topic: Arc<Topic>,
+    pool: Arc<Pool>,
+    /// The node's topic, among all that have and had this name there.
+    origin: OriginId,
+    /// Each with where it begins in the pool.
+    begun: VecDeque<(Block, u64)>,
+    start: ReplicationStart,
+    /// Whether it waits for some: then a subscriber that holds messages for too long is in its way.
+    room_wait: Arc<RoomWait>,
+    /// When that was said last.
+    last_reported: Option<Instant>,
+    /// Something was delivered: what another writer left is settled.
+    has_repaired_arrivals: bool,
+    /// Gone with this.
+    _alive: Arc<()>,
+}
+
+/// Could a lock not be had now? It is held by one who lives, or is being found out to be dead.
+fn is_lock_busy(error: &Error) -> bool {
+    error.kind() == ErrorKind::DeadlineExceeded
+}
+
+/// Notes when a message that is to be published now reached each stage of its way.
+fn note_stages<W: Words>(
+    sample_info: &SampleInfo<'_, W>,
+    header: &MessageHeader,
+    stages: &StageDurations,
+    now: u64,
+) {
+    let copied = now.saturating_sub(stages.after_copy);
+    sample_info.stamp(Stage::Posted, header.posted);
+    sample_info.stamp(Stage::Filled, header.posted.saturating_add(stages.copy_out));
+    sample_info.stamp(Stage::Wire, now.saturating_sub(stages.after_arrival));
+    sample_info.stamp(Stage::Copying, copied.saturating_sub(stages.copy_in));
+    sample_info.stamp(Stage::Copied, copied);
+    sample_info.stamp(Stage::Published, now);
+}
+
+impl TopicSink {
+    pub(super) fn new(
+        service_context: &Arc<ServiceContext>,
+        (topic, pool): (&Arc<Topic>, &Arc<Pool>),
+        origin: OriginId,
+        start: ReplicationStart,
+        room_wait: &Arc<RoomWait>,
+        alive: Arc<()>,
+    ) -> Self {
+        topic.track_origin(origin);
+        Self {
+            service_context: Arc::clone(service_context),
+            topic: Arc::clone(topic),
+            pool: Arc::clone(pool),
+            origin,
+            begun: VecDeque::new(),
+            start,
+            room_wait: Arc::clone(room_wait),
+            last_reported: None,
+            has_repaired_arrivals: false,
+            _alive: alive,
+        }
+    }
+
+    /// A message waits for room until there is some.
+    fn wait_for_room(&mut self) {
+        self.room_wait.set_waiting();
+        self.report_no_room();
+    }
+
+    /// Says it at once, and again each second: a subscriber may be in the way.
+    fn report_no_room(&mut self) {
+        let now = Instant::now();
+        if self.last_reported.is_none_or(|last_reported| {
+            now.saturating_duration_since(last_reported) >= REPORT_INTERVAL
+        }) {
+            self.last_reported = Some(now);
+            self.service_context.note_waiting_arrivals(self.topic.number());
+        }
+    }
+
+    fn free(&self, block: Block) {
+        // What cannot be freed now is freed when this service is cleaned up after.
+        if let Err(error) = self.pool.free(&self.service_context.caller(), block) {
+            tracing::warn!(%error, "cannot free the block of an abandoned message");
+        }
+    }
+
+    fn first(&self, operation: &'static str) -> Result<(Block, u64)> {
+        self.begun.front().copied().ok_or_else(|| {
+            let detail = "a message was finished that had not begun";
+            Error::new(operation, ErrorKind::Failed, detail).on(self.topic.name())
+        })
+    }
+}
+
+impl Sink for TopicSink {
+    fn begin(&mut self, header: &MessageHeader) -> Result<Option<PayloadLocation>> {
+        let operation = "take a message of another node";
+        let largest = self.topic.settings().largest;
+        if header.length > largest {
+            let length = counted(header.length, "byte");
+            let detail = format!("{length}, where {largest} is the most");
+            return Err(Error::new(operation, ErrorKind::TooLong, detail).on(self.topic.name()));
+        }
+        let bytes = header.length.max(1);
+        let (block, place) = match self.pool.allocate(&self.service_context.caller(), bytes) {
+            Ok(allocated) => allocated,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                if self.pool.should_request_growth(bytes) {
+                    self.service_context.request_growth(self.pool.id(), bytes);
+                } else {
+                    self.wait_for_room();
+                }
+                return Ok(None);
+            }
+            Err(error) if is_lock_busy(&error) => return Ok(None),
+            Err(error) => return Err(error.on(self.topic.name())),
+        };
+        if self.topic.settings().reliability == Reliability::Reliable {
+            self.room_wait.clear();
+        }
+        let slice = match self.pool.slice(place, header.length) {
+            Ok(slice) => slice,
+            Err(error) => {
+                self.free(block);
+                return Err(error);
+            }
+        };
+        let sample_info = self.pool.control().sample_info(block);
+        sample_info.set_origin(&self.origin.node);
+        let (first, since) = self.start.first_of(header.publisher);
+        sample_info.set_beginning(first, since);
+        sample_info.set_path(match self.pool.id().place {
+            SharedLocation::Host => DeliveryPath::Ring,
+            SharedLocation::Device(_) => DeliveryPath::StagedRing,
+        });
+        sample_info.set_metadata(&header.metadata);
+        self.begun.push_back((block, place.offset));
+        Ok(Some(payload_location(&self.pool, slice)))
+    }
+
+    fn finish(&mut self, header: &MessageHeader, stages: &StageDurations) -> Result<FinishOutcome> {
+        let (block, offset) = self.first("publish a message of another node")?;
+        note_stages(&self.pool.control().sample_info(block), header, stages, clock::now());
+        let entry = Entry {
+            block,
+            offset,
+            length: header.length,
+            publisher: header.publisher,
+            sequence: header.sequence,
+            published_at: header.published,
+            metadata: header.metadata.len() as u16,
+            has_origin: true,
+            sync_point: None,
+        };
+        let caller = self.service_context.caller();
+        let origin = (&self.origin, header.position);
+        // The first delivery looks through what a dead one left, as who buries that one does.
+        let arrival_repair_lock =
+            (!self.has_repaired_arrivals).then(|| lock(&self.service_context.arrival_repair_lock));
+        let delivered = self.topic.deliver_in(&caller, origin, entry, self.pool.control());
+        drop(arrival_repair_lock);
+        self.has_repaired_arrivals |= delivered.is_ok();
+        match delivered {
+            Ok(Delivery::Delivered(_)) => {}
+            Ok(Delivery::NoSubscribers | Delivery::Duplicate) => self.free(block),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                if self.topic.settings().reliability == Reliability::Reliable {
+                    self.wait_for_room();
+                    return Ok(FinishOutcome::Retry);
+                }
+                // Best effort: the newest is dropped, as on its own node. But its publisher is not
+                // told: those that read here see by its number that it is missing.
+                match self.topic.skip_in(&caller, origin, self.pool.control()) {
+                    Err(error) if is_lock_busy(&error) => return Ok(FinishOutcome::Retry),
+                    passed => passed?,
+                }
+                self.free(block);
+                if !self.topic.inbound().has_room() {
+                    // Subscribers hold all messages that there may be: they may do so for a while.
+                    self.room_wait.record_refusal();
+                    self.report_no_room();
+                    self.begun.pop_front();
+                    return Ok(FinishOutcome::Published);
+                }
+            }
+            Err(error) if is_lock_busy(&error) => return Ok(FinishOutcome::Retry),
+            Err(error) => return Err(error),
+        }
+        self.begun.pop_front();
+        self.room_wait.clear();
+        Ok(FinishOutcome::Published)
+    }
+
+    fn abandon(&mut self) {
+        self.room_wait.clear();
+        while let Some((block, _)) = self.begun.pop_front() {
+            self.free(block);
+        }
+    }
+}
+
+impl Drop for TopicSink {
+    fn drop(&mut self) {
+        self.abandon();
+        self.topic.untrack_origin(&self.origin);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ipc::LocalWords;
+
+    use super::*;
+    use crate::pool::Times;
+    use crate::replication::Metadata;
+
+    #[test]
+    fn stages_that_overlap_have_times_of_their_own() {
+        let words = LocalWords::zeroed(64);
+        let sample_info = SampleInfo::new(&words, 0);
+        let header = MessageHeader {
+            position: 0,
+            length: 1,
+            publisher: 1,
+            sequence: 1,
+            published: 90,
+            posted: 100,
+            metadata: Metadata::NONE,
+        };
+        // It was copied in from 500 to 900, and its last chunk came at 700.
+        let stages =
+            StageDurations { copy_out: 300, copy_in: 400, after_copy: 50, after_arrival: 250 };
+        note_stages(&sample_info, &header, &stages, 950);
+        let expected = Times {
+            posted: 100,
+            filled: 400,
+            wire: 700,
+            copying: 500,
+            copied: 900,
+            published: 950,
+            ..Times::default()
+        };
+        assert_eq!(sample_info.times(), expected);
+    }
+}

@@ -1,0 +1,248 @@
+//! Threads that copy for a bridge's own: large pieces of messages, from where they arrived to memory
+//! that the processor reaches.
+//!
+//! One thread copies a fraction of what several lanes bring, and does nothing else meanwhile. So where
+//! there are lanes, there are threads that copy, too, as a device's engines do for memory of a device:
+//! a piece is begun, and asked for later. They sleep while there is nothing, and start with the first.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::JoinHandle;
+
+use crossbeam_channel::{Receiver, Sender, bounded};
+use fabric::RegionSlice;
+use fabric::ring::ChunkView;
+use gpu::Slice;
+
+use crate::error::Result;
+use crate::replication::transport::host_memory;
+
+/// Bytes from which on a piece is worth waking a thread.
+pub(in crate::replication) const MIN_COPY_LENGTH: usize = 64 << 10;
+/// Pieces that may be under way.
+const MAX_COPY_JOBS: usize = 64;
+/// The most threads: they copy as much as eight lanes bring.
+const MAX_THREADS: usize = 4;
+
+/// One piece. It keeps both memories; that nobody writes there again meanwhile is for who begins it.
+struct CopyJob {
+    from: RegionSlice,
+    to: Slice,
+    at: u64,
+    number: u64,
+}
+
+/// For each place, the piece that was done there last, and one more.
+type CompletedJobs = Arc<[AtomicU64; MAX_COPY_JOBS]>;
+
+fn place(number: u64) -> usize {
+    number as usize % MAX_COPY_JOBS
+}
+
+/// The threads, and what they were given.
+#[derive(Debug)]
+pub(in crate::replication) struct CopyThreads {
+    thread_count: usize,
+    jobs: Option<Sender<CopyJob>>,
+    threads: Vec<JoinHandle<()>>,
+    done: CompletedJobs,
+    next: u64,
+}
+
+impl CopyThreads {
+    /// For a bridge of so many lanes: none where there is one.
+    pub(in crate::replication) fn of(lanes: usize) -> Self {
+        Self {
+            thread_count: (lanes / 2).min(MAX_THREADS),
+            jobs: None,
+            threads: Vec::new(),
+            // As if one had been done in each.
+            done: Arc::new(std::array::from_fn(|place| AtomicU64::new(place as u64 + 1))),
+            next: MAX_COPY_JOBS as u64,
+        }
+    }
+
+    /// Begins to copy a part of a chunk, which has to be kept until that [is done](Self::is_done). None
+    /// if the caller had better do it: there are no threads, or they have enough.
+    pub(in crate::replication) fn submit_chunk(
+        &mut self,
+        chunk: &ChunkView,
+        from: usize,
+        length: usize,
+        to: &Slice,
+        at: u64,
+    ) -> Result<Option<u64>> {
+        if self.is_full() {
+            return Ok(None);
+        }
+        match host_memory::part(chunk, from, length)? {
+            Some(from) => self.submit(from, to, at),
+            None => Ok(None),
+        }
+    }
+
+    /// Are there no threads, or is what had the next place before not done?
+    fn is_full(&self) -> bool {
+        self.thread_count == 0 || !self.is_done(self.next - MAX_COPY_JOBS as u64)
+    }
+
+    fn submit(&mut self, from: RegionSlice, to: &Slice, at: u64) -> Result<Option<u64>> {
+        host_memory::check_room(from.len(), to, at)?;
+        if self.is_full() {
+            return Ok(None);
+        }
+        if self.jobs.is_none() {
+            self.start();
+        }
+        let Some(jobs) = &self.jobs else { return Ok(None) };
+        let number = self.next;
+        // There is room for as many as there are places.
+        if jobs.try_send(CopyJob { from, to: to.clone(), at, number }).is_err() {
+            return Ok(None);
+        }
+        self.next += 1;
+        Ok(Some(number))
+    }
+
+    /// Is a piece copied that was begun?
+    pub(in crate::replication) fn is_done(&self, number: u64) -> bool {
+        // A later one has its place only when it is done.
+        self.done[place(number)].load(Ordering::Acquire) > number
+    }
+
+    fn start(&mut self) {
+        let (sender, receiver) = bounded(MAX_COPY_JOBS);
+        for _ in 0..self.thread_count {
+            let (jobs, done) = (receiver.clone(), Arc::clone(&self.done));
+            let name = "fabricast-copy".to_owned();
+            match std::thread::Builder::new().name(name).spawn(move || run_jobs(&jobs, &done)) {
+                Ok(thread) => self.threads.push(thread),
+                Err(error) => {
+                    tracing::warn!(%error, "cannot start a copy thread; large messages are copied by the worker");
+                    break;
+                }
+            }
+        }
+        self.thread_count = self.threads.len();
+        self.jobs = (self.thread_count > 0).then_some(sender);
+    }
+}
+
+fn run_jobs(jobs: &Receiver<CopyJob>, done: &CompletedJobs) {
+    while let Ok(CopyJob { from, to, at, number }) = jobs.recv() {
+        if let Err(error) = host_memory::unload_part(&from, &to, at) {
+            // Looked at before it was given; nobody may take it for copied.
+            tracing::error!(%error, "a piece of a message was not copied");
+            continue;
+        }
+        // What keeps the memories goes first: whoever sees that it is done has nobody beside it.
+        drop((from, to));
+        done[place(number)].store(number + 1, Ordering::Release);
+    }
+}
+
+impl Drop for CopyThreads {
+    /// What was begun is copied before.
+    fn drop(&mut self) {
+        self.jobs = None;
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use fabric::{Access, Domain, EndpointKind, HostMemory, MemoryRegion, Query};
+    use gpu::{Device, Memory};
+
+    use super::*;
+
+    const LENGTH: usize = 1 << 20;
+
+    fn region() -> MemoryRegion {
+        let offer = Query::new(EndpointKind::Rdm).source("127.0.0.1").first().unwrap();
+        let domain = Domain::open(&offer).unwrap();
+        domain.register(HostMemory::zeroed(LENGTH).unwrap(), Access::ALL).unwrap()
+    }
+
+    fn filled() -> (MemoryRegion, Vec<u8>) {
+        let bytes: Vec<u8> = (0..LENGTH).map(|at| (at * 7 + at / 251) as u8).collect();
+        let region = region();
+        region.write(0, &bytes).unwrap();
+        (region, bytes)
+    }
+
+    fn memory() -> Memory {
+        Device::open("emulated:0".parse().unwrap()).unwrap().allocate(LENGTH as u64).unwrap()
+    }
+
+    fn bytes_of(memory: &Memory) -> Vec<u8> {
+        let (region, mut bytes) = (region(), vec![0; LENGTH]);
+        host_memory::gather(&memory.whole(), LENGTH, &region, 0).unwrap();
+        region.read(0, &mut bytes).unwrap();
+        bytes
+    }
+
+    fn wait(copy_threads: &CopyThreads, number: u64) {
+        let end = Instant::now() + Duration::from_secs(20);
+        while !copy_threads.is_done(number) {
+            assert!(Instant::now() < end, "{number}");
+            std::thread::yield_now();
+        }
+    }
+
+    /// More pieces than places, each to where it belongs, whichever thread has it.
+    #[test]
+    fn pieces_come_to_where_they_belong() {
+        let ((from, expected), to) = (filled(), memory());
+        let mut copy_threads = CopyThreads::of(8);
+        let (piece, mut begun, mut refused) = (4096, Vec::new(), 0);
+        for at in (0..LENGTH).step_by(piece) {
+            let part = || from.slice(at..at + piece).unwrap();
+            let number = loop {
+                match copy_threads.submit(part(), &to.whole(), at as u64).unwrap() {
+                    Some(number) => break number,
+                    None => refused += 1,
+                }
+                std::thread::yield_now();
+            };
+            begun.push(number);
+        }
+        begun.iter().for_each(|number| wait(&copy_threads, *number));
+        assert_eq!(begun.len(), LENGTH / piece);
+        assert!(bytes_of(&to) == expected, "{refused} times there was no place");
+        assert!(!copy_threads.is_done(begun[begun.len() - 1] + 1), "none that was not begun");
+    }
+
+    #[test]
+    fn what_was_begun_is_copied_before_they_go() {
+        let ((from, expected), to) = (filled(), memory());
+        let mut copy_threads = CopyThreads::of(2);
+        let mut begun = 0;
+        for at in (0..LENGTH).step_by(MIN_COPY_LENGTH) {
+            let part = from.slice(at..at + MIN_COPY_LENGTH).unwrap();
+            begun +=
+                usize::from(copy_threads.submit(part, &to.whole(), at as u64).unwrap().is_some());
+        }
+        drop(copy_threads);
+        assert_eq!(begun, LENGTH / MIN_COPY_LENGTH, "there is a place for each");
+        assert!(bytes_of(&to) == expected);
+    }
+
+    #[test]
+    fn none_are_there_for_one_lane_and_nothing_goes_beyond_an_end() {
+        let (from, to) = (region(), memory());
+        let part = |length| from.slice(0..length).unwrap();
+        assert_eq!(CopyThreads::of(1).submit(part(MIN_COPY_LENGTH), &to.whole(), 0).unwrap(), None);
+        let mut copy_threads = CopyThreads::of(2);
+        assert!(copy_threads.threads.is_empty(), "they start with the first piece");
+        for at in [LENGTH as u64 - MIN_COPY_LENGTH as u64 + 1, u64::MAX] {
+            let error = copy_threads.submit(part(MIN_COPY_LENGTH), &to.whole(), at).unwrap_err();
+            assert_eq!(error.kind(), crate::error::ErrorKind::InvalidArgument);
+        }
+        assert!(copy_threads.threads.is_empty());
+    }
+}

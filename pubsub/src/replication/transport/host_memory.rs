@@ -1,0 +1,152 @@
+//! Bytes copied by the processor, and memory as the fabric knows it.
+#![allow(unsafe_code)]
+
+use std::sync::Arc;
+
+use fabric::ring::ChunkView;
+use fabric::{MemoryRegion, RegionSlice};
+use gpu::{Implementation, Memory, Slice};
+use ipc::Segment;
+use nix::libc;
+
+use crate::error::{Error, ErrorKind, Result};
+
+/// A part of memory that the processor reaches.
+pub(in crate::replication) struct MappedSpan {
+    /// One handle for all parts of it.
+    memory: Arc<Memory>,
+    offset: u64,
+    length: u64,
+}
+
+impl MappedSpan {
+    /// None if the processor does not reach it.
+    pub(in crate::replication) fn new(
+        memory: Arc<Memory>,
+        offset: u64,
+        length: u64,
+    ) -> Option<Self> {
+        let is_inside = offset.checked_add(length).is_some_and(|end| end <= memory.length());
+        (is_inside && is_host(&memory)).then_some(Self { memory, offset, length })
+    }
+
+    /// The memory that it is a part of.
+    pub(in crate::replication) fn memory(&self) -> Arc<Memory> {
+        Arc::clone(&self.memory)
+    }
+}
+
+// SAFETY: memory stays where it is, mapped, until the last handle to it is gone, of which this
+// keeps one, and what was once mapped of it stays so; its bytes are reached by copying, never by
+// reference.
+unsafe impl fabric::Memory for MappedSpan {
+    fn as_ptr(&self) -> *mut u8 {
+        (self.memory.address() + self.offset) as *mut u8
+    }
+
+    fn len(&self) -> usize {
+        self.length as usize
+    }
+}
+
+/// The body of a segment of this process.
+pub(in crate::replication) struct SegmentMemory(pub(in crate::replication) Segment);
+
+// SAFETY: a segment never moves or changes its size, and stays mapped until the last handle to it
+// is gone, of which this is one. Its bytes are reached through pointers only.
+unsafe impl fabric::Memory for SegmentMemory {
+    fn as_ptr(&self) -> *mut u8 {
+        self.0.body()
+    }
+
+    fn len(&self) -> usize {
+        self.0.body_length()
+    }
+}
+
+/// Does the processor reach it?
+fn is_host(memory: &Memory) -> bool {
+    memory.device().is_none_or(|device| device.implementation == Implementation::Emulated)
+}
+
+const IN: &str = "copy a message in";
+
+#[cold]
+fn refuse(operation: &'static str) -> Error {
+    let detail = "memory that the processor does not reach, or too little of it";
+    Error::new(operation, ErrorKind::InvalidArgument, detail)
+}
+
+/// Is there room for so many bytes from there on, in memory that the processor reaches?
+#[inline]
+pub(in crate::replication) fn check_room(length: usize, to: &Slice, at: u64) -> Result<()> {
+    let is_inside = at.checked_add(length as u64).is_some_and(|end| end <= to.length());
+    if is_inside && is_host(to.memory()) { Ok(()) } else { Err(refuse(IN)) }
+}
+
+/// Copies bytes of a chunk to memory that the processor reaches.
+#[inline]
+pub(in crate::replication) fn unload(
+    view: &ChunkView,
+    from: usize,
+    length: usize,
+    to: &Slice,
+    at: u64,
+) -> Result<()> {
+    if from.checked_add(length).is_none_or(|end| end > view.len()) {
+        return Err(refuse(IN));
+    }
+    check_room(length, to, at)?;
+    let target = (to.address() + at) as *mut libc::c_void;
+    // SAFETY: both ranges are mapped and inside of what was checked; the view keeps its memory, and
+    // the slice its own. Others may look at either at the same time: so the copy is left to the C
+    // library, of which the compiler supposes nothing, and no reference to the bytes exists.
+    unsafe { libc::memmove(target, view.as_ptr().wrapping_add(from).cast(), length) };
+    Ok(())
+}
+
+/// Bytes of a chunk, which keep its memory, but not its place; None if they are not of the host.
+pub(in crate::replication) fn part(
+    view: &ChunkView,
+    from: usize,
+    length: usize,
+) -> Result<Option<RegionSlice>> {
+    if from.checked_add(length).is_none_or(|end| end > view.len()) {
+        return Err(refuse(IN));
+    }
+    let Some(all) = view.slice() else { return Ok(None) };
+    let (start, region) = (all.offset() + from, all.region());
+    if region.kind().is_device() {
+        return Ok(None);
+    }
+    region.slice(start..start + length).map(Some).map_err(|error| Error::of(IN, error))
+}
+
+/// Copies such bytes, as [`unload`] does.
+pub(in crate::replication) fn unload_part(from: &RegionSlice, to: &Slice, at: u64) -> Result<()> {
+    check_room(from.len(), to, at)?;
+    let target = (to.address() + at) as *mut libc::c_void;
+    // SAFETY: as in `unload`; the slice of a region keeps its memory, too.
+    unsafe { libc::memmove(target, from.as_ptr().cast(), from.len()) };
+    Ok(())
+}
+
+/// Copies the start of a range that the processor reaches to a region of this process.
+#[inline]
+pub(in crate::replication) fn gather(
+    from: &Slice,
+    length: usize,
+    to: &MemoryRegion,
+    at: usize,
+) -> Result<()> {
+    let is_inside = from.length() >= length as u64
+        && at.checked_add(length).is_some_and(|end| end <= to.len())
+        && !to.kind().is_device();
+    if !is_inside || !is_host(from.memory()) {
+        return Err(refuse("copy a message out"));
+    }
+    let target = to.as_ptr().wrapping_add(at).cast();
+    // SAFETY: as in `unload`.
+    unsafe { libc::memmove(target, from.address() as *const libc::c_void, length) };
+    Ok(())
+}

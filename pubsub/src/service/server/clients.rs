@@ -1,0 +1,567 @@
+//! Those that come: who they are, and what they ask for.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use ipc::{ChannelError, DescriptorLimit, Liveness, Message, Participant, PidFd};
+
+use super::{Client, MAX_MESSAGES_PER_TURN, RESERVED_ROSTER_SLOTS, Service};
+use crate::error::{Error, ErrorKind, Result};
+use crate::node_segment::NodeSegment;
+use crate::pool::{Direction, Piece};
+use crate::service::connection::Connection;
+use crate::service::protocol::{self, MAX_LABEL, MAX_PIDFDS_PER_MESSAGE, Notice, Refusal, Request};
+use crate::settings::SharedSettings;
+
+const RECEIVING: &str = "accept a process";
+/// Descriptors that are not used to let one more process in.
+const RESERVED_DESCRIPTORS: usize = 8;
+/// What one may ask for while the others are still handing over.
+const MAX_HELD_REQUESTS: usize = 4096;
+
+/// One who wants to join.
+#[derive(Debug)]
+pub(super) struct JoiningClient {
+    connection: Connection,
+    label: String,
+    pidfd: PidFd,
+}
+
+impl JoiningClient {
+    pub(super) fn into_connection(self) -> Connection {
+        self.connection
+    }
+}
+
+/// Tells a process that it is a member, when it knows the lives of all others.
+fn welcome(
+    connection: &mut Connection,
+    who: Participant,
+    keys: Vec<OwnedFd>,
+    pidfds: Vec<(Vec<u32>, Vec<OwnedFd>)>,
+) {
+    for (participants, pidfds) in pidfds {
+        connection.send(&Notice::Pidfds { participants }, pidfds);
+    }
+    connection.send(&Notice::Welcome { participant: who.number() }, keys);
+}
+
+fn malformed(detail: &'static str) -> Error {
+    Error::new(RECEIVING, ErrorKind::Malformed, detail)
+}
+
+/// The one descriptor of a message.
+fn only(descriptors: Vec<OwnedFd>) -> Result<OwnedFd> {
+    let [descriptor] = <[OwnedFd; 1]>::try_from(descriptors)
+        .map_err(|_| malformed("wrong number of descriptors"))?;
+    Ok(descriptor)
+}
+
+/// The process at the other end, whichever one it says it is.
+fn pidfd_of(connection: &Connection, sent: OwnedFd) -> Result<PidFd> {
+    PidFd::of_peer(connection.channel(), sent)
+        .map_err(|error| Error::because(RECEIVING, ErrorKind::Malformed, error))
+}
+
+impl Service {
+    /// Hears the first that one says, and goes on with what it is told.
+    pub(super) fn handle_first_message(&mut self, pending_client: super::PendingClient) {
+        let super::PendingClient { mut connection, since } = pending_client;
+        let since = if connection.flush() { Instant::now() } else { since };
+        let message = match connection.channel().receive(Duration::ZERO) {
+            Ok(message) => message,
+            Err(ChannelError::DeadlineExceeded { .. }) => {
+                if !connection.is_broken() {
+                    self.pending_clients.push(super::PendingClient { connection, since });
+                }
+                return;
+            }
+            Err(ChannelError::Closed) => return,
+            Err(ChannelError::DescriptorsLost { limit, .. }) => {
+                return self.refusals.reject_out_of_descriptors(&mut connection, limit);
+            }
+            Err(error) => {
+                return self.refusals.reject(
+                    &mut connection,
+                    ErrorKind::Malformed,
+                    error.to_string(),
+                );
+            }
+        };
+        let Message { bytes, descriptors } = message;
+        let request = match protocol::decode::<Request>(RECEIVING, &bytes) {
+            Ok(request) => request,
+            Err(error) => {
+                return self.refusals.reject(&mut connection, error.kind(), error.to_string());
+            }
+        };
+        match request {
+            Request::Hello { label } => self.handle_hello(connection, label, descriptors),
+            Request::Rejoin { label, participant } => {
+                self.handle_rejoin(connection, label, participant, descriptors);
+            }
+            Request::Report { request } => {
+                for notice in self.answer_to_report(request) {
+                    connection.send(&notice, Vec::new());
+                }
+                // It may ask again.
+                self.pending_clients
+                    .push(super::PendingClient { connection, since: Instant::now() });
+            }
+            _ => {
+                let reason = "the first message is not a hello";
+                self.refusals.reject(&mut connection, ErrorKind::Malformed, reason);
+            }
+        }
+    }
+
+    fn handle_hello(&mut self, mut connection: Connection, label: String, files: Vec<OwnedFd>) {
+        let pidfd = match label.len() {
+            0..=MAX_LABEL => only(files).and_then(|sent| pidfd_of(&connection, sent)),
+            _ => Err(malformed("its label is too long")),
+        };
+        let pidfd = match pidfd {
+            Ok(pidfd) => pidfd,
+            Err(error) => return self.refusals.reject_with_error(&mut connection, &error),
+        };
+        let joining_client = JoiningClient { connection, label, pidfd };
+        match &mut self.takeover {
+            Some(takeover) => takeover.joining_clients.push(joining_client),
+            None => self.admit(joining_client),
+        }
+    }
+
+    /// Makes a process a member, and lets it and the others know each other's lives.
+    pub(super) fn admit(&mut self, joining_client: JoiningClient) {
+        let JoiningClient { mut connection, label, pidfd } = joining_client;
+        let Some(served_node) = &self.served_node else { return };
+        let copies =
+            (pidfd.try_clone(), pidfd.try_clone(), served_node.keys(), self.known_pidfds());
+        let (Ok(known), Ok(watched), Ok(keys), Ok(pidfds)) = copies else {
+            return self
+                .refusals
+                .reject_out_of_descriptors(&mut connection, DescriptorLimit::of_this_process());
+        };
+        // Those that are there need some: to be told of one more, to come back, for their topics.
+        if !self.has_descriptors(self.clients.len() + RESERVED_DESCRIPTORS) {
+            return self
+                .refusals
+                .reject_out_of_descriptors(&mut connection, DescriptorLimit::of_this_process());
+        }
+        // Without some places nobody could take over.
+        let is_full = served_node.roster.free_slots() <= RESERVED_ROSTER_SLOTS;
+        let admitted = if is_full { None } else { served_node.roster.admit(known) };
+        let Some(who) = admitted else {
+            let reason = "the node has the maximum number of members";
+            return self.refusals.reject(&mut connection, ErrorKind::TooMany, reason);
+        };
+        // First all have to know of its life, and it of theirs.
+        self.broadcast_pidfd(who, &pidfd);
+        welcome(&mut connection, who, keys, pidfds);
+        self.pidfds.insert(who, watched);
+        let client = Client::new(label, connection);
+        log_change!(self, %who, process = client.process, label = client.label, "a process joined");
+        self.clients.insert(who, client);
+    }
+
+    /// Could so many descriptors more be opened?
+    fn has_descriptors(&self, count: usize) -> bool {
+        let copies = (0..count).map(|_| self.bell.as_fd().try_clone_to_owned());
+        copies.collect::<std::io::Result<Vec<_>>>().is_ok()
+    }
+
+    /// All lives, in as many messages as it takes.
+    fn known_pidfds(&self) -> std::io::Result<Vec<(Vec<u32>, Vec<OwnedFd>)>> {
+        let named = |(who, pidfd): (&Participant, &PidFd)| {
+            Ok((who.number(), pidfd.as_fd().try_clone_to_owned()?))
+        };
+        let all: Vec<_> = self.pidfds.iter().map(named).collect::<std::io::Result<_>>()?;
+        let mut all = all.into_iter().peekable();
+        let mut messages = Vec::new();
+        while all.peek().is_some() {
+            messages.push(all.by_ref().take(MAX_PIDFDS_PER_MESSAGE).unzip());
+        }
+        Ok(messages)
+    }
+
+    fn broadcast_pidfd(&mut self, who: Participant, pidfd: &PidFd) {
+        let others = self.clients.iter_mut().filter(|(other, _)| **other != who);
+        for (_, client) in others {
+            let notice = Notice::Pidfds { participants: vec![who.number()] };
+            match pidfd.as_fd().try_clone_to_owned() {
+                Ok(copy) => client.connection.send(&notice, vec![copy]),
+                Err(_) => client.connection.mark_broken(),
+            }
+        }
+    }
+
+    /// A member of the node that another service served has come.
+    fn handle_rejoin(
+        &mut self,
+        mut connection: Connection,
+        label: String,
+        participant: u32,
+        descriptors: Vec<OwnedFd>,
+    ) {
+        let taken = <[OwnedFd; 2]>::try_from(descriptors)
+            .map_err(|_| malformed("wrong number of descriptors"))
+            .and_then(|[pidfd, node_segment]| {
+                Ok((pidfd_of(&connection, pidfd)?, NodeSegment::open(node_segment)?))
+            });
+        let (pidfd, node_segment) = match taken {
+            Ok(taken) => taken,
+            Err(error) => return self.refusals.reject_with_error(&mut connection, &error),
+        };
+        let node = node_segment.identity();
+        let is_expected = self.takeover.as_ref().is_none_or(|takeover| takeover.expects(node));
+        if self.served_node.is_none() && !is_expected {
+            return self.reject_other_node(&mut connection);
+        }
+        if self.served_node.is_none() {
+            if let Err(error) = self.attach_segment(node_segment) {
+                return self.refusals.reject_with_error(&mut connection, &error);
+            }
+            self.await_members();
+        } else if self
+            .served_node
+            .as_ref()
+            .is_some_and(|served_node| served_node.node_segment.identity() != node)
+        {
+            return self.reject_other_node(&mut connection);
+        }
+        let Some(served_node) = &self.served_node else { return };
+        // Nobody is a role, whose end would be that of what it does for all.
+        let who = Participant::from_number(participant).filter(|who| {
+            *who != served_node.me && !who.is_role() && !served_node.roster.is_dead(Some(*who))
+        });
+        let Some(who) = who else {
+            return self.reject_other_node(&mut connection);
+        };
+        let copies =
+            (pidfd.try_clone(), pidfd.try_clone(), served_node.keys(), self.known_pidfds());
+        let (Ok(known), Ok(watched), Ok(keys), Ok(pidfds)) = copies else {
+            return self
+                .refusals
+                .reject_out_of_descriptors(&mut connection, DescriptorLimit::of_this_process());
+        };
+        served_node.roster.add_pidfd(who, known);
+        self.broadcast_pidfd(who, &pidfd);
+        welcome(&mut connection, who, keys, pidfds);
+        self.pidfds.insert(who, watched);
+        // Whoever it was connected as before is the same process, and says anew what it has.
+        self.handle_disconnect(who);
+        self.disconnected.remove(&who);
+        self.clients.insert(who, Client::new(label, connection));
+    }
+
+    /// The hall is known, and with it who is still to come back.
+    fn await_members(&mut self) {
+        let Some(served_node) = &self.served_node else { return };
+        let living = served_node.roster.living_participants().into_iter();
+        // Not those that were let in and never came to have anything, nor other services.
+        let members = living.filter(|who| served_node.node_segment.is_member(*who)).collect();
+        if let Some(takeover) = &mut self.takeover {
+            takeover.set_awaited(Instant::now(), members);
+        }
+    }
+
+    /// Hears what a member says.
+    pub(super) fn handle_messages(&mut self, who: Participant) {
+        for _ in 0..MAX_MESSAGES_PER_TURN {
+            let Some(client) = self.clients.get_mut(&who) else { return };
+            client.connection.flush();
+            let message = match client.connection.channel().receive(Duration::ZERO) {
+                Ok(message) => message,
+                Err(ChannelError::DeadlineExceeded { .. }) => return,
+                Err(_) => return self.handle_disconnect(who),
+            };
+            let heard = protocol::decode(RECEIVING, &message.bytes)
+                .and_then(|request| self.handle_request(who, request, message.descriptors));
+            if let Err(error) = heard {
+                tracing::debug!(%error, %who, "a process was rejected");
+                if let Some(client) = self.clients.get_mut(&who) {
+                    self.refusals.reject_with_error(&mut client.connection, &error);
+                }
+                return self.handle_disconnect(who);
+            }
+        }
+    }
+
+    fn handle_request(
+        &mut self,
+        who: Participant,
+        request: Request,
+        files: Vec<OwnedFd>,
+    ) -> Result<()> {
+        match request {
+            Request::Pidfds { participants } => self.learn(&participants, files)?,
+            Request::Pool { pool } => {
+                self.registry.restore_pool(pool, only(files)?)?;
+                if let Some(client) = self.clients.get_mut(&who) {
+                    client.pools.entry(pool).or_insert(0);
+                }
+            }
+            Request::Pieces { pool, first, pieces } => {
+                if pieces.len() != files.len() {
+                    return Err(malformed("wrong number of descriptors"));
+                }
+                let pieces = files.into_iter().zip(pieces);
+                let pieces = pieces.map(|(memory, (length, name))| Piece { memory, length, name });
+                let (end, replaced) = self.registry.restore_pieces(pool, first, pieces)?;
+                if let Some(replaced) = replaced {
+                    self.handle_replaced_pieces(pool, replaced);
+                }
+                let has = self.clients.get_mut(&who).and_then(|it| it.pools.get_mut(&pool));
+                // Without a gap: what comes behind a wrong one is sent anew.
+                if let Some(has) = has.filter(|has| **has >= first as usize) {
+                    *has = (*has).max(end);
+                }
+            }
+            Request::Topic { number } => {
+                self.registry.restore_topic(number, only(files)?)?;
+                self.add_user(who, number);
+            }
+            Request::RejoinDone => {
+                self.drop_unreturned_topics(who);
+                if let Some(takeover) = &mut self.takeover {
+                    takeover.mark_returned(who);
+                } else {
+                    // It comes later than the others.
+                    self.must_rescan_owners = true;
+                    self.send_missing(who);
+                    let topics = self.clients.get(&who).map(|client| &client.topics);
+                    for number in
+                        topics.into_iter().flat_map(|it| it.keys().copied()).collect::<Vec<_>>()
+                    {
+                        self.topic_changed(number);
+                    }
+                }
+            }
+            Request::Hello { .. } | Request::Rejoin { .. } => {
+                return Err(malformed("duplicate hello"));
+            }
+            Request::Leave => self.leaves(who),
+            Request::TakeOver if files.is_empty() => self.handle_take_over(who),
+            other if !files.is_empty() => {
+                let detail = format!("descriptors with {other:?}");
+                return Err(Error::new(RECEIVING, ErrorKind::Malformed, detail));
+            }
+            other => match self.clients.get_mut(&who) {
+                Some(client) if self.takeover.is_some() => {
+                    if client.held.len() >= MAX_HELD_REQUESTS {
+                        let detail = "too many requests during the takeover";
+                        return Err(Error::new(RECEIVING, ErrorKind::TooMany, detail));
+                    }
+                    client.held.push(other);
+                }
+                _ => self.execute(who, other),
+            },
+        }
+        Ok(())
+    }
+
+    /// Takes note of lives that somebody knew.
+    fn learn(&mut self, participants: &[u32], files: Vec<OwnedFd>) -> Result<()> {
+        let Some(served_node) = &self.served_node else { return Ok(()) };
+        for (who, pidfd) in protocol::pidfds(participants, files)? {
+            let is_known = self.pidfds.contains_key(&who) || who.is_role();
+            if is_known || served_node.roster.is_dead(Some(who)) {
+                continue;
+            }
+            let Ok(copy) = pidfd.try_clone() else { continue };
+            served_node.roster.add_pidfd(who, copy);
+            self.pidfds.insert(who, pidfd);
+        }
+        Ok(())
+    }
+
+    fn add_user(&mut self, who: Participant, number: u32) {
+        self.registry.add_user(number, who);
+        if let Some(client) = self.clients.get_mut(&who) {
+            *client.topics.entry(number).or_insert(0) += 1;
+        }
+    }
+
+    /// One that came back has handed over all that it has, which may be less than it had when
+    /// its connection was lost.
+    fn drop_unreturned_topics(&mut self, who: Participant) {
+        let Some(client) = self.clients.get(&who) else { return };
+        let mut changed_topics: Vec<_> = client.topics.keys().copied().collect();
+        let is_not_returned = |number| !client.topics.contains_key(&number);
+        changed_topics.extend(self.registry.remove_user_from(who, is_not_returned));
+        if self.takeover.is_some() {
+            // It is seen to when all are back.
+            return;
+        }
+        for number in changed_topics {
+            self.topic_changed(number);
+            self.remove_unused(number);
+        }
+    }
+
+    /// A process needs a topic so many times less than it was given to it. It may have been
+    /// given to it again meanwhile.
+    fn handle_close_topic(&mut self, who: Participant, number: u32, granted: u64) {
+        let Some(client) = self.clients.get_mut(&who) else { return };
+        let Some(left) = client.topics.get_mut(&number) else { return };
+        *left = left.saturating_sub(granted);
+        if *left > 0 {
+            return;
+        }
+        client.topics.remove(&number);
+        self.registry.remove_user(number, who);
+        self.topic_changed(number);
+        self.remove_unused(number);
+    }
+
+    /// Does what a member asks for.
+    pub(super) fn execute(&mut self, who: Participant, request: Request) {
+        match request {
+            Request::Open { request, name, settings } => {
+                let Some(served_node) = &self.served_node else { return };
+                let remote_settings =
+                    settings.is_none().then(|| self.remote_settings(&name)).flatten();
+                let is_new = self.registry.named(&name).is_none();
+                let number = || served_node.node_segment.next_topic_number();
+                match self.registry.open(&name, settings.or(remote_settings), number) {
+                    Ok(number) => {
+                        if is_new && let Some(client) = self.clients.get(&who) {
+                            let (process, label) = (client.process, client.label.escape_debug());
+                            let as_elsewhere = if remote_settings.is_some() {
+                                ", with the settings of another node"
+                            } else {
+                                ""
+                            };
+                            let creator = format!("process {process} (\"{label}\"){as_elsewhere}");
+                            self.registry.set_creator(number, creator);
+                        }
+                        match (remote_settings, settings) {
+                            (Some(remote_settings), _) => tracing::info!(
+                                topic = name, settings = %remote_settings,
+                                "a topic was created with the settings of another node"
+                            ),
+                            (None, Some(settings)) if is_new => {
+                                log_change!(self, topic = name, %settings, "a topic was created");
+                            }
+                            _ => {}
+                        }
+                        self.send_topic(who, request, number);
+                    }
+                    Err(error) => self.refuse(who, request, &error),
+                }
+            }
+            Request::AdmitPublisher { request, number, publisher } => {
+                let notice = match self.admit_publisher(who, number, publisher) {
+                    Ok(()) => Notice::Admitted { request },
+                    Err(error) => Notice::Refused { request, reason: Refusal::of(&error) },
+                };
+                self.notify(who, &notice, Vec::new());
+            }
+            Request::CloseTopic { number, granted } => {
+                self.handle_close_topic(who, number, granted)
+            }
+            Request::Grow { pool, bytes } => {
+                let add_user =
+                    self.clients.get(&who).is_some_and(|client| client.pools.contains_key(&pool));
+                if add_user {
+                    self.grow(pool, bytes);
+                }
+            }
+            Request::ParticipantsChanged { number } => self.topic_changed(number),
+            // One that it does not use is none of its business.
+            Request::PublisherBlocked { number }
+                if self.clients.get(&who).is_some_and(|it| it.topics.contains_key(&number)) =>
+            {
+                self.eviction_monitor.begin(Instant::now(), (number, Direction::Local));
+            }
+            Request::AcknowledgePieces { ticket } => self.handle_acknowledge_pieces(who, ticket),
+            Request::Report { request } => {
+                for notice in self.answer_to_report(request) {
+                    self.notify(who, &notice, Vec::new());
+                }
+            }
+            // Heard before it comes here.
+            _ => {}
+        }
+    }
+
+    /// A process has made a publisher of a topic that it uses.
+    fn admit_publisher(&self, who: Participant, number: u32, publisher: u64) -> Result<()> {
+        if !self.clients.get(&who).is_some_and(|client| client.topics.contains_key(&number)) {
+            let detail = "this process does not use the topic";
+            return Err(Error::new("make a publisher", ErrorKind::NotFound, detail));
+        }
+        self.registry.admit_publisher(number, who, publisher)
+    }
+
+    /// What a topic is like that is not here, but at other nodes.
+    fn remote_settings(&self, name: &str) -> Option<SharedSettings> {
+        match self.registry.named(name) {
+            Some(_) => None,
+            None => self.replication.replicator.as_ref()?.remote_settings(name),
+        }
+    }
+
+    /// Gives a process a topic, with the pools that it draws from.
+    fn send_topic(&mut self, who: Participant, request: u64, number: u32) {
+        let is_new = self.registry.is_unused(number);
+        self.add_user(who, number);
+        if is_new {
+            // Other nodes may have been waiting for it: what is published is kept for them from
+            // the first message on.
+            self.topic_changed(number);
+            self.run_replication();
+        }
+        let ready = self.send_pools(who, number).and_then(|()| match is_new {
+            true => self.preallocate(number),
+            false => Ok(()),
+        });
+        match ready.and_then(|()| self.registry.segment(number)) {
+            Ok(segment) => self.notify(who, &Notice::Topic { request, number }, vec![segment]),
+            Err(error) => {
+                self.refuse(who, request, &error);
+                self.handle_close_topic(who, number, 1);
+            }
+        }
+    }
+
+    fn refuse(&mut self, who: Participant, request: u64, error: &Error) {
+        let Some(client) = self.clients.get(&who) else { return };
+        let reason = self.refusals.refusal(&client.connection, error);
+        self.notify(who, &Notice::Refused { request, reason }, Vec::new());
+    }
+
+    /// Some memory for a topic that somebody begins to use, so that the first message does not
+    /// wait for it. Fails where a limit of the service's process does not let it have any.
+    fn preallocate(&mut self, number: u32) -> Result<()> {
+        let Some((topic, [local, _])) = self.registry.topic_and_pools(number) else {
+            return Ok(());
+        };
+        let (id, first) = (local.id(), topic.settings().largest);
+        let Some(served_node) = &self.served_node else { return Ok(()) };
+        // If nobody can tell now, whoever needs it asks for it.
+        let free =
+            local.statistics(&served_node.caller()).map_or(first, |found| found.largest_free);
+        if free >= first {
+            return Ok(());
+        }
+        match self.try_to_grow(id, first) {
+            Err(error) if error.limit_reached().is_some() => Err(error),
+            Err(error) => {
+                tracing::warn!(%error, first, "a pool cannot grow");
+                Ok(())
+            }
+            Ok(()) => Ok(()),
+        }
+    }
+
+    /// Publishers or subscribers of a topic came or went.
+    pub(super) fn topic_changed(&mut self, number: u32) {
+        if let Some(kept) = self.registry.topics.get_mut(&number) {
+            (kept.publishes, kept.subscribes) = kept.topic.activity();
+            self.changed_topics.insert(number);
+        }
+        self.monitor_topic(number);
+        self.replicator_needs_topics = true;
+    }
+}

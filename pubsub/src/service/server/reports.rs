@@ -1,0 +1,124 @@
+//! What the service tells those that ask who is there.
+
+use super::Service;
+use crate::error::ErrorKind;
+use crate::pool::Direction;
+use crate::report::Row;
+use crate::service::protocol::{self, Notice, Refusal};
+
+/// Bytes of the rows of one message: several of these fit into the buffer of a socket.
+const PART: usize = 16 << 10;
+
+impl Service {
+    /// What one is told who asks who is there.
+    pub(super) fn answer_to_report(&mut self, request: u64) -> Vec<Notice> {
+        if self.takeover.is_some() {
+            let reason = "the service is taking over and has no report yet";
+            let reason = Refusal::new(ErrorKind::Failed, reason);
+            return vec![Notice::Refused { request, reason }];
+        }
+        let mut parts = vec![Vec::new()];
+        let mut bytes = 0;
+        for row in self.report() {
+            let length = protocol::encode(&row).len();
+            if bytes + length > PART && bytes > 0 {
+                parts.push(Vec::new());
+                bytes = 0;
+            }
+            bytes += length;
+            if let Some(part) = parts.last_mut() {
+                part.push(row);
+            }
+        }
+        let last = parts.len() - 1;
+        let notices = parts.into_iter().enumerate();
+        notices.map(|(at, rows)| Notice::Rows { request, rows, is_last: at == last }).collect()
+    }
+
+    /// All that is to be told. The first row is the node's.
+    fn report(&mut self) -> Vec<Row> {
+        let Some(served_node) = &self.served_node else { return Vec::new() };
+        let mut rows = vec![Row::Node {
+            identity: served_node.node_segment.identity().to_string(),
+            label: self.options.label.clone(),
+            service: served_node.number,
+            process: std::process::id(),
+            listens: self.replication.replicator.as_ref().and_then(|it| it.listens()),
+        }];
+        rows.extend(self.clients.iter().map(|(who, client)| Row::Process {
+            participant: who.to_string(),
+            label: client.label.clone(),
+            process: client.process,
+        }));
+        for (id, pool_entry) in &self.registry.pools {
+            let found = pool_entry.pool.statistics(&served_node.caller()).unwrap_or_default();
+            rows.push(Row::Pool {
+                place: id.place.to_string(),
+                is_inbound: id.direction == Direction::Inbound,
+                bytes: pool_entry.pool.length(),
+                budget: self.registry.budget(id.place),
+                limit: pool_entry.pool.limit(),
+                free: found.free,
+                blocks: found.blocks_allocated,
+            });
+        }
+        for kept in self.registry.topics.values() {
+            rows.extend(self.report_of(kept));
+        }
+        rows.extend(self.replication.rows());
+        rows
+    }
+
+    fn report_of(&self, kept: &crate::service::registry::TopicEntry) -> Vec<Row> {
+        let topic = &kept.topic;
+        let settings = topic.settings();
+        let name = || topic.name().to_owned();
+        let mut rows = vec![Row::Topic {
+            name: name(),
+            number: topic.number(),
+            place: settings.place.to_string(),
+            reliability: settings.reliability.to_string(),
+            depth: settings.depth,
+            largest: settings.largest,
+            loans: settings.loans,
+            release_microseconds: settings.release_microseconds,
+            type_name: settings.type_name.map(String::from),
+            published: topic.local().position(),
+            arrived: topic.inbound().position(),
+            dropped: topic.local().dropped() + topic.inbound().dropped(),
+            reserves: settings.reserves(topic.reserved_publishers()),
+        }];
+        let participants = topic.participants();
+        rows.extend(participants.publishers.into_iter().map(|found| {
+            Row::Publisher {
+                topic: name(),
+                participant: found.who.to_string(),
+                publisher: found.id,
+                messages: found.messages,
+                bytes: found.bytes,
+                waits_microseconds: found
+                    .waits_since
+                    .map_or(0, |since| crate::clock::now().saturating_sub(since) / 1000),
+            }
+        }));
+        rows.extend(participants.subscribers.into_iter().map(|found| Row::Subscriber {
+            topic: name(),
+            participant: match found.who {
+                Some(who) if who.is_role() => "replication".into(),
+                Some(who) => who.to_string(),
+                None => String::new(),
+            },
+            behind: u64::from(found.unread) + u64::from(found.held),
+            missed: found.missed,
+        }));
+        let missed = topic.missed_by_nodes();
+        if missed.nodes > 0 {
+            rows.push(Row::Missed {
+                topic: name(),
+                nodes: missed.nodes,
+                messages: missed.messages,
+            });
+        }
+        rows
+    }
+}

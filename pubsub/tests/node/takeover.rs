@@ -1,0 +1,194 @@
+//! Services that end, and others that take over.
+
+use std::time::Duration;
+
+use pubsub::{ErrorKind, Row, TopicSettings};
+
+use crate::support::{
+    ChildProcess, TIMEOUT, TestDir, number_of, options, publish, settings, until,
+};
+
+/// The how manieth service there is.
+fn service(test_dir: &TestDir) -> Option<u32> {
+    match pubsub::report(test_dir.path()).ok()?.first()? {
+        Row::Node { service, .. } => Some(*service),
+        _ => None,
+    }
+}
+
+#[test]
+fn another_process_serves_when_the_first_leaves() {
+    let test_dir = TestDir::new();
+    let first = test_dir.join();
+    let second = test_dir.join();
+    let identity = first.identity();
+    let publishing = first.topic("numbers", &settings()).unwrap();
+    let reading = second.open("numbers").unwrap();
+    let (publisher, mut subscriber) =
+        (publishing.publisher().unwrap(), reading.subscriber().unwrap());
+    publish(&publisher, 0..5);
+    drop((publisher, publishing, first));
+    for expected in 0..5 {
+        assert_eq!(number_of(&subscriber.pull(TIMEOUT).unwrap()), expected);
+    }
+    // The one that is left serves, and others come to it.
+    let third = test_dir.join();
+    assert_eq!(third.identity(), identity);
+    assert_eq!(service(&test_dir), Some(2));
+    let topic = third.topic("numbers", &settings()).unwrap();
+    let publisher = topic.publisher().unwrap();
+    publish(&publisher, 5..9);
+    for expected in 5..9 {
+        assert_eq!(number_of(&subscriber.pull(TIMEOUT).unwrap()), expected);
+    }
+    drop((second, third, topic, publisher, subscriber, reading));
+    // Everybody is gone: the next is at another node.
+    assert_ne!(test_dir.join().identity(), identity);
+}
+
+/// Numbers go from one process to another while the service is killed, again and again.
+fn numbers_flow_while_services(end: fn(&mut ChildProcess)) {
+    const COUNT: u64 = 20_000;
+    let test_dir = TestDir::new();
+    let mut service = ChildProcess::start("serves", test_dir.path());
+    let node = test_dir.join_served();
+    let topic = node.topic("numbers", &settings()).unwrap();
+    let mut subscriber = topic.subscriber().unwrap();
+    let mut publisher = ChildProcess::start(&format!("publishes numbers {COUNT}"), test_dir.path());
+    let mut next_end = COUNT / 8;
+    for expected in 0..COUNT {
+        if expected == next_end {
+            next_end += COUNT / 8;
+            end(&mut service);
+            service = ChildProcess::start("serves", test_dir.path());
+        }
+        assert_eq!(number_of(&subscriber.pull(TIMEOUT).unwrap()), expected);
+    }
+    publisher.finish();
+    assert!(subscriber.try_pull().unwrap().is_none(), "one came twice");
+    // New topics and members: all is in order.
+    let other = node.topic("others", &settings()).unwrap();
+    let mut subscriber = other.subscriber().unwrap();
+    let mut publisher = ChildProcess::start("publishes others 1", test_dir.path());
+    assert_eq!(number_of(&subscriber.pull(TIMEOUT).unwrap()), 0);
+    publisher.finish();
+}
+
+#[test]
+fn nothing_is_lost_when_services_are_killed() {
+    numbers_flow_while_services(ChildProcess::kill);
+}
+
+#[test]
+fn nothing_is_lost_when_services_end_in_order() {
+    numbers_flow_while_services(ChildProcess::end);
+}
+
+#[test]
+fn publishers_and_services_die_together() {
+    let test_dir = TestDir::new();
+    let mut service = ChildProcess::start("serves", test_dir.path());
+    let node = test_dir.join_served();
+    let topic = node.topic("numbers", &settings()).unwrap();
+    let mut subscriber = topic.subscriber().unwrap();
+    for _ in 0..5 {
+        let mut publisher = ChildProcess::start("publishes-for-ever numbers", test_dir.path());
+        for expected in 0..100 {
+            assert_eq!(number_of(&subscriber.pull(TIMEOUT).unwrap()), expected);
+        }
+        service.kill();
+        publisher.kill();
+        service = ChildProcess::start("serves", test_dir.path());
+        // What was published before is still there, in order.
+        let mut expected = 100;
+        until("the publisher to be forgotten", || {
+            while let Some(sample) = subscriber.try_pull().unwrap() {
+                assert_eq!(number_of(&sample), expected);
+                expected += 1;
+            }
+            let rows = pubsub::report(test_dir.path()).unwrap_or_default();
+            !rows.is_empty() && !rows.iter().any(|row| matches!(row, Row::Publisher { .. }))
+        });
+        while let Some(sample) = subscriber.try_pull().unwrap() {
+            assert_eq!(number_of(&sample), expected);
+            expected += 1;
+        }
+    }
+    drop(subscriber);
+    // Nothing of all that is left.
+    until("all memory to be free", || {
+        let rows = node.report().unwrap();
+        rows.iter().all(|row| !matches!(row, Row::Pool { blocks, .. } if *blocks > 0))
+    });
+}
+
+#[test]
+fn one_without_a_service_goes_on_with_what_it_has() {
+    let test_dir = TestDir::new();
+    let mut service = ChildProcess::start("serves", test_dir.path());
+    let node = test_dir.join_served();
+    let topic = node.topic("numbers", &settings()).unwrap();
+    let (publisher, mut subscriber) = (topic.publisher().unwrap(), topic.subscriber().unwrap());
+    publish(&publisher, 0..1);
+    service.kill();
+    publish(&publisher, 1..5);
+    for expected in 0..5 {
+        assert_eq!(number_of(&subscriber.pull(TIMEOUT).unwrap()), expected);
+    }
+    let _next = pubsub::Node::join(options(test_dir.path())).unwrap();
+    until("the next service", || service_is(&test_dir, 2));
+    assert!(node.topic("more", &settings()).is_ok());
+}
+
+/// Longer than it takes until the next service serves, and until somebody who is in the way has had
+/// its time.
+#[test]
+fn one_who_waits_is_seen_by_the_next_service() {
+    let test_dir = TestDir::new();
+    let mut service = ChildProcess::start("serves", test_dir.path());
+    let node = test_dir.join_served();
+    let deadline = Duration::from_millis(1500);
+    let hasty = TopicSettings { release_deadline: deadline, ..settings() };
+    let topic = node.topic("numbers", &hasty).unwrap();
+    let (publisher, mut greedy) = (topic.publisher().unwrap(), topic.subscriber().unwrap());
+    publish(&publisher, 0..8);
+    let held: Vec<_> = (0..8).map(|_| greedy.pull(TIMEOUT).unwrap()).collect();
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| publish(&publisher, 8..9));
+        until("it to wait", || {
+            let rows = node.report().unwrap();
+            rows.iter().any(|row| matches!(row, Row::Publisher { waits_microseconds, .. } if *waits_microseconds > 0))
+        });
+        // The one that was told is no more.
+        service.kill();
+        service = ChildProcess::start("serves", test_dir.path());
+        waits.join().unwrap();
+    });
+    drop(held);
+    assert_eq!(greedy.pull(TIMEOUT).unwrap_err().kind(), ErrorKind::Evicted);
+    assert_eq!(self::service(&test_dir), Some(2));
+}
+
+fn service_is(test_dir: &TestDir, number: u32) -> bool {
+    service(test_dir) == Some(number)
+}
+
+/// What a killed service had open its child has still: connections that nobody answers, and the
+/// socket.
+#[test]
+fn a_child_of_a_killed_service_is_in_nobodys_way() {
+    for ends in [ChildProcess::kill as fn(&mut ChildProcess), |other| other.end()] {
+        let test_dir = TestDir::new();
+        let mut service = ChildProcess::start("serves-and-forks numbers", test_dir.path());
+        until("a service", || service_is(&test_dir, 1));
+        let node = pubsub::Node::join(options(test_dir.path())).unwrap();
+        let topic = node.topic("numbers", &settings()).unwrap();
+        let mut subscriber = topic.subscriber().unwrap();
+        ends(&mut service);
+        let other = test_dir.join();
+        assert_eq!(other.identity(), node.identity());
+        publish(&other.open("numbers").unwrap().publisher().unwrap(), 0..3);
+        until("the numbers", || number_of(&subscriber.pull(TIMEOUT).unwrap()) == 2);
+        assert!(node.topic("more", &settings()).is_ok());
+    }
+}

@@ -1,0 +1,347 @@
+//! Topics whose messages can be told from their positions, and nodes that carry each other's
+//! letters.
+
+use pubsub::replication::Command;
+use std::collections::{HashMap, VecDeque};
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use gpu::{Device, Slice};
+use pubsub::Result;
+use pubsub::replication::{
+    ConnectionMessage, Counters, FinishOutcome, MessageHeader, Metadata, NodeId, OutgoingMessage,
+    PayloadLocation, Side, Sink, Source, StageDurations, TopicKey, TopicOptions, TopicParameters,
+    Worker, WorkerEvent, WorkerOptions,
+};
+
+/// Reached only on failure.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
+pub(crate) const LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+/// Whose memory messages lie in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum MemoryKind {
+    Host,
+    Device,
+}
+
+impl MemoryKind {
+    pub(crate) fn device(self) -> Device {
+        let named = std::env::var("FABRICAST_TEST_DEVICE").ok();
+        let name = match (self, &named) {
+            (Self::Host, _) => "emulated:0",
+            (Self::Device, None) => "emulated:1",
+            (Self::Device, Some(named)) => named.as_str(),
+        };
+        Device::open(name.parse().unwrap()).unwrap()
+    }
+
+    fn place(self, slice: Slice) -> PayloadLocation {
+        match self {
+            Self::Host => PayloadLocation::Host(slice),
+            Self::Device => PayloadLocation::Device(slice),
+        }
+    }
+}
+
+pub(crate) fn bytes_of(position: u64, length: usize) -> Vec<u8> {
+    let mut bytes = vec![0; length];
+    let mut state = position.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    for place in bytes.chunks_mut(8) {
+        state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+        place.copy_from_slice(&state.to_le_bytes()[..place.len()]);
+    }
+    bytes
+}
+
+pub(crate) fn header_of(position: u64, length: u64) -> MessageHeader {
+    MessageHeader {
+        position,
+        length,
+        publisher: 7,
+        sequence: position + 1,
+        published: position * 1000,
+        posted: 0,
+        metadata: Metadata::new(&bytes_of(position, (position % 300).min(256) as usize)).unwrap(),
+    }
+}
+
+/// Which lengths messages have.
+pub(crate) type Lengths = Arc<dyn Fn(u64) -> usize + Send + Sync>;
+
+/// The next position, and what is kept.
+type RetainedMessages = (u64, VecDeque<(u64, Slice)>);
+/// Told of a message before it counts as published.
+pub(crate) type PublishedCallback = Box<dyn FnMut(&MessageHeader, &StageDurations) + Send>;
+
+/// A topic with so many messages, of which so many may wait.
+pub(crate) struct Published {
+    pub(crate) lengths: Lengths,
+    pub(crate) at: MemoryKind,
+    pub(crate) count: u64,
+    pub(crate) depth: u64,
+    state: Arc<Mutex<RetainedMessages>>,
+    stream: Option<gpu::Stream>,
+    /// What was released, also for whoever comes after this.
+    pub(crate) released: Box<dyn FnMut(u64) + Send>,
+}
+
+impl Published {
+    pub(crate) fn new(lengths: &Lengths, at: MemoryKind, from: u64, count: u64) -> Self {
+        Self {
+            lengths: Arc::clone(lengths),
+            at,
+            count,
+            depth: 16,
+            state: Arc::new(Mutex::new((from, VecDeque::new()))),
+            stream: None,
+            released: Box::new(|_| {}),
+        }
+    }
+
+    /// Says whether everything is released.
+    pub(crate) fn is_done(&self) -> impl Fn() -> bool + use<> {
+        let (state, count) = (Arc::clone(&self.state), self.count);
+        move || {
+            let state = state.lock().unwrap();
+            state.0 == count && state.1.is_empty()
+        }
+    }
+}
+
+impl Source for Published {
+    fn next(&mut self) -> Result<Option<OutgoingMessage>> {
+        let mut state = self.state.lock().unwrap();
+        let position = state.0;
+        if position == self.count || state.1.len() as u64 >= self.depth {
+            return Ok(None);
+        }
+        let bytes = bytes_of(position, (self.lengths)(position));
+        let memory = self.at.device().allocate(bytes.len().max(1) as u64).unwrap();
+        let slice = memory.slice(0, bytes.len() as u64).unwrap();
+        if !bytes.is_empty() {
+            let stream = self.stream.get_or_insert_with(|| self.at.device().stream().unwrap());
+            stream.upload(&slice, &bytes, TIMEOUT).unwrap();
+        }
+        state.0 += 1;
+        state.1.push_back((position, slice.clone()));
+        let header = header_of(position, bytes.len() as u64);
+        Ok(Some(OutgoingMessage { header, place: self.at.place(slice) }))
+    }
+
+    fn release(&mut self, through: u64) {
+        let mut state = self.state.lock().unwrap();
+        while state.1.front().is_some_and(|(position, _)| *position <= through) {
+            state.1.pop_front();
+        }
+        (self.released)(through);
+    }
+
+    fn release_one(&mut self, position: u64) {
+        self.state.lock().unwrap().1.retain(|(kept, _)| *kept != position);
+    }
+}
+
+/// Where messages of a topic arrive: checked, and told of.
+pub(crate) struct Subscribed {
+    at: MemoryKind,
+    begun: VecDeque<Slice>,
+    stream: Option<gpu::Stream>,
+    /// One of so many calls finds no room, or the queue full; 0: none.
+    pub(crate) refuse: u64,
+    calls: u64,
+    pub(crate) published: PublishedCallback,
+}
+
+impl Subscribed {
+    pub(crate) fn new(
+        at: MemoryKind,
+        published: impl FnMut(&MessageHeader, &StageDurations) + Send + 'static,
+    ) -> Self {
+        let begun = VecDeque::new();
+        Self { at, begun, stream: None, refuse: 0, calls: 0, published: Box::new(published) }
+    }
+
+    fn refuses(&mut self) -> bool {
+        self.calls += 1;
+        self.refuse > 0 && (self.calls.wrapping_mul(0x9e37_79b9) >> 16).is_multiple_of(self.refuse)
+    }
+}
+
+impl Sink for Subscribed {
+    fn begin(&mut self, header: &MessageHeader) -> Result<Option<PayloadLocation>> {
+        if self.refuses() {
+            return Ok(None);
+        }
+        let memory = self.at.device().allocate(header.length.max(1)).unwrap();
+        let slice = memory.slice(0, header.length).unwrap();
+        self.begun.push_back(slice.clone());
+        Ok(Some(self.at.place(slice)))
+    }
+
+    fn finish(&mut self, header: &MessageHeader, stages: &StageDurations) -> Result<FinishOutcome> {
+        if self.refuses() {
+            return Ok(FinishOutcome::Retry);
+        }
+        let slice = self.begun.pop_front().expect("it began");
+        let mut bytes = vec![0; header.length as usize];
+        if header.length > 0 {
+            let stream = self.stream.get_or_insert_with(|| self.at.device().stream().unwrap());
+            stream.download(&slice, &mut bytes, TIMEOUT).unwrap();
+        }
+        let wanted = header_of(header.position, header.length);
+        assert_eq!(MessageHeader { posted: 0, ..*header }, wanted);
+        assert!(bytes == bytes_of(header.position, bytes.len()), "message {}", header.position);
+        (self.published)(header, stages);
+        Ok(FinishOutcome::Published)
+    }
+
+    fn abandon(&mut self) {
+        self.begun.clear();
+    }
+}
+
+/// What was published where.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct PublishedLog(pub(crate) Arc<Mutex<Vec<u64>>>);
+
+impl PublishedLog {
+    pub(crate) fn sink(&self, at: MemoryKind) -> Subscribed {
+        let log = self.clone();
+        Subscribed::new(at, move |header, _| log.0.lock().unwrap().push(header.position))
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.0.lock().unwrap().len()
+    }
+
+    /// Each once, in order.
+    pub(crate) fn check(&self, count: u64) {
+        let published = self.0.lock().unwrap();
+        assert!(published.iter().copied().eq(0..count), "{count}: {published:?}");
+    }
+}
+
+pub(crate) fn options(provider: &str) -> WorkerOptions {
+    WorkerOptions { policy: provider.parse().unwrap(), ..WorkerOptions::default() }
+}
+
+pub(crate) fn facts(largest: u64) -> TopicOptions {
+    TopicOptions { facts: TopicParameters { number: 1, largest, depth: 16 }, max_retained: None }
+}
+
+pub(crate) fn node(number: u8) -> NodeId {
+    NodeId([number; 16])
+}
+
+/// Nodes of this process.
+pub(crate) struct Nodes {
+    pub(crate) workers: HashMap<NodeId, Worker>,
+    /// Letters that are not carried: to or from these.
+    pub(crate) lost: Vec<(TopicKey, NodeId, NodeId, Side)>,
+    /// Why these were lost.
+    pub(crate) reasons: Vec<String>,
+    /// What failed for good.
+    pub(crate) failed: Vec<String>,
+    /// The number of the last connection that a node wished for.
+    pub(crate) last_request: HashMap<(TopicKey, NodeId), u64>,
+    /// Connections that were made.
+    pub(crate) connected: usize,
+    /// Who was reported to hold up a topic.
+    pub(crate) lagging: Vec<NodeId>,
+    /// Nodes that nobody is to connect to again.
+    pub(crate) gone: Vec<NodeId>,
+}
+
+impl Nodes {
+    pub(crate) fn start(count: u8, options: &WorkerOptions) -> Self {
+        let start = |number| (node(number), Worker::start(options.clone(), LOCAL).unwrap());
+        Self {
+            workers: (0..count).map(start).collect(),
+            lost: Vec::new(),
+            reasons: Vec::new(),
+            failed: Vec::new(),
+            last_request: HashMap::new(),
+            connected: 0,
+            lagging: Vec::new(),
+            gone: Vec::new(),
+        }
+    }
+
+    pub(crate) fn add(&mut self, number: u8, options: &WorkerOptions) {
+        self.workers.insert(node(number), Worker::start(options.clone(), LOCAL).unwrap());
+    }
+
+    pub(crate) fn of(&self, number: u8) -> &Worker {
+        &self.workers[&node(number)]
+    }
+
+    /// What a node's worker did so far.
+    pub(crate) fn counters(&self, number: u8) -> Counters {
+        self.of(number).request_counters().unwrap().recv_timeout(TIMEOUT).unwrap()
+    }
+
+    /// Carries what there is to be carried.
+    pub(crate) fn carry(&mut self) {
+        for (from, worker) in &self.workers {
+            while let Some(report) = worker.try_report().unwrap() {
+                match report {
+                    WorkerEvent::ControlMessage { key, node: to, terms } => {
+                        if let ConnectionMessage::ConnectRequest { connection, .. } = terms {
+                            self.last_request.insert((key, *from), connection);
+                        }
+                        if let Some(reader) = self.workers.get(&to) {
+                            reader.tell(Command::ControlMessage(key, *from, terms)).unwrap();
+                        }
+                    }
+                    WorkerEvent::Connected { .. } => self.connected += 1,
+                    WorkerEvent::Lagging { node, .. } => self.lagging.push(node),
+                    WorkerEvent::Disconnected { key, node: of, side, reason } => {
+                        self.lost.push((key, *from, of, side));
+                        self.reasons.push(reason.to_string());
+                        if side == Side::Writer && !self.gone.contains(&of) {
+                            worker.tell(Command::AddDestination(key, of)).unwrap();
+                        }
+                    }
+                    WorkerEvent::Failed { key, node, side, error } => {
+                        self.failed.push(format!("{key:?} {node:?} {side:?}: {error}"));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Carries until that is so.
+    pub(crate) fn until(&mut self, what: &str, mut is_so: impl FnMut(&Self) -> bool) {
+        let end = Instant::now() + TIMEOUT;
+        loop {
+            self.carry();
+            if is_so(self) {
+                return;
+            }
+            assert!(Instant::now() < end, "{what}: not in {TIMEOUT:?}; failed: {:?}", self.failed);
+            self.wait();
+        }
+    }
+
+    /// Until some worker has something to say, or a little while.
+    fn wait(&self) {
+        use nix::poll::{PollFd, PollFlags, poll};
+        let descriptors = self.workers.values().map(|worker| worker.wake_descriptor());
+        let mut polled: Vec<_> =
+            descriptors.map(|descriptor| PollFd::new(descriptor, PollFlags::POLLIN)).collect();
+        let _ = poll(&mut polled, 5_u8);
+    }
+}
+
+/// Of the threads of this process whose names begin so.
+pub(crate) fn cpu_time(threads: &str) -> Duration {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap().map(|task| task.unwrap().path());
+    let meant = tasks.filter(|task| {
+        std::fs::read_to_string(task.join("comm")).is_ok_and(|name| name.starts_with(threads))
+    });
+    let times = meant.filter_map(|task| std::fs::read_to_string(task.join("schedstat")).ok());
+    let nanoseconds = times.filter_map(|times| times.split(' ').next()?.parse::<u64>().ok());
+    Duration::from_nanos(nanoseconds.sum())
+}

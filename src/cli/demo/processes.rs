@@ -1,0 +1,435 @@
+//! The processes of the demonstration, and what they said last: `fabricast node`, `pub` and `sub`.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Child, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use pubsub::Row;
+use serde::{Deserialize, Serialize};
+
+use super::display::LiveDisplay;
+use super::network::DemoNetwork;
+use super::scenario::NODES;
+use crate::cli::exit::{Exit, Failure};
+use crate::cli::process::{is_ignored, kill_with_parent, limit_lifetime};
+use crate::cli::settings::{FILE_VARIABLE, TABLE};
+use crate::cli::signals::{Signals, interrupted};
+use crate::cli::statistics::Latency;
+use crate::cli::text;
+use command::process::this_program;
+use command::temp_dir::{Program, TempDir};
+
+/// What rates are taken of.
+pub(super) const WINDOW: Duration = Duration::from_secs(3);
+/// Between two looks at what the nodes tell of themselves.
+const REPORT_INTERVAL: Duration = Duration::from_millis(250);
+/// What they say is heard so soon.
+const EVENT_POLL_INTERVAL: Duration = Duration::from_millis(20);
+
+/// What a process does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Role {
+    NodeService,
+    /// In this topic.
+    Publish(usize),
+    Subscribe(usize),
+}
+
+impl Role {
+    pub(super) fn publishes(self) -> bool {
+        matches!(self, Self::Publish(_))
+    }
+
+    pub(super) fn reads(self) -> bool {
+        matches!(self, Self::Subscribe(_))
+    }
+}
+
+/// What `pub` and `sub` say, in a line of JSON each.
+#[derive(Debug, Default, Clone, Serialize, Deserialize)]
+pub(super) struct ProcessReport {
+    pub(super) messages: u64,
+    pub(super) bytes: u64,
+    pub(super) messages_per_s: f64,
+    pub(super) bytes_per_s: f64,
+    #[serde(default)]
+    pub(super) corrupted: u64,
+    /// Not known of one that was removed from its topic.
+    #[serde(default)]
+    pub(super) missed: Option<u64>,
+    /// By which ways messages came.
+    #[serde(default)]
+    pub(super) paths: Vec<String>,
+    #[serde(rename(serialize = "stages"))]
+    pub(super) latencies: Vec<Latency>,
+}
+
+/// A process, as far as it is known.
+pub(super) struct DemoProcess {
+    pub(super) part: Role,
+    pub(super) node: usize,
+    pub(super) label: String,
+    child: Child,
+    /// What it said is in there, if it is not told to the user at once.
+    errors: PathBuf,
+    is_terminating: bool,
+    /// It says nothing more.
+    output_closed: bool,
+    has_exited: bool,
+    /// It has begun.
+    pub(super) has_reported: bool,
+    pub(super) last_report: ProcessReport,
+    /// When how many messages had been read or published.
+    history: VecDeque<(Instant, u64)>,
+}
+
+/// What was heard.
+enum ProcessEvent {
+    /// A process said this on standard output; None if that is over.
+    OutputLine(usize, Option<String>),
+    /// What a node tells of itself.
+    NodeReport(usize, Vec<Row>),
+}
+
+/// All of them. Dropping it ends them.
+pub(super) struct DemoProcesses {
+    pub(super) network: DemoNetwork,
+    pub(super) members: Vec<DemoProcess>,
+    /// What is seen of them, once messages are published.
+    pub(super) display: Option<LiveDisplay>,
+    /// What each node told of itself last, and how often it did.
+    pub(super) rows: [(Vec<Row>, u64); NODES],
+    directory: TempDir,
+    /// No process lives longer than that, even if this one is stopped.
+    limit: Duration,
+    event_sender: Sender<ProcessEvent>,
+    events: Receiver<ProcessEvent>,
+    signals: Signals,
+}
+
+impl DemoProcesses {
+    /// To be called before this process has other threads.
+    pub(super) fn new(network: DemoNetwork, limit: Duration) -> Result<Self, Failure> {
+        let (event_sender, events) = channel();
+        let signals = match is_ignored(Signal::SIGHUP) {
+            true => Signals::catch()?,
+            false => Signals::catch_with_hangup()?,
+        };
+        let (members, rows) = (Vec::new(), Default::default());
+        let directory = TempDir::create(Program::Demo)?;
+        Ok(Self {
+            network,
+            members,
+            display: None,
+            rows,
+            directory,
+            limit,
+            event_sender,
+            events,
+            signals,
+        })
+    }
+
+    fn directory_of(&self, node: usize) -> PathBuf {
+        self.directory.path().join(format!("node-{}", node + 1))
+    }
+
+    /// What the nodes told of themselves last, each by itself.
+    pub(super) fn report(&self) -> impl Iterator<Item = (usize, &Row)> {
+        let all = self.rows.iter().enumerate();
+        all.flat_map(|(node, (rows, _))| rows.iter().map(move |row| (node, row)))
+    }
+
+    /// Asks a node again and again what it tells of itself: a thread waits for that, so that a
+    /// node that does not answer keeps nobody waiting.
+    pub(super) fn poll_node(&self, node: usize) -> Result<(), Failure> {
+        let (event_sender, directory) = (self.event_sender.clone(), self.directory_of(node));
+        let poll_reports = move || {
+            let mut is_received = true;
+            while is_received {
+                // One that does not answer yet, or any more, is asked again.
+                if let Ok(rows) = pubsub::report(&directory) {
+                    is_received = event_sender.send(ProcessEvent::NodeReport(node, rows)).is_ok();
+                }
+                std::thread::sleep(REPORT_INTERVAL);
+            }
+        };
+        spawn_thread(poll_reports)
+    }
+
+    /// Starts one more. Tests tell them apart by their labels.
+    pub(super) fn start(
+        &mut self,
+        (part, node, label): (Role, usize, String),
+        arguments: impl IntoIterator<Item = String>,
+    ) -> Result<(), Failure> {
+        let failed = |why: String| Failure::failed(format!("start {label} failed: {why}"));
+        let mut command = this_program("fabricast");
+        command.args(arguments).args(["--service-timeout", "20", "--label", &label]);
+        command.arg("--directory").arg(self.directory_of(node));
+        for variable in TABLE.iter().map(|one| &*one.variable).chain([FILE_VARIABLE]) {
+            command.env_remove(variable);
+        }
+        command.stdin(Stdio::null()).stdout(Stdio::piped());
+        let number = self.members.len();
+        let errors = self.directory.path().join(number.to_string());
+        if std::env::var_os("FABRICAST_LOG").is_none() {
+            // What goes wrong is said; that nodes trust each other in here is no news.
+            let file = File::create(&errors).map_err(|error| failed(error.to_string()))?;
+            command.env("FABRICAST_LOG", "error").stderr(file);
+        }
+        // A terminal's signals are for the one that started it, which ends the others.
+        command.process_group(0);
+        kill_with_parent(&mut command, Signal::SIGKILL);
+        limit_lifetime(&mut command, self.limit);
+        self.network.enter(node)?;
+        let mut child = command.spawn().map_err(|error| failed(error.to_string()))?;
+        let (event_sender, output) = (self.event_sender.clone(), child.stdout.take());
+        self.members.push(DemoProcess {
+            part,
+            node,
+            label: label.clone(),
+            child,
+            errors,
+            is_terminating: false,
+            output_closed: false,
+            has_exited: false,
+            has_reported: false,
+            last_report: ProcessReport::default(),
+            history: VecDeque::new(),
+        });
+        let reader = move || {
+            let lines = output.into_iter().flat_map(|output| BufReader::new(output).lines());
+            let lines = lines.map_while(Result::ok).map(Some);
+            // Nobody hears it once all is over.
+            let _ = lines
+                .chain([None])
+                .try_for_each(|line| event_sender.send(ProcessEvent::OutputLine(number, line)));
+        };
+        spawn_thread(reader)
+    }
+
+    /// Asks those to end that have such a part, and waits until they have.
+    pub(super) fn end(
+        &mut self,
+        selects: impl Fn(Role) -> bool,
+        deadline: Instant,
+    ) -> Result<(), Failure> {
+        for member in self.members.iter_mut().filter(|member| selects(member.part)) {
+            member.is_terminating = true;
+            let _ = kill(Pid::from_raw(member.child.id() as i32), Signal::SIGTERM);
+        }
+        self.wait_until("all had ended", deadline, |members| {
+            members.iter().all(|member| member.has_exited || !selects(member.part))
+        })
+    }
+
+    /// Hears what they say until it is so, and shows it meanwhile.
+    pub(super) fn wait_until(
+        &mut self,
+        what: &str,
+        deadline: Instant,
+        condition: impl Fn(&[DemoProcess]) -> bool,
+    ) -> Result<(), Failure> {
+        self.wait_until_all(what, deadline, |it| condition(&it.members))
+    }
+
+    /// The same of all of them, and of what the nodes tell.
+    pub(super) fn wait_until_all(
+        &mut self,
+        what: &str,
+        deadline: Instant,
+        condition: impl Fn(&Self) -> bool,
+    ) -> Result<(), Failure> {
+        loop {
+            self.members.iter_mut().try_for_each(DemoProcess::look)?;
+            let is_over = condition(self);
+            if let Some(display) = &mut self.display {
+                display.look(&self.members)?;
+            }
+            if is_over {
+                return Ok(());
+            }
+            if self.signals.termination_requested() || self.signals.hangups() > 0 {
+                return Err(interrupted());
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                let why = format!(
+                    "run the demonstration failed: timed out waiting until {what}{}",
+                    self.why()
+                );
+                return Err(Failure::new(Exit::Deadline, why));
+            }
+            match self.events.recv_timeout(left.min(EVENT_POLL_INTERVAL)) {
+                Ok(ProcessEvent::OutputLine(member, line)) => {
+                    self.members[member].receive_line(line)?
+                }
+                Ok(ProcessEvent::NodeReport(node, rows)) => {
+                    self.rows[node] = (rows, self.rows[node].1 + 1)
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(Failure::failed(
+                        "run the demonstration failed: all of its processes have ended",
+                    ));
+                }
+            }
+        }
+    }
+
+    /// What nodes say of each other, where that may be why.
+    fn why(&self) -> String {
+        let all: Vec<String> = self
+            .report()
+            .filter_map(|(_, row)| match row {
+                Row::Peer { label, address, is_connected: false, detail, .. } => {
+                    Some(format!("; node \"{label}\" at {address} is not connected: {detail}"))
+                }
+                _ => None,
+            })
+            .collect();
+        all.concat()
+    }
+}
+
+impl DemoProcess {
+    fn receive_line(&mut self, line: Option<String>) -> Result<(), Failure> {
+        if let Some(line) = line {
+            let wrong = |error| {
+                Failure::failed(format!("parse output of {} failed: {line:?}: {error}", self.label))
+            };
+            (self.last_report, self.has_reported) =
+                (serde_json::from_str(&line).map_err(wrong)?, true);
+            let now = Instant::now();
+            self.history.push_back((now, self.last_report.messages));
+            // One that is older stays, so that there is all of the time.
+            while self.history.get(1).is_some_and(|(then, _)| now - *then > WINDOW) {
+                self.history.pop_front();
+            }
+        } else {
+            self.output_closed = true;
+        }
+        Ok(())
+    }
+
+    /// Messages a second lately.
+    pub(super) fn rate(&self) -> f64 {
+        let (Some(first), Some(last)) = (self.history.front(), self.history.back()) else {
+            return 0.0;
+        };
+        // One that says nothing more does nothing more.
+        let seconds = first.0.elapsed().as_secs_f64();
+        if seconds > 0.0 { (last.1 - first.1) as f64 / seconds } else { 0.0 }
+    }
+
+    /// Looks how one ended that says nothing more.
+    fn look(&mut self) -> Result<(), Failure> {
+        if self.has_exited || !self.output_closed {
+            return Ok(());
+        }
+        let (code, status) = match self.child.try_wait() {
+            Ok(None) => return Ok(()),
+            Ok(Some(status)) => (status.code(), status.to_string()),
+            Err(error) => (None, error.to_string()),
+        };
+        self.has_exited = true;
+        // `pub` was asked to end before it was done: there is no end to its messages.
+        let is_in_order = matches!(code, Some(0)) || code == Some(Exit::Interrupted as i32);
+        if self.is_terminating && is_in_order {
+            return Ok(());
+        }
+        if let Ok(errors) = std::fs::read_to_string(&self.errors) {
+            text::print_error(errors.trim_end());
+        }
+        let how = if self.is_terminating { "failed at exit" } else { "ended unexpectedly" };
+        let exit = Exit::from_code(code.unwrap_or(1));
+        Err(Failure::new(exit, format!("{} {how}: {status}", self.label)))
+    }
+}
+
+impl Drop for DemoProcesses {
+    fn drop(&mut self) {
+        for member in &mut self.members {
+            let _ = member.child.kill();
+        }
+        for member in &mut self.members {
+            let _ = member.child.wait();
+        }
+    }
+}
+
+fn spawn_thread(task: impl FnOnce() + Send + 'static) -> Result<(), Failure> {
+    let thread = std::thread::Builder::new().spawn(task);
+    thread.map(drop).map_err(|error| Failure::failed(format!("start thread failed: {error}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    fn member(script: &str, is_terminating: bool) -> DemoProcess {
+        let child = Command::new("sh").args(["-c", script]).spawn().unwrap();
+        DemoProcess {
+            part: Role::Subscribe(0),
+            node: 0,
+            label: "node 1, a".to_owned(),
+            child,
+            errors: PathBuf::new(),
+            is_terminating,
+            output_closed: true,
+            has_exited: false,
+            has_reported: false,
+            last_report: ProcessReport::default(),
+            history: VecDeque::new(),
+        }
+    }
+
+    fn end(script: &str, is_terminating: bool) -> Result<(), Failure> {
+        let mut member = member(script, is_terminating);
+        while !member.has_exited {
+            member.look()?;
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn who_was_asked_to_end_ends_in_order_or_fails_by_name() {
+        assert!(end("exit 0", true).is_ok() && end("exit 130", true).is_ok());
+        for (script, code) in [("exit 8", Exit::MessagesMissed), ("kill -SEGV $$", Exit::Failed)] {
+            let failure = end(script, true).unwrap_err();
+            let why = failure.to_string();
+            assert_eq!(failure.exit(), code, "{why}");
+            assert!(why.starts_with("node 1, a failed at exit: "), "{why}");
+        }
+        let why = end("exit 0", false).unwrap_err().to_string();
+        assert!(why.contains("ended unexpectedly"), "{why}");
+    }
+
+    #[test]
+    fn rates_are_those_of_late() {
+        let mut member = member("true", true);
+        let now = Instant::now();
+        let ago = |milliseconds| now.checked_sub(Duration::from_millis(milliseconds)).unwrap();
+        member.history.extend([(ago(9000), 0), (ago(8000), 900), (ago(2000), 1000)]);
+        member
+            .receive_line(Some(
+                r#"{"messages":1012,"bytes":0,"messages_per_s":99,"bytes_per_s":0,"stages":[]}"#
+                    .to_owned(),
+            ))
+            .unwrap();
+        assert_eq!(member.history.len(), 3);
+        assert!((13.0..15.0).contains(&member.rate()), "{}", member.rate());
+        member.child.wait().unwrap();
+    }
+}

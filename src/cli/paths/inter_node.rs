@@ -1,0 +1,413 @@
+//! `fabricast paths --topics`: which messages go to which node by which path, and why.
+
+use pubsub::{ErrorKind, Row};
+use serde_json::{Value, json};
+
+use super::Arguments;
+use crate::cli::exit::Failure;
+use crate::cli::node_client;
+use crate::cli::size::amount;
+use crate::cli::text;
+use crate::cli::topics::by_kind;
+
+pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let settings = arguments.settings.settings()?;
+    let rows = node_client::report(&settings)?;
+    match arguments.json {
+        true => text::json(&to_json(&rows)?),
+        false => text::print(&to_text(&rows)),
+    }
+}
+
+/// What a node is called, as far as that is known; else where it is, or how its identity begins.
+pub(crate) fn name_of_node(rows: &[Row], identity: &str) -> String {
+    const ID_PREFIX_LENGTH: usize = 8;
+    let of_it = || {
+        rows.iter().filter_map(|row| match row {
+            Row::Peer { node, label, address, .. } if node == identity => Some((label, address)),
+            _ => None,
+        })
+    };
+    let known = |text: &&String| !text.is_empty();
+    let label = of_it().map(|(label, _)| label).find(known);
+    match label.or_else(|| of_it().map(|(_, address)| address).find(known)) {
+        Some(name) => name.clone(),
+        None if identity.chars().count() <= ID_PREFIX_LENGTH => identity.to_owned(),
+        None => identity.chars().take(ID_PREFIX_LENGTH).chain(['…']).collect(),
+    }
+}
+
+/// Why nothing goes between this node and others.
+pub(crate) fn replication_error_text(kind: ErrorKind, why: &str) -> String {
+    let why = text::escape_control(why);
+    format!("no topics are replicated with other nodes: {why}{}", remedy_for(kind))
+}
+
+/// What to do about an error that keeps a node from reaching others, beside what its text says.
+pub(crate) fn remedy_for(kind: ErrorKind) -> &'static str {
+    match kind {
+        ErrorKind::CannotListen => ". Choose another address: --listen",
+        _ => "",
+    }
+}
+
+/// That another node is not reached, and why, if it is tried again and again.
+pub(crate) fn unreachable_text(peer: &Row) -> Option<String> {
+    let Row::Peer { address, is_retried: true, detail, .. } = peer else { return None };
+    let [address, detail] = [address, detail].map(|text| text::escape_control(text));
+    Some(format!("cannot reach {address}: {detail}"))
+}
+
+fn to_text(rows: &[Row]) -> String {
+    let mut out = String::new();
+    for row in rows {
+        let Row::Topic { name: topic, .. } = row else { continue };
+        out.push_str(&format!(
+            "{}\n",
+            text::heading(&format!("Topic \"{}\"", topic.escape_debug()))
+        ));
+        for line in topic_lines(rows, topic) {
+            out.push_str(&text::wrapped("  ", &line));
+        }
+    }
+    if out.is_empty() {
+        out.push_str("no topics\n");
+    }
+    for row in rows {
+        if let Row::ReplicationError { kind, why } = row {
+            out.push_str(&text::wrapped("", &replication_error_text(*kind, why)));
+        }
+        if let Row::Peer { label, address, is_connected, detail, .. } = row {
+            let state = if *is_connected { "connected" } else { "not connected" };
+            // One that was never met, or calls itself nothing, has no name.
+            let name = match label.is_empty() {
+                true => String::new(),
+                false => format!("\"{}\" ", label.escape_debug()),
+            };
+            let (address, detail) = (text::escape_control(address), text::escape_control(detail));
+            let detail = match detail.is_empty() {
+                true => String::new(),
+                false => format!(": {detail}"),
+            };
+            let line = format!("{name}at {address}: {state}{detail}");
+            out.push_str(&text::wrapped("node ", &line));
+        }
+    }
+    out
+}
+
+fn topic_lines(rows: &[Row], name_of_topic: &str) -> Vec<String> {
+    let mut lines = Vec::new();
+    let local = |row: &&Row| match row {
+        Row::Publisher { topic, .. } => topic == name_of_topic,
+        _ => false,
+    };
+    let count_of = |number: usize, thing| text::count_of(number as u64, thing);
+    let publishers = count_of(rows.iter().filter(local).count(), "publisher");
+    let subscribers = rows.iter().filter(|row| match row {
+        Row::Subscriber { topic, participant, .. } => {
+            topic == name_of_topic && participant != "replication"
+        }
+        _ => false,
+    });
+    lines.push(format!(
+        "on this node: {publishers}, {}, by shared memory: all read one copy",
+        count_of(subscribers.count(), "subscriber")
+    ));
+    for row in rows {
+        match row {
+            Row::Sent { topic, node, path, messages, bytes, stages, .. }
+            | Row::Received { topic, node, path, messages, bytes, stages }
+                if topic == name_of_topic =>
+            {
+                let (direction, waits) = match row {
+                    Row::Sent { waits, .. } => {
+                        ("to", format!(", {} for room", text::count_of(*waits, "wait")))
+                    }
+                    _ => ("from", String::new()),
+                };
+                lines.push(format!(
+                    "{direction} \"{}\" by {}; {}, {}{waits}{}",
+                    name_of_node(rows, node).escape_debug(),
+                    text::escape_control(path),
+                    text::count_of(*messages, "message"),
+                    amount(*bytes as f64),
+                    stage_times(stages, *messages)
+                ));
+            }
+            Row::IncompatibleTopic { topic, .. } if topic == name_of_topic => {
+                lines.extend(incompatibility(rows, row));
+            }
+            Row::Missed { topic, nodes, messages } if topic == name_of_topic => {
+                lines.push(format!(
+                    "given up: other nodes{}, {}; they missed {}",
+                    bracketed_names(&given_up(rows, topic)),
+                    text::count_of(*nodes, "time"),
+                    text::count_of(*messages, "message")
+                ));
+            }
+            _ => {}
+        }
+    }
+    lines
+}
+
+/// The nodes that missed messages of a topic, when they were given up, as far as they are known.
+pub(crate) fn given_up(rows: &[Row], name_of_topic: &str) -> Vec<String> {
+    let names = rows.iter().filter_map(|row| match row {
+        Row::GivenUp { topic, node, label, .. } if topic == name_of_topic => {
+            Some(if label.is_empty() { name_of_node(rows, node) } else { label.clone() })
+        }
+        _ => None,
+    });
+    names.collect()
+}
+
+/// Them, in brackets, if any is known.
+pub(crate) fn bracketed_names(names: &[String]) -> String {
+    let names: Vec<_> = names.iter().map(|name| format!("\"{}\"", name.escape_debug())).collect();
+    match names.is_empty() {
+        true => String::new(),
+        false => format!(" ({})", names.join(", ")),
+    }
+}
+
+/// Why a topic does not go to another node, or does not come from there.
+pub(crate) fn incompatibility(rows: &[Row], row: &Row) -> Option<String> {
+    let Row::IncompatibleTopic {
+        node,
+        is_wanted_remotely,
+        is_wanted_locally,
+        local,
+        remote,
+        differs,
+        ..
+    } = row
+    else {
+        return None;
+    };
+    let direction = match (is_wanted_remotely, is_wanted_locally) {
+        (true, true) => "not to or from",
+        (true, false) => "not to",
+        (false, _) => "not from",
+    };
+    let direction = format!("{direction} \"{}\"", name_of_node(rows, node).escape_debug());
+    let [local, remote] = [local, remote].map(|side| text::escape_control(side));
+    if differs.is_empty() {
+        return Some(format!("{direction}: {remote}"));
+    }
+    let (providers, settings): (Vec<_>, Vec<_>) =
+        differs.iter().map(String::as_str).partition(|name| *name == Row::PROVIDER);
+    let (mut which, mut advice) = (Vec::new(), Vec::new());
+    if !settings.is_empty() {
+        let options: Vec<_> =
+            settings.iter().map(|name| format!("--{}", name.replace('_', "-"))).collect();
+        which.push(format!(
+            "topic settings differ ({})",
+            text::escape_control(&settings.join(", "))
+        ));
+        advice.push(format!(
+            "Set the same {} on both, or omit all topic settings on one: it is recreated there once \
+             nobody uses it any more",
+            text::escape_control(&options.join(" "))
+        ));
+    }
+    if !providers.is_empty() {
+        which.push("the two nodes use different providers".to_owned());
+        advice.push("Start both nodes with the same --provider".to_owned());
+    }
+    let (which, advice) = (which.join(", and "), advice.join(". "));
+    Some(format!("{direction}: {which}; here: {local}; there: {remote}. {advice}"))
+}
+
+/// How long each stage takes, for a message.
+fn stage_times(stages: &[(String, u64)], messages: u64) -> String {
+    let each = |(stage, nanoseconds): &(String, u64)| {
+        let microseconds = *nanoseconds as f64 / 1000.0 / messages.max(1) as f64;
+        format!("{} {microseconds:.1} µs", text::escape_control(stage))
+    };
+    match stages.is_empty() {
+        true => String::new(),
+        false => {
+            let all: Vec<_> = stages.iter().map(each).collect();
+            format!("; for each: {}", all.join(", "))
+        }
+    }
+}
+
+fn to_json(rows: &[Row]) -> Result<Value, Failure> {
+    let mut all = by_kind(rows)?;
+    let mut take = |kind: &str| all.remove(kind).unwrap_or_default();
+    let mut missed = take("Missed");
+    for one in &mut missed {
+        one["names"] = one["topic"].as_str().map(|topic| given_up(rows, topic)).into();
+    }
+    let topics: Vec<_> = take("Topic").iter().map(|topic| topic["name"].clone()).collect();
+    Ok(json!({
+        "replication_error": take("ReplicationError").pop().map(|row| row["why"].clone()),
+        "topics": topics,
+        "sent": take("Sent"),
+        "received": take("Received"),
+        "peers": take("Peer"),
+        "incompatible_topics": take("Misfit"),
+        "missed": missed,
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::topics::tests::rows;
+
+    #[test]
+    fn every_way_is_told_with_its_reason() {
+        let out = to_text(&rows());
+        assert!(out.lines().all(|line| line.chars().count() <= text::WIDTH), "{out}");
+        let flat = out.split_whitespace().collect::<Vec<_>>().join(" ");
+        for words in [
+            "on this node: 1 publisher, 1 subscriber,",
+            "to \"other\" by ring over tcp: the only provider; 11 messages, 1.07 KiB, 3 waits",
+            "for each: copied 2.0 µs, written 4.0 µs",
+            "from \"other\" by ring over tcp",
+            "node \"other\" at 10.0.0.2:7700: connected: tcp",
+        ] {
+            assert!(flat.contains(words), "{words}: {out}");
+        }
+        assert_eq!(to_text(&[]), "no topics\n");
+    }
+
+    #[test]
+    fn why_a_topic_does_not_go_to_a_node_is_told() {
+        let incompatibility = Row::IncompatibleTopic {
+            topic: "camera".to_owned(),
+            node: "ef".to_owned(),
+            is_wanted_remotely: true,
+            is_wanted_locally: false,
+            local: "up to 64 bytes".to_owned(),
+            remote: "up to 32 bytes\u{1b}".to_owned(),
+            differs: vec!["largest".to_owned(), "release_deadline".to_owned()],
+        };
+        let mut all = rows();
+        all.push(incompatibility);
+        let out = to_text(&all);
+        let flat = out.split_whitespace().collect::<Vec<_>>().join(" ");
+        let words = "not to \"ef\": the settings of the topic differ (largest, release_deadline); here: up to 64 \
+                     bytes; there: up to 32 bytes\\u{1b}. Say the same --largest --release-deadline at both,";
+        assert!(flat.contains(words), "{out}");
+        assert_eq!(to_json(&all).unwrap()["incompatible_topics"][0]["differs"][0], "largest");
+    }
+
+    #[test]
+    fn that_nodes_do_not_understand_each_other_is_told() {
+        let of = |differs: &[&str], local: &str, remote: &str| Row::IncompatibleTopic {
+            topic: "camera".to_owned(),
+            node: "cd".repeat(16),
+            is_wanted_remotely: true,
+            is_wanted_locally: true,
+            local: local.to_owned(),
+            remote: remote.to_owned(),
+            differs: differs.iter().map(ToString::to_string).collect(),
+        };
+        let said = |row| incompatibility(&rows(), &row).unwrap();
+        assert_eq!(
+            said(of(&["provider"], "net (1)", "tcp (2)")),
+            "not to or from \"other\": the two nodes use different providers; here: net (1); there: tcp (2). \
+             Start both nodes with the same --provider"
+        );
+        let both = said(of(&["depth", "provider"], "", ""));
+        assert!(
+            both.contains("topic differ (depth), and the providers of the two nodes"),
+            "{both}"
+        );
+        assert!(both.contains("Say the same --depth at both, or"), "{both}");
+        assert_eq!(said(of(&[], "", "no memory")), "not to or from \"other\": no memory");
+    }
+
+    #[test]
+    fn what_nodes_missed_that_were_given_up_is_told() {
+        let mut all = rows();
+        assert!(!to_text(&all).contains("given up"));
+        all.push(Row::Missed { topic: "camera".to_owned(), nodes: 2, messages: 16 });
+        let out = to_text(&all);
+        assert!(out.contains("given up: other nodes, 2 times; they missed 16 messages"), "{out}");
+        for (node, label) in [("cd".repeat(16), ""), ("ef".repeat(16), "third\u{1b}")] {
+            let (topic, label) = ("camera".to_owned(), label.to_owned());
+            all.push(Row::GivenUp { topic, node, label, messages: 8 });
+        }
+        let out = to_text(&all);
+        let line =
+            "given up: other nodes (\"other\", \"third\\u{1b}\"), 2 times; they missed 16 messages";
+        assert!(out.contains(line) && !out.contains("not from"), "{out}");
+        let told = to_json(&all).unwrap();
+        let missed = json!([{
+            "topic": "camera", "nodes": 2, "messages": 16, "names": ["other", "third\u{1b}"],
+        }]);
+        assert_eq!((&told["missed"], &told["incompatible_topics"]), (&missed, &json!([])));
+    }
+
+    #[test]
+    fn why_nothing_goes_to_other_nodes_is_told() {
+        let mut all = rows();
+        assert!(to_json(&all).unwrap()["replication_error"].is_null());
+        let why = "no provider\u{1b}".to_owned();
+        all.push(Row::ReplicationError { kind: ErrorKind::NoProvider, why });
+        let out = to_text(&all);
+        let words = "no messages go between this node and others: no provider\\u{1b}\n";
+        assert!(out.contains(words), "{out}");
+        assert_eq!(to_json(&all).unwrap()["replication_error"], "no provider\u{1b}");
+    }
+
+    #[test]
+    fn nodes_without_a_name_are_told_by_where_they_are() {
+        let peer = |label: &str, node: &str, address: &str| Row::Peer {
+            node: node.to_owned(),
+            label: label.to_owned(),
+            address: address.to_owned(),
+            is_connected: false,
+            is_retried: true,
+            detail: "refused".to_owned(),
+        };
+        let identity = "ab".repeat(16);
+        let all = [peer("", "", "10.0.0.3:1"), peer("", &identity, "10.0.0.4:1")];
+        let expected = "node at 10.0.0.3:1: not connected: refused\n\
+                        node at 10.0.0.4:1: not connected: refused\n";
+        assert!(to_text(&all).ends_with(expected), "{}", to_text(&all));
+        assert_eq!(name_of_node(&all, &identity), "10.0.0.4:1");
+        assert_eq!(name_of_node(&[peer("old", &identity, "x:1")], &identity), "old");
+        assert_eq!(name_of_node(&[], &identity), "abababab…");
+    }
+
+    #[test]
+    fn what_other_nodes_say_does_not_get_at_the_terminal() {
+        let strange = "\u{1b}[31m".to_owned();
+        let peer = Row::Peer {
+            node: strange.clone(),
+            label: strange.clone(),
+            address: strange.clone(),
+            is_connected: true,
+            is_retried: false,
+            detail: strange.clone(),
+        };
+        let received = Row::Received {
+            topic: "camera".to_owned(),
+            node: strange.clone(),
+            path: strange.clone(),
+            messages: 1,
+            bytes: 1,
+            stages: vec![(strange, 1)],
+        };
+        let mut all = rows();
+        all.extend([peer, received]);
+        let out = to_text(&all);
+        assert!(!out.contains('\u{1b}') && out.contains("\\u{1b}[31m"), "{out}");
+    }
+
+    #[test]
+    fn programs_get_the_rows() {
+        let all = to_json(&rows()).unwrap();
+        assert_eq!(all["topics"][0], "camera");
+        assert_eq!(all["sent"][0]["waits"], 3);
+        assert_eq!(all["received"][0]["bytes"], 400);
+        assert_eq!(all["peers"][0]["label"], "other");
+    }
+}

@@ -1,0 +1,166 @@
+//! Says what a publisher waits for that finds no room, or is not done since messages are not released.
+
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use pubsub::{Node, Row, ServiceProcess};
+
+use crate::cli::connectivity::request_report;
+use crate::cli::node_client::place;
+use crate::cli::text;
+
+/// How long a wait takes before it is told of.
+const NOTICE_DELAY: Duration = Duration::from_secs(1);
+/// How long the node's service may take to say which subscriber is slow.
+const REPORT_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// What is waited for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Wait {
+    Room,
+    /// All messages were published, and have still to be released.
+    Release,
+}
+
+/// A wait is told of once, with the subscriber that is furthest behind, if that is known.
+#[derive(Debug, Default)]
+pub(super) enum WaitNotice {
+    #[default]
+    NotReported,
+    /// The service was asked which subscriber that is.
+    ReportRequested(Instant, Option<mpsc::Receiver<pubsub::Result<Vec<Row>>>>),
+    Reported,
+}
+
+impl WaitNotice {
+    /// To be called repeatedly during a wait that has begun then. Gives what is to be told now.
+    pub(super) fn poll(
+        &mut self,
+        node: &Node,
+        topic: &str,
+        (wait, since): (Wait, Instant),
+    ) -> Option<String> {
+        let answer = match self {
+            Self::NotReported if since.elapsed() >= NOTICE_DELAY => {
+                *self = Self::ReportRequested(Instant::now(), request_report(node));
+                return None;
+            }
+            Self::ReportRequested(asked, answer) => {
+                match answer.as_ref().map(mpsc::Receiver::try_recv) {
+                    Some(Err(mpsc::TryRecvError::Empty)) if asked.elapsed() < REPORT_TIMEOUT => {
+                        return None;
+                    }
+                    answer => answer.and_then(Result::ok).and_then(Result::ok),
+                }
+            }
+            _ => return None,
+        };
+        *self = Self::Reported;
+        // A service that is stopped evicts no subscriber, itself included.
+        let unresponsive = match answer {
+            Some(_) => None,
+            None => ServiceProcess::of(node.directory()).ok().flatten(),
+        };
+        let unresponsive = unresponsive.filter(|process| process.number != std::process::id());
+        let told = describe(&answer.unwrap_or_default(), topic, wait);
+        let unresponsive =
+            unresponsive.map(|process| format!("; {}", describe_unresponsive(process)));
+        Some(format!("{told}{} {}", unresponsive.unwrap_or_default(), place(node)))
+    }
+}
+
+/// The process that serves the node, and does not answer.
+fn describe_unresponsive(process: ServiceProcess) -> String {
+    let (number, state) = (process.number, process.state());
+    let named = format!(
+        "{process} serves the node, which evicts subscribers that hold messages for too long, and does \
+         not answer: {state}"
+    );
+    match number {
+        0 => named,
+        _ => format!("{named}. Resume it (kill -CONT {number}) or kill it (kill -KILL {number})"),
+    }
+}
+
+fn describe(rows: &[Row], topic: &str, wait: Wait) -> String {
+    let name = topic.escape_debug();
+    let what = match wait {
+        Wait::Room => format!("waiting for room in topic \"{name}\""),
+        Wait::Release => format!("waiting until all messages of topic \"{name}\" are released"),
+    };
+    match slowest(rows, topic) {
+        Some((subscriber, behind)) => {
+            let messages = text::count_of(behind, "message");
+            format!("{what}: {subscriber} has {messages} still to read or to release")
+        }
+        None => format!("{what}: a subscriber has messages still to read or to release"),
+    }
+}
+
+/// The subscriber of a topic that is furthest behind, and by how many messages.
+fn slowest(rows: &[Row], name: &str) -> Option<(String, u64)> {
+    let subscribers = rows.iter().filter_map(|row| match row {
+        Row::Subscriber { topic, participant, behind, .. } if topic == name && *behind > 0 => {
+            Some((participant, *behind))
+        }
+        _ => None,
+    });
+    let (participant, behind) = subscribers.max_by_key(|(_, behind)| *behind)?;
+    let process = rows.iter().find_map(|row| match row {
+        Row::Process { participant: of, label, process } if of == participant => {
+            let label = label.escape_debug();
+            Some(match process {
+                0 => format!("\"{label}\""),
+                _ => format!("process {process} (\"{label}\")"),
+            })
+        }
+        _ => None,
+    });
+    let other = match participant.as_str() {
+        "replication" => "another node",
+        _ => "a subscriber",
+    };
+    Some((process.unwrap_or_else(|| other.to_owned()), behind))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn subscriber(topic: &str, participant: &str, behind: u64) -> Row {
+        let (topic, participant) = (topic.to_owned(), participant.to_owned());
+        Row::Subscriber { topic, participant, behind, missed: 0 }
+    }
+
+    fn process(participant: &str, process: u32) -> Row {
+        let label = format!("label of {participant}");
+        Row::Process { participant: participant.to_owned(), label, process }
+    }
+
+    #[test]
+    fn the_subscriber_that_is_furthest_behind_is_named() {
+        let mut rows = vec![
+            process("p1", 7),
+            process("p2", 0),
+            subscriber("t", "p1", 2),
+            subscriber("t", "p2", 1),
+            subscriber("u", "p2", 5),
+            subscriber("v", "p1", 0),
+            subscriber("w", "replication", 3),
+        ];
+        let room = |rows: &[Row], topic| describe(rows, topic, Wait::Room);
+        assert_eq!(
+            room(&rows, "t"),
+            "waiting for room in topic \"t\": process 7 (\"label of p1\") has 2 messages still to read or to release"
+        );
+        let expected = "waiting for room in topic \"u\": \"label of p2\" has 5 messages still";
+        assert!(room(&rows, "u").starts_with(expected));
+        assert!(room(&rows, "w").contains(": another node has 3 messages still"));
+        rows.clear();
+        assert_eq!(
+            describe(&rows, "t", Wait::Release),
+            "waiting until all messages of topic \"t\" are released: a subscriber has messages still to read or to \
+             release"
+        );
+    }
+}

@@ -1,0 +1,103 @@
+//! Waiting for the service of a node, which may be stopped: that is said after a second, and in the end
+//! with what to do about it.
+
+use std::cell::Cell;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use pubsub::{ErrorKind, ServiceProcess};
+
+use super::exit::Failure;
+use super::node_client::with_remedy;
+use super::signals::Signals;
+use super::text;
+
+/// How long a service may take before it is said that it is waited for.
+const NOTICE_DELAY: Duration = Duration::from_secs(1);
+
+/// The service of a node, by its directory.
+#[derive(Debug)]
+pub(crate) struct ServiceWait {
+    directory: PathBuf,
+    /// The wait was told of.
+    is_reported: Cell<bool>,
+}
+
+impl ServiceWait {
+    pub(crate) fn of(directory: &Path) -> Self {
+        Self { directory: directory.to_owned(), is_reported: Cell::new(false) }
+    }
+
+    /// Does something that needs the service, unless this process is asked to end meanwhile.
+    pub(crate) fn ask<T: Send + 'static>(
+        &self,
+        signals: &Signals,
+        task: impl FnOnce() -> pubsub::Result<T> + Send + 'static,
+    ) -> Result<pubsub::Result<T>, Failure> {
+        signals.run_interruptible_with_notice(task, NOTICE_DELAY, || self.report_waiting())
+    }
+
+    /// The same for a process that does not catch signals.
+    pub(crate) fn run_without_signals<T: Send + 'static>(
+        &self,
+        task: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Failure> {
+        let (tell, told) = mpsc::channel();
+        std::thread::Builder::new()
+            .spawn(move || tell.send(task()))
+            .map_err(|error| Failure::failed(format!("start thread failed: {error}")))?;
+        let answer = told.recv_timeout(NOTICE_DELAY).or_else(|error| {
+            if error == mpsc::RecvTimeoutError::Timeout {
+                self.report_waiting();
+            }
+            told.recv()
+        });
+        answer.map_err(|_| Failure::failed("a thread of this process panicked"))
+    }
+
+    fn process(&self) -> Option<ServiceProcess> {
+        let found = ServiceProcess::of(&self.directory).ok().flatten();
+        // What takes its time in this process is not waited for elsewhere.
+        found.filter(|process| process.number != std::process::id())
+    }
+
+    fn report_waiting(&self) {
+        let Some(process) = self.process() else { return };
+        if !self.is_reported.replace(true) {
+            let directory = text::escape_control(&self.directory.display().to_string());
+            text::print_error(&format!(
+                "fabricast: waiting for the node's service in {directory} ({process}) to answer; {}",
+                process.state()
+            ));
+        }
+    }
+
+    /// An error of the library, with what to do about it. If the service did not answer: which process
+    /// that is, and how it comes to answer again.
+    pub(crate) fn explain(&self, error: pubsub::Error) -> Failure {
+        let has_timed_out = error.kind() == ErrorKind::DeadlineExceeded;
+        let failure = with_remedy(error);
+        match self.process().filter(|process| has_timed_out && process.number != 0) {
+            Some(process) => {
+                let why = name_process(&failure.to_string(), process);
+                Failure::new(failure.exit(), why)
+            }
+            None => failure,
+        }
+    }
+}
+
+/// That a service did not answer, with its process, and what to do about that.
+fn name_process(why: &str, process: ServiceProcess) -> String {
+    let number = process.number;
+    let named = match why.contains(&process.to_string()) {
+        true => String::new(),
+        false => format!(": {process} serves the node, and does not answer: {}", process.state()),
+    };
+    let remedy = format!("resume it (kill -CONT {number}) or kill it (kill -KILL {number})");
+    match process.is_stopped {
+        true => format!("{why}{named}. To continue, {remedy}"),
+        false => format!("{why}{named}. If it is, {remedy}"),
+    }
+}

@@ -1,0 +1,490 @@
+//! Two nodes on this machine, as users connect them.
+
+use nix::sys::signal::Signal;
+use serde_json::Value;
+
+use crate::test_node::{Process, TIMEOUT, TestNode, parse, topic};
+
+/// Serves a node that others reach. Gives where.
+fn serve(test_node: &TestNode, more: &[&str]) -> (Process, String) {
+    let mut node =
+        test_node.start(&[&["node", "--insecure", "--listen", "127.0.0.1:0"][..], more].concat());
+    node.wait_for("serves node");
+    let report = test_node.wait_until("an address", |report| report["node"]["listens"].is_string());
+    (node, report["node"]["listens"].as_str().unwrap().to_owned())
+}
+
+/// Waits until a node tells something of what goes between nodes.
+#[track_caller]
+fn wait_for_paths(test_node: &TestNode, is_so: impl Fn(&Value) -> bool) -> Value {
+    let end = std::time::Instant::now() + TIMEOUT;
+    loop {
+        let mut process = test_node.start(&["paths", "--topics", "--json"]);
+        if process.end().success() {
+            let paths = parse(&process.output());
+            if is_so(&paths) {
+                return paths;
+            }
+        }
+        assert!(std::time::Instant::now() < end, "{} {}", process.output(), process.error());
+    }
+}
+
+#[test]
+fn a_node_that_is_served_anew_is_still_connected() {
+    for signal in [Signal::SIGTERM, Signal::SIGKILL] {
+        let test_nodes = [TestNode::open(), TestNode::open()];
+        let (_node, address) = serve(&test_nodes[0], &[]);
+        let (mut node, before) = serve(&test_nodes[1], &["--peers", &address]);
+        let mut sub = test_nodes[1].start(&[
+            "sub",
+            "t",
+            "--check",
+            "--count",
+            "1500",
+            "--json",
+            "--largest",
+            "1M",
+        ]);
+        let publish = ["pub", "t", "--pattern", "--size", "10K", "--count", "1500", "--json"];
+        let more = ["--rate", "500", "--wait-for", "1", "--largest", "1M"];
+        let mut publisher = test_nodes[0].start(&[&publish[..], &more].concat());
+        test_nodes[1].wait_until("the topic", |report| topic(report, "t").is_some());
+        test_nodes[1].wait_until("messages", |report| {
+            topic(report, "t").is_some_and(|topic| topic["arrived"].as_u64() > Some(50))
+        });
+        node.signal(signal);
+        node.end();
+        // The same again, while the one who reads serves already, and hands it over.
+        let mut next =
+            test_nodes[1].start(&["node", "--insecure", "--listen", &before, "--peers", &address]);
+        next.wait_for("its service number 3");
+        let after =
+            test_nodes[1].wait_until("an address", |report| report["node"]["listens"].is_string());
+        assert_eq!(after["node"]["listens"], before.as_str());
+        let sent = parse(&publisher.succeed());
+        assert_eq!((&sent["messages"], &sent["unwanted"]), (&1500.into(), &0.into()), "{sent}");
+        let read = parse(&sub.succeed());
+        assert_eq!((&read["messages"], &read["missed"]), (&1500.into(), &0.into()), "{read}");
+    }
+}
+
+/// A process that serves in passing is at no network: one that is there to serve brings it.
+#[test]
+fn a_topic_of_another_node_is_found_when_the_network_comes_later() {
+    let test_nodes = [TestNode::open(), TestNode::open()];
+    let (_one, address) = serve(&test_nodes[0], &[]);
+    let mut sub = test_nodes[1].start(&["sub", "t", "--check", "--count", "300", "--json"]);
+    sub.wait_for("at this node or at one that it is connected to");
+    let publish = ["pub", "t", "--pattern", "--size", "10K", "--count", "300", "--wait-for", "1"];
+    let settings = ["--largest", "64K", "--depth", "8"];
+    let mut publisher = test_nodes[0].start(&[&publish[..], &settings].concat());
+    let (mut two, _) = serve(&test_nodes[1], &["--peers", &address]);
+    publisher.succeed();
+    let read = parse(&sub.succeed());
+    assert_eq!((&read["messages"], &read["missed"]), (&300.into(), &0.into()), "{read}");
+    assert_eq!(read["altered"], 0, "{read}");
+    two.wait_for("a topic was created with the settings of another node");
+}
+
+#[test]
+fn topics_of_other_nodes_are_shown() {
+    let test_nodes = [TestNode::open(), TestNode::open()];
+    let (_one, address) = serve(&test_nodes[0], &["--node-name", "one"]);
+    let (_two, _) = serve(&test_nodes[1], &["--peers", &address]);
+    let mut publisher =
+        test_nodes[0].start(&["pub", "t", "--pattern", "--wait-for", "1", "--depth", "8"]);
+    let report =
+        test_nodes[1].wait_until("the topic", |report| report["elsewhere"][0]["topic"] == "t");
+    assert_eq!(report["elsewhere"][0]["depth"], 8, "{report}");
+    let text = test_nodes[1].succeed(&["topics"]);
+    let line = text.lines().find(|line| line.starts_with("t ")).unwrap_or_default();
+    let cells: Vec<_> = line.split_whitespace().collect();
+    assert_eq!(cells, ["t", "reliable", "8", "1MiB", "published", "one"], "{text}");
+    publisher.interrupt();
+}
+
+#[test]
+fn a_topic_that_is_another_one_elsewhere_is_told_to_all_who_wait() {
+    let test_nodes = [TestNode::open(), TestNode::open()];
+    let (mut one, address) = serve(&test_nodes[0], &[]);
+    let (mut two, _) = serve(&test_nodes[1], &["--peers", &address]);
+    let mut sub = test_nodes[1].start(&["sub", "t", "--largest", "64K", "--count", "1"]);
+    let publish = ["pub", "t", "--pattern", "--size", "64K", "--wait-for", "1", "--largest", "1M"];
+    let mut publisher = test_nodes[0].start(&publish);
+    for process in [&mut publisher, &mut sub] {
+        process.wait_for("the settings of the topic differ (largest)");
+        process.wait_for("Say the same --largest at both, or nothing of the topic at one of them");
+    }
+    for node in [&mut one, &mut two] {
+        node.wait_for("a topic is another one at another node");
+        let said = node.error();
+        assert!(said.contains("65536 bytes") && said.contains("1048576 bytes"), "{said}");
+    }
+    let paths =
+        wait_for_paths(&test_nodes[0], |paths| paths["incompatible_topics"][0]["topic"] == "t");
+    assert_eq!(paths["incompatible_topics"][0]["differs"][0], "largest", "{paths}");
+    let text = test_nodes[1].succeed(&["paths", "--topics"]);
+    assert!(text.contains("not from"), "{text}");
+    publisher.interrupt();
+    sub.interrupt();
+}
+
+/// Each can carry messages, and not to the other one: that is said before anything is lost.
+#[test]
+fn nodes_that_do_not_understand_each_other_say_so_to_all_who_wait() {
+    let test_nodes = [TestNode::open(), TestNode::open()];
+    let names = ["--node-name", "one", "--provider", "net"];
+    let (mut one, address) = serve(&test_nodes[0], &names);
+    let names = ["--node-name", "two", "--provider", "tcp;ofi_rxm"];
+    let (mut two, _) = serve(&test_nodes[1], &[&["--peers", &address][..], &names].concat());
+    for (node, other) in [(&mut one, "two"), (&mut two, "one")] {
+        node.wait_for("another node has another provider");
+        let said = node.error();
+        let line =
+            said.lines().find(|line| line.contains("another provider: no messages")).unwrap();
+        for words in
+            ["WARN", "net (protocol", "tcp;ofi_rxm (protocol", &format!("label=\"{other}\"")]
+        {
+            assert!(line.contains(words), "{words}: {line}");
+        }
+    }
+    let mut sub = test_nodes[1].start(&["sub", "t", "--count", "1", "--largest", "1M", "--json"]);
+    test_nodes[0].wait_until("the topic", |report| report["elsewhere"][0]["topic"] == "t");
+    // What nobody else reads; slowly, so that the node has looked at the topic before the end.
+    let publish = ["pub", "t", "--pattern", "--count", "3"];
+    let mut process = test_nodes[0].start(&[&publish[..], &["--rate", "3", "--json"]].concat());
+    let sent = parse(&process.succeed());
+    assert_eq!((&sent["unwanted"], &sent["missed_by_nodes"]), (&3.into(), &0.into()), "{sent}");
+    let why = |way: &str| format!("{way}: the providers of the two nodes differ; here: ");
+    assert!(process.error().contains(&why("not to \"two\"")), "{}", process.error());
+    let mut publisher = test_nodes[0].start(&[&publish[..], &["--wait-for", "1"]].concat());
+    for (process, way) in [(&mut publisher, "not to \"two\""), (&mut sub, "not from \"one\"")] {
+        process.wait_for(&why(way));
+        process.wait_for("Serve both nodes with the same --provider");
+    }
+    for (test_node, way) in
+        [(&test_nodes[0], "not to \"two\""), (&test_nodes[1], "not from \"one\"")]
+    {
+        let paths =
+            wait_for_paths(test_node, |paths| paths["incompatible_topics"][0]["topic"] == "t");
+        assert_eq!(
+            paths["incompatible_topics"][0]["differs"],
+            serde_json::json!(["provider"]),
+            "{paths}"
+        );
+        assert_eq!(paths["peers"][0]["is_connected"], false, "{paths}");
+        let text = test_node.succeed(&["paths", "--topics"]);
+        let flat = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(flat.contains(&why(way)), "{text}");
+        assert!(flat.contains(": not connected: no messages can go there, or come from"), "{text}");
+        assert!(!flat.contains(": connected"), "{text}");
+    }
+    publisher.interrupt();
+    sub.interrupt();
+    // Nobody has to begin anew but the node that is served otherwise now.
+    two.signal(Signal::SIGTERM);
+    two.succeed();
+    let (_two, _) = serve(&test_nodes[1], &["--peers", &address, "--provider", "net"]);
+    let mut sub = test_nodes[1].start(&["sub", "t", "--check", "--count", "3", "--largest", "1M"]);
+    test_nodes[0].succeed(&[&publish[..], &["--wait-for", "1"]].concat());
+    sub.succeed();
+}
+
+/// Also where all of it begins at once: the one finds its provider while the other already publishes.
+#[test]
+fn nothing_is_kept_for_a_node_that_is_a_stranger_from_the_first_moment_on() {
+    let test_nodes = [TestNode::open(), TestNode::open()];
+    let (_one, address) = serve(&test_nodes[0], &["--provider", "net"]);
+    let publish = ["pub", "t", "--pattern", "--count", "3", "--wait-for", "1", "--timeout", "4"];
+    let mut publisher = test_nodes[0].start(&[&publish[..], &["--json"]].concat());
+    publisher.wait_for("waiting for 1 subscriber");
+    let _two = test_nodes[1].start(&[
+        "node",
+        "--insecure",
+        "--provider",
+        "tcp;ofi_rxm",
+        "--peers",
+        &address,
+    ]);
+    let mut sub = test_nodes[1].start(&["sub", "t", "--largest", "1M"]);
+    let code = publisher.end().code();
+    let sent = parse(&publisher.output());
+    assert_eq!((&sent["messages"], &sent["missed_by_nodes"]), (&0.into(), &0.into()), "{sent}");
+    assert_eq!(code, Some(4), "{}", publisher.error());
+    sub.interrupt();
+}
+
+#[test]
+fn a_provider_that_cannot_carry_messages_is_refused() {
+    let test_node = TestNode::open();
+    for told in
+        [&["--insecure", "--listen", "127.0.0.1:0"][..], &["--insecure", "--peers", "127.0.0.1:9"]]
+    {
+        let (code, said) =
+            test_node.run(&[&["node", "--provider", "carrier-pigeon"][..], told].concat());
+        assert_eq!(code, Some(3), "{said}");
+        assert!(said.contains("no provider here is called \"carrier-pigeon\"; there "), "{said}");
+    }
+    assert!(!test_node.node().exists(), "nobody joined anything");
+}
+
+/// One that serves in passing goes on without other nodes, and says why to who asks, and to who waits.
+#[test]
+fn why_nothing_goes_to_other_nodes_is_told() {
+    let test_nodes = [TestNode::open(), TestNode::open()];
+    let (_one, address) = serve(&test_nodes[0], &[]);
+    let paths = test_nodes[0].json(&["paths", "--topics", "--json"]);
+    assert!(paths["not_carried"].is_null(), "{paths}");
+    let sub = ["sub", "t", "--largest", "1M", "--insecure", "--peers", &address];
+    let mut sub = test_nodes[1].start(&[&sub[..], &["--provider", "carrier-pigeon"]].concat());
+    sub.wait_for("no messages go between this node and others: ");
+    let paths = wait_for_paths(&test_nodes[1], |paths| paths["not_carried"].is_string());
+    assert!(paths["not_carried"].as_str().unwrap().contains("carrier-pigeon"), "{paths}");
+    let text = test_nodes[1].succeed(&["paths", "--topics"]);
+    assert!(text.contains("no messages go between this node and others: "), "{text}");
+    assert!(test_nodes[1].json(&["topics", "--json"])["not_carried"].is_string());
+    sub.interrupt();
+}
+
+#[test]
+fn that_an_address_is_taken_is_told_until_it_is_free() {
+    let test_node = TestNode::open();
+    let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = other.local_addr().unwrap().to_string();
+    let mut node = test_node.start(&["node", "--insecure", "--listen", &address]);
+    node.wait_for("it does not listen for other nodes");
+    let paths = wait_for_paths(&test_node, |paths| paths["not_carried"].is_string());
+    let why = paths["not_carried"].as_str().unwrap();
+    assert!(why.contains("in use") && why.ends_with("; it is tried again and again"), "{paths}");
+    let text = test_node.succeed(&["paths", "--topics"]);
+    let flat = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(
+        flat.contains(&format!("listen for other nodes ({address}) failed: cannot listen there: ")),
+        "{text}"
+    );
+    assert!(flat.contains("--listen says where"), "{text}");
+    drop(other);
+    test_node
+        .wait_until("where it listens", |report| report["node"]["listens"] == address.as_str());
+    wait_for_paths(&test_node, |paths| paths["not_carried"].is_null());
+}
+
+#[test]
+fn nodes_that_are_not_there_have_no_empty_names() {
+    let test_nodes = [TestNode::open(), TestNode::open()];
+    let (mut one, address) = serve(&test_nodes[0], &["--node-name", "one"]);
+    // And an address where nobody is.
+    let peers = format!("{address},127.0.0.1:9");
+    let (_two, _) = serve(&test_nodes[1], &["--peers", &peers]);
+    wait_for_paths(&test_nodes[1], |paths| {
+        let mut peers = paths["peers"].as_array().unwrap().iter();
+        peers.any(|peer| peer["label"] == "one" && peer["is_connected"] == true)
+    });
+    one.kill();
+    wait_for_paths(&test_nodes[1], |paths| {
+        paths["peers"].as_array().unwrap().iter().all(|peer| peer["is_connected"] == false)
+    });
+    let text = test_nodes[1].succeed(&["paths", "--topics"]);
+    assert!(text.contains(&format!("node \"one\" at {address}: not connected: ")), "{text}");
+    assert!(text.contains("node at 127.0.0.1:9: not connected: "), "{text}");
+}
+
+/// Killed or cut, and at whichever side it was that the other one came to.
+#[test]
+fn one_that_is_away_is_told_of_by_its_name() {
+    for signal in [Signal::SIGKILL, Signal::SIGSTOP] {
+        let test_nodes = [TestNode::open(), TestNode::open()];
+        let lost = ["--lost-after", "2", "--node-name"];
+        let (_near, address) = serve(&test_nodes[0], &[&lost[..], &["near"]].concat());
+        let peers = [&["--peers", &address][..], &lost, &["far"]].concat();
+        let (far, at) = serve(&test_nodes[1], &peers);
+        let mut reader = test_nodes[1].start(&["sub", "t", "--check", "--largest", "1M"]);
+        let publish =
+            ["pub", "t", "--pattern", "--wait-for", "1", "--rate", "100", "--count", "1M"];
+        let mut publisher = test_nodes[0].start(&publish);
+        wait_for_paths(&test_nodes[0], |paths| paths["sent"][0]["messages"].as_u64() > Some(0));
+        // Together: neither may see to the other one.
+        [&far, &reader].iter().for_each(|process| process.signal(Signal::SIGSTOP));
+        [&far, &reader].iter().for_each(|process| process.signal(signal));
+        let paths =
+            wait_for_paths(&test_nodes[0], |paths| paths["peers"][0]["is_connected"] == false);
+        assert_eq!(paths["peers"][0]["label"], "far", "{paths}");
+        let text = test_nodes[0].succeed(&["paths", "--topics"]);
+        assert!(text.contains(&format!("node \"far\" at {at}: not connected: ")), "{text}");
+        assert!(!text.contains(": connected"), "{text}");
+        // What it has not got is kept meanwhile.
+        assert!(text.contains("to \"far\" by ") || text.contains("(\"far\")"), "{text}");
+        let identity = paths["peers"][0]["node"].as_str().unwrap();
+        assert!(!text.contains(&identity[..8]), "{text}");
+        publisher.interrupt();
+        if signal == Signal::SIGSTOP {
+            // It is back, and told of once.
+            [&far, &reader].iter().for_each(|process| process.signal(Signal::SIGCONT));
+            wait_for_paths(&test_nodes[0], |paths| {
+                let peers = paths["peers"].as_array().unwrap();
+                peers.len() == 1 && peers[0]["is_connected"] == true
+            });
+            reader.interrupt();
+        }
+    }
+}
+
+#[test]
+fn a_service_of_its_own_that_may_not_reach_others_is_refused() {
+    let test_node = TestNode::open();
+    for address in ["0.0.0.0:0", "127.0.0.1:0"] {
+        let (code, said) = test_node.run(&["node", "--listen", address]);
+        assert_eq!(code, Some(2), "{said}");
+        assert!(said.contains("not authenticated") && said.contains("insecure"), "{said}");
+        assert!(!test_node.node().exists(), "nobody joined anything");
+    }
+    // Who serves in passing does what it came for.
+    let publish = ["pub", "t", "--pattern", "--count", "1", "--listen", "0.0.0.0:0"];
+    let (code, said) = test_node.run(&publish);
+    assert_eq!(code, Some(0), "{said}");
+    assert!(said.contains("cannot reach others"), "{said}");
+}
+
+#[test]
+fn what_a_node_misses_that_is_given_up_is_told_to_who_published_it() {
+    let test_nodes = [TestNode::open(), TestNode::open()];
+    let lost = ["--lost-after", "4", "--node-name"];
+    let (mut node, address) = serve(&test_nodes[0], &[&lost[..], &["near"]].concat());
+    let (mut far, at) =
+        serve(&test_nodes[1], &[&["--peers", &address][..], &lost, &["far"]].concat());
+    let _near = test_nodes[0].start(&["sub", "t", "--check", "--largest", "1M"]);
+    let mut reader = test_nodes[1].start(&["sub", "t", "--check", "--largest", "1M"]);
+    test_nodes[0].wait_until("both subscribers", |report| {
+        let subscribers = topic(report, "t").map(|topic| topic["subscribers"].clone());
+        subscribers.is_some_and(|all| all.as_array().is_some_and(|all| all.len() == 2))
+    });
+    // Together: none of them may tell of the other one.
+    [&far, &reader].iter().for_each(|process| process.signal(Signal::SIGSTOP));
+    far.kill();
+    reader.kill();
+    let publish = ["pub", "t", "--pattern", "--count", "16", "--wait-for", "2", "--json"];
+    let mut publisher = test_nodes[0].start(&publish);
+    assert_eq!(publisher.end().code(), Some(8), "{}", publisher.error());
+    let sent = parse(&publisher.output());
+    assert_eq!((&sent["messages"], &sent["missed_by_nodes"]), (&16.into(), &16.into()), "{sent}");
+    assert_eq!((&sent["released"], &sent["complete"]), (&false.into(), &false.into()), "{sent}");
+    let why = "16 messages did not reach a node that subscribes (\"far\"): it was given up";
+    assert!(publisher.error().contains(why), "{}", publisher.error());
+    // Whoever runs the node finds which one it was.
+    node.wait_for("a node was given up");
+    let said = node.error();
+    let line = said.lines().find(|line| line.contains("a node was given up")).unwrap();
+    for words in ["WARN", "topic=\"t\"", "node=", "label=\"far\"", "messages=16"] {
+        assert!(line.contains(words), "{words}: {line}");
+    }
+    let paths = wait_for_paths(&test_nodes[0], |paths| paths["missed"][0].is_object());
+    assert_eq!(paths["missed"][0]["messages"], 16, "{paths}");
+    assert_eq!(paths["missed"][0]["names"], serde_json::json!(["far"]), "{paths}");
+    let text = test_nodes[0].succeed(&["paths", "--topics"]);
+    let line = "given up: other nodes (\"far\"), 1 time; they missed 16 messages";
+    assert!(text.contains(line), "{text}");
+    // It had come by itself, and is not dialled: it is known all the same that it is away.
+    assert!(text.contains(&format!("node \"far\" at {at}: not connected: ")), "{text}");
+    // What comes later misses nobody.
+    test_nodes[0].succeed(&["pub", "t", "--pattern", "--count", "3", "--wait-for", "1"]);
+}
+
+#[test]
+fn of_messages_that_are_dropped_between_nodes_none_is_in_no_counter() {
+    let test_nodes = [TestNode::open(), TestNode::open()];
+    let (_node, address) = serve(&test_nodes[0], &[]);
+    let (_far, _) = serve(&test_nodes[1], &["--peers", &address]);
+    let settings = ["--reliability", "drop-oldest", "--depth", "4", "--largest", "1K", "--json"];
+    for which in ["first", "second"] {
+        let file = test_nodes[1].path(which);
+        let sub = ["sub", "t", "--file", &file];
+        let mut reader = test_nodes[1].start(&[&sub[..], &settings].concat());
+        let publish = ["pub", "t", "--pattern", "--size", "1K", "--count", "300"];
+        let more = ["--wait-for", "1"];
+        let sent = test_nodes[0].json(&[&publish[..], &more, &settings].concat());
+        assert_eq!((&sent["messages"], &sent["unwanted"]), (&300.into(), &0.into()), "{sent}");
+        // However long it takes: the newest one is not dropped, and has its number in its third word.
+        test_nodes[1].wait_until("that the last one is read", |_| {
+            let read = std::fs::read(&file).unwrap_or_default();
+            let last = read.chunks_exact(1024).last();
+            last.is_some_and(|last| last[16..24] == 299_u64.to_le_bytes())
+        });
+        reader.signal(Signal::SIGINT);
+        let read = parse(&reader.succeed());
+        let [messages, missed] = ["messages", "missed"].map(|it| read[it].as_u64().unwrap());
+        assert!(messages > 0 && messages + missed == 300, "{read}");
+        test_nodes[0].wait_until("that nobody reads", |report| topic(report, "t").is_none());
+    }
+}
+
+/// One that refuses, and one that takes connections and says nothing.
+#[test]
+fn peers_that_are_not_reached_are_told_soon() {
+    let test_node = TestNode::open();
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let silent = silent.local_addr().map(|address| (silent, address.to_string())).unwrap();
+    let peers = format!("127.0.0.1:9,{}", silent.1);
+    let begin = std::time::Instant::now();
+    let mut node = test_node.start(&["node", "--insecure", "--peers", &peers]);
+    let lines = [
+        "cannot reach 127.0.0.1:9: Connection refused (os error 111); retrying".to_owned(),
+        format!(
+            "cannot reach {}: it is connected, and has not introduced itself yet; retrying",
+            silent.1
+        ),
+    ];
+    for line in &lines {
+        node.wait_for(line);
+    }
+    let took = begin.elapsed();
+    assert!(took < TIMEOUT / 2, "{took:?}");
+    // Each reason once.
+    std::thread::sleep(std::time::Duration::from_secs(1));
+    assert_eq!(node.error().matches(&lines[0]).count(), 1, "{}", node.error());
+}
+
+#[test]
+fn sub_says_that_another_node_is_gone_and_back() {
+    let test_nodes = [TestNode::open(), TestNode::open()];
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = free.local_addr().unwrap().to_string();
+    drop(free);
+    let quiet = [("FABRICAST_LOG", "error")];
+    let subscribe = ["sub", "t", "--largest", "1M", "--json", "--insecure", "--peers", &address];
+    let mut sub = test_nodes[1].start_with(&subscribe, "", &quiet);
+    let name = format!("node \"left\" ({address})");
+    let arguments = ["node", "--insecure", "--listen", &address, "--node-name", "left"];
+    let place = test_nodes[1].node().display().to_string();
+    // In this order or the other one.
+    let first = [
+        format!("fabricast: cannot reach {address}: Connection refused (os error 111); retrying\n"),
+        format!("fabricast: waiting for messages of topic \"t\" (node directory: {place})\n"),
+    ];
+    first.iter().for_each(|line| sub.wait_for(line));
+    let mut said = sub.error();
+    assert_eq!(said.len(), first.concat().len(), "{said}");
+    for _ in 0..2 {
+        let mut node = test_nodes[0].start(&arguments);
+        said += &format!("fabricast: {name} is connected\n");
+        sub.wait_for(&said);
+        node.signal(Signal::SIGTERM);
+        node.end();
+        said += &format!("fabricast: {name} is gone: ");
+        sub.wait_for(&said);
+        // By then it may have been tried again.
+        said = with_reason(&sub, said, ["it left", "Connection refused (os error 111)"]);
+    }
+    sub.signal(Signal::SIGINT);
+    sub.succeed();
+    assert_eq!(sub.error(), said);
+}
+
+/// What a process has said, with that of these reasons that follows.
+#[track_caller]
+fn with_reason(process: &Process, said: String, reasons: [&str; 2]) -> String {
+    let all = process.error();
+    let with = reasons.map(|reason| format!("{said}{reason}; retrying\n"));
+    let found = with.into_iter().find(|with| all.starts_with(with.as_str()));
+    found.unwrap_or_else(|| panic!("{all}"))
+}

@@ -1,0 +1,159 @@
+//! Copies that a device makes, in order, and who is told when they are done.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use gpu::{Block, CopyMethod, Device, Slice, Stream};
+
+use super::block_list_pool::BlockListPool;
+use super::notice::Notice;
+use super::operations::Token;
+use crate::blocks::{BlockQueue, Blocks};
+use crate::error::Result;
+use crate::stream_copies::StreamCopies;
+
+/// Copies that the driver has at a time: it blocks the caller when it has a thousand or so.
+const MAX_STREAM_COPIES: usize = 256;
+/// What a copy takes that moves next to nothing.
+const MIN_COPY_TIME: Duration = Duration::from_micros(7);
+/// What is supposed before anything was seen: bytes in a microsecond.
+const INITIAL_RATE: f64 = 20_000.0;
+
+/// What is to be copied.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct CopyRequest<'a> {
+    pub(super) to: &'a Slice,
+    pub(super) from: &'a Slice,
+    pub(super) blocks: Blocks<'a>,
+    pub(super) by: CopyMethod,
+}
+
+/// A request that could not be begun at once.
+#[derive(Debug)]
+struct QueuedCopy {
+    ticket: OperationContext,
+    to: Slice,
+    from: Slice,
+    blocks: BlockQueue,
+    by: CopyMethod,
+}
+
+/// Who is to be told of a copy.
+#[derive(Debug, Clone)]
+pub(super) struct OperationContext {
+    pub(super) token: Token,
+    pub(super) peer: u32,
+    /// Its number in the visit.
+    pub(super) number: u64,
+    pub(super) bytes: u64,
+    pub(super) notice: Option<Notice>,
+    /// Of the operations with the peer.
+    pub(super) epoch: u64,
+}
+
+/// A stream of copies to or from one peer.
+#[derive(Debug)]
+pub(super) struct CopyQueue {
+    copies: StreamCopies<OperationContext>,
+    waiting: VecDeque<QueuedCopy>,
+    block_lists: BlockListPool,
+    /// When all that was begun should be done, as far as can be told.
+    pub(super) expected: Instant,
+    /// Bytes in a microsecond, as seen lately.
+    rate: f64,
+    last_done: Instant,
+}
+
+impl CopyQueue {
+    pub(super) fn new(device: &Device) -> Result<Self> {
+        let now = Instant::now();
+        Ok(Self {
+            copies: StreamCopies::new(device)?,
+            waiting: VecDeque::new(),
+            block_lists: BlockListPool::default(),
+            expected: now,
+            rate: INITIAL_RATE,
+            last_done: now,
+        })
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        self.copies.count() == 0 && self.waiting.is_empty()
+    }
+
+    /// Begins a copy, or puts it behind those that wait.
+    pub(super) fn push(&mut self, ticket: OperationContext, request: CopyRequest<'_>) {
+        if self.copies.count() >= MAX_STREAM_COPIES || !self.waiting.is_empty() {
+            let CopyRequest { to, from, blocks, by } = request;
+            let (to, from, blocks) =
+                (to.clone(), from.clone(), self.block_lists.copy_blocks(blocks));
+            self.waiting.push_back(QueuedCopy { ticket, to, from, blocks, by });
+            return;
+        }
+        self.begin(ticket, request);
+    }
+
+    fn begin(&mut self, ticket: OperationContext, request: CopyRequest<'_>) {
+        let bytes = ticket.bytes;
+        self.copies.begin(ticket, |stream| copy(stream, request));
+        let took = Duration::from_secs_f64(bytes as f64 / self.rate / 1e6);
+        self.expected = self.expected.max(Instant::now()) + took + MIN_COPY_TIME;
+    }
+
+    /// Takes out what is done, the oldest first, and begins what waits.
+    #[inline]
+    pub(super) fn progress(&mut self, mut done: impl FnMut(OperationContext, Result<()>)) -> bool {
+        let mut has_moved = false;
+        while let Some((ticket, since, outcome)) = self.copies.next_done() {
+            self.update_rate(ticket.bytes, since);
+            done(ticket, outcome);
+            has_moved = true;
+        }
+        while self.copies.count() < MAX_STREAM_COPIES {
+            let Some(QueuedCopy { ticket, to, from, mut blocks, by }) = self.waiting.pop_front()
+            else {
+                break;
+            };
+            let request = CopyRequest { to: &to, from: &from, blocks: blocks.all(), by };
+            self.begin(ticket, request);
+            self.block_lists.recycle(blocks);
+            has_moved = true;
+        }
+        has_moved
+    }
+
+    fn update_rate(&mut self, bytes: u64, since: Instant) {
+        /// Below, a copy says more of its beginning than of its rate.
+        const MIN_MEASURED: u64 = 1 << 20;
+        let now = Instant::now();
+        let took = now - since.max(self.last_done);
+        self.last_done = now;
+        if bytes >= MIN_MEASURED {
+            let seen = bytes as f64 / took.as_secs_f64().max(1e-7) / 1e6;
+            self.rate = 0.75 * self.rate + 0.25 * seen;
+        }
+    }
+
+    /// Waits until the device has done what was begun; nothing more is begun. Gives what it has not
+    /// told of yet, and whether all of that is over.
+    pub(super) fn close(mut self, end: Instant) -> (Vec<OperationContext>, bool) {
+        let waiting = self.waiting.drain(..).map(|waiting| waiting.ticket);
+        let tickets = self.copies.give_up().chain(waiting).collect();
+        (tickets, self.copies.close(end))
+    }
+}
+
+/// One block is a plain copy; many are one request.
+fn copy(stream: &Stream, request: CopyRequest<'_>) -> gpu::Result<()> {
+    let CopyRequest { to, from, blocks, by } = request;
+    match blocks.single() {
+        Some(block) => {
+            let Block { to: at, from: of, length } = block;
+            stream.copy(&to.slice(at, length)?, &from.slice(of, length)?)
+        }
+        None => match blocks.rows() {
+            Some(rows) => stream.copy_each(to, from, rows.iter(), by),
+            None => stream.copy_blocks(to, from, blocks.list(), by),
+        },
+    }
+}

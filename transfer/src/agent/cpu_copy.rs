@@ -1,0 +1,84 @@
+//! Copies that the processor makes, a share at a time.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpu::{Block, Device, Slice, Stream};
+
+use super::copy_queue::OperationContext;
+use crate::blocks::BlockQueue;
+use crate::error::{Error, ErrorKind, Result};
+use crate::host_buffer::HostBuffer;
+
+/// What is copied between two looks at everything else.
+const COPY_STEP: u64 = 1 << 20;
+/// A share takes a device tens of microseconds.
+const UPLOAD_TIMEOUT: Duration = Duration::from_secs(2);
+const COPY: &str = "copy by the CPU";
+
+/// Where bytes go to, or come from.
+#[derive(Debug, Clone)]
+pub(super) enum CopyBuffer {
+    Host(HostBuffer),
+    /// Memory of a device, which gets what the device itself cannot read.
+    Device(Slice, Arc<Stream>),
+}
+
+impl CopyBuffer {
+    pub(super) fn device(memory: Slice, device: &Device) -> Result<Self> {
+        let stream = device.stream().map_err(|error| Error::of_device(COPY, error))?;
+        Ok(Self::Device(memory, Arc::new(stream)))
+    }
+
+    fn copy(&self, to: u64, from: &Self, at: u64, length: u64) -> Result<()> {
+        match (self, from) {
+            (Self::Host(buffer), Self::Host(from)) => buffer.copy(to, from, at, length),
+            (Self::Device(memory, stream), Self::Host(from)) => {
+                let mut bytes = vec![0; length as usize];
+                from.read(at, &mut bytes)?;
+                let part = memory.slice(to, length);
+                part.and_then(|part| stream.upload(&part, &bytes, UPLOAD_TIMEOUT))
+                    .map_err(|error| Error::of_device(COPY, error))
+            }
+            (_, Self::Device(..)) => {
+                let detail = "the host memory is read-only";
+                Err(Error::new(COPY, ErrorKind::NotAllowed, detail))
+            }
+        }
+    }
+}
+
+/// A copy that the processor makes.
+#[derive(Debug)]
+pub(super) struct CpuCopy {
+    pub(super) ticket: OperationContext,
+    pub(super) to: CopyBuffer,
+    pub(super) from: CopyBuffer,
+    /// Those that were not begun.
+    pub(super) blocks: BlockQueue,
+    /// What is left of the one that was.
+    pub(super) block: Block,
+}
+
+impl CpuCopy {
+    /// Copies a share. True if that was the last.
+    pub(super) fn copy_some(&mut self) -> Result<bool> {
+        let mut left = COPY_STEP;
+        while left > 0 {
+            if self.block.length == 0 {
+                match self.blocks.next() {
+                    Some(block) => self.block = block,
+                    None => return Ok(true),
+                }
+            }
+            let Block { to, from, length } = &mut self.block;
+            let step = left.min(*length);
+            self.to.copy(*to, &self.from, *from, step)?;
+            *to += step;
+            *from += step;
+            *length -= step;
+            left -= step;
+        }
+        Ok(false)
+    }
+}

@@ -1,0 +1,190 @@
+//! The thread at an agent's socket: lets visitors in, and gives them what leads to regions.
+//!
+//! It needs nothing of the agent's owner, who may compute for minutes meanwhile. Every
+//! visitor is served in turn, with deadlines, and none of them is believed.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use ipc::{Channel, ChannelError, ChannelListener, Message, PidFd};
+
+use super::local_target::{LocalInitiator, LocalTarget};
+use super::peer::remaining;
+use super::protocol::{MAX_PIECES_PER_MESSAGE, Pieces, Refusal, Reply, Request};
+use super::session_segment::TargetSegment;
+use crate::error::{Error, ErrorKind};
+use crate::lock;
+use crate::socket_server::{Handler, MAX_CONNECTIONS, SocketServer};
+
+/// Visitors at a time; also those that left and may still be at a region.
+const MAX_LOCAL_INITIATORS: usize = if cfg!(test) { 16 } else { 1024 };
+/// How long one has to say who it is.
+const HELLO_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long one has to take a message before it is given up.
+const SEND_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long one has to take all messages of an answer: others wait meanwhile.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
+/// How often it is looked whether the agent has ended, during a wait.
+const STOP_CHECK_INTERVAL: Duration = Duration::from_millis(50);
+
+struct LocalServer<'a> {
+    local_target: &'a LocalTarget,
+}
+
+/// Serves all who come, until it is over.
+pub(super) fn receive(listener: &ChannelListener, local_target: &LocalTarget) {
+    let LocalTarget { admission, is_over, .. } = local_target;
+    let denial = refusal(ErrorKind::Denied, "this user is not admitted");
+    let (max_per_user, register_timeout) = (MAX_CONNECTIONS, HELLO_TIMEOUT);
+    let server =
+        SocketServer { listener, admission, is_over, max_per_user, register_timeout, denial };
+    server.serve(&mut LocalServer { local_target });
+}
+
+impl Handler for LocalServer<'_> {
+    type Client = Arc<LocalInitiator>;
+
+    fn handle(&mut self, channel: &Channel, initiator: &mut Option<Arc<LocalInitiator>>) -> bool {
+        let message = match channel.receive(Duration::ZERO) {
+            Ok(message) => message,
+            Err(ChannelError::DeadlineExceeded { .. }) => return true,
+            Err(ChannelError::Closed) => return false,
+            Err(error) => {
+                refuse(channel, ErrorKind::Malformed, error.to_string());
+                return false;
+            }
+        };
+        if let Some(initiator) = initiator {
+            return handle_open(self.local_target, initiator, channel, &message);
+        }
+        match self.admit(channel, message) {
+            Ok(admitted) => {
+                lock(&self.local_target.local_initiators).push(Arc::clone(&admitted));
+                self.local_target.notify_change();
+                *initiator = Some(admitted);
+                true
+            }
+            Err(error) => {
+                refuse(channel, error.kind(), error.to_string());
+                false
+            }
+        }
+    }
+
+    fn disconnected(&mut self, initiator: Arc<LocalInitiator>) {
+        initiator.has_left.store(true, Ordering::Release);
+        self.local_target.notify_change();
+    }
+}
+
+impl LocalServer<'_> {
+    fn admit(&self, channel: &Channel, message: Message) -> Result<Arc<LocalInitiator>, Error> {
+        let operation = "accept a local initiator";
+        let failed = |why: &dyn ToString| Error::new(operation, ErrorKind::Failed, why.to_string());
+        self.local_target.remove_departed();
+        if lock(&self.local_target.local_initiators).len() >= MAX_LOCAL_INITIATORS {
+            return Err(failed(&format!("it has {MAX_LOCAL_INITIATORS} visitors already")));
+        }
+        let (who, pidfd) = Request::read_hello(message)?;
+        let pidfd = PidFd::of_peer(channel, pidfd)
+            .map_err(|error| Error::new(operation, ErrorKind::Malformed, error.to_string()))?;
+        let local_session = TargetSegment::create()?;
+        let local_target = self.local_target;
+        let welcome = Reply::Welcome(local_target.introduction()).encode();
+        let region_table = local_target.region_table.read_only().map_err(|error| failed(&error))?;
+        let descriptors = [
+            local_target.pidfd.as_fd(),
+            region_table.as_fd(),
+            local_target.bell.as_fd(),
+            local_session.as_fd(),
+        ];
+        send(local_target, channel, &welcome, &descriptors, ipc::deadline(SEND_TIMEOUT))
+            .map_err(|error| failed(&error))?;
+        Ok(Arc::new(LocalInitiator::new((who.identity, who.label), pidfd, local_session, false)))
+    }
+}
+
+fn refusal(kind: ErrorKind, why: impl Into<String>) -> Vec<u8> {
+    Reply::Refused(Refusal::new(kind, why)).encode()
+}
+
+fn refuse(channel: &Channel, kind: ErrorKind, why: impl Into<String>) {
+    // Who does not take it does not hear it.
+    let _ = channel.send(&refusal(kind, why), &[], Duration::ZERO);
+}
+
+/// Sends a message, in time, and as long as the agent has not ended.
+fn send(
+    local_target: &LocalTarget,
+    channel: &Channel,
+    bytes: &[u8],
+    descriptors: &[BorrowedFd<'_>],
+    end: Instant,
+) -> Result<(), ChannelError> {
+    loop {
+        let sent = channel.send(bytes, descriptors, remaining(end).min(STOP_CHECK_INTERVAL));
+        let is_crowded = matches!(
+            sent,
+            Err(ChannelError::DeadlineExceeded { .. } | ChannelError::TooManyDescriptorsInFlight)
+        );
+        if !is_crowded || local_target.is_over.load(Ordering::Acquire) || remaining(end).is_zero() {
+            return sent;
+        }
+    }
+}
+
+/// Answers a request. False if the visitor is to be seen off.
+fn handle_open(
+    local_target: &LocalTarget,
+    initiator: &LocalInitiator,
+    channel: &Channel,
+    message: &Message,
+) -> bool {
+    let (number, ticket) = match Request::read_open(&message.bytes) {
+        Ok(asked) => asked,
+        Err(error) => {
+            refuse(channel, error.kind(), error.to_string());
+            return false;
+        }
+    };
+    let Some(region) = local_target.region(number, ticket) else {
+        let refused = refusal(ErrorKind::Stale, "the region was withdrawn or never existed");
+        return send(local_target, channel, &refused, &[], ipc::deadline(SEND_TIMEOUT)).is_ok();
+    };
+    initiator.record_opened(&region);
+    let all_taken = ipc::deadline(REPLY_TIMEOUT);
+    let in_all = region.descriptor.pieces;
+    let bytes = region.buffer.exported_bytes();
+    let rights = region.descriptor.rights;
+    let mut first = 0;
+    loop {
+        // A few at a time: a process has not so many descriptors.
+        let end = in_all.min(first + MAX_PIECES_PER_MESSAGE as u32);
+        let exported: Result<Vec<_>, _> =
+            (first..end).map(|piece| region.buffer.export(piece, rights)).collect();
+        let (descriptors, lengths): (Vec<_>, Vec<_>) = match exported {
+            Ok(exported) => exported.into_iter().unzip(),
+            Err(error) => {
+                let refused = refusal(ErrorKind::Failed, error.to_string());
+                return send(local_target, channel, &refused, &[], ipc::deadline(SEND_TIMEOUT))
+                    .is_ok();
+            }
+        };
+        let pieces = Pieces { number, in_all, first, bytes, lengths };
+        let borrowed: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
+        let taken = all_taken.min(ipc::deadline(SEND_TIMEOUT));
+        let reply = Reply::Pieces(pieces).encode();
+        if send(local_target, channel, &reply, &borrowed, taken).is_err() {
+            return false;
+        }
+        first = end;
+        if first >= in_all {
+            return true;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,253 @@
+//! Regions by name, and transfers of all of a region.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpu::Block;
+
+use super::route::JOIN;
+use super::{Agent, MAX_LABEL_LENGTH, MAX_PUBLISHED_REGIONS, Notice, PeerId, Route, Token};
+use crate::error::{Error, ErrorKind, Result};
+use crate::path::Policy;
+use crate::region::Region;
+
+impl Agent {
+    /// Tells those that get its [card](Self::card) from now on of a region, by a name: they
+    /// [join](Self::route_to) it without its descriptor. A region that was published by the same name
+    /// before is forgotten. The card does not keep the region: when that is dropped, the name goes.
+    ///
+    /// Who has the card can do with the region what its rights allow. The card that lies beside the
+    /// agent's socket tells of none.
+    ///
+    /// # Errors
+    /// [`NotAllowed`](ErrorKind::NotAllowed) for a region that is for own use only;
+    /// [`Stale`](ErrorKind::Stale) for another agent's; [`TooMany`](ErrorKind::TooMany) names;
+    /// [`Failed`](ErrorKind::Failed) for a name of no bytes, or of more than 64.
+    pub fn publish(&mut self, name: &str, region: &Region) -> Result<()> {
+        let refuse = |kind, why: &str| Err(Error::new("publish a region", kind, why));
+        if name.is_empty() || name.len() > MAX_LABEL_LENGTH {
+            return refuse(ErrorKind::Failed, "a name has 1 to 64 bytes");
+        }
+        if region.0.descriptor.agent != self.local_target.identity {
+            return refuse(ErrorKind::Stale, "it is another agent's");
+        }
+        region.0.descriptor.encode()?;
+        self.published.retain(|_, region| region.strong_count() > 0);
+        if self.published.len() >= MAX_PUBLISHED_REGIONS && !self.published.contains_key(name) {
+            return refuse(ErrorKind::TooMany, "32 regions are published already");
+        }
+        self.published.insert(name.to_owned(), Arc::downgrade(&region.0));
+        Ok(())
+    }
+
+    /// Joins a region of this agent with one that a peer [published](Self::publish) by this name,
+    /// by the best path: as [`join`](Self::join), but for its descriptor and policy.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use transfer::{Agent, AgentOptions, HostBuffer, Rights};
+    /// let timeout = Duration::from_secs(5);
+    /// let mut there = Agent::start(AgentOptions::new("decode"))?;
+    /// let cache = HostBuffer::new(4096)?;
+    /// let region = there.register(&cache, Rights::WRITE)?;
+    /// there.publish("cache", &region)?;
+    /// let card = there.card().encode()?; // the only thing that travels
+    ///
+    /// let mut here = Agent::start(AgentOptions::new("prefill"))?;
+    /// let mine = here.register_local(HostBuffer::from_vec(vec![7; 4096])?)?;
+    /// let peer = here.connect(&card, timeout)?;
+    /// let route = here.route_to(peer, "cache", &mine, timeout)?;
+    /// let put = here.put_all(&route, None)?;
+    /// here.wait(put, timeout)?;
+    /// let mut found = [0; 4096];
+    /// cache.read(0, &mut found)?;
+    /// assert_eq!(found, [7; 4096]);
+    /// # Ok::<(), transfer::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Unknown`](ErrorKind::Unknown) if the peer's card tells of no such region, with those that
+    /// it tells of; as [`join`](Self::join).
+    pub fn route_to(
+        &mut self,
+        peer: PeerId,
+        name: &str,
+        local: &Region,
+        timeout: Duration,
+    ) -> Result<Route> {
+        let card = &self.peer(peer.0, JOIN)?.card;
+        let Some((_, remote)) = card.regions.iter().find(|(known, _)| known == name) else {
+            let known: Vec<_> = card
+                .regions
+                .iter()
+                .map(|(name, _)| format!("\"{}\"", name.escape_debug()))
+                .collect();
+            let detail = match known.is_empty() {
+                true => "its card names no regions: the agent's card file is written before regions are \
+                         published; exchange the card that Agent::card() gives after publishing"
+                    .to_owned(),
+                false => format!(
+                    "its card names no region \"{}\"; it names: {}",
+                    name.escape_debug(),
+                    known.join(", ")
+                ),
+            };
+            let error = Error::new(JOIN, ErrorKind::Unknown, detail);
+            return Err(error.with(&card.label));
+        };
+        let descriptor = remote.encode()?;
+        self.join(peer, local, &descriptor, &Policy::default(), timeout)
+    }
+
+    /// Copies all of the local region of a route to the beginning of the remote one, and then tells
+    /// the peer, if a notice is given.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`](ErrorKind::OutOfBounds) if the remote region is shorter; as
+    /// [`put`](Self::put).
+    pub fn put_all(&mut self, route: &Route, notice: Option<Notice>) -> Result<Token> {
+        let length = route.0.local.descriptor.length;
+        self.put(route, &[Block { to: 0, from: 0, length }], notice)
+    }
+
+    /// Copies all of the remote region of a route to the beginning of the local one, and then tells
+    /// the peer, if a notice is given.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`](ErrorKind::OutOfBounds) if the local region is shorter; as
+    /// [`get`](Self::get).
+    pub fn get_all(&mut self, route: &Route, notice: Option<Notice>) -> Result<Token> {
+        let length = route.0.remote.length;
+        self.get(route, &[Block { to: 0, from: 0, length }], notice)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{AgentOptions, HostBuffer, Rights};
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn agent(label: &str) -> Agent {
+        Agent::start(AgentOptions::new(label)).unwrap()
+    }
+
+    fn buffer(length: u64, byte: u8) -> HostBuffer {
+        let buffer = HostBuffer::new(length).unwrap();
+        buffer.write(0, &vec![byte; length as usize]).unwrap();
+        buffer
+    }
+
+    fn bytes(buffer: &HostBuffer) -> Vec<u8> {
+        let mut bytes = vec![0; buffer.length() as usize];
+        buffer.read(0, &mut bytes).unwrap();
+        bytes
+    }
+
+    #[test]
+    fn published_region_is_joined_by_its_name_and_moved_whole() {
+        let (mut here, mut there) = (agent("here"), agent("there"));
+        let (mine, theirs) = (buffer(4096, 1), buffer(4096, 2));
+        let local = here.register(&mine, Rights::ALL).unwrap();
+        let remote = there.register(&theirs, Rights::ALL).unwrap();
+        there.publish("cache", &remote).unwrap();
+        let peer = here.connect(&there.card().encode().unwrap(), SECOND).unwrap();
+        let route = here.route_to(peer, "cache", &local, SECOND).unwrap();
+        let get = here.get_all(&route, None).unwrap();
+        assert_eq!(here.wait(get, SECOND).unwrap().bytes, 4096);
+        assert_eq!(bytes(&mine), [2; 4096]);
+        mine.write(0, &[3; 4096]).unwrap();
+        let put = here.put_all(&route, None).unwrap();
+        here.wait(put, SECOND).unwrap();
+        assert_eq!(bytes(&theirs), [3; 4096]);
+
+        let error = here.route_to(peer, "other", &local, SECOND).unwrap_err();
+        assert_eq!((error.kind(), error.peer()), (ErrorKind::Unknown, Some("there")));
+        assert_eq!(
+            error.to_string(),
+            "join two regions (there) failed: unknown: its card names no region \"other\"; it names: \
+             \"cache\""
+        );
+    }
+
+    #[test]
+    fn region_is_not_found_by_a_card_from_before_it_was_published() {
+        let directory =
+            TempDir(std::env::temp_dir().join(format!("fc-named-{}", std::process::id())));
+        std::fs::create_dir_all(&directory.0).unwrap();
+        let mut there = Agent::start(AgentOptions::new("there").directory(&directory.0)).unwrap();
+        let remote = there.register(buffer(64, 0), Rights::ALL).unwrap();
+        there.publish("cache", &remote).unwrap();
+        let of_card = |found: &std::fs::DirEntry| found.path().extension().is_some();
+        let file = std::fs::read_dir(&directory.0).unwrap().flatten().find(of_card).unwrap();
+
+        let mut here = agent("here");
+        let local = here.register(buffer(64, 0), Rights::ALL).unwrap();
+        let peer = here.connect(&std::fs::read(file.path()).unwrap(), SECOND).unwrap();
+        let error = here.route_to(peer, "cache", &local, SECOND).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "join two regions (there) failed: unknown: its card names no regions: the agent's card file is \
+             written before regions are published; exchange the card that Agent::card() gives after \
+             publishing"
+        );
+    }
+
+    /// Removed in the end.
+    struct TempDir(std::path::PathBuf);
+
+    impl Drop for TempDir {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn regions_of_unequal_length_are_not_moved_whole() {
+        let (mut here, mut there) = (agent("here"), agent("there"));
+        let (mine, theirs) = (buffer(4096, 1), buffer(100, 2));
+        let local = here.register(&mine, Rights::ALL).unwrap();
+        let remote = there.register(&theirs, Rights::ALL).unwrap();
+        there.publish("short", &remote).unwrap();
+        let peer = here.connect(&there.card().encode().unwrap(), SECOND).unwrap();
+        let route = here.route_to(peer, "short", &local, SECOND).unwrap();
+        assert_eq!(here.put_all(&route, None).unwrap_err().kind(), ErrorKind::OutOfBounds);
+        let get = here.get_all(&route, None).unwrap();
+        here.wait(get, SECOND).unwrap();
+        assert_eq!(bytes(&mine)[..101], [&[2; 100][..], &[1]].concat());
+    }
+
+    #[test]
+    fn card_tells_only_of_regions_that_are_there_and_may_be_reached() {
+        let (mut one, other) = (agent("one"), agent("other"));
+        let region = one.register(buffer(64, 0), Rights::READ).unwrap();
+        let local_only = one.register_local(buffer(64, 0)).unwrap();
+        assert_eq!(one.publish("own", &local_only).unwrap_err().kind(), ErrorKind::NotAllowed);
+        let foreign = other.register(buffer(64, 0), Rights::READ).unwrap();
+        assert_eq!(one.publish("foreign", &foreign).unwrap_err().kind(), ErrorKind::Stale);
+        assert!(one.publish("", &region).is_err());
+        one.publish("kept", &region).unwrap();
+        let withdrawn = one.register(buffer(64, 0), Rights::READ).unwrap();
+        one.publish("withdrawn", &withdrawn).unwrap();
+        one.withdraw(&withdrawn, SECOND).unwrap();
+        let dropped = one.register(buffer(64, 0), Rights::READ).unwrap();
+        one.publish("dropped", &dropped).unwrap();
+        drop(dropped);
+        let names: Vec<_> = one.card().regions.into_iter().map(|(name, _)| name).collect();
+        assert_eq!(names, ["kept"]);
+    }
+
+    #[test]
+    fn as_many_regions_are_published_as_a_card_has_room_for() {
+        let mut one = agent("one");
+        let region = one.register(buffer(64, 0), Rights::READ).unwrap();
+        for number in 0..MAX_PUBLISHED_REGIONS {
+            one.publish(&format!("{number:0>64}"), &region).unwrap();
+        }
+        assert_eq!(one.publish("more", &region).unwrap_err().kind(), ErrorKind::TooMany);
+        let card = one.card();
+        let read = super::super::AgentCard::decode(&card.encode().unwrap()).unwrap();
+        assert_eq!((read.regions.len(), &read), (MAX_PUBLISHED_REGIONS, &card));
+    }
+}

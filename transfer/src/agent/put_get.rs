@@ -1,0 +1,420 @@
+//! Beginning transfers: everything that can be refused is, before a byte moves.
+
+use std::collections::hash_map::Entry;
+use std::time::{Duration, Instant};
+
+use gpu::{Block, CopyMethod};
+
+use super::copy_queue::{CopyQueue, CopyRequest, OperationContext};
+use super::cpu_copy::{CopyBuffer, CpuCopy};
+use super::deferred::{DeferredOperation, DeferredTransfer};
+use super::epochs::Epochs;
+use super::notice::Notice;
+use super::operations::{OperationInfo, Token};
+use super::peer::Peer;
+use super::route::{DataMover, Route};
+use super::{Agent, PeerId, SMALL_COPY};
+use crate::blocks::Blocks;
+use crate::error::{Error, ErrorKind, Result};
+use crate::path::{Operation, metrics};
+use crate::region::RegionDescriptor;
+use crate::share::check_fork;
+
+impl Agent {
+    /// Copies blocks from the local region of a route to the remote one, and then tells the
+    /// peer, if a notice is given. Without blocks it is a notice alone.
+    ///
+    /// Blocks are a list of them, or a [description](crate::Strided) of rows at regular
+    /// distances. In which order they are copied is not said: where one goes, no other may go.
+    /// Nor is it said of operations among each other, unless there is a [fence](Self::fence) between
+    /// them; a notice comes behind the data of its own operation.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`](ErrorKind::OutOfBounds), [`NotAllowed`](ErrorKind::NotAllowed),
+    /// [`Stale`](ErrorKind::Stale), [`Closed`](ErrorKind::Closed): before a byte moved.
+    /// [`TooMany`](ErrorKind::TooMany) operations.
+    pub fn put<'a>(
+        &mut self,
+        route: &Route,
+        blocks: impl Into<Blocks<'a>>,
+        notice: Option<Notice>,
+    ) -> Result<Token> {
+        self.begin(Operation::Put, route, blocks, notice, CopyMethod::Best)
+    }
+
+    /// Copies blocks from the remote region of a route to the local one, and then tells the
+    /// peer, if a notice is given.
+    ///
+    /// # Errors
+    /// As for [`put`](Self::put).
+    pub fn get<'a>(
+        &mut self,
+        route: &Route,
+        blocks: impl Into<Blocks<'a>>,
+        notice: Option<Notice>,
+    ) -> Result<Token> {
+        self.begin(Operation::Get, route, blocks, notice, CopyMethod::Best)
+    }
+
+    /// Tells a peer something, without data. It may overtake what was begun before; see
+    /// [`notify_ordered`](Self::notify_ordered).
+    ///
+    /// # Errors
+    /// [`Closed`](ErrorKind::Closed), [`TooMany`](ErrorKind::TooMany) operations.
+    pub fn notify(&mut self, peer: PeerId, notice: Notice) -> Result<Token> {
+        let name = "notify";
+        check_fork(self.fork_generation, name)?;
+        let begun = OperationInfo { operation: name, bytes: 0, path: None, peer: peer.0 };
+        let (ticket, after) = self.register_operation(begun, None, Some(notice))?;
+        let token = ticket.token;
+        match after {
+            Some(after) => self.defer(DeferredOperation::notice(ticket, after)),
+            None => self.finish_without_data(ticket),
+        }
+        Ok(token)
+    }
+
+    /// Tells a peer something when all that was begun with it before is over: its data is there,
+    /// and its notices were sent before this one. What is begun later does not wait for it.
+    ///
+    /// If any of that failed, the peer is told nothing: this ends as
+    /// [`Cancelled`](ErrorKind::Cancelled), and so does every later ordered notice, until
+    /// [`flush`](Self::flush) has told of the failure.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use gpu::Block;
+    /// # use transfer::path::Policy;
+    /// # use transfer::{Agent, AgentOptions, Event, HostBuffer, Notice, Rights};
+    /// # let second = Duration::from_secs(1);
+    /// # let mut here = Agent::start(AgentOptions::new("here"))?;
+    /// # let mut there = Agent::start(AgentOptions::new("there"))?;
+    /// # let mine = here.register(HostBuffer::new(4096)?, Rights::ALL)?;
+    /// # let theirs = there.register(HostBuffer::new(4096)?, Rights::ALL)?;
+    /// # let peer = here.connect(&there.card().encode()?, second)?;
+    /// # let descriptor = theirs.descriptor().encode()?;
+    /// # let route = here.join(peer, &mine, &descriptor, &Policy::default(), second)?;
+    /// for at in [0, 1024, 2048] {
+    ///     let token = here.put(&route, &[Block { to: at, from: at, length: 1024 }], None)?;
+    ///     here.forget(token);
+    /// }
+    /// let told = here.notify_ordered(peer, Notice::new(1, b"all three are there")?)?;
+    /// here.wait(told, second)?;
+    /// # Ok::<(), transfer::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`notify`](Self::notify).
+    pub fn notify_ordered(&mut self, peer: PeerId, notice: Notice) -> Result<Token> {
+        let name = "notify ordered";
+        check_fork(self.fork_generation, name)?;
+        let begun = OperationInfo { operation: name, bytes: 0, path: None, peer: peer.0 };
+        let known = self.peers.get_mut(&peer.0).ok_or_else(|| disconnected_error(name))?;
+        let after = known.epochs.next();
+        let (ticket, _) = self.register_operation(begun, None, Some(notice))?;
+        let token = ticket.token;
+        self.defer(DeferredOperation::notice(ticket, after));
+        self.start_deferred();
+        Ok(token)
+    }
+
+    /// Whatever is begun with this peer from now on begins to move when all is over that was begun
+    /// with it before: as if one had waited in between, and without waiting.
+    ///
+    /// If any of that fails, nothing behind the fence is begun: it ends as
+    /// [`Cancelled`](ErrorKind::Cancelled), until [`flush`](Self::flush) has told of the failure.
+    ///
+    /// Without a fence nothing is said of the order in which operations move their bytes, and in
+    /// which their notices arrive: of two puts to the same bytes either may be the last.
+    ///
+    /// # Errors
+    /// [`Unknown`](ErrorKind::Unknown) if there is no such peer.
+    pub fn fence(&mut self, peer: PeerId) -> Result<()> {
+        let name = "fence";
+        check_fork(self.fork_generation, name)?;
+        self.peer(peer.0, name)?.epochs.fence();
+        Ok(())
+    }
+
+    /// Waits until all is over that was begun with this peer: the data of puts is there, that of gets
+    /// is here, and all notices were sent.
+    ///
+    /// # Errors
+    /// [`Failed`](ErrorKind::Failed): all is over, and an operation failed since the last flush, of
+    /// which this names the first. What is begun from now on does not depend on it any more.
+    /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded): it goes on;
+    /// [`Unknown`](ErrorKind::Unknown) if there is no such peer.
+    pub fn flush(&mut self, peer: PeerId, timeout: Duration) -> Result<()> {
+        let name = "flush";
+        check_fork(self.fork_generation, name)?;
+        let mark = self.peer(peer.0, name)?.epochs.next();
+        let end = ipc::deadline(timeout);
+        loop {
+            self.progress();
+            let epochs = &mut self.peer(peer.0, name)?.epochs;
+            if epochs.is_over_before(mark) {
+                let Some(failure) = epochs.take_failure_before(mark) else { return Ok(()) };
+                let error = Error::new(name, ErrorKind::Failed, failure);
+                return Err(error.with(self.label(peer.0)));
+            }
+            let now = Instant::now();
+            if now >= end {
+                let count = epochs.count_before(mark);
+                let one = self.operations.describe_one(peer.0);
+                let detail = format!(
+                    "{count} operations are under way after {timeout:?}, among them {one}; flush again \
+                     to go on waiting, or disconnect"
+                );
+                let error = Error::new(name, ErrorKind::DeadlineExceeded, detail);
+                return Err(error.with(self.label(peer.0)));
+            }
+            self.pause(end - now);
+        }
+    }
+
+    /// As [`put`](Self::put) or [`get`](Self::get), where the caller says by which means
+    /// many blocks are copied: to measure them.
+    ///
+    /// # Errors
+    /// As for [`put`](Self::put).
+    pub fn begin<'a>(
+        &mut self,
+        operation: Operation,
+        route: &Route,
+        blocks: impl Into<Blocks<'a>>,
+        notice: Option<Notice>,
+        by: CopyMethod,
+    ) -> Result<Token> {
+        let blocks = blocks.into();
+        let name = match operation {
+            Operation::Put => "put",
+            Operation::Get => "get",
+        };
+        check_fork(self.fork_generation, name)?;
+        let inner = &route.0;
+        if inner.agent != self.local_target.identity {
+            return Err(Error::new(name, ErrorKind::Stale, "the route is another agent's"));
+        }
+        let (local, remote) = (inner.local.descriptor.length, inner.remote.length);
+        let (from, to) = match operation {
+            Operation::Put => (local, remote),
+            Operation::Get => (remote, local),
+        };
+        let rights = inner.remote.rights;
+        let may = if operation == Operation::Put { rights.write } else { rights.read };
+        if !may && !blocks.is_empty() {
+            let detail = "the region's rights do not allow it";
+            return Err(
+                Error::new(name, ErrorKind::NotAllowed, detail).with(self.label(inner.peer))
+            );
+        }
+        let bytes = blocks
+            .check(to, from)
+            .map_err(|detail| Error::new(name, ErrorKind::OutOfBounds, detail))?;
+        let begun =
+            OperationInfo { operation: name, bytes, path: Some(inner.path), peer: inner.peer };
+        let (ticket, after) = self.register_operation(begun, Some(&inner.remote), notice)?;
+        let token = ticket.token;
+        metrics::count(inner.path, bytes, inner.fallback);
+        if let Some(after) = after {
+            let blocks = self.block_lists.copy_blocks(blocks);
+            let transfer = DeferredTransfer { operation, route: route.clone(), blocks, by };
+            self.defer(DeferredOperation::transfer(ticket, after, transfer));
+            return Ok(token);
+        }
+        self.move_bytes(operation, route, blocks, by, ticket).map_err(|failed| {
+            let (ticket, error) = *failed;
+            self.cancel_unstarted(ticket, error)
+        })?;
+        Ok(token)
+    }
+
+    fn defer(&mut self, deferred: DeferredOperation) {
+        if let Some(peer) = self.peers.get_mut(&deferred.peer()) {
+            peer.deferred.push_back(deferred);
+            self.deferred += 1;
+        }
+    }
+
+    /// Begins what waited for operations that are over now, or ends it if one of them failed. True if
+    /// there was any.
+    pub(super) fn start_deferred(&mut self) -> bool {
+        let mut has_any = false;
+        while self.deferred > 0
+            && let Some(next) = self.peers.values_mut().find_map(Peer::take_deferred)
+        {
+            has_any = true;
+            self.deferred -= 1;
+            let (operation, failure) = next;
+            let (ticket, transfer) = operation.into_parts();
+            let region = transfer.as_ref().map(|transfer| &transfer.route.0.remote);
+            let gone = self.peers.get_mut(&ticket.peer).and_then(|peer| peer.obstacle(region));
+            let name = self.operations.begun(ticket.token).map_or("transfer", |it| it.operation);
+            let refusal = match (failure, gone) {
+                (Some(failure), _) => {
+                    let detail = format!("{failure}; flush the peer to go on");
+                    Some(Error::new(name, ErrorKind::Cancelled, detail))
+                }
+                (None, gone) => gone.map(|(kind, why)| Error::new(name, kind, why)),
+            };
+            let outcome = match (refusal, transfer) {
+                (Some(error), transfer) => {
+                    transfer
+                        .into_iter()
+                        .for_each(|transfer| self.block_lists.recycle(transfer.blocks));
+                    Err(Box::new((ticket, error)))
+                }
+                (None, None) => {
+                    self.finish_without_data(ticket);
+                    Ok(())
+                }
+                (None, Some(DeferredTransfer { operation, route, mut blocks, by })) => {
+                    let begun = self.move_bytes(operation, &route, blocks.all(), by, ticket);
+                    self.block_lists.recycle(blocks);
+                    begun
+                }
+            };
+            if let Err(failed) = outcome {
+                let (ticket, error) = *failed;
+                self.complete(ticket, Err(error));
+            }
+        }
+        has_any
+    }
+
+    /// Registers an operation, unless the peer or its region is gone. With the epoch before which
+    /// everything is to be over first, if there is a fence.
+    fn register_operation(
+        &mut self,
+        begun: OperationInfo,
+        region: Option<&RegionDescriptor>,
+        notice: Option<Notice>,
+    ) -> Result<(OperationContext, Option<u64>)> {
+        let (name, number, bytes) = (begun.operation, begun.peer, begun.bytes);
+        let Some(peer) = self.peers.get_mut(&number) else {
+            return Err(disconnected_error(name));
+        };
+        let refuse = |kind, why: &str| Err(Error::new(name, kind, why).with(&peer.card.label));
+        let is_by_rails = begun.path.is_some_and(|path| !path.is_local());
+        if peer.local_session.is_none() || (region.is_some() && is_by_rails) {
+            if peer.links.is_empty() {
+                return refuse(
+                    ErrorKind::NoPath,
+                    "it is not on this machine, and no fabric leads there",
+                );
+            }
+            let links = peer.links.iter().copied();
+            let region = region.map(|region| region.number);
+            if let Some((kind, why)) = self.remote_transport.obstacle(links, region) {
+                return refuse(kind, &why);
+            }
+        }
+        let ticket = |token, place, epochs: &mut Epochs| {
+            let after = epochs.deferred_until();
+            let epoch = epochs.begin();
+            (OperationContext { token, peer: number, number: place, bytes, notice, epoch }, after)
+        };
+        let Some(local_session) = &mut peer.local_session else {
+            return Ok(ticket(self.operations.begin(begun)?, 0, &mut peer.epochs));
+        };
+        if let Some(end) = local_session.end() {
+            return refuse(ErrorKind::Closed, end);
+        }
+        // First said, then looked: who withdraws a region first hides it, then looks.
+        let place = local_session.segment.begin();
+        if region.is_some_and(|region| !local_session.region_table.contains(region.number)) {
+            local_session.segment.end(place);
+            local_session.refresh();
+            return match local_session.end() {
+                Some(end) => refuse(ErrorKind::Closed, end),
+                None => refuse(ErrorKind::Stale, "the region was withdrawn"),
+            };
+        }
+        match self.operations.begin(begun) {
+            Ok(token) => Ok(ticket(token, place, &mut peer.epochs)),
+            Err(error) => {
+                local_session.segment.end(place);
+                Err(error)
+            }
+        }
+    }
+
+    fn move_bytes(
+        &mut self,
+        operation: Operation,
+        route: &Route,
+        blocks: Blocks<'_>,
+        by: CopyMethod,
+        ticket: OperationContext,
+    ) -> std::result::Result<(), Box<(OperationContext, Error)>> {
+        if ticket.bytes == 0 {
+            self.finish_without_data(ticket);
+            return Ok(());
+        }
+        match &route.0.mover {
+            DataMover::Rails(route_lanes) => {
+                self.submit_stripes(operation, &route.0, route_lanes, blocks, ticket);
+                Ok(())
+            }
+            DataMover::Cpu { local, remote } => {
+                let remote = CopyBuffer::Host(remote.clone());
+                let (to, from) = match operation {
+                    Operation::Put => (remote, local.clone()),
+                    Operation::Get => (local.clone(), remote),
+                };
+                let blocks = self.block_lists.copy_blocks(blocks);
+                self.cpu_copies.push_back(CpuCopy {
+                    ticket,
+                    to,
+                    from,
+                    blocks,
+                    block: Block::default(),
+                });
+                Ok(())
+            }
+            DataMover::Device { device, local, remote } => {
+                let (to, from) = match operation {
+                    Operation::Put => (remote, local),
+                    Operation::Get => (local, remote),
+                };
+                let key = (ticket.peer, device.name(), ticket.bytes < SMALL_COPY);
+                let copy_queue = match self.copy_queues.entry(key) {
+                    Entry::Occupied(copy_queue) => copy_queue.into_mut(),
+                    Entry::Vacant(place) => match CopyQueue::new(device) {
+                        Ok(copy_queue) => place.insert(copy_queue),
+                        Err(error) => return Err(Box::new((ticket, error))),
+                    },
+                };
+                copy_queue.push(ticket, CopyRequest { to, from, blocks, by });
+                Ok(())
+            }
+        }
+    }
+
+    /// There is no data; at most a notice is to be sent.
+    fn finish_without_data(&mut self, ticket: OperationContext) {
+        match self.peers.get(&ticket.peer) {
+            Some(peer) if peer.local_session.is_none() && ticket.notice.is_some() => {
+                self.send_notice_by_rail(ticket);
+            }
+            _ => self.complete(ticket, Ok(())),
+        }
+    }
+
+    /// It was not begun after all.
+    fn cancel_unstarted(&mut self, ticket: OperationContext, error: Error) -> Error {
+        if let Some(peer) = self.peers.get_mut(&ticket.peer) {
+            peer.epochs.finish(ticket.epoch);
+            if let Some(local_session) = &mut peer.local_session {
+                local_session.segment.end(ticket.number);
+            }
+        }
+        self.operations.forget(ticket.token);
+        self.operations.finish(ticket.token, Ok(()));
+        error.with(self.label(ticket.peer))
+    }
+}
+
+fn disconnected_error(operation: &'static str) -> Error {
+    Error::new(operation, ErrorKind::Closed, "the peer was disconnected")
+}

@@ -1,0 +1,575 @@
+//! Agents that share no memory with this one: what the rails do for them, and tell of them.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use fabric::Caps;
+
+use super::card::AgentCard;
+use super::copy_queue::OperationContext;
+use super::events::Event;
+use super::notice::Notice;
+use super::operations::Token;
+use super::peer::{CONNECT, Peer};
+use super::remote_sessions::{LostHalf, RemoteSessions};
+use super::route::{DataMover, RouteInner};
+use super::route_lane::{RouteLane, stripe_blocks};
+use super::{Agent, BUSY_PAUSE};
+use crate::blocks::{BlockQueue, Blocks};
+use crate::error::{Error, ErrorKind, Result};
+use crate::path::{Fabric, Operation, Registration};
+use crate::rail::{Driver, LinkTarget, Rail, RailEvent, RailRequest, RailTransfer};
+
+#[cfg(test)]
+mod tests;
+
+/// Notices of a peer that are taken before its rail is told so.
+const NOTICES_PER_CREDIT: u64 = 16;
+
+/// Where several rails lead to a peer, the others may take so long behind the first.
+pub(super) const OTHER_LINKS_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// As often a transfer goes on with another rail when one was lost with it. What is given back each time
+/// has something about it that no rail carries.
+const MAX_REROUTES: u32 = 64;
+
+/// What is known of a region by a link, if it is not withdrawn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum RegionState {
+    /// It is not there now, or it is not known yet.
+    Requested,
+    Open,
+}
+
+#[derive(Debug)]
+pub(super) enum LinkState {
+    /// It has not answered yet.
+    Connecting,
+    Up,
+    /// Why not.
+    Down(Arc<Error>),
+}
+
+/// A peer at one of our rails.
+#[derive(Debug)]
+pub(super) struct Link {
+    pub(super) rail: usize,
+    /// Which of the peer's fabrics it leads to.
+    pub(super) theirs: usize,
+    pub(super) target: LinkTarget,
+    pub(super) label: String,
+    pub(super) state: LinkState,
+    /// Somebody waits until it is met, and says then what is to be said of it.
+    pub(super) has_waiter: bool,
+    /// Regions that were asked for. One that is not among them any more was withdrawn.
+    pub(super) regions: HashMap<u64, RegionState>,
+}
+
+impl Link {
+    pub(super) fn is_up(&self) -> bool {
+        matches!(self.state, LinkState::Up)
+    }
+
+    pub(super) fn identity_and_label(&self) -> ([u8; 16], String) {
+        (self.target.identity, self.label.clone())
+    }
+}
+
+/// An operation that rails have parts in.
+#[derive(Debug)]
+pub(super) struct RemoteOperation {
+    ticket: OperationContext,
+    /// Parts that have not come to their end.
+    left: usize,
+    failure: Option<Error>,
+    /// Sent when all is there.
+    notice: Option<Notice>,
+}
+
+/// All that an agent knows of rails.
+#[derive(Debug, Default)]
+pub(super) struct RemoteTransport {
+    pub(super) rails: Vec<Rail>,
+    pub(super) links: HashMap<u32, Link>,
+    pub(super) next_link: u32,
+    /// The region that is asked for, and by which ticket.
+    pub(super) opening_region: (u64, u64),
+    /// The answers by link, if it is waited for them.
+    pub(super) open_results: BTreeMap<u32, Option<Result<()>>>,
+    pub(super) in_flight: HashMap<Token, RemoteOperation>,
+    /// How many parts of an operation each rail has: if its thread ends in the middle of something,
+    /// somebody has to know. It may have several, once another one was lost.
+    stripes_by_rail: Vec<HashMap<Token, usize>>,
+    notices_taken: HashMap<(usize, u64), u64>,
+    /// Which rail goes on with what another one left.
+    next_route_lane: usize,
+    pub(super) remote_sessions: RemoteSessions,
+    rail_events: VecDeque<RailEvent>,
+}
+
+impl RemoteTransport {
+    pub(super) fn add_rail(&mut self, rail: Rail) {
+        self.rails.push(rail);
+        self.stripes_by_rail.push(HashMap::new());
+    }
+
+    /// Which of our rails lead to which fabrics of a peer's: all of the first provider that both
+    /// have, since what is shared out among rails is as fast as the slowest.
+    pub(super) fn matching_fabrics(&self, card: &AgentCard) -> Vec<(usize, usize)> {
+        let mut theirs: Vec<_> = card.fabrics.iter().map(Some).collect();
+        let mut matching_fabrics = Vec::new();
+        for (rail, ours) in self.rails.iter().enumerate() {
+            let is_like = |fabric: &Option<&super::FabricAddress>| {
+                fabric.is_some_and(|fabric| fabric.provider == ours.provider())
+            };
+            let is_another =
+                |(first, _): &(usize, usize)| self.rails[*first].provider() != ours.provider();
+            if matching_fabrics.first().is_some_and(is_another) {
+                continue;
+            }
+            if let Some(found) = theirs.iter().position(is_like) {
+                theirs[found] = None;
+                matching_fabrics.push((rail, found));
+            }
+        }
+        matching_fabrics
+    }
+
+    /// Is there a fabric between the two?
+    pub(super) fn reaches(&self, card: &AgentCard) -> bool {
+        !self.matching_fabrics(card).is_empty()
+    }
+
+    /// What the fabric between the two can do, as far as it is known without asking, where memory is
+    /// registered with our rails and the peer's as is said.
+    pub(super) fn facts(
+        &self,
+        peer: &Peer,
+        local: impl Fn(usize) -> Registration,
+        remote: impl Fn(usize) -> Registration,
+    ) -> Fabric {
+        if let Some(error) = &peer.fabric_error {
+            return Fabric::None { cause: error.to_string() };
+        }
+        if self.rails.is_empty() {
+            return Fabric::None {
+                cause: "the agent that asks was started without one".to_owned(),
+            };
+        }
+        let matching_fabrics = self.matching_fabrics(&peer.card);
+        let Some((rail, theirs)) = matching_fabrics.first() else {
+            let ours: Vec<_> = self.rails.iter().map(Rail::provider).collect();
+            let theirs: Vec<_> = peer.card.fabrics.iter().map(|f| f.provider.as_str()).collect();
+            let theirs = if theirs.is_empty() { "none".to_owned() } else { theirs.join(", ") };
+            let cause = format!("we have {}, the peer has {theirs}", ours.join(", "));
+            return Fabric::None { cause };
+        };
+        Fabric::Connected {
+            provider: self.rails[*rail].provider().to_owned(),
+            remote_access: self.rails[*rail].has(Caps::RMA),
+            local: local(*rail),
+            remote: remote(*theirs),
+        }
+    }
+
+    /// Is anything of a rail reckoned with: a link, a part, an answer, a guest?
+    fn depends_on(&self, rail: usize) -> bool {
+        let is_its = |link: &&Link| link.rail == rail;
+        let has_waiter = |(link, open_result): (&u32, &Option<_>)| {
+            open_result.is_none() && self.links.get(link).is_some_and(|link| is_its(&link))
+        };
+        !self.stripes_by_rail[rail].is_empty()
+            || self
+                .links
+                .values()
+                .filter(is_its)
+                .any(|link| !matches!(link.state, LinkState::Down(_)))
+            || self.open_results.iter().any(has_waiter)
+            || self.remote_sessions.has_sessions_on(rail)
+    }
+
+    pub(super) fn is_up(&self, link: u32) -> bool {
+        self.links.get(&link).is_some_and(Link::is_up)
+    }
+
+    /// Can bytes go by it now?
+    fn is_open(&self, route_lane: &RouteLane) -> bool {
+        self.links.get(&route_lane.link).is_some_and(|link| {
+            link.is_up() && link.regions.get(&route_lane.remote.region) == Some(&RegionState::Open)
+        })
+    }
+
+    /// Why nothing can be begun by any of these links, if so.
+    pub(super) fn obstacle(
+        &self,
+        links: impl Iterator<Item = u32>,
+        region: Option<u64>,
+    ) -> Option<(ErrorKind, String)> {
+        let (mut has_any, mut cause) = (false, None);
+        for link in links {
+            let Some(link) = self.links.get(&link) else { continue };
+            if region.is_some_and(|region| !link.regions.contains_key(&region)) {
+                return Some((ErrorKind::Stale, "the region was withdrawn".to_owned()));
+            }
+            match &link.state {
+                LinkState::Up => has_any = true,
+                LinkState::Down(error) => drop(cause.get_or_insert_with(|| error.reason())),
+                LinkState::Connecting => {}
+            }
+        }
+        let cause = || cause.unwrap_or_else(|| "the peer was disconnected".to_owned());
+        (!has_any).then(|| (ErrorKind::Closed, cause()))
+    }
+
+    pub(super) fn is_busy_with(&self, peer: u32) -> bool {
+        self.in_flight.values().any(|operation| operation.ticket.peer == peer)
+    }
+
+    pub(super) fn send_command(
+        &self,
+        link: u32,
+        command: impl FnOnce(&mut Driver) + Send + 'static,
+    ) {
+        if let Some(link) = self.links.get(&link) {
+            self.rails[link.rail].handle.send_command(command);
+        }
+    }
+
+    /// Leaves a peer at all rails.
+    pub(super) fn disconnect(&mut self, links: &[u32]) {
+        for link in links.iter().copied() {
+            self.send_command(link, move |driver| driver.disconnect(link));
+            self.links.remove(&link);
+            self.remote_sessions.left(link);
+        }
+    }
+
+    /// The agent took a notice that came by a rail.
+    pub(super) fn notice_taken(&mut self, rail: usize, session: u64) {
+        if !self.remote_sessions.has_session(rail, session) {
+            // It does not send more.
+            return;
+        }
+        let notices_taken = self.notices_taken.entry((rail, session)).or_default();
+        *notices_taken += 1;
+        if *notices_taken >= NOTICES_PER_CREDIT {
+            let notices = std::mem::take(notices_taken);
+            self.notices_taken.remove(&(rail, session));
+            self.rails[rail]
+                .handle
+                .send_command(move |driver| driver.notices_taken(session, notices));
+        }
+    }
+}
+
+impl Agent {
+    pub(super) fn wait_for_rail_events(&mut self, end: Instant) {
+        let local_target = Arc::clone(&self.local_target);
+        let mut wait_strategy = self.wait_strategy;
+        let until = end.min(Instant::now() + 10 * BUSY_PAUSE);
+        let request = || self.remote_transport.rails.iter().any(Rail::has_events).then_some(());
+        local_target.doorbell.wait(&mut wait_strategy, until, request);
+        self.wait_strategy = wait_strategy;
+    }
+
+    /// Gives a transfer to the rails that are there.
+    pub(super) fn submit_stripes(
+        &mut self,
+        operation: Operation,
+        route: &Arc<RouteInner>,
+        route_lanes: &[RouteLane],
+        blocks: Blocks<'_>,
+        mut ticket: OperationContext,
+    ) {
+        let is_remote =
+            self.peers.get(&ticket.peer).is_some_and(|peer| peer.local_session.is_none());
+        // A peer with which memory is shared is told by that.
+        let mut notice = ticket.notice.take_if(|_| is_remote);
+        let open =
+            || route_lanes.iter().filter(|route_lane| self.remote_transport.is_open(route_lane));
+        let stripes = stripe_blocks(blocks, open().count());
+        let busy: Vec<_> = open().zip(stripes).filter(|(_, blocks)| !blocks.is_empty()).collect();
+        if busy.is_empty() {
+            let detail = "no rail of this route is connected to the peer";
+            return self
+                .remote_done(ticket, Err(Error::new("transfer", ErrorKind::Closed, detail)));
+        }
+        let (token, left) = (ticket.token, busy.len());
+        let last = notice.take_if(|_| left > 1);
+        self.remote_transport
+            .in_flight
+            .insert(token, RemoteOperation { ticket, left, failure: None, notice: last });
+        for (route_lane, blocks) in busy {
+            self.submit_stripe(route_lane, operation, route, (blocks, 0), (token, notice.take()));
+        }
+    }
+
+    /// Gives bytes to one rail.
+    fn submit_stripe(
+        &mut self,
+        route_lane: &RouteLane,
+        operation: Operation,
+        route: &Arc<RouteInner>,
+        (blocks, reroutes): (BlockQueue, u32),
+        (token, notice): (Token, Option<Notice>),
+    ) {
+        let local = match route_lane.local(&route.local) {
+            Ok(local) => local,
+            Err(error) => return self.stripe_done(token, Err(error)),
+        };
+        let (link, remote, route) = (route_lane.link, route_lane.remote.clone(), Arc::clone(route));
+        let bytes = Some(RailTransfer { operation, local, remote, blocks, reroutes, route });
+        self.submit(RailRequest { link, token, notice, bytes });
+    }
+
+    fn submit(&mut self, request: RailRequest) {
+        let Some(link) = self.remote_transport.links.get(&request.link) else {
+            let left = Error::new("transfer", ErrorKind::Closed, "the peer was disconnected");
+            return self.stripe_done(request.token, Err(left));
+        };
+        let rail = link.rail;
+        *self.remote_transport.stripes_by_rail[rail].entry(request.token).or_default() += 1;
+        self.remote_transport.rails[rail].handle.begin_request(request);
+    }
+
+    /// What a rail that was lost did not do, and has not begun, another one does.
+    fn reroute(&mut self, request: RailRequest, cause: &str) {
+        let RailRequest { link: lost, token, notice, bytes } = request;
+        let closed = || Error::new("transfer", ErrorKind::Closed, cause);
+        let Some(RailTransfer { operation, blocks, reroutes, route, .. }) = bytes else {
+            let peer =
+                self.remote_transport.in_flight.get(&token).map(|operation| operation.ticket.peer);
+            return match (peer.and_then(|peer| self.notice_link(peer)), notice) {
+                (Some(link), Some(notice)) if link != lost => {
+                    self.submit(RailRequest { link, token, notice: Some(notice), bytes: None });
+                }
+                _ => self.stripe_done(token, Err(closed())),
+            };
+        };
+        let route_lanes = match &route.mover {
+            DataMover::Rails(route_lanes) if reroutes < MAX_REROUTES => route_lanes,
+            _ => return self.stripe_done(token, Err(closed())),
+        };
+        let open = || {
+            let others = route_lanes.iter().filter(|route_lane| route_lane.link != lost);
+            others.filter(|route_lane| self.remote_transport.is_open(route_lane))
+        };
+        let next_route_lane = self.remote_transport.next_route_lane;
+        let Some(route_lane) = open().nth(next_route_lane % open().count().max(1)) else {
+            return self.stripe_done(token, Err(closed()));
+        };
+        self.remote_transport.next_route_lane = next_route_lane.wrapping_add(1);
+        self.submit_stripe(route_lane, operation, &route, (blocks, reroutes + 1), (token, notice));
+    }
+
+    /// By which link a peer is told things: the same one as before as long as that is there, so that
+    /// it hears them in order. When it is lost, what it had not sent yet may come behind what is said
+    /// by the next one.
+    fn notice_link(&mut self, peer: u32) -> Option<u32> {
+        let peer = self.peers.get_mut(&peer)?;
+        let is_up = |link: &u32| self.remote_transport.is_up(*link);
+        if !peer.notice_link.as_ref().is_some_and(is_up) {
+            peer.notice_link = peer.links.iter().copied().find(|link| is_up(link));
+        }
+        peer.notice_link
+    }
+
+    /// Tells a peer something by a rail.
+    pub(super) fn send_notice_by_rail(&mut self, mut ticket: OperationContext) {
+        let (token, notice) = (ticket.token, ticket.notice.take());
+        let Some(link) = self.notice_link(ticket.peer) else {
+            let lost =
+                Error::new("notify a peer", ErrorKind::Closed, "no rail is connected to the peer");
+            return self.remote_done(ticket, Err(lost));
+        };
+        let operation = RemoteOperation { ticket, left: 1, failure: None, notice: None };
+        self.remote_transport.in_flight.insert(token, operation);
+        self.submit(RailRequest { link, token, notice, bytes: None });
+    }
+
+    /// Takes note of what the rails tell. True if they told anything.
+    pub(super) fn poll_rails(&mut self) -> bool {
+        if self.remote_transport.rails.is_empty() {
+            return false;
+        }
+        let (mut has_any, mut session_closed) = (false, Vec::new());
+        for rail in 0..self.remote_transport.rails.len() {
+            let has_ended = self.remote_transport.rails[rail].has_ended();
+            let mut rail_events = std::mem::take(&mut self.remote_transport.rail_events);
+            self.remote_transport.rails[rail].rail_events(&mut rail_events);
+            for report in rail_events.drain(..) {
+                has_any = true;
+                match report {
+                    // By another rail it may have come meanwhile, and did not leave then.
+                    RailEvent::SessionClosed { .. } => session_closed.push((rail, report)),
+                    _ => self.handle_rail_event(rail, report),
+                }
+            }
+            self.remote_transport.rail_events = rail_events;
+            if has_ended && self.remote_transport.depends_on(rail) {
+                session_closed.extend(self.lose_rail(rail).map(|report| (rail, report)));
+            }
+        }
+        for (rail, report) in session_closed {
+            self.handle_rail_event(rail, report);
+        }
+        has_any
+    }
+
+    /// A rail's thread is gone, and told of all that it knew. What else it was given has failed, and
+    /// its guests are gone.
+    fn lose_rail(&mut self, rail: usize) -> impl Iterator<Item = RailEvent> + use<> {
+        let cause = || Error::new(CONNECT, ErrorKind::Closed, "the rail's thread has ended");
+        let of_it = self.remote_transport.links.iter().filter(|(_, link)| link.rail == rail);
+        let links: Vec<_> = of_it.map(|(number, _)| *number).collect();
+        for (link, open_result) in &mut self.remote_transport.open_results {
+            if links.contains(link) {
+                open_result.get_or_insert_with(|| Err(cause()));
+            }
+        }
+        for link in links {
+            if self
+                .remote_transport
+                .links
+                .get(&link)
+                .is_some_and(|link| !matches!(link.state, LinkState::Down(_)))
+            {
+                self.handle_rail_event(rail, RailEvent::Down { link, error: cause() });
+            }
+        }
+        for (token, count) in std::mem::take(&mut self.remote_transport.stripes_by_rail[rail]) {
+            (0..count).for_each(|_| self.stripe_done(token, Err(cause())));
+        }
+        let sessions = self.remote_transport.remote_sessions.sessions_on(rail).into_iter();
+        sessions
+            .map(move |session| RailEvent::SessionClosed { session, lost: Some(cause().reason()) })
+    }
+
+    /// A rail told of a part that it had.
+    fn stripe_returned(&mut self, rail: usize, token: Token) {
+        if let Some(stripes_by_rail) = self.remote_transport.stripes_by_rail[rail].get_mut(&token) {
+            *stripes_by_rail -= 1;
+            if *stripes_by_rail == 0 {
+                self.remote_transport.stripes_by_rail[rail].remove(&token);
+            }
+        }
+    }
+
+    fn handle_rail_event(&mut self, rail: usize, report: RailEvent) {
+        match report {
+            RailEvent::Up { link: number } => {
+                if let Some(link) = self.remote_transport.links.get_mut(&number) {
+                    link.state = LinkState::Up;
+                    let (with, label) = link.identity_and_label();
+                    self.remote_transport.remote_sessions.found(
+                        with,
+                        rail,
+                        LostHalf::Link(number),
+                        label,
+                    );
+                }
+            }
+            RailEvent::Down { link: number, error } => {
+                if let Some(link) = self.remote_transport.links.get_mut(&number) {
+                    let reason = error.reason();
+                    link.regions
+                        .values_mut()
+                        .for_each(|state_of_region| *state_of_region = RegionState::Requested);
+                    link.state = LinkState::Down(Arc::new(error));
+                    if !link.has_waiter {
+                        let lost_halves = LostHalf::Link(number);
+                        self.remote_transport.remote_sessions.half_lost(
+                            rail,
+                            lost_halves,
+                            link.identity_and_label(),
+                            reason,
+                        );
+                    }
+                }
+            }
+            RailEvent::Opened { link: number, region, outcome } => {
+                // What was there and is refused is withdrawn, too, which the rail says itself.
+                // Nor is one known that a join gave up.
+                let link = self.remote_transport.links.get_mut(&number).filter(|_| outcome.is_ok());
+                if let Some(known) = link.and_then(|link| link.regions.get_mut(&region.0)) {
+                    *known = RegionState::Open;
+                }
+                // One that nobody waits for any more is of no use.
+                let RemoteTransport { opening_region, open_results, .. } =
+                    &mut self.remote_transport;
+                if let Some(open_result) =
+                    open_results.get_mut(&number).filter(|_| *opening_region == region)
+                {
+                    *open_result = Some(outcome);
+                }
+            }
+            RailEvent::Done { token, outcome } => {
+                self.stripe_returned(rail, token);
+                self.stripe_done(token, outcome);
+            }
+            RailEvent::Returned { request, cause } => {
+                self.stripe_returned(rail, request.token);
+                self.reroute(*request, &cause);
+            }
+            RailEvent::Withdrawn { link, region } => {
+                if let Some(link) = self.remote_transport.links.get_mut(&link) {
+                    link.regions.remove(&region);
+                }
+            }
+            RailEvent::SessionOpened { session, from, connection_id, label } => {
+                self.remote_transport.remote_sessions.session_opened(
+                    rail,
+                    session,
+                    (from, connection_id),
+                    label,
+                );
+            }
+            RailEvent::SessionClosed { session, lost } => {
+                self.remote_transport.notices_taken.remove(&(rail, session));
+                self.remote_transport.remote_sessions.session_closed(rail, session, lost);
+            }
+            RailEvent::Notice { session, from, notice } => {
+                self.events.push_back((Event::Notice { from, notice }, Some((rail, session))));
+            }
+        }
+        self.take_session_events();
+    }
+
+    /// Puts what is to be told of rails behind what happened before.
+    pub(super) fn take_session_events(&mut self) {
+        self.events.extend(
+            self.remote_transport.remote_sessions.events.drain(..).map(|event| (event, None)),
+        );
+    }
+
+    /// A part of an operation has come to its end; maybe it was the last.
+    fn stripe_done(&mut self, token: Token, outcome: Result<()>) {
+        let Some(operation) = self.remote_transport.in_flight.get_mut(&token) else { return };
+        operation.left -= 1;
+        if let Err(error) = outcome {
+            operation.failure.get_or_insert(error);
+        }
+        if operation.left > 0 {
+            return;
+        }
+        let Some(operation) = self.remote_transport.in_flight.remove(&token) else { return };
+        let RemoteOperation { ticket, failure, notice, .. } = operation;
+        match (failure, notice) {
+            (Some(error), _) => self.remote_done(ticket, Err(error)),
+            (None, None) => self.remote_done(ticket, Ok(())),
+            (None, notice) => self.send_notice_by_rail(OperationContext { notice, ..ticket }),
+        }
+    }
+
+    fn remote_done(&mut self, ticket: OperationContext, outcome: Result<()>) {
+        if self.peers.get(&ticket.peer).is_some_and(|peer| peer.local_session.is_some()) {
+            return self.complete(ticket, outcome);
+        }
+        let Some(peer) = self.peers.get_mut(&ticket.peer) else {
+            return self.operations.finish(ticket.token, outcome);
+        };
+        let outcome = outcome.map_err(|error| error.with(&peer.card.label));
+        peer.finish(&ticket, outcome, &mut self.operations);
+    }
+}

@@ -1,0 +1,154 @@
+//! What a rail has to do with a route: where the bytes are for it, and which of them it carries.
+
+use std::sync::atomic::Ordering;
+
+use gpu::Block;
+
+use super::route::JOIN;
+use crate::blocks::{BlockQueue, Blocks};
+use crate::error::{Error, ErrorKind, Result};
+use crate::path::Registration;
+use crate::rail::{LocalSide, RemoteSide, can_be_registered};
+use crate::region::RegisteredRegion;
+
+/// Blocks that are longer are split among rails.
+const MIN_STRIPED_LENGTH: u64 = 8 << 20;
+
+/// One rail's part of a route.
+#[derive(Debug)]
+pub(super) struct RouteLane {
+    pub(super) link: u32,
+    pub(super) rail: usize,
+    pub(super) remote: RemoteSide,
+}
+
+impl RouteLane {
+    /// Where our bytes are for this rail, as long as the region is not withdrawn. Asked each time: a
+    /// route that had the registration itself would keep it open to peers.
+    pub(super) fn local(&self, local: &RegisteredRegion) -> Result<LocalSide> {
+        match (local.memory(self.rail), &local.buffer) {
+            (Some(memory), _) => Ok(LocalSide::Registered(memory)),
+            (None, crate::Buffer::Device(memory)) if !can_be_registered(&local.buffer) => {
+                Ok(LocalSide::Device(memory.clone()))
+            }
+            (None, _) if local.is_withdrawn.load(Ordering::Acquire) => {
+                Err(Error::new("transfer", ErrorKind::Stale, "the local region was withdrawn"))
+            }
+            (None, crate::Buffer::Device(memory)) => Ok(LocalSide::Device(memory.clone())),
+            (None, crate::Buffer::Host(_)) => {
+                let detail = "the provider cannot register this host memory";
+                Err(Error::new(JOIN, ErrorKind::NoPath, detail))
+            }
+        }
+    }
+}
+
+/// Which rail copies which blocks: long ones are cut, short ones go to who has least. Of short rows
+/// each has so many that lie one behind the other; they are counted off and not listed.
+pub(super) fn stripe_blocks(blocks: Blocks<'_>, rails: usize) -> Vec<BlockQueue> {
+    if let Some(rows) = blocks.rows().filter(|rows| rows.row < MIN_STRIPED_LENGTH) {
+        let begin = |rail: usize| {
+            let begin = (u128::from(rows.count()) * rail as u128).div_ceil(rails as u128);
+            // Not above the count.
+            begin as u64
+        };
+        return (0..rails).map(|rail| rows.rows_in(begin(rail)..begin(rail + 1)).into()).collect();
+    }
+    let mut stripes = vec![(0_u64, BlockQueue::default()); rails];
+    for block in blocks.each() {
+        let parts = if block.length >= MIN_STRIPED_LENGTH { rails as u64 } else { 1 };
+        for part in 0..parts {
+            let start = block.length / parts * part;
+            let end =
+                if part + 1 == parts { block.length } else { block.length / parts * (part + 1) };
+            let Some(stripe) = stripes.iter_mut().min_by_key(|(bytes, _)| *bytes) else { break };
+            stripe.0 += end - start;
+            stripe.1.push(Block {
+                to: block.to + start,
+                from: block.from + start,
+                length: end - start,
+            });
+        }
+    }
+    stripes.into_iter().map(|(_, blocks)| blocks).collect()
+}
+
+/// Memory of a device is not registered, whatever the provider offers: what is known of providers
+/// that take it (shm of libfabric 2.1 with CUDA) is that they complete writes before the data is
+/// there. [`crate::rail::can_be_registered`] is where that is decided; this says so.
+pub(super) fn registration(
+    is_registered: bool,
+    is_device: bool,
+    takes_devices: bool,
+) -> Registration {
+    match (is_registered, is_device, takes_devices) {
+        (true, ..) => Registration::Works,
+        (false, true, true) => Registration::NotSafe,
+        (false, ..) => Registration::NotOffered,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Strided;
+
+    #[test]
+    fn a_provider_that_takes_memory_of_devices_is_not_believed() {
+        assert_eq!(registration(false, true, true), Registration::NotSafe);
+        assert_eq!(registration(false, true, false), Registration::NotOffered);
+        assert_eq!(registration(false, false, true), Registration::NotOffered);
+        assert_eq!(registration(true, false, false), Registration::Works);
+    }
+
+    #[test]
+    fn rails_share_all_bytes_once_and_about_equally() {
+        let block = |to, length| Block { to, from: to, length };
+        let many: Vec<_> = (0..100).map(|n| block(n << 20, 1 << 16)).collect();
+        let one = [block(0, (64 << 20) + 1)];
+        for (blocks, rails) in [(&many[..], 3), (&one[..], 3), (&one[..], 1), (&many[..1], 4)] {
+            let stripes = stripe_blocks(blocks.into(), rails);
+            assert_eq!(stripes.len(), rails);
+            let bytes: Vec<u64> = stripes
+                .iter()
+                .map(|stripe| stripe.clone().map(|block| block.length).sum())
+                .collect();
+            let all: u64 = blocks.iter().map(|block| block.length).sum();
+            assert_eq!(bytes.iter().sum::<u64>(), all);
+            if blocks.len() >= rails {
+                let (most, least) = (bytes.iter().max(), bytes.iter().min());
+                assert!(most.unwrap() - least.unwrap() <= 1 << 16, "{bytes:?}");
+            }
+            let mut parts: Vec<_> = stripes.into_iter().flatten().collect();
+            parts.sort_by_key(|part| part.to);
+            let mut ends = 0;
+            for part in parts {
+                assert!(part.to >= ends && part.length > 0);
+                ends = part.to + part.length;
+            }
+        }
+    }
+    /// As many as no memory has room for, if they were listed.
+    #[test]
+    fn rows_are_shared_out_without_a_list_of_them() {
+        let count = (1 << 56) + 1;
+        let rows = Strided::rows(count, 8, 0, 64).unwrap();
+        let stripes = stripe_blocks((&rows).into(), 3);
+        let firsts: Vec<_> =
+            stripes.iter().map(|stripe| stripe.clone().next().unwrap().to).collect();
+        let third = count / 3 + 1;
+        assert_eq!(firsts, [0, 64 * third, 64 * 2 * third]);
+        for (rails, lengths) in [(1, &[5][..]), (2, &[3, 2]), (4, &[2, 1, 1, 1]), (0, &[])] {
+            let rows = Strided::rows(5, 8, 16, 64).unwrap();
+            let stripes = stripe_blocks((&rows).into(), rails);
+            let counts: Vec<_> = stripes.iter().map(|stripe| stripe.clone().count()).collect();
+            assert_eq!(counts, lengths);
+            let all: Vec<_> = stripes.into_iter().flatten().collect();
+            assert!(rails == 0 || all == rows.iter().collect::<Vec<_>>());
+        }
+        // Long ones are cut.
+        let rows = Strided::rows(3, 16 << 20, 32 << 20, 64 << 20).unwrap();
+        let stripes = stripe_blocks((&rows).into(), 2);
+        assert!(stripes.into_iter().all(|stripe| stripe.count() == 3));
+    }
+}

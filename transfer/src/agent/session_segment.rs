@@ -1,0 +1,295 @@
+//! What two agents of one machine share as long as one visits the other: what the visitor
+//! has begun, and the notices that it leaves.
+//!
+//! ```text
+//! word 0   copies that the initiator has ever begun
+//! word 4   1 when the initiator has left in order
+//! word 8   of them, all before this one are done; all of them when the initiator leaves, unless a
+//!          device may still be copying
+//! word 16  a queue of notices: a tag, a length, and up to 64 bytes
+//! ```
+//!
+//! The host makes it, so it goes with the connection. Only the visitor writes the first three
+//! words and publishes; only the host reads. Nothing here is believed further than that: a
+//! visitor that scribbles harms what it tells, and nothing else.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::Ordering::{Acquire, Release, SeqCst};
+use std::time::Duration;
+
+use ipc::{
+    Caller, ForkGeneration, Layout, Liveness, MappedWords, OverflowPolicy, Participant, PidFd,
+    Queue, QueueError, QueueSetup, Segment, Subscriber, WordRange, Words,
+};
+
+use super::notice::{MAX_NOTICE_LENGTH, Notice};
+use crate::error::{Error, ErrorKind, Result};
+
+const LAYOUT: Layout = Layout::new("agent session", 1);
+const BEGUN_WORD: usize = 0;
+const CLOSED_WORD: usize = 4;
+const SETTLED_WORD: usize = 8;
+const QUEUE_WORD: usize = 16;
+/// Notices that wait to be read.
+const DEPTH: u32 = 1024;
+/// A tag, a length, 64 bytes.
+const ENTRY: usize = 2 + MAX_NOTICE_LENGTH / 8;
+/// Nothing is done under the queue's lock that takes time.
+const LOCK_TIMEOUT: Duration = Duration::from_millis(200);
+
+type Notices = Queue<WordRange<MappedWords>, ENTRY>;
+
+fn setup() -> QueueSetup {
+    QueueSetup { depth: DEPTH, overflow_policy: OverflowPolicy::Reject }
+}
+
+fn target() -> Participant {
+    Participant::new(0, 1).unwrap_or_else(|| unreachable!("a valid name"))
+}
+
+fn initiator() -> Participant {
+    Participant::new(1, 1).unwrap_or_else(|| unreachable!("a valid name"))
+}
+
+/// There are two, and one of them calls.
+struct OtherSide<'a> {
+    name: Participant,
+    pidfd: &'a PidFd,
+}
+
+impl Liveness for OtherSide<'_> {
+    fn is_dead(&self, participant: Option<Participant>) -> bool {
+        match participant {
+            Some(name) if name == self.name => self.pidfd.is_over(),
+            Some(name) => name != target() && name != initiator(),
+            None => true,
+        }
+    }
+}
+
+fn failed(operation: &'static str, why: impl ToString) -> Error {
+    Error::new(operation, ErrorKind::Failed, why.to_string())
+}
+
+fn notices(operation: &'static str, segment: &Segment, is_new: bool) -> Result<Notices> {
+    let words = segment.words();
+    let count = words.count().saturating_sub(QUEUE_WORD);
+    let part = WordRange::new(words, QUEUE_WORD, count)
+        .ok_or_else(|| failed(operation, "the segment is truncated"))?;
+    let queue = if is_new { Queue::format(part, setup()) } else { Queue::attach(part) };
+    queue.map_err(|error| failed(operation, error))
+}
+
+/// At the agent that is visited.
+#[derive(Debug)]
+pub(super) struct TargetSegment {
+    segment: Segment,
+    words: MappedWords,
+    queue: Notices,
+    subscriber: Subscriber,
+}
+
+impl TargetSegment {
+    pub(super) fn create() -> Result<Self> {
+        let operation = "accept a local initiator";
+        let length = (QUEUE_WORD + Notices::required_words(setup())) * size_of::<u64>();
+        let segment = Segment::create(LAYOUT, length).map_err(|error| failed(operation, error))?;
+        let queue = notices(operation, &segment, true)?;
+        // Nobody else knows of it yet.
+        let caller = Caller::new(target(), &ipc::AlwaysAlive);
+        let subscriber = queue.subscribe(&caller).map_err(|error| failed(operation, error))?;
+        segment.mark_ready();
+        Ok(Self { words: segment.words(), segment, queue, subscriber })
+    }
+
+    pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
+        self.segment.as_fd()
+    }
+
+    /// The next notice.
+    #[inline]
+    pub(super) fn take(&mut self) -> Option<Notice> {
+        let taken = self.queue.take(&mut self.subscriber)?;
+        let notice = Notice::from(taken.entry);
+        let _ = self.queue.release(&self.subscriber, taken.position);
+        Some(notice)
+    }
+
+    /// What is left of the notices of a visitor that has left: as many as there can be, even if it
+    /// goes on leaving some.
+    pub(super) fn take_rest(&mut self) -> impl Iterator<Item = Notice> {
+        std::iter::from_fn(|| self.take()).take(DEPTH as usize)
+    }
+
+    /// What the visitor has begun so far.
+    pub(super) fn begun(&self) -> u64 {
+        self.words.load(BEGUN_WORD, SeqCst)
+    }
+
+    /// Did the visitor leave in order? Its process may have ended since.
+    pub(super) fn left_cleanly(&self) -> bool {
+        self.words.load(CLOSED_WORD, Acquire) == 1
+    }
+
+    /// Is everything done that was begun when `begun` was that?
+    pub(super) fn is_settled(&self, begun: u64) -> bool {
+        self.words.load(SETTLED_WORD, Acquire) >= begun
+    }
+}
+
+/// At the agent that visits.
+#[derive(Debug)]
+pub(super) struct InitiatorSegment {
+    words: MappedWords,
+    queue: Notices,
+    begun: u64,
+    /// From the oldest on that is not done: which are?
+    done: VecDeque<bool>,
+    fork_generation: ForkGeneration,
+}
+
+impl Drop for InitiatorSegment {
+    fn drop(&mut self) {
+        // A forked child is not the one to leave.
+        if self.fork_generation.is_current() {
+            self.words.store(CLOSED_WORD, 1, Release);
+        }
+    }
+}
+
+impl InitiatorSegment {
+    pub(super) fn open(file: OwnedFd) -> Result<Self> {
+        let operation = "open a local session";
+        let segment = Segment::open(file, LAYOUT).map_err(|error| failed(operation, error))?;
+        let queue = notices(operation, &segment, false)?;
+        let (words, fork_generation) = (segment.words(), ForkGeneration::current());
+        Ok(Self { words, queue, begun: 0, done: VecDeque::new(), fork_generation })
+    }
+
+    /// Says that a copy begins; to be called *before* looking whether its region is there.
+    pub(super) fn begin(&mut self) -> u64 {
+        let number = self.begun;
+        self.begun += 1;
+        self.done.push_back(false);
+        // Looking at the board orders it before that.
+        self.words.store(BEGUN_WORD, self.begun, Release);
+        number
+    }
+
+    /// Says that it is done, or was not begun after all.
+    pub(super) fn end(&mut self, number: u64) {
+        let oldest = self.begun - self.done.len() as u64;
+        if let Some(done) = number.checked_sub(oldest).and_then(|at| self.done.get_mut(at as usize))
+        {
+            *done = true;
+        }
+        while self.done.front() == Some(&true) {
+            self.done.pop_front();
+        }
+        self.words.store(SETTLED_WORD, self.begun - self.done.len() as u64, Release);
+    }
+
+    /// Says that all copies are done that were ever begun: nothing makes them any more.
+    pub(super) fn settle(&mut self) {
+        if self.fork_generation.is_current() {
+            self.done.clear();
+            self.words.store(SETTLED_WORD, self.begun, Release);
+        }
+    }
+
+    /// Leaves a notice. False if there is no room for it now.
+    pub(super) fn send_notice(&self, notice: &Notice, pidfd: &PidFd) -> Result<bool> {
+        let operation = "send a notice";
+        let liveness = OtherSide { name: target(), pidfd };
+        let caller = Caller { timeout: LOCK_TIMEOUT, ..Caller::new(initiator(), &liveness) };
+        match self.queue.publish(&caller, (*notice).into(), |_| {}) {
+            Ok(_) => Ok(true),
+            Err(QueueError::Full) => Ok(false),
+            Err(error) => Err(failed(operation, error)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn both() -> (TargetSegment, InitiatorSegment, PidFd) {
+        let target = TargetSegment::create().unwrap();
+        let initiator_side =
+            InitiatorSegment::open(target.as_fd().try_clone_to_owned().unwrap()).unwrap();
+        (target, initiator_side, PidFd::of_this_process().unwrap())
+    }
+
+    #[test]
+    fn notices_arrive_in_order_until_there_is_no_room() {
+        let (mut target, initiator_side, pidfd) = both();
+        let notice = |tag| Notice::new(tag, &[7; 3]).unwrap();
+        for tag in 0..u64::from(DEPTH) {
+            assert!(initiator_side.send_notice(&notice(tag), &pidfd).unwrap());
+        }
+        assert!(!initiator_side.send_notice(&notice(0), &pidfd).unwrap(), "no room");
+        for tag in 0..u64::from(DEPTH) {
+            let taken = target.take().unwrap();
+            assert_eq!((taken.tag, taken.data()), (tag, &[7; 3][..]));
+        }
+        assert_eq!(target.take(), None);
+        assert!(initiator_side.send_notice(&notice(9), &pidfd).unwrap());
+    }
+
+    #[test]
+    fn notices_left_after_the_end_are_not_taken_without_end() {
+        let (mut target, initiator_side, pidfd) = both();
+        let notice = Notice::new(1, b"more").unwrap();
+        assert!(initiator_side.send_notice(&notice, &pidfd).unwrap());
+        // One more for each that is taken.
+        let taken = target
+            .take_rest()
+            .inspect(|_| assert!(initiator_side.send_notice(&notice, &pidfd).unwrap()));
+        assert_eq!(taken.count(), DEPTH as usize);
+    }
+
+    #[test]
+    fn one_who_leaves_says_so_and_one_who_is_killed_does_not() {
+        let (target, initiator_side, _) = both();
+        assert!(!target.left_cleanly());
+        drop(initiator_side);
+        assert!(target.left_cleanly());
+        let (target, initiator_side, _) = both();
+        // It never comes to its end.
+        std::mem::forget(initiator_side);
+        assert!(!target.left_cleanly());
+    }
+
+    #[test]
+    fn what_was_begun_is_settled_when_all_before_it_is_done() {
+        let (target, mut initiator_side, _) = both();
+        let [first, second, third] =
+            [initiator_side.begin(), initiator_side.begin(), initiator_side.begin()];
+        let begun = target.begun();
+        assert!(!target.is_settled(begun));
+        initiator_side.end(third);
+        initiator_side.end(first);
+        assert!(target.is_settled(1) && !target.is_settled(begun));
+        let later = initiator_side.begin();
+        initiator_side.end(second);
+        assert!(target.is_settled(begun) && !target.is_settled(target.begun()));
+        initiator_side.end(later);
+        initiator_side.end(later);
+        assert!(target.is_settled(target.begun()));
+    }
+
+    #[test]
+    fn all_is_settled_when_the_visitor_says_so() {
+        let (target, mut initiator_side, _) = both();
+        let first = initiator_side.begin();
+        initiator_side.begin();
+        initiator_side.end(first);
+        assert!(!target.is_settled(target.begun()));
+        initiator_side.settle();
+        initiator_side.end(initiator_side.begun);
+        drop(initiator_side);
+        assert!(target.is_settled(target.begun()));
+    }
+}

@@ -1,0 +1,78 @@
+//! Blocks of a request that are kept until they can be gone through.
+
+use std::collections::VecDeque;
+
+use gpu::Block;
+
+use super::{Blocks, Rows};
+
+/// Blocks that one rail carries, or that wait. Rows of a description are counted off, one after the
+/// other, and not listed: there may be more of them than memory has room for.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct BlockQueue {
+    pub(crate) list: VecDeque<Block>,
+    /// Those behind the list.
+    rows: Option<Rows>,
+}
+
+impl BlockQueue {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.list.is_empty() && self.rows.as_ref().is_none_or(|rows| rows.size_hint().0 == 0)
+    }
+
+    /// All of them, of which none was taken yet.
+    pub(crate) fn all(&mut self) -> Blocks<'_> {
+        match &self.rows {
+            Some(rows) => (&rows.of).into(),
+            None => (&*self.list.make_contiguous()).into(),
+        }
+    }
+
+    /// One more, which comes before rows that are not counted off yet.
+    pub(crate) fn push(&mut self, block: Block) {
+        if block.length > 0 {
+            self.list.push_back(block);
+        }
+    }
+
+    /// The next one, to be cut.
+    pub(crate) fn front_mut(&mut self) -> Option<&mut Block> {
+        if self.list.is_empty() {
+            let row = self.rows.as_mut()?.next()?;
+            self.list.push_back(row);
+        }
+        self.list.front_mut()
+    }
+
+    pub(crate) fn pop_front(&mut self) -> Option<Block> {
+        self.list.pop_front().or_else(|| self.rows.as_mut()?.next())
+    }
+}
+
+impl From<Rows> for BlockQueue {
+    fn from(rows: Rows) -> Self {
+        Self { list: VecDeque::new(), rows: Some(rows) }
+    }
+}
+
+impl From<VecDeque<Block>> for BlockQueue {
+    fn from(list: VecDeque<Block>) -> Self {
+        Self { list, rows: None }
+    }
+}
+
+impl FromIterator<Block> for BlockQueue {
+    fn from_iter<I: IntoIterator<Item = Block>>(blocks: I) -> Self {
+        let mut queue = Self::default();
+        blocks.into_iter().for_each(|block| queue.push(block));
+        queue
+    }
+}
+
+impl Iterator for BlockQueue {
+    type Item = Block;
+
+    fn next(&mut self) -> Option<Block> {
+        self.pop_front()
+    }
+}

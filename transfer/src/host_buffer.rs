@@ -1,0 +1,325 @@
+//! Memory of the host that other processes can map.
+#![allow(unsafe_code)]
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex};
+
+use gpu::{Device, Implementation, Memory};
+use ipc::{Layout, ReadOnlySegment, Segment};
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::lock;
+use crate::pinned::{pin, pin_read_only};
+use crate::private_memory::{PinnedPrivateMemory, PrivateMemory};
+
+const LAYOUT: Layout = Layout::new("host buffer", 1);
+
+/// Memory of the host that other processes can map. Copies of the handle are the same
+/// memory.
+///
+/// Its bytes may change at any time by a peer's hand, so they are copied out and in, never
+/// borrowed.
+///
+/// ```
+/// use transfer::HostBuffer;
+/// let buffer = HostBuffer::new(1 << 20)?;
+/// buffer.write(4096, b"halo")?;
+/// let mut found = [0; 4];
+/// buffer.read(4096, &mut found)?;
+/// assert_eq!(&found, b"halo");
+/// # Ok::<(), transfer::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct HostBuffer(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    body: Backing,
+    length: u64,
+    /// Pinned for all devices of an implementation, when one first needs it.
+    pinned: Mutex<HashMap<Implementation, Memory>>,
+}
+
+/// Its bytes, mapped.
+#[derive(Debug)]
+enum Backing {
+    Shared(Segment),
+    ReadOnly(ReadOnlySegment),
+    /// Other processes cannot map it.
+    PrivateMemory(Arc<PrivateMemory>),
+}
+
+impl Backing {
+    fn start(&self) -> *const u8 {
+        match self {
+            Self::Shared(segment) => segment.body(),
+            Self::ReadOnly(segment) => segment.body(),
+            Self::PrivateMemory(memory) => memory.start(),
+        }
+    }
+
+    fn length(&self) -> u64 {
+        let length = match self {
+            Self::Shared(segment) => segment.body_length(),
+            Self::ReadOnly(segment) => segment.body_length(),
+            Self::PrivateMemory(memory) => memory.length(),
+        };
+        length as u64
+    }
+}
+
+impl HostBuffer {
+    /// Zeroed memory. Its pages are made when they are first touched.
+    ///
+    /// # Errors
+    /// [`Failed`](ErrorKind::Failed) if there is not so much.
+    pub fn new(length: u64) -> Result<Self> {
+        let operation = "allocate host memory";
+        let failed = |why: &dyn ToString| Error::new(operation, ErrorKind::Failed, why.to_string());
+        let bytes = usize::try_from(length).map_err(|error| failed(&error))?;
+        if bytes == 0 {
+            return Err(failed(&"0 bytes"));
+        }
+        let segment = Segment::create(LAYOUT, bytes).map_err(|error| failed(&error))?;
+        segment.mark_ready();
+        let body = Backing::Shared(segment);
+        Ok(Self(Arc::new(Inner { body, length, pinned: Mutex::default() })))
+    }
+
+    /// Memory that the caller had before: the bytes of a vector, which
+    /// [`into_vec`](Self::into_vec) gives back. Only this process can map them. So peers reach them by a
+    /// fabric, if its provider registers such memory, and agents of the same process.
+    ///
+    /// ```
+    /// use transfer::{Agent, AgentOptions, HostBuffer};
+    /// let agent = Agent::start(AgentOptions::new("solver"))?;
+    /// let field = HostBuffer::from_vec(vec![0; 1 << 16])?;
+    /// let region = agent.register_own(&field)?;
+    /// // … put from it, get into it …
+    /// drop(region);
+    /// agent.close(std::time::Duration::from_secs(1))?;
+    /// let field: Vec<u8> = field.into_vec().expect("nothing else has it");
+    /// assert_eq!(field.len(), 1 << 16);
+    /// # Ok::<(), transfer::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Failed`](ErrorKind::Failed) for an empty one.
+    pub fn from_vec(bytes: Vec<u8>) -> Result<Self> {
+        Self::private(bytes.len(), || PrivateMemory::of_vec(bytes))
+    }
+
+    /// The same for memory that stays the caller's: of MPI, of another allocator, of a library.
+    ///
+    /// ```
+    /// use transfer::HostBuffer;
+    /// let mut memory = vec![7_u8; 4096];
+    /// // SAFETY: the buffer is dropped before the vector, which nothing else uses meanwhile.
+    /// let buffer = unsafe { HostBuffer::from_pointer(memory.as_mut_ptr(), memory.len()) }?;
+    /// let mut found = [0; 3];
+    /// buffer.read(100, &mut found)?;
+    /// assert_eq!(found, [7; 3]);
+    /// drop(buffer);
+    /// # Ok::<(), transfer::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Failed`](ErrorKind::Failed) for no bytes.
+    ///
+    /// # Safety
+    /// All bytes from `start` on can be read and written until the last handle to this buffer is gone,
+    /// those of regions among them: when these were [withdrawn](crate::Agent::withdraw) and dropped,
+    /// those for own use and all others when their agent was [closed](crate::Agent::close) without an
+    /// error. No references to them are used meanwhile.
+    pub unsafe fn from_pointer(start: *mut u8, length: usize) -> Result<Self> {
+        // SAFETY: the caller's promise.
+        Self::private(length, || unsafe { PrivateMemory::of_pointer(start, length) })
+    }
+
+    fn private(length: usize, make: impl FnOnce() -> PrivateMemory) -> Result<Self> {
+        if length == 0 {
+            return Err(Error::new("wrap caller memory", ErrorKind::Failed, "0 bytes"));
+        }
+        let body = Backing::PrivateMemory(Arc::new(make()));
+        Ok(Self(Arc::new(Inner { body, length: length as u64, pinned: Mutex::default() })))
+    }
+
+    /// The vector that it was [made of](Self::from_vec).
+    ///
+    /// # Errors
+    /// The buffer, if it was not made of a vector, or if something else has a handle to it: a region
+    /// that was not dropped, or an agent that keeps it registered for own use and was not closed.
+    pub fn into_vec(self) -> std::result::Result<Vec<u8>, Self> {
+        let Inner { body, length, pinned } = Arc::try_unwrap(self.0).map_err(Self)?;
+        // Devices let go of it first.
+        drop(pinned);
+        let again = |body| Self(Arc::new(Inner { body, length, pinned: Mutex::default() }));
+        let Backing::PrivateMemory(memory) = body else { return Err(again(body)) };
+        let memory =
+            Arc::try_unwrap(memory).map_err(|memory| again(Backing::PrivateMemory(memory)))?;
+        memory.into_vec().map_err(|memory| again(Backing::PrivateMemory(Arc::new(memory))))
+    }
+
+    /// Is it memory of this process alone?
+    pub(crate) fn is_private(&self) -> bool {
+        matches!(self.0.body, Backing::PrivateMemory(_))
+    }
+
+    /// Of another process, which may have exported it read-only.
+    pub(crate) fn open(file: OwnedFd, length: u64, is_writable: bool) -> Result<Self> {
+        let operation = "map host memory";
+        let wrong = |why: String| Error::new(operation, ErrorKind::WrongMemory, why);
+        let opened = match is_writable {
+            true => Segment::open(file, LAYOUT).map(Backing::Shared),
+            false => ReadOnlySegment::open(file, LAYOUT).map(Backing::ReadOnly),
+        };
+        let body = opened.map_err(|error| wrong(error.to_string()))?;
+        let available = body.length();
+        if length == 0 || length > available {
+            return Err(wrong(format!("{length} bytes, where {available} are")));
+        }
+        Ok(Self(Arc::new(Inner { body, length, pinned: Mutex::default() })))
+    }
+
+    /// A descriptor for another process, by which it can be written only if that is said.
+    pub(crate) fn export(&self, is_writable: bool) -> Result<OwnedFd> {
+        let failed = |why: &dyn ToString| {
+            Error::new("export host memory", ErrorKind::Failed, why.to_string())
+        };
+        match &self.0.body {
+            Backing::ReadOnly(_) => Err(failed(&"it is another process's")),
+            Backing::PrivateMemory(_) => Err(failed(&"other processes cannot map it")),
+            Backing::Shared(segment) if is_writable => {
+                segment.as_fd().try_clone_to_owned().map_err(|error| failed(&error))
+            }
+            Backing::Shared(segment) => segment.read_only().map_err(|error| failed(&error)),
+        }
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    pub fn length(&self) -> u64 {
+        self.0.length
+    }
+
+    /// Where it starts in this process's address space.
+    #[must_use]
+    pub fn address(&self) -> u64 {
+        self.0.body.start() as u64
+    }
+
+    /// A number that no other buffer has as long as this lives.
+    pub(crate) fn identity(&self) -> usize {
+        Arc::as_ptr(&self.0).addr()
+    }
+
+    /// Has anybody else a handle to it?
+    pub(crate) fn is_shared(&self) -> bool {
+        Arc::strong_count(&self.0) > 1
+    }
+
+    /// Did its owner export it read-only?
+    pub(crate) fn is_read_only(&self) -> bool {
+        matches!(self.0.body, Backing::ReadOnly(_))
+    }
+
+    /// As memory that a device copies from and to.
+    pub(crate) fn pinned_for(&self, device: &Device) -> Result<Memory> {
+        self.pinned_if_possible(device)?.ok_or_else(|| {
+            let detail = "the device cannot register memory that can only be read";
+            Error::new("pin a segment", ErrorKind::Failed, detail)
+        })
+    }
+
+    /// The same, or None if it can only be read and the device registers no such memory.
+    pub(crate) fn pinned_if_possible(&self, device: &Device) -> Result<Option<Memory>> {
+        let mut pinned = lock(&self.0.pinned);
+        let implementation = device.name().implementation;
+        if let Some(memory) = pinned.get(&implementation) {
+            return Ok(Some(memory.clone()));
+        }
+        let memory = match &self.0.body {
+            Backing::Shared(segment) => Some(pin(segment, device)?),
+            Backing::ReadOnly(segment) => pin_read_only(segment, device)?,
+            Backing::PrivateMemory(memory) => {
+                let pinned = device.register(PinnedPrivateMemory(Arc::clone(memory)));
+                Some(pinned.map_err(|error| Error::of_device("pin caller memory", error))?)
+            }
+        };
+        pinned.extend(memory.clone().map(|memory| (implementation, memory)));
+        Ok(memory)
+    }
+
+    /// Copies the caller's bytes in.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`](ErrorKind::OutOfBounds).
+    pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
+        let to = self.writable("write host memory", offset, bytes.len() as u64)?;
+        // SAFETY: inside of the segment, which stays mapped; no reference to its bytes
+        // exists anywhere.
+        unsafe { copy(to, bytes.as_ptr(), bytes.len()) };
+        Ok(())
+    }
+
+    /// Copies bytes out.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`](ErrorKind::OutOfBounds).
+    pub fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<()> {
+        let from = self.checked_pointer("read host memory", offset, bytes.len() as u64)?;
+        // SAFETY: as in `write`.
+        unsafe { copy(bytes.as_mut_ptr(), from, bytes.len()) };
+        Ok(())
+    }
+
+    /// Copies between two buffers, or within one.
+    pub(crate) fn copy(
+        &self,
+        offset: u64,
+        from: &Self,
+        from_offset: u64,
+        length: u64,
+    ) -> Result<()> {
+        let operation = "copy host memory";
+        let to = self.writable(operation, offset, length)?;
+        let from = from.checked_pointer(operation, from_offset, length)?;
+        // SAFETY: as in `write`, for both.
+        unsafe { copy(to, from, length as usize) };
+        Ok(())
+    }
+
+    fn writable(&self, operation: &'static str, offset: u64, length: u64) -> Result<*mut u8> {
+        if self.is_read_only() {
+            let detail = "its owner exported it read-only";
+            return Err(Error::new(operation, ErrorKind::NotAllowed, detail));
+        }
+        self.checked_pointer(operation, offset, length).map(<*const u8>::cast_mut)
+    }
+
+    fn checked_pointer(
+        &self,
+        operation: &'static str,
+        offset: u64,
+        length: u64,
+    ) -> Result<*const u8> {
+        if offset.checked_add(length).is_none_or(|end| end > self.0.length) {
+            let detail = format!("{length} bytes from {offset} on, of {}", self.0.length);
+            return Err(Error::new(operation, ErrorKind::OutOfBounds, detail));
+        }
+        // SAFETY: inside of the body, or one behind its end.
+        Ok(unsafe { self.0.body.start().add(offset as usize) })
+    }
+}
+
+/// Others may write the same bytes at the same time; what is there then is up to chance, as
+/// with any memory that is shared. So the copy is left to the C library, of which the
+/// compiler supposes nothing.
+///
+/// # Safety
+/// Both ranges are mapped, and nobody holds references to their bytes but the caller.
+unsafe fn copy(to: *mut u8, from: *const u8, length: usize) {
+    // SAFETY: the caller's promise.
+    unsafe { libc::memmove(to.cast(), from.cast(), length) };
+}

@@ -1,0 +1,97 @@
+//! What is kept for own use, and what makes room.
+
+use fabric::{Caps, Domain, EndpointKind, Query};
+
+use super::*;
+use crate::rail::CacheLimits;
+
+struct World {
+    registration_cache: RegistrationCache,
+    domain: Domain,
+}
+
+impl World {
+    fn new(bytes: u64, count: usize) -> Self {
+        let query = Query::new(EndpointKind::Rdm).caps(Caps::MESSAGE | Caps::RMA);
+        let query = query.source("127.0.0.1");
+        let offer = query.clone().provider("tcp").first();
+        let offer = offer.or_else(|_| query.provider("net").first()).unwrap();
+        let domain = Domain::open(&offer).unwrap();
+        let cached = CacheLimits { bytes, count };
+        let settings = RailOptions { cached, always_registers: true, ..RailOptions::default() };
+        Self {
+            registration_cache: RegistrationCache::new(&settings, domain.capabilities()),
+            domain,
+        }
+    }
+
+    /// Makes room and keeps a registration, as a [line](Line) does. What is given back is a use of it.
+    fn insert(&mut self, length: u64) -> Option<(BufferKey, MemoryRegion)> {
+        let buffer = Buffer::Host(HostBuffer::new(length).unwrap());
+        let (key, buffer) = (BufferKey::of(&buffer), Arc::new(buffer));
+        let options = self.registration_cache.options.clone().unwrap();
+        let region = memory::register(&self.domain, Arc::clone(&buffer), options).unwrap();
+        let before = self.registration_cache.cached.len();
+        self.registration_cache.insert(key, region.clone(), buffer);
+        assert!(self.registration_cache.cached.len() <= before + 1);
+        self.registration_cache.cached.contains_key(&key).then_some((key, region))
+    }
+
+    fn has(&self, key: BufferKey) -> bool {
+        self.registration_cache.cached.contains_key(&key)
+    }
+}
+
+#[test]
+fn what_was_unused_longest_makes_room_and_what_is_used_stays() {
+    for (bytes, count) in [(3 * 4096, 100), (u64::MAX, 3)] {
+        let mut world = World::new(bytes, count);
+        let (first, is_used) = world.insert(4096).unwrap();
+        let [second, third] = [(); 2].map(|()| world.insert(4096).unwrap().0);
+        assert!(world.registration_cache.lookup(second).is_some());
+        // The first is the oldest, and used; the second was used again.
+        let fourth = world.insert(4096).unwrap().0;
+        assert!(!world.has(third) && world.registration_cache.lookup(third).is_none());
+        assert!(world.has(first) && world.has(second) && world.has(fourth));
+        // For more than one at a time.
+        if count > 3 {
+            assert!(world.registration_cache.make_room(8192));
+            assert!(world.has(first) && !world.has(second) && !world.has(fourth));
+        }
+        drop(is_used);
+        assert!(world.registration_cache.evict_unused());
+        assert!(
+            !world.registration_cache.evict_unused() && world.registration_cache.cached.is_empty()
+        );
+    }
+}
+
+#[test]
+fn what_is_used_is_never_evicted() {
+    let mut world = World::new(u64::MAX, 2);
+    let uses = [(); 2].map(|()| world.insert(4096).unwrap());
+    assert!(world.insert(4096).is_none());
+    assert!(!world.registration_cache.evict_unused());
+    assert!(uses.iter().all(|(key, _)| world.has(*key)));
+    drop(uses);
+    assert!(world.insert(4096).is_some());
+    assert_eq!(world.registration_cache.cached.len(), 2);
+}
+
+#[test]
+fn what_has_no_room_is_not_kept_and_nothing_goes_for_it() {
+    let mut world = World::new(3 * 4096, 2);
+    let (first, is_used) = world.insert(4096).unwrap();
+    let second = world.insert(4096).unwrap().0;
+    // Longer than all that may be kept, too long beside what is used, and beyond all numbers.
+    assert!(world.insert(4 * 4096).is_none() && world.insert(3 * 4096).is_none());
+    assert!(!world.registration_cache.make_room(u64::MAX));
+    assert!(world.has(first) && world.has(second));
+    assert!(world.insert(2 * 4096).is_some());
+    assert!(world.has(first) && !world.has(second));
+    drop(is_used);
+    assert!(World::new(u64::MAX, 0).insert(4096).is_none());
+    // A rail that has ended keeps nothing.
+    world.registration_cache.end();
+    assert!(world.registration_cache.cached.is_empty() && world.insert(4096).is_none());
+}

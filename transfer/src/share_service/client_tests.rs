@@ -1,0 +1,106 @@
+//! Answers that come late, and services that do.
+
+use std::io::Read;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+
+use ipc::ChannelListener;
+
+use super::super::protocol::read_request;
+use super::*;
+
+const SOON: Duration = Duration::from_millis(50);
+const TIMEOUT: Duration = Duration::from_secs(20);
+
+fn directory(name: &str) -> PathBuf {
+    let path = std::env::temp_dir().join(format!("fabricast-{name}-{}", std::process::id()));
+    std::fs::create_dir_all(&path).unwrap();
+    path
+}
+
+#[test]
+fn an_answer_that_comes_late_is_not_taken_for_the_next() {
+    let directory = directory("late");
+    let path = directory.join("socket");
+    let listener = ChannelListener::bind(&path).unwrap();
+    let client = ShareClient::connect(&path, TIMEOUT).unwrap();
+    let first = listener.accept(TIMEOUT).unwrap();
+    let error = client.handle("first", SOON).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::DeadlineExceeded, "{error}");
+    let (mut here, there) = UnixStream::pair().unwrap();
+    let asked = |service: &Channel| read_request(&service.receive(TIMEOUT).unwrap().bytes);
+    assert_eq!(asked(&first).as_deref(), Some("first"));
+    let late = Reply::Handle(b"a handle".to_vec()).encode();
+    let _ = first.send(&late, &[there.as_fd()], TIMEOUT);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let second = listener.accept(TIMEOUT).unwrap();
+            assert_eq!(asked(&second).as_deref(), Some("second"));
+            second.send(&Reply::Unknown.encode(), &[], TIMEOUT).unwrap();
+        });
+        let error = client.handle("second", TIMEOUT).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
+        assert!(error.to_string().contains("second"), "{error}");
+    });
+    // What came with the late one is closed: nobody has the other end.
+    drop(there);
+    here.set_read_timeout(Some(TIMEOUT)).unwrap();
+    assert_eq!(here.read(&mut [0; 1]).unwrap(), 0);
+    std::fs::remove_dir_all(&directory).unwrap();
+}
+
+#[test]
+fn a_service_that_is_not_there_yet_is_waited_for() {
+    let directory = directory("awaited");
+    let path = directory.join("socket");
+    let error = ShareClient::connect(&path, SOON).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::DeadlineExceeded, "{error}");
+    let text = error.to_string();
+    assert_eq!(text.matches(&path.display().to_string()).count(), 1, "{text}");
+    assert!(text.contains("No such file"), "{text}");
+    std::thread::scope(|scope| {
+        let connecting = scope.spawn(|| ShareClient::connect(&path, TIMEOUT));
+        std::thread::sleep(SOON);
+        let _listener = ChannelListener::bind(&path).unwrap();
+        connecting.join().unwrap().unwrap();
+    });
+    std::fs::remove_dir_all(&directory).unwrap();
+}
+
+/// As when others of the same user take its place, one time and again.
+#[test]
+fn a_connection_that_is_given_up_is_made_again_as_long_as_there_is_time() {
+    let directory = directory("given-up");
+    let path = directory.join("socket");
+    let listener = ChannelListener::bind(&path).unwrap();
+    let client = ShareClient::connect(&path, TIMEOUT).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            (0..4).for_each(|_| drop(listener.accept(TIMEOUT).unwrap()));
+            let last = listener.accept(TIMEOUT).unwrap();
+            assert_eq!(read_request(&last.receive(TIMEOUT).unwrap().bytes).as_deref(), Some("one"));
+            last.send(&Reply::Unknown.encode(), &[], TIMEOUT).unwrap();
+            // The next call uses it, and then new ones until its time is over.
+            drop(last);
+            while let Ok(channel) = listener.accept(4 * SOON) {
+                drop(channel);
+            }
+        });
+        let error = client.handle("one", TIMEOUT).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
+        let begun = Instant::now();
+        let error = client.handle("two", 2 * SOON).unwrap_err();
+        // The latter if the last one was not given up before the time was over.
+        let is_over = matches!(error.kind(), ErrorKind::Closed | ErrorKind::DeadlineExceeded);
+        assert!(is_over, "{error}");
+        assert!(begun.elapsed() < TIMEOUT);
+    });
+    drop(listener);
+    // Nobody listens: said at once.
+    let begun = Instant::now();
+    let error = client.handle("three", TIMEOUT).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
+    assert!(begun.elapsed() < TIMEOUT / 2);
+    std::fs::remove_dir_all(&directory).unwrap();
+}

@@ -1,0 +1,204 @@
+//! Where other processes ask for shared memory by name: a socket with a path.
+//!
+//! Whoever connects is asked for nothing but what the kernel says of it. One thread serves all
+//! and waits for none: a client that has no room for the one reply that it asked for is let go of.
+
+mod client;
+mod protocol;
+
+use std::collections::HashMap;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use ipc::{Channel, ChannelError, ChannelListener, Credentials, ForkGeneration, Message};
+
+use self::protocol::{Reply, read_request};
+use crate::error::{Error, ErrorKind, Result};
+use crate::lock;
+use crate::share::{SharedBuffer, check_fork};
+use crate::socket_server::{Handler, SocketServer};
+
+pub use client::ShareClient;
+pub use protocol::MAX_NAME_LENGTH;
+
+/// Connections of one user at the same time.
+const MAX_PER_USER: usize = 16;
+
+/// Who may ask.
+///
+/// If it is this process's own user alone, nobody else but root can even connect. For
+/// others the socket is open to everybody, and the kernel says who it is that connects:
+/// who is not admitted hears that, and nothing more. Whether others reach the socket at
+/// all is up to the directories above it, which are never changed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Admission {
+    /// Users, by number.
+    pub users: Vec<u32>,
+    /// Groups, by number: those whose effective group or one of whose supplementary
+    /// groups is among them.
+    pub groups: Vec<u32>,
+}
+
+impl Admission {
+    /// The user that this process runs as, and nobody else.
+    #[must_use]
+    pub fn own_user() -> Self {
+        Self { users: vec![Credentials::of_this_process().user], groups: Vec::new() }
+    }
+
+    /// The mode of the socket that lets in all who may.
+    pub(crate) fn mode(&self) -> u32 {
+        let own = Credentials::of_this_process().user;
+        let is_own = self.groups.is_empty() && self.users.iter().all(|user| *user == own);
+        if is_own { 0o600 } else { 0o666 }
+    }
+
+    /// The user at the other end, if it may ask.
+    pub(crate) fn admitted_user(&self, channel: &Channel) -> Option<u32> {
+        let who = channel.credentials().ok()?;
+        let has = |group: &u32| self.groups.contains(group);
+        let may = self.users.contains(&who.user)
+            || has(&who.group)
+            || (!self.groups.is_empty() && channel.groups().ok()?.iter().any(has));
+        may.then_some(who.user)
+    }
+}
+
+#[derive(Debug)]
+struct State {
+    shared: Mutex<HashMap<String, Arc<SharedBuffer>>>,
+    admission: Admission,
+    is_over: AtomicBool,
+}
+
+/// No client registers.
+impl Handler for &State {
+    type Client = ();
+
+    fn handle(&mut self, channel: &Channel, _: &mut Option<()>) -> bool {
+        let message = match channel.receive(Duration::ZERO) {
+            Ok(message) => message,
+            Err(ChannelError::DeadlineExceeded { .. }) => return true,
+            // More than a request can be: thrown away, and told so.
+            Err(ChannelError::TooLong { .. }) => Message::default(),
+            Err(_) => return false,
+        };
+        let Some(name) = read_request(&message.bytes) else {
+            let _ = channel.send(&Reply::Malformed.encode(), &[], Duration::ZERO);
+            return false;
+        };
+        let shared = lock(&self.shared).get(&name).cloned();
+        let (reply, descriptors) = match shared.map(|shared| shared.handle()) {
+            Some(Ok(handle)) => (Reply::Handle(handle.metadata.encode()), handle.descriptors),
+            Some(Err(_)) => (Reply::Failed, Vec::new()),
+            None => (Reply::Unknown, Vec::new()),
+        };
+        let descriptors: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
+        channel.send(&reply.encode(), &descriptors, Duration::ZERO).is_ok()
+    }
+}
+
+/// Gives handles of shared memory to those that ask for them by name, until dropped.
+///
+/// It belongs to the process that started it: in a forked child it does nothing, and
+/// dropping it there leaves the parent's alone.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use gpu::Device;
+/// # use transfer::{Admission, ShareClient, SharedBuffer, ShareService, Tensor};
+/// # let directory = std::env::temp_dir().join(format!("fabricast-doc-{}", std::process::id()));
+/// # std::fs::create_dir_all(&directory)?;
+/// # let path = directory.join("share");
+/// # let device = Device::open("emulated:0".parse()?)?;
+/// # let memory = device.allocate_shared(4096, &[])?;
+/// let service = ShareService::start(&path, Admission::own_user())?;
+/// service.publish("weights", SharedBuffer::new(&memory, &Tensor::bytes(4096))?)?;
+/// // In another process, container or not:
+/// let client = ShareClient::connect(&path, Duration::from_secs(1))?;
+/// let opened = client.open("weights", None, Duration::from_secs(1))?;
+/// assert_eq!(opened.memory.length(), memory.length());
+/// # drop(service);
+/// # std::fs::remove_dir_all(&directory)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct ShareService {
+    state: Arc<State>,
+    accepting: Option<JoinHandle<()>>,
+    fork_generation: ForkGeneration,
+}
+
+impl ShareService {
+    /// Listens at a path, in a thread of its own.
+    ///
+    /// # Errors
+    /// [`Failed`](ErrorKind::Failed) if somebody listens there already, or the path is no
+    /// good.
+    pub fn start(path: &Path, admission: Admission) -> Result<Self> {
+        let operation = "listen";
+        let listener = ChannelListener::bind_with_mode(path, admission.mode())
+            .map_err(|error| Error::of_channel_at(operation, path, error))?;
+        let is_over = AtomicBool::new(false);
+        let state = Arc::new(State { shared: Mutex::default(), admission, is_over });
+        let theirs = Arc::clone(&state);
+        let accepting = std::thread::Builder::new()
+            .name("fabricast-share".to_owned())
+            .spawn(move || {
+                let State { admission, is_over, .. } = &*theirs;
+                let (listener, denial) = (&listener, Reply::Denied.encode());
+                let server = SocketServer {
+                    listener,
+                    admission,
+                    is_over,
+                    max_per_user: MAX_PER_USER,
+                    register_timeout: Duration::MAX,
+                    denial,
+                };
+                server.serve(&mut &*theirs);
+            })
+            .map_err(|error| Error::new(operation, ErrorKind::Failed, error.to_string()))?;
+        Ok(Self { state, accepting: Some(accepting), fork_generation: ForkGeneration::current() })
+    }
+
+    /// Gives this to those that ask for the name, from now on. Gives what they got before.
+    ///
+    /// # Errors
+    /// [`Malformed`](ErrorKind::Malformed) for a name that is empty or longer than
+    /// [`MAX_NAME_LENGTH`]: nobody could ask for it; [`Forked`](ErrorKind::Forked).
+    pub fn publish(&self, name: &str, shared: SharedBuffer) -> Result<Option<Arc<SharedBuffer>>> {
+        let operation = "publish shared memory";
+        check_fork(self.fork_generation, operation)?;
+        if !protocol::is_name(name) {
+            let detail = "a name has 1 to 255 bytes";
+            return Err(Error::new(operation, ErrorKind::Malformed, detail));
+        }
+        Ok(lock(&self.state.shared).insert(name.to_owned(), Arc::new(shared)))
+    }
+
+    /// Gives nobody the name any more. Those that have it keep it.
+    ///
+    /// # Errors
+    /// [`Forked`](ErrorKind::Forked).
+    pub fn withdraw(&self, name: &str) -> Result<Option<Arc<SharedBuffer>>> {
+        check_fork(self.fork_generation, "withdraw shared memory")?;
+        Ok(lock(&self.state.shared).remove(name))
+    }
+}
+
+impl Drop for ShareService {
+    fn drop(&mut self) {
+        let Some(accepting) = self.accepting.take() else { return };
+        if !self.fork_generation.is_current() {
+            // A thread of the parent's: there is none to be joined, or let go of, here.
+            std::mem::forget(accepting);
+            return;
+        }
+        self.state.is_over.store(true, Ordering::Release);
+        let _ = accepting.join();
+    }
+}

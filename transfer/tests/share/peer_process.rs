@@ -1,0 +1,83 @@
+//! What the other process of a test does.
+
+use std::path::Path;
+
+use ipc::Channel;
+use transfer::{Admission, ErrorKind, ShareClient, ShareService, SharedBuffer};
+
+use crate::common::{LENGTH, TIMEOUT, device, next_device};
+use crate::fixture::{check, fill, send, tensor};
+
+testkit::child_entry!(enter);
+
+fn enter(words: &[&str]) {
+    let [role, path] = *words else { panic!("{words:?}") };
+    let path = Path::new(path);
+    match role {
+        "reads-and-writes" => {
+            let client = ShareClient::connect(path, TIMEOUT).unwrap();
+            let opened = client.open("numbers", None, TIMEOUT).unwrap();
+            assert_eq!(opened.tensor, tensor());
+            assert_eq!(opened.address(), opened.memory.address() + 4096);
+            assert_eq!(opened.slice().length(), 400_000);
+            check(&opened.memory, 1);
+            // A peer reads it, too, where one can.
+            if let Some(peer) = next_device(&device()) {
+                let seen = client.open("numbers", Some(&peer), TIMEOUT).unwrap();
+                assert_eq!(seen.memory.device(), opened.memory.device());
+                check(&seen.memory, 1);
+            }
+            fill(&opened.memory, 7);
+        }
+        // Sends its own memory, and is killed while it waits.
+        "sends" => {
+            let channel = Channel::connect(path, TIMEOUT).unwrap();
+            let memory = device().allocate_shared(LENGTH, &[]).unwrap();
+            fill(&memory, 3);
+            let shared = SharedBuffer::new(&memory, &tensor()).unwrap();
+            send(&shared, &channel).unwrap();
+            std::thread::sleep(TIMEOUT);
+        }
+        "sends-plain" => {
+            let channel = Channel::connect(path, TIMEOUT).unwrap();
+            let memory = device().allocate(LENGTH).unwrap();
+            fill(&memory, 3);
+            let shared = SharedBuffer::new(&memory, &tensor()).unwrap();
+            send(&shared, &channel).unwrap();
+            let _ = channel.receive(TIMEOUT);
+        }
+        "is-not-served" => {
+            let client = ShareClient::connect(path, TIMEOUT).unwrap();
+            let error = client.handle("numbers", TIMEOUT).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
+            // More than there are places; not one of them is held up, or served.
+            let crowd: Vec<_> = (1..99).map(|_| Channel::connect(path, TIMEOUT).unwrap()).collect();
+            let channel = Channel::connect(path, TIMEOUT).unwrap();
+            let request = b"\x01\x07numbers";
+            let _ = channel.send(request, &[], TIMEOUT);
+            let answer = channel.receive(TIMEOUT).unwrap();
+            assert_eq!(answer.bytes, [1, 4]);
+            assert!(answer.descriptors.is_empty());
+            drop(crowd);
+        }
+        "reads-as-number-one" => {
+            assert_eq!(std::process::id(), 1, "not the first of its namespace");
+            let client = ShareClient::connect(path, TIMEOUT).unwrap();
+            check(&client.open("numbers", None, TIMEOUT).unwrap().memory, 3);
+        }
+        "serves" | "serves-as-number-one" | "serves-plain-as-number-one" => {
+            assert!(role == "serves" || std::process::id() == 1, "not the first of its namespace");
+            let memory = match role.contains("plain") {
+                true => device().allocate(LENGTH),
+                false => device().allocate_shared(LENGTH, &[]),
+            };
+            let memory = memory.unwrap();
+            fill(&memory, 3);
+            let admission = Admission { users: vec![0], groups: Vec::new() };
+            let service = ShareService::start(path, admission).unwrap();
+            service.publish("numbers", SharedBuffer::new(&memory, &tensor()).unwrap()).unwrap();
+            std::thread::sleep(TIMEOUT);
+        }
+        other => panic!("no role {other}"),
+    }
+}
