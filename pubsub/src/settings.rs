@@ -391,7 +391,7 @@ impl SharedSettings {
     }
 
     /// As this process says it; a device that it does not see has no name here.
-    pub(crate) fn to_local(&self) -> Result<TopicSettings> {
+    pub(crate) fn to_local(self) -> Result<TopicSettings> {
         let memory = match self.place {
             SharedLocation::Host => MemoryLocation::Host,
             SharedLocation::Device(bytes) => {

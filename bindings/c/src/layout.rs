@@ -131,7 +131,7 @@ impl WithDefaults for RawNodeOptions {
 }
 
 impl RawNodeOptions {
-    pub(crate) fn to_options(&self, operation: &'static CStr) -> Result<NodeOptions> {
+    pub(crate) fn to_options(self, operation: &'static CStr) -> Result<NodeOptions> {
         let mut options = NodeOptions::default();
         if let Some(directory) = self.directory.get(operation, "directory")? {
             options.directory = directory.into();
@@ -236,7 +236,7 @@ impl<'a> RawTopicSettings<'a> {
         }
     }
 
-    pub(crate) fn to_options(&self, operation: &'static CStr) -> Result<TopicSettings> {
+    pub(crate) fn to_options(self, operation: &'static CStr) -> Result<TopicSettings> {
         let memory = self.memory.get(operation, "memory")?.unwrap_or("host");
         Ok(TopicSettings {
             memory: memory.parse().map_err(Failure::from)?,

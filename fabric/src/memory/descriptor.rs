@@ -221,7 +221,7 @@ impl RemoteRegion {
             let key = key_bytes.try_into().map_err(|_| malformed("a plain key has 8 bytes"))?;
             RemoteKey::Plain(u64::from_le_bytes(key))
         };
-        Ok(Self { protocol, kind, access: access, length, base, key })
+        Ok(Self { protocol, kind, access, length, base, key })
     }
 }
 

@@ -40,7 +40,7 @@ fn descriptors() -> usize {
 
 #[test]
 fn the_fuzzers_corpus_of_guests_harms_nobody() {
-    let corpus = format!("{}/../fuzz/corpus/node_guests", env!("CARGO_MANIFEST_DIR"));
+    let corpus = format!("{}/../fuzz/corpus/node_clients", env!("CARGO_MANIFEST_DIR"));
     let mut count = 0;
     for entry in std::fs::read_dir(corpus).expect("the corpus is part of the repository") {
         let path = entry.unwrap().path();
@@ -340,7 +340,7 @@ fn scripts() -> Vec<Script> {
 #[test]
 #[ignore = "writes the corpus: for when what is said has changed"]
 fn the_corpus_is_written_anew() {
-    let corpus = format!("{}/../fuzz/corpus/node_guests", env!("CARGO_MANIFEST_DIR"));
+    let corpus = format!("{}/../fuzz/corpus/node_clients", env!("CARGO_MANIFEST_DIR"));
     for (name, takes_over, steps) in scripts() {
         let script = [vec![u8::from(takes_over)], steps.concat()].concat();
         std::fs::write(format!("{corpus}/{name}"), script).unwrap();
