@@ -3,10 +3,10 @@
 use std::error::Error as StdError;
 use std::{fmt, io};
 
-/// What calls of any of the crates give.
+/// Result of calls of any of the crates.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// An error of any of the crates: `?` makes it, and the variant has the original with its kind.
+/// An error of any of the crates. `?` converts to it; the variant holds the original with its kind.
 ///
 /// ```
 /// use fabricast::{Error, gpu, pubsub, transfer};
@@ -90,7 +90,7 @@ from! {
 }
 
 impl Error {
-    /// Did a deadline pass? Whatever was waited for may still happen.
+    /// Did a deadline pass? The operation may still complete.
     #[must_use]
     pub fn is_deadline_exceeded(&self) -> bool {
         match self {
@@ -111,8 +111,8 @@ impl fmt::Display for Error {
     }
 }
 
-/// The text of `Display`, since that is what a program shows whose `main` returns it; with `{:#?}`, all
-/// that is known.
+/// As `Display`, since a program whose `main` returns the error prints this; `{:#?}` prints all
+/// details.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match f.alternate() {

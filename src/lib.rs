@@ -1,18 +1,17 @@
-//! Fabricast moves GPU and host memory between processes and machines over
-//! whatever fabric is there, and lets any number of subscribers read one copy of
-//! it.
+//! Fabricast moves GPU and host memory between processes and machines over the fabrics
+//! of the machine, and lets any number of subscribers read one copy of a message.
 //!
-//! It is a house of several rooms, each a crate that can be used by itself; this
-//! one gathers them and adds the command `fabricast`. The rooms that exist now:
+//! It is a workspace of crates, each usable by itself. This crate re-exports them and adds
+//! the command `fabricast`:
 //!
 //! - [`fabric`]: safe libfabric. Every provider (`verbs`, `tcp`, `shm`, …) is
-//!   chosen at run time, by facts and a policy, and the choice says why each
-//!   candidate was taken or refused.
-//! - [`ipc`]: one machine. Shared segments, an allocator and queues that stay whole
-//!   whoever dies, and liveness.
-//! - [`gpu`]: devices behind one interface, CUDA or a emulated of host memory.
-//! - [`transfer`]: memory handed from process to process: one buffer, shared without a
-//!   copy, or bytes put into another's memory.
+//!   chosen at run time by facts and a policy; the choice gives the reason for each
+//!   candidate that was selected or rejected.
+//! - [`ipc`]: one machine. Shared segments, an allocator and queues that stay consistent
+//!   when a process is killed, and liveness.
+//! - [`gpu`]: devices behind one interface: CUDA, or emulated in host memory.
+//! - [`transfer`]: memory shared between processes: one buffer without a copy, or bytes
+//!   written to another process's memory.
 //! - [`pubsub`]: topics. One copy of a message, read by any number of processes.
 //!
 //! ```
@@ -24,9 +23,9 @@
 //! # Ok::<(), fabricast::fabric::Error>(())
 //! ```
 //!
-//! On the command line `fabricast info` shows what this machine offers,
-//! `fabricast demo` runs two nodes with topics, and `fabricast bench` measures. A program that wants
-//! the library only takes it with `default-features = false`.
+//! On the command line `fabricast info` lists the devices and providers of this machine,
+//! `fabricast demo` runs two nodes with topics, and `fabricast bench` measures. A program that
+//! needs only the library uses `default-features = false`.
 
 mod error;
 
@@ -37,17 +36,15 @@ pub use ipc;
 pub use pubsub;
 pub use transfer;
 
-// The programs in the README, kept true by being run.
+// Compiles and runs the programs in the README.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
 
-// So is the one in docs/endpoints.md.
 #[cfg(doctest)]
 #[doc = include_str!("../docs/endpoints.md")]
 struct Endpoints;
 
-// And the one in docs/devices.md.
 #[cfg(doctest)]
 #[doc = include_str!("../docs/devices.md")]
 struct Devices;

@@ -7,7 +7,7 @@ use serde_json::json;
 
 use crate::text;
 
-/// What the command line says; if it is wrong, that is told, and this process ends.
+/// Parses the command line; if it is invalid, prints why and exits.
 #[must_use]
 pub fn read<A: Parser>() -> A {
     read_from(std::env::args_os()).unwrap_or_else(|error| {
@@ -19,13 +19,13 @@ pub fn read<A: Parser>() -> A {
     })
 }
 
-/// Do these arguments have the option `--json`? True also if other arguments are wrong.
+/// Do these arguments have the option `--json`? True also if other arguments are invalid.
 #[must_use]
 pub fn wants_json(arguments: impl IntoIterator<Item = OsString>) -> bool {
     arguments.into_iter().skip(1).take_while(|it| it != "--").any(|it| it == "--json")
 }
 
-/// The cause alone, of what clap prints with its usage: its parts one behind the other.
+/// The cause alone of what clap prints with its usage, its parts joined by "; ".
 fn cause(message: &str) -> String {
     let cause = message.split("\n\nUsage:").next().unwrap_or_default();
     let cause = cause.strip_prefix("error: ").unwrap_or(cause);
@@ -35,10 +35,10 @@ fn cause(message: &str) -> String {
     parts.filter(|part| !part.is_empty()).collect::<Vec<_>>().join("; ")
 }
 
-/// The same of these words.
+/// As [`read`], of these words.
 ///
 /// # Errors
-/// What is wrong with them.
+/// They are invalid.
 pub fn read_from<A: Parser>(
     words: impl IntoIterator<Item = impl Into<OsString> + Clone>,
 ) -> Result<A, Error> {
@@ -47,7 +47,7 @@ pub fn read_from<A: Parser>(
     read.map_err(|error| error.format(&mut command))
 }
 
-/// A number below zero is a value that an option cannot have, and no option that is not known.
+/// A negative number is an invalid value of an option, not an unknown option.
 fn with_negative_numbers(command: Command) -> Command {
     let command = command.mut_args(|argument| {
         let takes = argument.get_long().is_some() && argument.get_action().takes_values();
@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn json_is_asked_for_by_its_option_alone() {
+    fn only_the_option_json_requests_json() {
         let asks = |line: &str| wants_json(line.split(' ').map(OsString::from));
         assert!(asks("fabricast pub t --json") && asks("fabricast --dephth 3 --json --size"));
         assert!(!asks("--json pub t") && !asks("fabricast sub -- --json"));
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn causes_have_no_usage_with_them() {
+    fn cause_of_a_usage_error_omits_the_usage() {
         let message = "error: unexpected argument '-x' found\n\n  tip: y\n\nUsage: fabricast\n";
         assert_eq!(cause(message), "unexpected argument '-x' found; tip: y");
         let message =

@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 
 use crate::{arguments, text};
 
-/// What help says of exit codes and of the environment.
+/// Exit codes and environment variables, for `--help`.
 pub const HELP: &str = "\
 Exit codes:
   0  success
@@ -31,38 +31,38 @@ Environment:
   FI_PROVIDER    libfabric's provider filter; it applies, and is shown where it matters
   FI_LOG_LEVEL   libfabric's log level: warn, trace, info or debug";
 
-/// What the exit code says. `--help` documents the numbers.
+/// Exit codes. `--help` documents the numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Exit {
-    /// It failed.
+    /// Any other failure.
     Failed = 1,
-    /// The command line, or a setting, is wrong.
+    /// Invalid command line or setting.
     Usage = 2,
-    /// No provider, no device, no path, or no program is what was asked for.
+    /// No matching provider, device, path or program.
     NoProvider = 3,
     /// A deadline passed.
     Deadline = 4,
-    /// Data arrived altered.
+    /// Received data is corrupted.
     DataCorrupted = 5,
-    /// Nobody is there who was asked for.
+    /// Node, topic, agent or directory not found.
     NotFound = 6,
-    /// A message is longer than its topic allows, or the node has no room for it.
+    /// A message is longer than its topic allows, or a budget, memory or descriptors are exhausted.
     LimitExceeded = 7,
-    /// Messages were missed.
+    /// Messages of a reliable topic were missed.
     MessagesMissed = 8,
-    /// This user may not use the node, or nothing can be written in its directory.
+    /// This user may not use the node, or the directory is not writable.
     Denied = 9,
     /// Another process serves the node.
     AlreadyServed = 10,
-    /// As shells have it for a broken pipe.
+    /// As in shells: 128 and SIGPIPE.
     OutputClosed = 141,
-    /// As shells have it for Ctrl-C.
+    /// As in shells: 128 and SIGINT.
     Interrupted = 130,
 }
 
 impl Exit {
-    /// What a code means that came from another process.
+    /// The meaning of an exit code of another process.
     pub fn from_code(code: i32) -> Self {
         match code {
             2 => Self::Usage,
@@ -81,7 +81,7 @@ impl Exit {
     }
 }
 
-/// Says why a program failed, if it did, and with which code it ends: as text, and with `--json`
+/// Prints why a command failed, if it did, and returns its exit code: as text, and with `--json`
 /// also as one line of JSON.
 #[must_use]
 pub fn conclude(result: Result<(), Failure>) -> ExitCode {
@@ -91,7 +91,7 @@ pub fn conclude(result: Result<(), Failure>) -> ExitCode {
             if !failure.is_silent() {
                 text::print_error(&format!("fabricast: {failure}"));
                 if arguments::wants_json(std::env::args_os()) {
-                    // The exit code stands also if the output is closed.
+                    // The exit code is returned also if the output is closed.
                     let _ = text::json(&failure.document());
                 }
             }
@@ -100,8 +100,8 @@ pub fn conclude(result: Result<(), Failure>) -> ExitCode {
     }
 }
 
-/// The report of a command as one line of JSON. If the command failed, [`conclude`] prints the
-/// line, with the reason in it.
+/// Prints the report of a command as one line of JSON. If the command failed, [`conclude`] prints
+/// the line, with the reason in it.
 ///
 /// # Errors
 /// Those of the command, and of the output.
@@ -118,8 +118,8 @@ impl From<Exit> for ExitCode {
     }
 }
 
-/// Why the command failed, and with which code it ends. Boxed, so that what
-/// succeeds while something is measured carries a single word.
+/// Why the command failed, and its exit code. Boxed, so that a `Result` of measured code is one
+/// word.
 #[derive(Debug)]
 pub struct Failure(Box<Inner>);
 
@@ -127,22 +127,22 @@ pub struct Failure(Box<Inner>);
 struct Inner {
     exit: Exit,
     message: String,
-    /// What was done all the same, for `--json`.
+    /// What was done before the failure, for `--json`.
     report: Map<String, Value>,
 }
 
 impl Failure {
-    /// It ends with this code, and says this.
+    /// A failure with this code and message.
     pub fn new(exit: Exit, message: impl Into<String>) -> Self {
         Self(Box::new(Inner { exit, message: message.into(), report: Map::new() }))
     }
 
-    /// It failed, and says this.
+    /// A failure with code 1 and this message.
     pub fn failed(message: impl Into<String>) -> Self {
         Self::new(Exit::Failed, message)
     }
 
-    /// Ends without a message, which was given already.
+    /// A failure whose message was printed before.
     pub fn silent(exit: Exit) -> Self {
         Self::new(exit, "")
     }
@@ -153,19 +153,19 @@ impl Failure {
         self.0.exit
     }
 
-    /// Was the message given already?
+    /// Was the message printed before?
     #[must_use]
     pub fn is_silent(&self) -> bool {
         self.0.message.is_empty()
     }
 
-    /// Says in front what was being done.
+    /// Puts the operation in front of the message.
     pub fn with_operation(mut self, what: impl fmt::Display) -> Self {
         self.0.message = format!("{what}: {}", self.0.message);
         self
     }
 
-    /// Adds what was done all the same, which [`conclude`] prints with `--json`.
+    /// Adds what was done before the failure, which [`conclude`] prints with `--json`.
     pub fn with_report(mut self, report: &impl Serialize) -> Self {
         if let Ok(Value::Object(report)) = serde_json::to_value(report) {
             self.0.report = report;
@@ -248,7 +248,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_that_is_not_there_is_not_nobody() {
+    fn missing_device_is_no_provider_and_missing_topic_not_found() {
         let path = std::env::temp_dir().join(format!("fabricast-exit-{}", std::process::id()));
         let options = pubsub::NodeOptions { directory: path.clone(), ..Default::default() };
         let node = pubsub::Node::join(options).unwrap();

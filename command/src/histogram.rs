@@ -1,13 +1,13 @@
-//! Many samples in little room: counts by size, to a tenth of a per cent, so that ratios of two of
-//! them can be told from each other.
+//! Histogram of many samples in little memory, accurate to 0.1 %, so that ratios of two quantiles
+//! are meaningful.
 
 use hdrhistogram::Histogram as Counts;
 use serde::{Deserialize, Serialize};
 
-/// Digits of a sample that are kept.
+/// Significant digits of a sample.
 const DIGITS: u8 = 3;
 
-/// Counts of samples, which can be sent and added up.
+/// Counts of samples, which can be sent and merged.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(from = "Vec<(u64, u64)>", into = "Vec<(u64, u64)>")]
 pub struct Histogram(Counts<u64>);
@@ -18,7 +18,7 @@ impl Default for Histogram {
     }
 }
 
-/// As it is sent: samples, and how many of each there are.
+/// Serialized form: samples, and how many of each.
 impl From<Histogram> for Vec<(u64, u64)> {
     fn from(all: Histogram) -> Self {
         all.buckets()
@@ -52,15 +52,15 @@ impl Histogram {
 
     #[inline]
     fn add_several(&mut self, sample: u64, count: u64) {
-        // It grows, so there is a place for each.
+        // The histogram grows, so no sample is out of range.
         let added = self.0.record_n(sample, count);
         debug_assert!(added.is_ok(), "{added:?}");
     }
 
-    /// Room for all samples up to this one, so that adding them allocates nothing.
+    /// A histogram with space for all samples up to this one, so that adding them allocates nothing.
     ///
     /// # Panics
-    /// Never: a whole number and three digits can always be counted.
+    /// Never: the bounds and the three digits are valid.
     #[must_use]
     pub fn up_to(sample: u64) -> Self {
         let mut counts = Counts::new_with_bounds(1, sample.max(2), DIGITS).expect("valid bounds");
@@ -68,33 +68,33 @@ impl Histogram {
         Self(counts)
     }
 
-    /// Adds all of another one.
+    /// Adds all samples of another histogram.
     ///
     /// # Panics
-    /// Never: there is room for whatever comes.
+    /// Never: the histogram grows.
     pub fn merge(&mut self, other: &Self) {
         self.0.add(&other.0).expect("it grows");
     }
 
-    /// How many there are.
+    /// The number of samples.
     #[must_use]
     pub fn samples(&self) -> u64 {
         self.0.len()
     }
 
-    /// What this part of all samples does not exceed; None without samples.
+    /// The smallest value that at least this part of all samples do not exceed; None without samples.
     #[must_use]
     pub fn quantile(&self, quantile: f64) -> Option<u64> {
         (!self.0.is_empty()).then(|| self.0.value_at_quantile(quantile))
     }
 
-    /// The same, of samples in nanoseconds.
+    /// As [`Self::quantile`], of samples in nanoseconds.
     #[must_use]
     pub fn microseconds(&self, quantile: f64) -> Option<f64> {
         self.quantile(quantile).map(|nanoseconds| nanoseconds as f64 / 1000.0)
     }
 
-    /// The samples, to the digits that are kept, and how many of each there are.
+    /// The samples, rounded to the digits, and how many of each.
     #[must_use]
     pub fn buckets(&self) -> Vec<(u64, u64)> {
         let all = self.0.iter_recorded();
@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn quantiles_are_those_of_the_samples() {
+    fn quantiles_equal_those_of_the_samples() {
         assert_eq!(Histogram::default().quantile(0.5), None);
         let mut all = Histogram::default();
         for sample in 0..=1000 {
@@ -125,12 +125,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_sent_comes_as_it_was() {
+    fn histogram_survives_serialization() {
         let samples = [3, 3, 70_000, 11_010_047, 900_000_000_000, u64::MAX];
         let all: Histogram = samples.into_iter().collect();
         let sent = serde_json::to_string(&all).unwrap();
         assert!(sent.len() < 120, "{sent}");
-        let come: Histogram = serde_json::from_str(&sent).unwrap();
-        assert_eq!((come.samples(), come.buckets()), (6, all.buckets()));
+        let received: Histogram = serde_json::from_str(&sent).unwrap();
+        assert_eq!((received.samples(), received.buckets()), (6, all.buckets()));
     }
 }

@@ -1,5 +1,5 @@
-//! What the programs `fabricast` and `fabricast-bench` have in common: their exit codes, what they
-//! print, how they read sizes, and what they ask of the system.
+//! What the programs `fabricast` and `fabricast-bench` share: exit codes, output, sizes, and
+//! queries of the system.
 
 pub mod arguments;
 pub mod exit;
@@ -12,7 +12,7 @@ pub mod stages;
 pub mod temp_dir;
 pub mod text;
 
-/// The version, with the git commit where it is known.
+/// The version, with the git commit where known.
 pub const VERSION_LINE: &str = env!("FABRICAST_VERSION_LINE");
-/// The git commit of the sources; empty where it is not known.
+/// The git commit of the sources; empty where unknown.
 pub const GIT_COMMIT: &str = env!("FABRICAST_GIT_COMMIT");

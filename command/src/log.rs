@@ -1,4 +1,4 @@
-//! What is logged, to standard error.
+//! The log, written to standard error.
 
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
@@ -7,12 +7,12 @@ use tracing_subscriber::filter::LevelFilter;
 
 use crate::exit::{Exit, Failure};
 
-/// Starts to log: as was said on the command line, by `FABRICAST_LOG`, or as is usual.
+/// Starts the log, at the level of the command line, of `FABRICAST_LOG`, or the default.
 ///
-/// # Errors
+/// `FABRICAST_LOG` is not a level.
 /// `FABRICAST_LOG` is no level.
 pub fn start(requested: Option<LevelFilter>, default_level: LevelFilter) -> Result<(), Failure> {
-    // Set to nothing counts as not set, as with the settings.
+    // Empty counts as not set, as with the settings.
     let named = std::env::var_os("FABRICAST_LOG").filter(|value| !value.is_empty());
     let level = match (requested, named) {
         (Some(level), _) => level,
@@ -29,14 +29,14 @@ pub fn start(requested: Option<LevelFilter>, default_level: LevelFilter) -> Resu
     };
     let log = tracing_subscriber::fmt().with_writer(std::io::stderr).with_max_level(level);
     match is_journal() {
-        // It notes the time by itself.
+        // The journal adds the time itself.
         true => log.without_time().init(),
         false => log.init(),
     }
     Ok(())
 }
 
-/// Is standard error what the service manager says that it has connected with its journal?
+/// Is standard error connected to the systemd journal, as `JOURNAL_STREAM` says?
 fn is_journal() -> bool {
     let Ok(journal) = std::env::var("JOURNAL_STREAM") else { return false };
     let error = std::io::stderr().as_fd().try_clone_to_owned();

@@ -1,26 +1,26 @@
-//! Whether there is enough memory for what is asked of this machine.
+//! Memory available to this process: `/proc/meminfo` and the limits of control groups.
 
 use std::path::Path;
 
 use crate::exit::{Exit, Failure};
 use crate::size::amount;
 
-/// A limit of memory, and what it leaves.
+/// A limit of memory, and how much of it is free.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AvailableMemory {
-    /// Bytes that may still be taken.
+    /// Bytes that can still be allocated.
     pub bytes: u64,
     limit: String,
 }
 
-/// What the host has, or what the control groups of this process may still take: the least of all. None
-/// if the system does not say.
+/// The smallest of what the host has available and what each control group of this process may still
+/// allocate. None if the system does not report it.
 #[must_use]
 pub fn available() -> Option<AvailableMemory> {
     available_below(Path::new("/"))
 }
 
-/// The same for a system whose files lie below this directory.
+/// As [`available`], for a system whose files are below this directory.
 fn available_below(root: &Path) -> Option<AvailableMemory> {
     let text = |path: &str| std::fs::read_to_string(root.join(path)).unwrap_or_default();
     let of_host = kibibytes(&text("proc/meminfo"), "MemAvailable:");
@@ -45,15 +45,15 @@ struct CgroupHierarchy<'a> {
     group: &'a str,
 }
 
-/// What a version of control groups calls its files.
+/// File names of a version of control groups.
 #[derive(Debug)]
 struct CgroupVersion {
-    /// Where the tree is mounted.
+    /// Where the hierarchy is mounted.
     mount_point: &'static str,
     limit: &'static str,
     used: &'static str,
-    /// Lines of `memory.stat`: pages of files, which the kernel takes back before it refuses memory. Groups
-    /// below count, too.
+    /// Lines of `memory.stat` with pages of files, which the kernel reclaims before it refuses memory.
+    /// Groups below count, too.
     file_page_lines: [&'static str; 2],
 }
 
@@ -87,8 +87,8 @@ fn hierarchies(membership: &str) -> impl Iterator<Item = CgroupHierarchy<'_>> {
 }
 
 impl CgroupHierarchy<'_> {
-    /// What the group of this process, and each one above it, may still take. Of a container often
-    /// only its own part of the tree is mounted: groups that are not seen are left out.
+    /// What the group of this process, and each group above, may still allocate. In a container often
+    /// only part of the hierarchy is mounted: groups outside it are left out.
     fn limits(self, root: &Path) -> impl Iterator<Item = AvailableMemory> {
         let mount_point = root.join(self.version.mount_point);
         let group = Path::new(self.group.trim_start_matches('/'));
@@ -101,7 +101,7 @@ impl CgroupHierarchy<'_> {
 }
 
 impl CgroupVersion {
-    /// What a group may still take; None if nothing limits it.
+    /// Bytes that a group may still allocate; None if it has no limit.
     fn remaining(&self, group: &Path) -> Option<u64> {
         let text = |name: &str| std::fs::read_to_string(group.join(name)).ok();
         let number = |name: &str| text(name)?.trim().parse::<u64>().ok();
@@ -116,10 +116,10 @@ impl CgroupVersion {
     }
 }
 
-/// Refuses, before anything is begun, what would take more memory than is available.
+/// Fails, before the operation starts, if it needs more memory than is available.
 ///
 /// # Errors
-/// [`Exit::LimitExceeded`], with the limit and what to do.
+/// [`Exit::LimitExceeded`], with the limit and the remedy.
 pub fn check(operation: &str, needs: u64, remedy: &str) -> Result<(), Failure> {
     match available() {
         Some(available) => check_limit(&available, operation, needs, remedy),
@@ -150,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn more_than_is_available_is_refused_with_the_limit() {
+    fn check_of_more_than_available_memory_names_the_limit() {
         let available = AvailableMemory { bytes: 3 << 20, limit: "on this machine".to_owned() };
         let check = |needs| check_limit(&available, "measure", needs, "Use a smaller --size");
         assert!(check(3 << 20).is_ok());
@@ -163,7 +163,7 @@ mod tests {
         );
     }
 
-    /// Files below a directory that stands for `/`.
+    /// Creates these files below a directory that stands for `/`.
     fn system(name: &str, files: &[(&str, &str)]) -> PathBuf {
         let root =
             std::env::temp_dir().join(format!("fabricast-memory-{name}-{}", std::process::id()));
@@ -175,7 +175,7 @@ mod tests {
         root
     }
 
-    /// What is available there, in bytes, and by which limit.
+    /// Available bytes, and the limit.
     fn found(name: &str, files: &[(&str, &str)]) -> Option<(u64, String)> {
         let root = system(name, files);
         let found = available_below(&root).map(|found| (found.bytes, found.limit));
@@ -186,7 +186,7 @@ mod tests {
     const HOST: (&str, &str) = ("proc/meminfo", "MemTotal: 9 kB\nMemAvailable:    8 kB\n");
 
     #[test]
-    fn host_counts_where_no_group_limits_memory() {
+    fn available_memory_without_group_limit_is_that_of_the_host() {
         let on_host = Some((8192, "on this machine".to_owned()));
         assert_eq!(found("host", &[HOST]), on_host);
         let unlimited = [
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_of_files_count_as_available_to_a_group() {
+    fn file_pages_count_as_available_to_a_group() {
         let files = [
             HOST,
             ("proc/self/cgroup", "0::/user/a b\n"),
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn least_of_all_groups_up_to_the_root_counts() {
+    fn smallest_limit_up_to_the_root_group_counts() {
         let files = [
             HOST,
             ("proc/self/cgroup", "0::/a/b/c\n"),
@@ -228,7 +228,7 @@ mod tests {
             ("sys/fs/cgroup/other/memory.current", "0\n"),
         ];
         assert_eq!(found("levels", &files), Some((1000, "to its control group /a".to_owned())));
-        // A container sees its own group as the root, whatever it is called outside.
+        // A container sees its own group as the root.
         let files = [
             HOST,
             ("proc/self/cgroup", "0::/\n"),
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_of_version_1_limit_memory_too() {
+    fn groups_of_version_1_limit_memory() {
         let files = [
             HOST,
             ("proc/self/cgroup", "5:cpu,cpuacct:/c\n4:memory:/docker/1\n0::/\n"),

@@ -1,4 +1,4 @@
-//! How programs are started that do not outlive the one that started them, and what becomes of signals.
+//! Child processes that do not outlive their parent, and signal dispositions.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -15,7 +15,7 @@ use nix::unistd::{alarm, getpid, getppid};
 
 use crate::exit::{Exit, Failure};
 
-/// This very program, even if another has taken its place on disk.
+/// This executable, even if the file was replaced.
 #[must_use]
 pub fn this_program(name: &str) -> Command {
     let mut command = Command::new("/proc/self/exe");
@@ -23,27 +23,25 @@ pub fn this_program(name: &str) -> Command {
     command
 }
 
-/// A program that is started by this command gets this signal when the thread that started it
-/// ends: from the beginning, whatever the program is. It does not inherit which signals this
-/// thread leaves to another.
+/// The child gets this signal when the thread that spawned it exits, whatever it executes. It does
+/// not inherit the signal mask of this thread.
 pub fn kill_with_parent(command: &mut Command, signal: Signal) {
     let parent = getpid();
     let ask = move || {
         SigSet::empty().thread_set_mask()?;
         set_pdeathsig(signal)?;
-        // It may have ended just before.
+        // The parent may have exited before prctl.
         if getppid() == parent { Ok(()) } else { Err(io::ErrorKind::NotConnected.into()) }
     };
     // SAFETY: between fork and exec it makes system calls only, and allocates nothing.
     unsafe { command.pre_exec(ask) };
 }
 
-/// A program that is started by this command ends after so many seconds at the latest, even if the one
-/// that started it is stopped meanwhile.
+/// The child is killed after this time at the latest, even if its parent is stopped.
 pub fn limit_lifetime(command: &mut Command, limit: Duration) {
     let seconds = u32::try_from(limit.as_secs()).unwrap_or(u32::MAX).max(1);
     let set = move || {
-        // What becomes of the signal is inherited, and the alarm is left as it is by exec.
+        // Signal dispositions are inherited, and exec keeps the alarm.
         set_disposition(Signal::SIGALRM, SigHandler::SigDfl)?;
         alarm::set(seconds);
         Ok(())
@@ -52,33 +50,33 @@ pub fn limit_lifetime(command: &mut Command, limit: Duration) {
     unsafe { command.pre_exec(set) };
 }
 
-/// Was this process started, or told since, not to care for this signal?
+/// Is this signal ignored, since the start of the process or later?
 pub fn is_ignored(signal: Signal) -> bool {
     // SAFETY: all zeros are a valid value.
     let mut found: libc::sigaction = unsafe { std::mem::zeroed() };
-    // SAFETY: nothing is changed; what is there is written to a valid place.
+    // SAFETY: a null action changes nothing; the current one is written to `found`.
     let asked = unsafe { libc::sigaction(signal as libc::c_int, std::ptr::null(), &raw mut found) };
     asked == 0 && found.sa_sigaction == libc::SIG_IGN
 }
 
-/// From now on this signal ends this process at once, whatever was to become of it before: it may
-/// have been started not to care, and libraries have handlers of their own.
+/// From now on this signal ends this process at once: the process may have been started with it
+/// ignored, and libraries install handlers.
 pub fn restore_default_action(signal: Signal) -> Result<(), Errno> {
     set_disposition(signal, SigHandler::SigDfl)
 }
 
-/// That becomes of a signal: nothing, or what is usual.
+/// Sets the disposition of a signal: ignore or default.
 fn set_disposition(signal: Signal, what: SigHandler) -> Result<(), Errno> {
     debug_assert!(matches!(what, SigHandler::SigDfl | SigHandler::SigIgn));
     let action = SigAction::new(what, SaFlags::empty(), SigSet::empty());
-    // SAFETY: no function of this process is called by it.
+    // SAFETY: no function of this process is installed as a handler.
     unsafe { sigaction(signal, &action) }.map(drop)
 }
 
-/// Refuses, before anything is begun, what would take more file descriptors than this process may have.
+/// Fails, before the operation starts, if it needs more file descriptors than the hard limit.
 ///
 /// # Errors
-/// [`Exit::LimitExceeded`], with the limit and what to do.
+/// [`Exit::LimitExceeded`], with the limit and the remedy.
 pub fn check_descriptors(operation: &str, needs: u64, remedy: &str) -> Result<(), Failure> {
     match getrlimit(Resource::RLIMIT_NOFILE) {
         Ok((limit, _)) if needs > limit => {
@@ -99,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn more_descriptors_than_the_limit_are_refused_by_its_name() {
+    fn check_of_more_descriptors_than_allowed_names_the_limit() {
         let (limit, _) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
         assert!(check_descriptors("measure", limit, "Use fewer").is_ok());
         let failure =
@@ -110,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_has_a_limit_ends_by_itself() {
+    fn child_with_a_lifetime_limit_ends_by_itself() {
         let mut command = Command::new("sleep");
         command.arg("60");
         kill_with_parent(&mut command, Signal::SIGKILL);

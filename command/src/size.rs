@@ -13,7 +13,7 @@ pub fn parse(text: &str) -> Result<u64, String> {
         Some(b'G' | b'g') => (&short[..short.len() - 1], 30),
         _ => (text, 0),
     };
-    // `parse` alone would also take "+5".
+    // `parse` of u64 accepts "+5".
     if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
         return Err("not a number with an optional K, M or G".to_owned());
     }
@@ -24,7 +24,7 @@ pub fn parse(text: &str) -> Result<u64, String> {
         .ok_or_else(|| "too large".to_owned())
 }
 
-/// As [`parse`], for what has to be at least 1.
+/// As [`parse`], but at least 1.
 pub fn parse_positive(text: &str) -> Result<u64, String> {
     match parse(text)? {
         0 => Err("has to be at least 1".to_owned()),
@@ -32,8 +32,7 @@ pub fn parse_positive(text: &str) -> Result<u64, String> {
     }
 }
 
-/// The other way round, in the largest unit that divides the value; for what is
-/// beyond all of them, `none`.
+/// The reverse of [`parse`], in the largest unit that divides the value; `none` for `u64::MAX`.
 pub fn print(bytes: u64) -> String {
     if bytes >= 1 << 60 {
         return "none".to_owned();
@@ -44,7 +43,7 @@ pub fn print(bytes: u64) -> String {
         .map_or_else(|| bytes.to_string(), |(shift, name)| format!("{}{name}", bytes >> shift))
 }
 
-/// An amount of bytes, to three digits or so.
+/// An amount of bytes, to about three digits.
 pub fn amount(bytes: f64) -> String {
     let unit = |shift: u32| (1_u64 << shift) as f64;
     match UNITS.iter().find(|(shift, _)| bytes >= unit(*shift)) {
@@ -76,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused() {
+    fn invalid_sizes_are_errors() {
         let all = [
             "", "K", "-1", "+1", "1.5K", "1KB", "0x10", " 1", "1 ", "K1", "١", "1é", "iB", "KiB",
             "1iB", "1kiB", "1KIB",

@@ -1,40 +1,40 @@
-//! The stages of a message's way: what all that tells how long they take calls them, and what each of
-//! them is. docs/operating.md has the table.
+//! The stages of a message's latency, and their names in all reports. docs/operating.md has the
+//! table.
 
 use pubsub::Times;
 
-/// A stage, from its beginning to its end. Of a message from another node some are under way at a
-/// time: chunks are copied out, on the wire and copied in.
+/// A stage, from its start to its end. Stages of a message from another node overlap: chunks are
+/// copied out, on the wire and copied in at the same time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
-    /// Its publisher asked for memory, until it was there.
+    /// The publisher waits for the loan of memory.
     Loan,
-    /// Until its publisher had written it.
+    /// The publisher writes the message.
     Fill,
-    /// From being published until its node began to write it to the other one; within a node,
-    /// until it was delivered.
+    /// From publish until the node begins to write the message to the other node; within a node, until
+    /// it is delivered.
     Queue,
-    /// Copied out of its device, to be written to another node.
+    /// Copied out of device memory, to be written to another node.
     CopyOut,
-    /// From when its node began to write it until its last byte had come.
+    /// From the begin of the write until the last byte has arrived.
     Wire,
-    /// Copied to where it is read; chunks that the processor copies as they come are part of
+    /// Copied to the memory of the topic. Chunks that the processor copies on arrival are part of
     /// *wire*, but for the time between the first and the last.
     CopyIn,
-    /// From being delivered until it was pulled.
+    /// From delivery until the subscriber pulls the message.
     Wakeup,
-    /// Letting go of it.
+    /// The subscriber releases the message.
     Release,
 }
 
-/// How many there are.
+/// Number of stages.
 pub const COUNT: usize = Stage::ALL.len();
 
-/// What is not a stage of its own: from being published until it was pulled.
+/// The total, which is not a stage: from publish until pull.
 pub const TOTAL: &str = "all";
 
 impl Stage {
-    /// In the order of a message's way.
+    /// In order of time.
     pub const ALL: [Self; 8] = [
         Self::Loan,
         Self::Fill,
@@ -46,7 +46,7 @@ impl Stage {
         Self::Release,
     ];
 
-    /// As it is called in tables, and by programs.
+    /// The name in tables and JSON.
     pub fn name(self) -> &'static str {
         match self {
             Self::Loan => "borrow",
@@ -61,16 +61,16 @@ impl Stage {
     }
 }
 
-/// How long each stage took, in nanoseconds, as far as a message tells; None if it skipped it, or if
-/// the clocks of two nodes are too far apart to tell.
+/// How long each stage took, in nanoseconds; None if the message skipped it, or if the clocks of two
+/// nodes differ too much.
 pub type StageDurations = [Option<u64>; COUNT];
 
-/// What a message tells that was published and pulled then. What its publisher did before, and its
-/// reader after, only these know.
+/// The stages of a message that was published and pulled at these times. Its loan, fill and release
+/// are known only to its publisher and subscriber.
 pub fn durations(times: &Times, is_remote: bool, published: u64, pulled: u64) -> StageDurations {
     let begun = if is_remote { times.posted } else { times.published };
     std::array::from_fn(|which| {
-        // What a processor copies as it comes is no stage of its own.
+        // Chunks that the processor copies on arrival have no stage of their own.
         let (from, to, may_be_zero) = match Stage::ALL[which] {
             Stage::Queue => (published, begun, true),
             Stage::CopyOut if is_remote => (times.posted, times.filled, false),
@@ -94,17 +94,17 @@ mod tests {
     }
 
     #[test]
-    fn stages_begin_and_end_where_the_documentation_says() {
+    fn stages_begin_and_end_as_documented() {
         let mut times = Times::default();
         (times.allocated, times.filled, times.published) = (100, 200, 230);
         assert_eq!(names(durations(&times, false, 200, 270)), [("begin", 30), ("notice", 40)]);
-        // Of another node: published there at 190, begun at 200, copied out by 260, the last byte at 300, copied in
-        // from 240 to 310, delivered at 315.
+        // Of another node: published there at 190, begun at 200, copied out by 260, the last byte at 300,
+        // copied in from 240 to 310, delivered at 315.
         (times.posted, times.filled, times.wire) = (200, 260, 300);
         (times.copying, times.copied, times.published) = (240, 310, 315);
         let all = [("begin", 10), ("out", 60), ("wire", 100), ("in", 70), ("notice", 5)];
         assert_eq!(names(durations(&times, true, 190, 320)), all);
-        // From the host to the host, in one chunk.
+        // From host memory to host memory, in one chunk.
         (times.filled, times.copying) = (200, 310);
         let all = [("begin", 10), ("wire", 100), ("notice", 5)];
         assert_eq!(names(durations(&times, true, 190, 320)), all);
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn the_documentation_has_them_in_order() {
+    fn documentation_lists_the_stages_in_order() {
         let page = include_str!("../../docs/operating.md");
         let mut rest = page;
         for stage in Stage::ALL.into_iter().map(Stage::name).chain([TOTAL]) {

@@ -1,7 +1,7 @@
 //! Temporary directories of this user's processes, in which they share sockets and files.
 //!
 //! A directory is removed when its process ends. A killed process leaves its directory behind; the
-//! next process that makes one removes it. A live process holds a lock on its own.
+//! next process that creates one removes it. A running process holds a lock on its directory.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
@@ -13,21 +13,21 @@ use nix::fcntl::{Flock, FlockArg, OFlag};
 
 use crate::exit::Failure;
 
-/// What the directories of each program are called, before the number of the process.
+/// Names of the directories of each program, before the process number.
 const PREFIXES: [&str; 2] = ["fabricast-bench-", "fabricast-demo-"];
-/// Locked as long as the process lives that made the directory.
+/// Locked while the process that created the directory runs.
 const LOCK_FILE: &str = "owner";
 const MODE: u32 = 0o700;
-/// Processes of one number in several containers that share a directory, and what is left of
-/// those that had the number before.
+/// Enough for processes of one number in several containers that share the parent directory, and for
+/// directories of earlier processes of that number.
 const ATTEMPTS: u32 = 100;
 
-/// Whose directory it is.
+/// The program that uses the directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Program {
-    /// A measurement.
+    /// `fabricast-bench`.
     Bench,
-    /// The demonstration.
+    /// `fabricast demo`.
     Demo,
 }
 
@@ -35,16 +35,16 @@ pub enum Program {
 #[derive(Debug)]
 pub struct TempDir {
     path: PathBuf,
-    /// None where files cannot be locked: there nothing is removed for others.
+    /// None where files cannot be locked: there no abandoned directory is removed.
     _lock: Option<Flock<File>>,
 }
 
 impl TempDir {
-    /// Makes it in the directory for temporary files, and removes what killed processes of this user
-    /// left there.
+    /// Creates it in the directory for temporary files, and removes directories that killed processes
+    /// of this user left there.
     ///
     /// # Errors
-    /// It cannot be made.
+    /// It cannot be created.
     pub fn create(program: Program) -> Result<Self, Failure> {
         Self::create_in(&std::env::temp_dir(), program)
     }
@@ -78,7 +78,7 @@ impl Drop for TempDir {
     }
 }
 
-/// Locks a directory that was just made. Fails if another process took it for an abandoned one.
+/// Locks a new directory. Fails if another process removed it as abandoned.
 fn take(path: &Path) -> io::Result<Option<Flock<File>>> {
     let unsupported = |error: &io::Error| {
         matches!(error.raw_os_error().map(Errno::from_raw), Some(Errno::EOPNOTSUPP | Errno::ENOSYS))
@@ -93,9 +93,9 @@ fn take(path: &Path) -> io::Result<Option<Flock<File>>> {
     locked.map(Some).map_err(|(_, error)| error.into())
 }
 
-/// Locks a directory of this user, if no process has locked it, and it is still there then. Agents
-/// lock it, too, for the moment in which they make a socket there; so it says nothing of its
-/// owner, who has a lock of its own.
+/// Locks a directory of this user, if it is unlocked and still exists. Agents lock it, too, while
+/// they create a socket in it; so this lock does not show that the owner runs, which has a lock of
+/// its own.
 fn lock(path: &Path) -> io::Result<Flock<File>> {
     let flags = (OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW).bits();
     let directory = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
@@ -115,8 +115,8 @@ fn is_name(name: &str) -> bool {
     })
 }
 
-/// Is the process alive that made the directory of this lock? True, too, where that cannot be told;
-/// false if it was killed before it took the lock.
+/// Does the process that created the directory run? True also where that is unknown; false if it was
+/// killed before it locked the file.
 fn is_locked(owner: &Path) -> bool {
     let flags = (OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits();
     match OpenOptions::new().read(true).custom_flags(flags).open(owner) {
@@ -131,7 +131,7 @@ fn remove_abandoned(parent: &Path) {
         if !entry.file_name().to_str().is_some_and(is_name) {
             continue;
         }
-        // No process is making it while this is held.
+        // No process can create it while this lock is held.
         let Ok(_alone) = lock(&entry.path()) else { continue };
         if !is_locked(&entry.path().join(LOCK_FILE)) {
             let _ = fs::remove_dir_all(entry.path());
@@ -146,7 +146,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn directories_of_killed_processes_are_removed_by_either_program() {
+    fn either_program_removes_directories_of_killed_processes() {
         let parent = std::env::temp_dir().join(format!("temp-dir-test-{}", std::process::id()));
         let _ = fs::remove_dir_all(&parent);
         fs::create_dir(&parent).unwrap();
@@ -157,7 +157,7 @@ mod tests {
             path
         };
         let living = TempDir::create_in(&parent, Program::Bench).unwrap();
-        // One of a process that has the same number elsewhere.
+        // Of a process with the same number in another container.
         let mut second = TempDir::create_in(&parent, Program::Bench).unwrap();
         assert_ne!(living.path, second.path);
         fs::write(second.path.join("socket"), "").unwrap();
@@ -172,7 +172,7 @@ mod tests {
         ];
         symlink(&left[3], &left[4]).unwrap();
         fs::write(&left[5], "").unwrap();
-        // Who may do everything could remove those of others.
+        // Root could remove directories of other users.
         let others = make("fabricast-demo-9", MODE);
         if std::os::unix::fs::chown(&others, Some(1), None).is_ok() {
             left.push(others);

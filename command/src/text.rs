@@ -10,8 +10,7 @@ use crate::exit::{Exit, Failure};
 /// The widest line that is printed.
 pub const WIDTH: usize = 120;
 
-/// Writes to standard output. That nobody reads on (`| head`) is no reason for
-/// noise, but one to stop.
+/// Writes to standard output. A closed pipe (`| head`) is not reported, and ends the program.
 pub fn print(text: &str) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|error| {
@@ -29,13 +28,13 @@ pub fn json(document: &impl Serialize) -> Result<(), Failure> {
     print(&(line.map_err(|error| Failure::failed(error.to_string()))? + "\n"))
 }
 
-/// Writes a line to standard error. If nobody can hear it, there is nobody to be told.
+/// Writes a line to standard error. Errors are ignored: there is no other output for them.
 pub fn print_error(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
-/// What others call things, as it can be printed: what would move a cursor or colour a terminal
-/// stands there as its escape.
+/// Text of another process, safe to print: characters that move a cursor or colour a terminal are
+/// escaped.
 pub fn escape_control(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for letter in text.chars() {
@@ -52,7 +51,7 @@ pub fn count_of(number: u64, thing: &str) -> String {
     format!("{number} {thing}{}", if number == 1 { "" } else { "s" })
 }
 
-/// A number, and what is said of one, or of several: `1 process`, `2 processes`.
+/// A number with its singular or plural: `1 process`, `2 processes`.
 pub fn count_of_irregular(number: u64, one: &str, several: &str) -> String {
     format!("{number} {}", if number == 1 { one } else { several })
 }
@@ -65,13 +64,13 @@ pub fn format_duration(time: Duration) -> String {
     }
 }
 
-/// That so many messages were altered.
+/// `1 message is corrupted`, `2 messages are corrupted`.
 pub fn corrupted(messages: u64) -> String {
     let one = "message is corrupted";
     count_of_irregular(messages, one, "messages are corrupted")
 }
 
-/// Bold, on a terminal that has not asked for plain text.
+/// Bold, on a terminal without NO_COLOR.
 pub fn heading(text: &str) -> String {
     let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     if std::io::stdout().is_terminal() && !plain {
@@ -100,7 +99,7 @@ pub fn table(rows: &[Vec<String>]) -> String {
     text
 }
 
-/// The same with a head; nothing if there are no rows.
+/// As [`table`], with a head; empty if there are no rows.
 pub fn table_of<const N: usize>(
     head: [&str; N],
     rows: impl Iterator<Item = [String; N]>,
@@ -110,8 +109,7 @@ pub fn table_of<const N: usize>(
     if all.len() > 1 { table(&all) } else { String::new() }
 }
 
-/// Puts `text` after `first`, broken between words; further lines are indented
-/// to where it began.
+/// Puts `text` after `first`, broken between words; further lines are indented to its column.
 pub fn wrapped(first: &str, text: &str) -> String {
     let indent = first.chars().count();
     let mut out = first.to_owned();
@@ -139,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_is_not_several() {
+    fn count_of_one_is_singular() {
         let all = [0, 1, 2].map(|number| count_of(number, "message"));
         assert_eq!(all, ["0 messages", "1 message", "2 messages"]);
         let all = [0, 1, 2].map(|number| count_of_irregular(number, "process", "processes"));
@@ -155,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_printed_of_others_moves_no_cursor() {
+    fn control_characters_are_escaped() {
         assert_eq!(escape_control("\"tcp\" over \u{e9}th0"), "\"tcp\" over \u{e9}th0");
         assert_eq!(escape_control("a\u{1b}[2Jb\nc\u{9b}"), "a\\u{1b}[2Jb\\nc\\u{9b}");
     }
