@@ -9,8 +9,8 @@ use super::exit::{Exit, Failure};
 
 const PROGRAM: &str = "fabricast-bench";
 
-/// Comes back only if the program cannot be run. One that lies beside this one is taken before one
-/// on `PATH`.
+/// Returns only if the program cannot be executed. A program beside this executable has precedence
+/// over `PATH`.
 pub(super) fn run(arguments: &[OsString]) -> Result<(), Failure> {
     let own = std::env::current_exe().unwrap_or_default();
     let beside = Some(own.with_file_name(PROGRAM)).filter(|path| path.is_file());

@@ -1,16 +1,15 @@
-//! The record of a choice, for people.
+//! Prints a choice of a provider with its candidates.
 
 use fabric::{Candidate, Choice, Policy, Verdict};
 
 use super::text::{print_error, wrapped};
 
-/// What the columns are.
+/// Titles of the columns.
 const HEAD: [&str; 4] = ["verdict", "provider", "domain", "score"];
 const REASONS: &str = "reasons (points)";
 
-/// Every candidate with its verdict, score and reasons, below a head. Those that differ only in their
-/// domain or network stand in one line; the first one of them is meant where one
-/// is taken.
+/// Every candidate with its verdict, score and reasons, below a head. Candidates that differ only
+/// in their domain or network share a line; the first of them is used.
 pub(crate) fn print(choice: &Choice) -> String {
     let mut groups: Vec<(&Candidate, Vec<&str>)> = Vec::new();
     for candidate in &choice.candidates {
@@ -61,17 +60,17 @@ pub(crate) fn print(choice: &Choice) -> String {
     text
 }
 
-/// Says which names of a policy no provider here has: they change nothing.
+/// Warns of names in a policy that no provider here has.
 pub(crate) fn warn_unknown_providers<'a>(
     policy: &Policy,
     providers: impl IntoIterator<Item = &'a str>,
 ) {
-    let here = distinct(providers);
-    for name in policy.unknown_providers(here.iter().copied()) {
-        let there = here.join(", ");
+    let known = distinct(providers);
+    for name in policy.unknown_providers(known.iter().copied()) {
+        let available = known.join(", ");
         let name = name.escape_debug();
         print_error(&format!(
-            "fabricast: warning: policy names unknown provider \"{name}\". Available: {there}"
+            "fabricast: warning: policy names unknown provider \"{name}\". Available: {available}"
         ));
     }
 }
@@ -84,7 +83,6 @@ fn verdict(verdict: &Verdict) -> &'static str {
     }
 }
 
-/// Each name once, in order.
 pub(crate) fn distinct<'a>(names: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
     let mut all = Vec::new();
     for name in names {
@@ -95,7 +93,7 @@ pub(crate) fn distinct<'a>(names: impl IntoIterator<Item = &'a str>) -> Vec<&'a 
     all
 }
 
-/// `lo, eth0`; what does not fit is counted.
+/// `lo, eth0`; domains that do not fit are counted.
 pub(crate) fn join_domains(domains: &[&str]) -> String {
     const LONGEST: usize = 16;
     let names = distinct(domains.iter().copied());
@@ -127,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_candidates_share_a_line() {
+    fn candidates_that_differ_in_domain_share_a_line() {
         let choice = Choice {
             candidates: vec![
                 candidate("shm", "shm", Verdict::Taken),
@@ -146,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn many_domains_are_counted() {
+    fn domains_that_do_not_fit_are_counted() {
         assert_eq!(join_domains(&["lo"]), "lo");
         assert_eq!(join_domains(&["mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3"]), "mlx5_0, mlx5_1 +2");
         assert_eq!(join_domains(&[]), "");

@@ -1,4 +1,4 @@
-//! `fabricast clean`: removes what the dead left in directories of nodes and agents.
+//! `fabricast clean`: removes files that killed processes left in directories of nodes and agents.
 
 use std::path::{Path, PathBuf};
 
@@ -9,8 +9,8 @@ use super::node_client::{check_not_a_file, with_remedy};
 use super::settings::{DIRECTORY_ONLY, Options};
 use super::text;
 
-/// Removes files that killed processes left in directories of nodes and agents, and reports what it
-/// keeps, and why.
+/// Removes files that killed processes left in directories of nodes and agents, and reports which
+/// files it keeps, and why.
 ///
 /// Files of running processes are kept. Running it is never required: the next process to join
 /// cleans up, too.
@@ -28,7 +28,7 @@ pub(crate) struct Arguments {
     settings: Options<DIRECTORY_ONLY>,
 }
 
-/// What was done about a file, or about several that belong together.
+/// A file, or several that belong together, and whether it is removed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct CleanedPaths {
     paths: Vec<PathBuf>,
@@ -40,7 +40,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let settings = arguments.settings.settings()?;
     let directories = match arguments.directories.is_empty() {
         true => {
-            // It is a node's; those that are named may be agents', who are not so strict.
+            // The default directory belongs to a node. A named one may belong to an agent, with a
+            // looser mode.
             check_not_a_file(&settings)?;
             pubsub::check_directory(&settings.directory.value).map_err(with_remedy)?;
             vec![settings.directory.value]
@@ -65,7 +66,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             }
         }
     }
-    // What was done is told, whatever failed beside it.
+    // Also after a failure, report what was removed.
     if arguments.json {
         return report_as_json(combined(&failures), &to_json(&all, arguments.dry_run));
     }
@@ -76,7 +77,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     combined(&failures).and(printed)
 }
 
-/// What this user may not look into is another one's.
+/// A directory that is not readable belongs to another user.
 fn check_readable(directory: &Path) -> Result<(), Failure> {
     directory.read_dir().map(drop).map_err(|error| {
         let exit = match error.kind() {
@@ -87,7 +88,7 @@ fn check_readable(directory: &Path) -> Result<(), Failure> {
     })
 }
 
-/// All that failed, with the code of what failed first.
+/// All failures as one, with the code of the first.
 fn combined(failures: &[Failure]) -> Result<(), Failure> {
     let Some(first) = failures.first() else { return Ok(()) };
     let words: Vec<_> = failures.iter().map(Failure::to_string).collect();
@@ -162,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_kept_is_told_with_its_reason() {
+    fn report_lists_removed_and_kept_files_with_reasons() {
         let one = |path: &str, is_removed, why: &str| CleanedPaths {
             paths: vec![path.into()],
             is_removed,
@@ -172,9 +173,9 @@ mod tests {
         assert_eq!(to_text(&all, false), "removed a: dead\nkept b: alive\n");
         assert_eq!(to_text(&all, true), "would remove a: dead\nkept b: alive\n");
         assert_eq!(to_text(&[], true), "nothing to remove\n");
-        let said = to_json(&all, false);
+        let document = to_json(&all, false);
         assert_eq!(
-            (&said["removed"][0]["path"], &said["kept"][0]["reason"]),
+            (&document["removed"][0]["path"], &document["kept"][0]["reason"]),
             (&"a".into(), &"alive".into())
         );
     }

@@ -1,4 +1,4 @@
-//! `fabricast config`: every setting, and who said what it is.
+//! `fabricast config`: every setting with its value and origin.
 
 use pubsub::Budgets;
 use serde_json::{Value, json};
@@ -27,7 +27,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
 }
 
-/// What a setting amounts to of which nothing was said, where another one, or this machine, tells it.
+/// The effective value of a setting that is not set, where another setting or the machine
+/// determines it.
 fn effective_value(settings: &Settings, declaration: &Declaration) -> Option<Value> {
     match declaration.name {
         "budget_host" if settings.budget_host.value.is_none() => {
@@ -47,7 +48,7 @@ fn to_text(settings: &Settings) -> String {
             let value = (declaration.write)(settings);
             let is_set = declaration.is_set(settings);
             let value = match value.is_empty() || (value == "none" && !is_set) {
-                // What it amounts to is more than "none" says.
+                // The effective value is more informative than "none".
                 true => declaration.default.replace('`', ""),
                 false => value,
             };
@@ -105,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_that_is_none_is_no_null() {
+    fn text_none_is_not_null_in_json() {
         let mut settings = Settings::default();
         settings.directory.value = "none".into();
         let all = to_json(&settings);
@@ -115,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_setting_comes_to_is_shown_too() {
+    fn effective_value_of_an_unset_setting_is_shown() {
         let mut settings = Settings::default();
         settings.label.value = Some("left".to_owned());
         let all = to_json(&settings);
@@ -150,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn the_page_of_documentation_has_the_settings_as_they_are() {
+    fn documentation_lists_the_settings() {
         let table = for_documentation();
         let page = include_str!("../../docs/operating.md");
         assert!(page.contains(&table), "docs/operating.md is to contain this:\n{table}");

@@ -1,5 +1,5 @@
-//! Says on standard error why messages do not go between this node and others, and when that changes: the
-//! node is asked for a report in a thread of its own, again and again.
+//! Reports on standard error why no messages are replicated with peer nodes, and when that changes.
+//! A thread requests a report of the node repeatedly.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::mpsc;
@@ -10,62 +10,62 @@ use pubsub::{Node, NodeId, PublisherId, Row};
 use super::paths::{incompatibility, name_of_node, replication_error_text, unreachable_text};
 use super::text;
 
-/// How long to wait before the node is asked, and between two reports.
+/// Delay of the first request, and interval of the next.
 const FIRST_REPORT_DELAY: Duration = Duration::from_secs(1);
 const REPORT_INTERVAL: Duration = Duration::from_secs(2);
-/// The same while messages come or go and the node has nothing to do with others.
+/// Interval while messages are sent or received and the node has no network.
 const IDLE_REPORT_INTERVAL: Duration = Duration::from_secs(10);
-/// How long to wait for an answer in the end.
+/// Timeout of the last request.
 const FINAL_REPORT_TIMEOUT: Duration = Duration::from_secs(1);
-/// A reason that comes back sooner is not said again: some attempts fail in two ways by turns.
+/// A reason is not repeated sooner: some attempts fail with two alternating reasons.
 const REPEAT_INTERVAL: Duration = Duration::from_secs(60);
-/// Other nodes that are remembered though the node does not tell of them any more.
+/// Number of disconnected peers that are remembered though reports of the node omit them.
 const MAX_PEERS: usize = 1000;
 
-/// What a process does while its node is asked.
+/// What the process does meanwhile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// It waits for a topic, for subscribers or for the first message: whatever may be the cause is said.
+    /// It waits for a topic, for subscribers or for the first message: every possible cause is
+    /// reported.
     Waiting,
-    /// Messages come or go: what becomes of other nodes is said.
+    /// It sends or receives messages: changes of peers are reported.
     Flowing,
 }
 
-/// What was said of this node and others.
+/// Requests reports of the node and holds what was printed.
 #[derive(Debug)]
 pub(crate) struct ConnectivityReporter {
     next: Instant,
-    /// When the node was asked last.
+    /// Time of the last request.
     last: Option<Instant>,
-    /// Dropped without an answer if the service ends meanwhile.
+    /// The sender is dropped without an answer if the service ends.
     pending_report: Option<mpsc::Receiver<pubsub::Result<Vec<Row>>>>,
     known: ReportedState,
 }
 
-/// What reports told so far, and what was said of it.
+/// What the reports contained, and what was printed of it.
 #[derive(Debug, Default)]
 struct ReportedState {
-    /// The last report.
     rows: Vec<Row>,
-    /// What is said once.
-    said: BTreeSet<String>,
+    /// Lines that are printed once.
+    printed: BTreeSet<String>,
     peers: Vec<Peer>,
-    /// The processes of publishers, which reports do not name any more when these have ended.
+    /// Processes of publishers; reports omit publishers that have ended.
     publishers: BTreeMap<u64, String>,
 }
 
-/// Another node.
+/// A peer node.
 #[derive(Debug)]
 struct Peer {
     node: String,
     label: String,
     address: String,
     is_connected: bool,
-    /// Something was said of it that is over when it is connected.
+    /// A problem was printed, so that the next connection is printed, too.
     problem_reported: bool,
-    /// It was said that it is gone: why it is not reached now adds nothing.
+    /// Its loss was printed, so that reasons of failed attempts are not.
     loss_reported: bool,
-    /// The last reason that was said.
+    /// The last reason that was printed.
     reason: String,
     reasons: BTreeMap<String, Instant>,
 }
@@ -80,12 +80,12 @@ impl ConnectivityReporter {
         }
     }
 
-    /// To be called repeatedly. Gives the lines that are to be said now.
+    /// Call repeatedly. Returns the lines to print now.
     pub(crate) fn poll(&mut self, node: &Node, topic: &str, phase: Phase) -> Vec<String> {
         if let Some(pending_report) = &self.pending_report {
             let answer = match pending_report.try_recv() {
                 Err(mpsc::TryRecvError::Empty) => return Vec::new(),
-                // Without an answer, it is asked again.
+                // Without an answer, request again.
                 answer => answer.ok().and_then(Result::ok),
             };
             self.pending_report = None;
@@ -103,7 +103,7 @@ impl ConnectivityReporter {
         Vec::new()
     }
 
-    /// The next report is wanted soon, if this publisher is not known yet.
+    /// Requests the next report soon if this publisher is unknown.
     pub(crate) fn expect(&mut self, publisher: PublisherId) {
         if !self.known.publishers.contains_key(&publisher.as_u64()) {
             let soon = self.last.map_or_else(Instant::now, |last| last + REPORT_INTERVAL);
@@ -111,19 +111,19 @@ impl ConnectivityReporter {
         }
     }
 
-    /// The process of a publisher of this node, or else its identity.
+    /// The process of a publisher of this node, or else the identity of the publisher.
     pub(crate) fn name_of_publisher(&self, publisher: PublisherId) -> String {
         let known = self.known.publishers.get(&publisher.as_u64());
         known.cloned().unwrap_or_else(|| format!("publisher {publisher}"))
     }
 
-    /// What another node is called, as far as that is known.
+    /// Name of a peer node, or else its address or identity.
     pub(crate) fn name_of_node(&self, node: [u8; 16]) -> String {
         name_of_node(&self.known.rows, &NodeId(node).to_string())
     }
 
-    /// To be called when messages did not get to where they were wanted, or nothing wanted them: asks once more,
-    /// and says what is new. Gives what the node told last.
+    /// Call when messages were not delivered or not received: requests a last report, prints what
+    /// is new in it, and returns it.
     pub(crate) fn final_report(&mut self, node: &Node, topic: &str) -> &[Row] {
         let answer = request_report(node)
             .and_then(|pending_report| pending_report.recv_timeout(FINAL_REPORT_TIMEOUT).ok());
@@ -133,30 +133,30 @@ impl ConnectivityReporter {
         &self.known.rows
     }
 
-    /// The same at the end of a wait. Gives the cause, to be put behind the error: that the node is connected to
-    /// no other one, though it was told of some.
+    /// Call at the end of a wait. Returns the cause to append to the error: that this node is
+    /// connected to none of its peers.
     pub(crate) fn cause(&mut self, node: &Node, topic: &str) -> String {
         cause(self.final_report(node, topic))
     }
 }
 
-/// Says these lines.
+/// Prints these lines.
 pub(crate) fn say(lines: &[String]) {
     for line in lines {
         text::print_error(&format!("fabricast: {line}"));
     }
 }
 
-/// Asks the node for a report, in a thread of its own.
+/// Requests a report of the node, in a thread.
 pub(crate) fn request_report(node: &Node) -> Option<mpsc::Receiver<pubsub::Result<Vec<Row>>>> {
-    let (tell, pending_report) = mpsc::channel();
+    let (sender, pending_report) = mpsc::channel();
     let node = node.clone();
     let asking = std::thread::Builder::new().name("node-report".to_owned());
-    asking.spawn(move || tell.send(node.report())).is_ok().then_some(pending_report)
+    asking.spawn(move || sender.send(node.report())).is_ok().then_some(pending_report)
 }
 
-/// Why no message comes from other nodes, or goes there, behind a semicolon; nothing if one is connected,
-/// or this node has nothing to do with others.
+/// Why no messages are replicated with peers, after a semicolon; empty if a peer is connected, or
+/// this node has no network.
 fn cause(rows: &[Row]) -> String {
     let is_connected = |row: &Row| matches!(row, Row::Peer { is_connected: true, .. });
     if rows.iter().any(is_connected) {
@@ -170,22 +170,22 @@ fn cause(rows: &[Row]) -> String {
     if !reasons.is_empty() {
         return format!("; no peer node is connected: {}", reasons.join(", "));
     }
-    let gone = rows.iter().find_map(|row| match row {
-        Row::Peer { label, address, detail, .. } => Some(gone(label, address, detail)),
+    let lost = rows.iter().find_map(|row| match row {
+        Row::Peer { label, address, detail, .. } => Some(lost_text(label, address, detail)),
         _ => None,
     });
     let listens = rows.iter().find_map(|row| match row {
         Row::Node { listens, .. } => listens.as_deref().map(text::escape_control),
         _ => None,
     });
-    match (gone, listens) {
-        (Some(gone), _) => format!("; {gone}"),
+    match (lost, listens) {
+        (Some(lost), _) => format!("; {lost}"),
         (None, Some(address)) => format!("; no peer node has connected to {address}"),
         (None, None) => String::new(),
     }
 }
 
-/// A node by name and address.
+/// Name and address of a node.
 fn node_text(label: &str, address: &str) -> String {
     let address = text::escape_control(address);
     match label {
@@ -194,7 +194,7 @@ fn node_text(label: &str, address: &str) -> String {
     }
 }
 
-fn gone(label: &str, address: &str, detail: &str) -> String {
+fn lost_text(label: &str, address: &str, detail: &str) -> String {
     let node = node_text(label, address);
     match detail {
         "" => format!("{node} is disconnected"),
@@ -212,7 +212,7 @@ impl ReportedState {
         self.rows.iter().any(has)
     }
 
-    /// Takes a report, and gives what is to be said of it.
+    /// Processes a report, and returns the lines to print.
     fn update(&mut self, rows: Vec<Row>, topic: &str, phase: Phase) -> Vec<String> {
         if rows.is_empty() {
             // The service has just ended.
@@ -229,7 +229,7 @@ impl ReportedState {
                 }
                 _ => None,
             });
-            lines.extend(once.filter(|why| self.said.insert(why.clone())));
+            lines.extend(once.filter(|why| self.printed.insert(why.clone())));
         }
         self.update_publishers(topic);
         lines.extend(update_peers(&mut self.peers, &self.rows, Instant::now()));
@@ -254,30 +254,30 @@ impl ReportedState {
             });
             self.publishers.extend(process.map(|process| (*publisher, process)));
         }
-        // The oldest ones have the lowest identities.
+        // The lowest identities are the oldest.
         while self.publishers.len() > MAX_PEERS {
             self.publishers.pop_first();
         }
     }
 }
 
-/// What is to be said of other nodes: why one is not reached, when that is another reason than before; that
-/// one that was connected is gone; and that one of which such a thing was said is connected.
+/// The lines to print about peers: a new reason why a peer is unreachable, a lost connection, and a
+/// connection after either.
 fn update_peers(peers: &mut Vec<Peer>, rows: &[Row], now: Instant) -> Vec<String> {
     let mut lines = Vec::new();
-    let mut is_there = vec![false; peers.len()];
+    let mut is_listed = vec![false; peers.len()];
     for row in rows {
         let Row::Peer { node, label, address, is_connected, is_retried, detail } = row else {
             continue;
         };
         let is_it =
             |peer: &Peer| peer.address == *address || (!node.is_empty() && peer.node == *node);
-        // One that began anew, at another port.
+        // A restarted peer, at another port.
         let is_restarted =
             |peer: &Peer| !peer.is_connected && !label.is_empty() && peer.label == *label;
         let found = peers.iter().position(is_it).or_else(|| peers.iter().position(is_restarted));
         let at = found.unwrap_or_else(|| {
-            is_there.push(false);
+            is_listed.push(false);
             peers.push(Peer {
                 node: String::new(),
                 label: String::new(),
@@ -290,17 +290,17 @@ fn update_peers(peers: &mut Vec<Peer>, rows: &[Row], now: Instant) -> Vec<String
             });
             peers.len() - 1
         });
-        if is_there[at] && !is_connected {
-            // It is there in another row, by another address.
+        if is_listed[at] && !is_connected {
+            // Another row has the connection, with another address.
             continue;
         }
-        is_there[at] = true;
+        is_listed[at] = true;
         let peer = &mut peers[at];
         let was_connected = std::mem::replace(&mut peer.is_connected, *is_connected);
         peer.address.clone_from(address);
-        for (known, told) in [(&mut peer.node, node), (&mut peer.label, label)] {
-            if !told.is_empty() {
-                known.clone_from(told);
+        for (known, new) in [(&mut peer.node, node), (&mut peer.label, label)] {
+            if !new.is_empty() {
+                known.clone_from(new);
             }
         }
         if *is_connected {
@@ -312,7 +312,7 @@ fn update_peers(peers: &mut Vec<Peer>, rows: &[Row], now: Instant) -> Vec<String
             peer.reasons.clear();
         } else if was_connected {
             let retrying = if *is_retried { "; retrying" } else { "" };
-            lines.push(format!("{}{retrying}", gone(&peer.label, address, detail)));
+            lines.push(format!("{}{retrying}", lost_text(&peer.label, address, detail)));
             (peer.problem_reported, peer.loss_reported) = (true, true);
         } else if !peer.loss_reported
             && let Some(line) = unreachable_text(row)
@@ -322,29 +322,29 @@ fn update_peers(peers: &mut Vec<Peer>, rows: &[Row], now: Instant) -> Vec<String
             lines.push(format!("{line}; retrying"));
         }
     }
-    // The node forgets some at once.
-    for (peer, is_there) in peers.iter_mut().zip(is_there) {
-        if !is_there && std::mem::take(&mut peer.is_connected) {
+    // The node removes some peers from its report at once.
+    for (peer, is_listed) in peers.iter_mut().zip(is_listed) {
+        if !is_listed && std::mem::take(&mut peer.is_connected) {
             (peer.problem_reported, peer.loss_reported) = (true, true);
-            lines.push(gone(&peer.label, &peer.address, ""));
+            lines.push(lost_text(&peer.label, &peer.address, ""));
         }
     }
     let excess = peers.len().saturating_sub(MAX_PEERS);
-    let mut gone = 0;
+    let mut disconnected = 0;
     peers.retain(|peer| {
-        gone += usize::from(!peer.is_connected);
-        peer.is_connected || gone > excess
+        disconnected += usize::from(!peer.is_connected);
+        peer.is_connected || disconnected > excess
     });
     lines
 }
 
 impl Peer {
-    /// Notes why it is not connected. False if that was said not long ago.
+    /// Records why the peer is not connected. False if the reason was printed recently.
     fn record_reason(&mut self, reason: &str, now: Instant) -> bool {
         self.problem_reported = true;
         self.reason = reason.to_owned();
-        let said = self.reasons.get(reason);
-        if said.is_some_and(|said| now.saturating_duration_since(*said) < REPEAT_INTERVAL) {
+        let printed = self.reasons.get(reason);
+        if printed.is_some_and(|at| now.saturating_duration_since(*at) < REPEAT_INTERVAL) {
             return false;
         }
         if self.reasons.len() >= MAX_PEERS {
@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn unreached_peer_is_said_for_each_reason() {
+    fn unreachable_peer_is_reported_once_per_reason() {
         let (mut peers, now) = (Vec::new(), Instant::now());
         let mut update = |detail: &str, seconds| {
             let now = now + Duration::from_secs(seconds);
@@ -394,56 +394,56 @@ mod tests {
         assert_eq!(update("no answer yet", 0), cannot("no answer yet"));
         assert!(update("no answer yet", 2).is_empty());
         assert_eq!(update("No route to host", 4), cannot("No route to host"));
-        // By turns: each again after a minute.
+        // Alternating reasons are printed once a minute each.
         assert!(update("no answer yet", 6).is_empty());
         assert!(update("No route to host", 8).is_empty());
         assert_eq!(update("no answer yet", 66), cannot("no answer yet"));
     }
 
     #[test]
-    fn node_that_goes_and_comes_back_is_said_once_each() {
+    fn peer_that_disconnects_and_returns_is_reported_once_each() {
         let (mut peers, now) = (Vec::new(), Instant::now());
         let mut update = |rows: &[Row]| update_peers(&mut peers, rows, now);
         assert!(update(&[peer("cd", true, false, "for 1 s")]).is_empty());
-        let gone = ["node \"camera\" (10.0.0.1:7701) is gone: it left; retrying"];
+        let gone = ["node \"camera\" (10.0.0.1:7701) is disconnected: it left; retrying"];
         for expected in [&gone[..], &[]] {
             assert_eq!(update(&[peer("cd", false, true, "it left")]), expected);
         }
         assert!(update(&[peer("cd", false, true, "Connection refused")]).is_empty());
-        // It began anew, and is another node.
+        // A restarted node has a new identity.
         let back = ["node \"camera\" (10.0.0.1:7701) is connected"];
         for expected in [&back[..], &[]] {
             assert_eq!(update(&[peer("ef", true, false, "for 1 s")]), expected);
         }
-        for expected in [&["node \"camera\" (10.0.0.1:7701) is gone"][..], &[]] {
+        for expected in [&["node \"camera\" (10.0.0.1:7701) is disconnected"][..], &[]] {
             assert_eq!(update(&[]), expected);
         }
         assert_eq!(update(&[peer("ef", true, false, "for 0 s")]), back);
     }
 
     #[test]
-    fn cause_is_that_no_other_node_is_connected() {
+    fn cause_names_the_peer_that_is_not_connected() {
         let refused = peer("", false, true, "Connection refused (os error 111)");
         assert_eq!(
             cause(&[node(None), refused]),
-            "; this node is connected to no other node: cannot reach 10.0.0.1:7701: Connection refused (os error 111)"
+            "; no peer node is connected: cannot reach 10.0.0.1:7701: Connection refused (os error 111)"
         );
         let listens = node(Some("10.0.0.1:7700"));
         assert_eq!(
             cause(std::slice::from_ref(&listens)),
-            "; no node has connected to 10.0.0.1:7700"
+            "; no peer node has connected to 10.0.0.1:7700"
         );
         let away = peer("cd", false, false, "it left");
         assert_eq!(
             cause(&[listens.clone(), away]),
-            "; node \"camera\" (10.0.0.1:7701) is gone: it left"
+            "; node \"camera\" (10.0.0.1:7701) is disconnected: it left"
         );
         assert_eq!(cause(&[listens, peer("cd", true, true, "for 1 s")]), "");
         assert_eq!(cause(&[node(None)]), "");
     }
 
     #[test]
-    fn publisher_is_named_by_its_process_after_its_end_too() {
+    fn ended_publisher_is_still_named_by_its_process() {
         let publisher = Row::Publisher {
             topic: "cam".to_owned(),
             participant: "p1".to_owned(),

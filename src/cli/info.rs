@@ -1,4 +1,5 @@
-//! `fabricast info`: what this machine offers, what would be taken, and why.
+//! `fabricast info`: providers and devices of this machine, and which provider is selected, and
+//! why.
 
 mod devices;
 mod providers;
@@ -15,11 +16,11 @@ use super::{choices, size, text};
 use devices::Devices;
 use providers::{ProviderEntry, ProviderSurvey};
 
-/// Shows the providers and devices of this machine, and which provider would be taken and
-/// why.
+/// Shows the providers and devices of this machine, and which provider is selected, and why.
 ///
-/// Each choice lists its candidates with a score, the sum of the points that stand in brackets behind the
-/// reasons: of the providers that can do what is needed, the one with the highest score is taken.
+/// Each choice lists its candidates with a score, the sum of the points in brackets behind the
+/// reasons. Of the providers that support what is needed, the one with the highest score is
+/// selected.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// Only this provider: a whole name ("tcp;ofi_rxm") or one of its layers
@@ -42,7 +43,7 @@ pub(crate) struct Arguments {
     reach: Option<String>,
 }
 
-/// A choice, and what it was for.
+/// A choice, and the memory and peers it is for.
 #[derive(Debug, Serialize)]
 struct Decision {
     memory: String,
@@ -63,7 +64,7 @@ struct Versions {
 #[derive(Debug, Serialize)]
 struct Document<'a> {
     versions: Versions,
-    /// libfabric's own filter of providers, if it is set.
+    /// libfabric's filter of providers, if set.
     fi_provider: Option<String>,
     policy: &'a Policy,
     providers: Vec<&'a ProviderEntry>,
@@ -100,7 +101,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let is_served = decisions.iter().any(|decision| {
         decision.memory == MemoryKind::Host.to_string() && decision.taken.is_some()
     });
-    // Asked about one provider, the answer is about it, not about a choice.
+    // With --provider the report is about this provider, not about a choice.
     let must_choose = arguments.provider.is_none() || arguments.policy != Policy::default();
     let document = Document {
         versions: Versions {
@@ -161,12 +162,12 @@ fn to_text(document: &Document<'_>, verbose: bool) -> String {
     out.push_str(SCORES);
     let is_shown = |decision: &&Decision| has_cuda || decision.memory != cuda;
     for decision in document.choices.iter().filter(is_shown) {
-        let place = match decision.reach {
+        let peers = match decision.reach {
             Locality::SameMachine => "peers on the same machine",
             Locality::OtherMachines => "peers on other machines",
         };
         let taken = decision.taken.as_deref().unwrap_or("none usable");
-        let title = format!("{} memory, {place}: {taken}", decision.memory);
+        let title = format!("{} memory, {peers}: {taken}", decision.memory);
         out.push_str(&format!("\n{}\n", text::heading(&title)));
         out.push_str(&choices::print(&decision.choice));
     }
@@ -189,7 +190,7 @@ fn providers_table(entries: &[&ProviderEntry]) -> String {
     for entry in entries {
         let (provider, columns) = (&entry.facts.provider, columns(entry));
         let (kind, domain) = (entry.facts.endpoint, &entry.facts.domain);
-        // The same provider, with the same facts: another domain, or another kind.
+        // The same provider and facts, with another domain or endpoint kind.
         match rows.iter_mut().find(|row| row.provider == provider && row.columns == columns) {
             Some(row) => {
                 if !row.kinds.contains(&kind) {
@@ -284,7 +285,7 @@ fn columns(entry: &ProviderEntry) -> Vec<String> {
     .to_vec()
 }
 
-/// One letter for each demand.
+/// One letter for each registration requirement.
 fn mr_mode(mode: MrMode) -> String {
     const LETTERS: [(MrMode, char); 9] = [
         (MrMode::LOCAL, 'L'),
@@ -308,14 +309,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn registration_demands_have_letters() {
+    fn registration_requirements_have_letters() {
         assert_eq!(mr_mode(MrMode::empty()), "-");
         assert_eq!(mr_mode(MrMode::BASIC), "VAP");
         assert_eq!(mr_mode(MrMode::LOCAL | MrMode::RAW), "LR");
     }
 
     #[test]
-    fn the_table_fits_its_width() {
+    fn table_fits_its_width() {
         let survey = ProviderSurvey::take(None).unwrap();
         let entries: Vec<&ProviderEntry> = survey.entries.iter().collect();
         let table = providers_table(&entries) + LEGEND + SCORES;

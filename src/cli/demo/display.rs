@@ -1,5 +1,4 @@
-//! What is seen while it runs: a table that is drawn anew where it stands, or a line now and
-//! then where nobody looks.
+//! The live display: a table that is redrawn in place on a terminal, or else a line at intervals.
 
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
@@ -13,16 +12,16 @@ use crate::cli::stages::{Stage, TOTAL};
 use crate::cli::statistics::Latency;
 use crate::cli::{size, text};
 
-/// Between two drawings of the table, and two lines.
+/// Interval of the table, and of the lines.
 const REDRAW: Duration = Duration::from_millis(500);
 const LINE: Duration = Duration::from_secs(3);
 
-/// How it is shown.
+/// The form of the display.
 pub(super) struct LiveDisplay {
     is_terminal: bool,
     started_at: Instant,
     next: Instant,
-    /// Lines of the table that stand there.
+    /// Lines of the table on the screen.
     lines: usize,
 }
 
@@ -34,7 +33,7 @@ impl LiveDisplay {
         Self { is_terminal, started_at, next, lines: 0 }
     }
 
-    /// Shows how it is, if it is time.
+    /// Updates the display if it is due.
     pub(super) fn look(&mut self, members: &[DemoProcess]) -> Result<(), Failure> {
         if Instant::now() < self.next {
             return Ok(());
@@ -50,11 +49,11 @@ impl LiveDisplay {
         let table = heading + &table(&readers, false);
         self.clear()?;
         self.lines = table.lines().count();
-        // What is wider than the terminal is cut off: lines that wrap would be more than were counted.
+        // Lines wider than the terminal are cut off: wrapped lines would not be counted.
         text::print(&format!("\x1b[?7l{table}\x1b[?7h"))
     }
 
-    /// Removes the table, so that something else can stand there.
+    /// Removes the table, so that other output can be printed.
     pub(super) fn clear(&mut self) -> Result<(), Failure> {
         if self.lines == 0 {
             return Ok(());
@@ -83,16 +82,16 @@ impl LiveDisplay {
     }
 }
 
-/// What is told of a subscriber: what it said, with the stages that only its publisher knows.
+/// A subscriber: its last report, and the stages that only its publisher knows.
 #[derive(Debug, Serialize)]
 pub(super) struct SubscriberRow {
     pub(super) topic: &'static str,
     pub(super) message_bytes: u64,
     pub(super) name: String,
-    /// Is it at the node that publishes the topic?
+    /// Does it run at the node that publishes the topic?
     #[serde(skip)]
     pub(super) is_local: bool,
-    /// Messages a second lately.
+    /// Messages per second in the last window.
     #[serde(skip)]
     pub(super) rate: f64,
     #[serde(flatten)]
@@ -100,18 +99,18 @@ pub(super) struct SubscriberRow {
 }
 
 impl SubscriberRow {
-    /// Lately.
+    /// Bytes per second in the last window.
     fn bytes_per_s(&self) -> f64 {
         self.rate * self.message_bytes as f64
     }
 }
 
-/// The stages of a message's way, in order, and all of it together.
+/// Names of the stages in order, and the total.
 fn stages() -> impl Iterator<Item = &'static str> {
     Stage::ALL.into_iter().map(Stage::name).chain([TOTAL])
 }
 
-/// Those that read.
+/// The subscribers.
 pub(super) fn readers(members: &[DemoProcess]) -> Vec<SubscriberRow> {
     let one = |member: &DemoProcess| {
         let Role::Subscribe(topic) = member.part else { return None };
@@ -133,7 +132,7 @@ pub(super) fn readers(members: &[DemoProcess]) -> Vec<SubscriberRow> {
     members.iter().filter_map(one).collect()
 }
 
-/// A time, to three digits at most: there are many of them in a line.
+/// A time, to three digits at most, so that a row fits.
 pub(super) fn time(microseconds: f64) -> String {
     let (value, unit) = match microseconds {
         ..1e3 => (microseconds, "µs"),
@@ -143,13 +142,13 @@ pub(super) fn time(microseconds: f64) -> String {
     if value < 10.0 { format!("{value:.1} {unit}") } else { format!("{value:.0} {unit}") }
 }
 
-/// A line for each subscriber; at the end with all that was read.
+/// A row for each subscriber; at the end with the totals.
 pub(super) fn table(readers: &[SubscriberRow], is_over: bool) -> String {
     let mut head = vec!["topic", "size", "subscriber", "messages"];
     if !is_over {
         head.extend(["per s", "GiB/s"]);
     }
-    // One that nobody's messages have is left out: without devices nothing is copied out.
+    // A stage without values is left out: without devices, nothing is copied out.
     let known = || readers.iter().flat_map(|it| &it.last_report.latencies);
     let stages: Vec<_> = stages().filter(|name| known().any(|it| it.stage == *name)).collect();
     head.extend(&stages);
@@ -185,7 +184,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_short() {
+    fn times_have_three_digits_at_most() {
         for (microseconds, shown) in [(1.5, "1.5 µs"), (578_840.0, "579 ms"), (3e6, "3.0 s")] {
             assert_eq!(time(microseconds), shown);
         }

@@ -1,4 +1,4 @@
-//! In whose memory the messages lie, and whether there is enough.
+//! The memory that the messages are stored in, and whether enough is available.
 
 use gpu::{Device, DeviceName, Implementation};
 use pubsub::MemoryLocation;
@@ -7,9 +7,9 @@ use super::scenario::{MEMORY, NODES};
 use crate::cli::exit::Failure;
 use crate::cli::node_client::check_device;
 
-/// The memory at each node: what was asked for, or a device's for each, if there is one.
-pub(super) fn places(asked: Option<MemoryLocation>) -> [MemoryLocation; NODES] {
-    match asked {
+/// The memory at each node: as requested, or of a device for each node, if there is one.
+pub(super) fn places(requested: Option<MemoryLocation>) -> [MemoryLocation; NODES] {
+    match requested {
         Some(place) => [place; NODES],
         None => match Device::count(Implementation::Cuda) {
             Ok(0) | Err(_) => [MemoryLocation::Host; NODES],
@@ -21,12 +21,12 @@ pub(super) fn places(asked: Option<MemoryLocation>) -> [MemoryLocation; NODES] {
     }
 }
 
-/// Refuses to begin where a device is asked for that is not there.
+/// Fails if a device does not exist.
 pub(super) fn check_places(places: &[MemoryLocation]) -> Result<(), Failure> {
     places.iter().try_for_each(|place| check_device(*place))
 }
 
-/// Refuses to begin what could take memory from others.
+/// Fails if too little memory is available.
 pub(super) fn check() -> Result<(), Failure> {
     command::memory::check("run the demonstration", MEMORY, "End other programs first")
 }

@@ -1,5 +1,5 @@
 //! `fabricast demo`: two nodes, three topics and eight subscribers on this machine, in a few
-//! seconds, with all data compared.
+//! seconds, with all data verified.
 
 mod display;
 mod memory;
@@ -21,20 +21,20 @@ use super::exit::{Exit, Failure, report_as_json};
 use super::settings::seconds;
 use super::{size, text};
 
-/// Until all are there, and until all is read when nothing more is published.
+/// Timeout of the start, and of reading what is left at the end.
 const STARTUP_TIMEOUT: Duration = Duration::from_secs(18);
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
-/// Until all have said what they know, and goodbye.
+/// Timeout of the last reports and of the end of all processes.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
-/// Machines with more cores than this can compare more.
+/// Machines with more cores can verify more data.
 const BASE_CORES: usize = 4;
 
-/// Two nodes on this machine, with a cable between them: three topics, three publishers, eight
-/// subscribers, each a process; every byte is compared.
+/// Runs two nodes on this machine, connected by a virtual cable: three topics, three publishers,
+/// eight subscribers, each a process; every byte is verified.
 ///
-/// Ends by itself within 50 seconds (with --time, 35 seconds after it). Shows a table that changes
-/// on a terminal, or else a line now and then; at the end what was carried by which path, and
-/// which stage took longest. The exit code is 0 if all was right and nothing was lost.
+/// Ends by itself within 50 seconds (with --time, 35 seconds after it). Shows a live table on a
+/// terminal, or else a line at intervals; at the end the traffic of each path and the slowest
+/// stages. The exit code is 0 if all data was correct and nothing was lost.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// How long messages are published
@@ -43,14 +43,14 @@ pub(crate) struct Arguments {
     /// Network between the two nodes
     #[arg(long, value_enum, default_value_t = NetworkMode::Auto)]
     network: NetworkMode,
-    /// Memory of the messages: host, or a device [default: cuda:0, and cuda:1 for the second
-    /// node; the host's if there is none]
+    /// Memory of the messages: host, or a device [default: cuda:0, and cuda:1 for the second node;
+    /// host without a device]
     #[arg(long, value_name = "PLACE")]
     memory: Option<MemoryLocation>,
     /// Print one JSON line only
     #[arg(long)]
     json: bool,
-    /// Only try whether network namespaces can be made
+    /// Only try whether network namespaces can be created
     #[arg(long, hide = true)]
     probe: bool,
 }
@@ -63,7 +63,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         return network::probe();
     }
     memory::check()?;
-    // In this order: into a namespace goes who has one thread, and devices and signals have more.
+    // The order matters: unshare needs a single thread, and devices and signals start more.
     let network = DemoNetwork::prepare(arguments.network)?;
     let limit = STARTUP_TIMEOUT + arguments.time + DRAIN_TIMEOUT + SHUTDOWN_TIMEOUT * 2;
     let processes = DemoProcesses::new(network, limit)?;
@@ -79,7 +79,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
     let outcome = DemoResult::of(&all, run_result.is_ok());
     let is_interrupted = run_result.as_ref().is_err_and(|it| it.exit() == Exit::Interrupted);
-    // What is wrong with the data is worse than that it ended too early.
+    // Corrupted data is more severe than an early end.
     let done = match (run_result, outcome.verdict()) {
         (Ok(()), verdict) => verdict,
         (Err(_), Err(verdict)) if verdict.exit() == Exit::DataCorrupted => Err(verdict),
@@ -97,16 +97,16 @@ struct Demonstration<'a> {
     arguments: &'a Arguments,
     memory: [String; NODES],
     processes: DemoProcesses,
-    /// When all had begun.
+    /// When all processes had started.
     started_at: Option<Instant>,
-    /// What the nodes told: while messages were published, and when all were read.
+    /// Last reports of the nodes: while messages were published, and when all were read.
     rows: Vec<(usize, Row)>,
 }
 
-/// Has every subscriber all that was published?
+/// Has every subscriber read all messages?
 fn has_all(members: &[DemoProcess]) -> bool {
-    let published = |wanted: usize| {
-        let publisher = members.iter().find(|member| member.part == Role::Publish(wanted));
+    let published = |topic: usize| {
+        let publisher = members.iter().find(|member| member.part == Role::Publish(topic));
         publisher.map(|member| member.last_report.messages)
     };
     members.iter().all(|member| match member.part {
@@ -160,10 +160,10 @@ impl Demonstration<'_> {
                 }
             }
         }
-        self.processes.wait_until("all subscribers were there", startup_deadline, |members| {
+        self.processes.wait_until("all subscribers were ready", startup_deadline, |members| {
             members.iter().all(|member| member.has_reported || !member.part.reads())
         })?;
-        // Cores that are there beyond a few can compare more.
+        // More cores can verify more data.
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let speed = (cores / BASE_CORES).clamp(1, 8) as f64;
         for (topic, subject) in TOPICS.iter().enumerate() {
@@ -189,17 +189,17 @@ impl Demonstration<'_> {
         self.processes.display = (!self.arguments.json).then(LiveDisplay::begin);
         let end = started_at + self.arguments.time;
         self.processes
-            .wait_until("it was over", end + SHUTDOWN_TIMEOUT, |_| Instant::now() >= end)?;
+            .wait_until("the time was over", end + SHUTDOWN_TIMEOUT, |_| Instant::now() >= end)?;
         let copied = |(node, row): (usize, &Row)| (node, row.clone());
         self.rows = self.processes.report().map(copied).collect();
         let drain_deadline = Instant::now() + DRAIN_TIMEOUT;
         self.processes.end(Role::publishes, drain_deadline)?;
-        self.processes.wait_until("all that was published was read", drain_deadline, has_all)?;
+        self.processes.wait_until("all messages were read", drain_deadline, has_all)?;
         let left = Instant::now() + SHUTDOWN_TIMEOUT;
-        // What came from the other node: said of topics that are there. An answer may be on its way that
-        // knows less.
+        // Reports of received messages list only topics that exist. An older report may still
+        // arrive first.
         let known: Vec<u64> = self.processes.rows.iter().map(|(_, reports)| *reports).collect();
-        self.processes.wait_until_all("the nodes had told what they carried", left, |it| {
+        self.processes.wait_until_all("the nodes had reported their traffic", left, |it| {
             it.rows.iter().zip(&known).all(|((_, reports), known)| *reports > known + 1)
         })?;
         self.rows.retain(|(_, row)| matches!(row, Row::Received { .. }));
@@ -208,7 +208,7 @@ impl Demonstration<'_> {
         self.processes.end(|part| part == Role::NodeService, left)
     }
 
-    /// Starts one that publishes or reads in a topic.
+    /// Starts a publisher or subscriber of a topic.
     fn start_at(
         &mut self,
         topic: usize,

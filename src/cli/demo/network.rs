@@ -1,8 +1,7 @@
-//! Where the two nodes are: in two network namespaces with a cable between them, or, where that
-//! is not permitted, on the loopback address.
+//! The network of the two nodes: two network namespaces with a virtual cable between them, or,
+//! where that is not permitted, the loopback address.
 //!
-//! Nothing of it has to be removed: a namespace, and the cable in it, goes with the last process
-//! that is there.
+//! The kernel removes a namespace, and the cable in it, with its last process.
 
 use std::fs::File;
 use std::net::{IpAddr, Ipv4Addr};
@@ -16,10 +15,10 @@ use super::scenario::NODES;
 use crate::cli::exit::{Exit, Failure};
 use command::process::this_program;
 
-/// The ends of the cable.
+/// Interfaces at the ends of the cable.
 const INTERFACES: [&str; NODES] = ["cable", "wire"];
 
-/// What was asked for.
+/// The requested network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum NetworkMode {
     /// Network namespaces, or else loopback
@@ -30,20 +29,20 @@ pub(super) enum NetworkMode {
     Loopback,
 }
 
-/// Where they are.
+/// The network in use.
 #[derive(Debug)]
 pub(super) enum DemoNetwork {
-    /// One for each node.
+    /// One namespace for each node.
     Namespaces([File; NODES]),
     Loopback {
-        /// Why there are no namespaces, if they were wanted.
+        /// Why namespaces failed, if they were requested.
         why: Option<String>,
     },
 }
 
 impl DemoNetwork {
-    /// Makes network namespaces, if these are to be. Before this process has other threads: who has
-    /// some cannot go into a user namespace.
+    /// Creates network namespaces, if requested. Call before starting threads:
+    /// unshare(CLONE_NEWUSER) needs a single-threaded process.
     pub(super) fn prepare(network_mode: NetworkMode) -> Result<Self, Failure> {
         if network_mode == NetworkMode::Loopback {
             return Ok(Self::Loopback { why: None });
@@ -65,7 +64,7 @@ impl DemoNetwork {
         }
     }
 
-    /// Where a node is.
+    /// The address of a node.
     pub(super) fn address(&self, node: usize) -> IpAddr {
         let address = match self {
             Self::Namespaces(_) => Ipv4Addr::new(10, 77, 0, node as u8 + 1),
@@ -74,17 +73,17 @@ impl DemoNetwork {
         address.into()
     }
 
-    /// Takes this thread, and what it starts, to where a node is.
+    /// Moves this thread, and the processes it starts, to the network of a node.
     pub(super) fn enter(&self, node: usize) -> Result<(), Failure> {
         let Self::Namespaces(networks) = self else { return Ok(()) };
-        let gone = setns(&networks[node], CloneFlags::CLONE_NEWNET);
-        gone.map_err(|error| {
+        let entered = setns(&networks[node], CloneFlags::CLONE_NEWNET);
+        entered.map_err(|error| {
             Failure::failed(format!("enter network namespace failed: {}", error.desc()))
         })
     }
 }
 
-/// Is all permitted that it takes? Tried by another process, since there is no way back.
+/// Are namespaces permitted? Tried in a child process, since unshare cannot be undone.
 fn probe_in_child() -> Result<(), String> {
     let output = this_program("fabricast")
         .args(["demo", "--probe"])
@@ -98,7 +97,7 @@ fn probe_in_child() -> Result<(), String> {
     }
 }
 
-/// What the other process tries.
+/// The attempt of the child process.
 pub(super) fn probe() -> Result<(), Failure> {
     create_namespaces().map(drop).map_err(|why| {
         println!("{why}");
@@ -106,8 +105,8 @@ pub(super) fn probe() -> Result<(), Failure> {
     })
 }
 
-/// Makes two networks, as root, or as root of a user namespace, with a cable between them. This
-/// process is in one of them afterwards.
+/// Creates two network namespaces with a cable between them, as root, or as root of a new user
+/// namespace. This process is in the second one afterwards.
 fn create_namespaces() -> Result<DemoNetwork, String> {
     let (user, group) = (geteuid(), getegid());
     let failed = |error: nix::errno::Errno| format!("unshare: {}", error.desc());
@@ -122,15 +121,15 @@ fn create_namespaces() -> Result<DemoNetwork, String> {
                 .map_err(|error| format!("writing {file}: {error}"))?;
         }
     }
-    let here =
+    let open =
         || File::open("/proc/self/ns/net").map_err(|error| format!("opening a network: {error}"));
-    let first = here()?;
+    let first = open()?;
     unshare(CloneFlags::CLONE_NEWNET).map_err(failed)?;
-    let [its, mine] = INTERFACES;
-    let there = format!("/proc/{}/fd/{}", std::process::id(), first.as_raw_fd());
-    let network = DemoNetwork::Namespaces([first, here()?]);
-    ip(&format!("link add {mine} type veth peer name {its}"))?;
-    ip(&format!("link set {its} netns {there}"))?;
+    let [first_end, second_end] = INTERFACES;
+    let target = format!("/proc/{}/fd/{}", std::process::id(), first.as_raw_fd());
+    let network = DemoNetwork::Namespaces([first, open()?]);
+    ip(&format!("link add {second_end} type veth peer name {first_end}"))?;
+    ip(&format!("link set {first_end} netns {target}"))?;
     for (node, end) in INTERFACES.into_iter().enumerate() {
         network.enter(node).map_err(|failure| failure.to_string())?;
         ip("link set lo up")?;
@@ -149,8 +148,8 @@ fn ip(arguments: &str) -> Result<(), String> {
     match output.status.success() {
         true => Ok(()),
         false => {
-            let said = String::from_utf8_lossy(&output.stderr);
-            Err(format!("ip {arguments}: {}", said.trim()))
+            let message = String::from_utf8_lossy(&output.stderr);
+            Err(format!("ip {arguments}: {}", message.trim()))
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What came of it: was all of it right, what did each path carry, what took longest.
+//! The outcome: verification, traffic of each path, and the slowest stages.
 
 use std::collections::BTreeMap;
 
@@ -14,18 +14,18 @@ use crate::cli::stages::TOTAL;
 use crate::cli::statistics::Latency;
 use crate::cli::{size, text};
 
-/// What a path carried.
+/// Traffic of a path.
 #[derive(Debug, Default, Serialize)]
 struct PathTraffic {
-    /// Once for each node, however many read it there.
+    /// Sent messages, once for each node with subscribers.
     messages: u64,
     bytes: u64,
-    /// What all subscribers read of it.
+    /// Messages and bytes that all subscribers read.
     read_messages: u64,
     read_bytes: u64,
 }
 
-/// A stage that took longest.
+/// The slowest stage of a path.
 #[derive(Debug, Serialize)]
 struct SlowestStage {
     path: String,
@@ -34,7 +34,7 @@ struct SlowestStage {
     p50_us: f64,
 }
 
-/// All of it.
+/// The whole outcome.
 #[derive(Debug, Serialize)]
 pub(super) struct DemoResult {
     network: &'static str,
@@ -119,7 +119,7 @@ impl DemoResult {
         ))
     }
 
-    /// Is all as it should be?
+    /// Did everything succeed?
     pub(super) fn verdict(&self) -> Result<(), Failure> {
         let corrupted: u64 = self.subscribers.iter().map(|it| it.last_report.corrupted).sum();
         if corrupted > 0 {
@@ -148,7 +148,7 @@ impl DemoResult {
 
 const SHARED_MEMORY: &str = "shared-memory";
 
-/// What subscribers say by which path they read, and nodes what came to them.
+/// Traffic by path: what the subscribers read, and what the nodes received.
 fn paths(subscribers: &[SubscriberRow], rows: &[(usize, Row)]) -> BTreeMap<String, PathTraffic> {
     let mut all: BTreeMap<String, PathTraffic> = BTreeMap::new();
     for SubscriberRow { last_report, .. } in subscribers {
@@ -167,15 +167,15 @@ fn paths(subscribers: &[SubscriberRow], rows: &[(usize, Row)]) -> BTreeMap<Strin
         match row {
             Row::Received { path, .. } => named = Some(path),
             Row::Topic { name, arrived, .. } => {
-                let come = |topic: &&DemoTopic| topic.name == name && topic.from != *node;
-                let size = TOPICS.iter().find(come).map_or(0, |topic| topic.size);
+                let is_remote = |topic: &&DemoTopic| topic.name == name && topic.from != *node;
+                let size = TOPICS.iter().find(is_remote).map_or(0, |topic| topic.size);
                 carried.messages += if size > 0 { *arrived } else { 0 };
                 carried.bytes += size * arrived;
             }
             _ => {}
         }
     }
-    // What a node says of it tells more than what a sample does.
+    // The node's description of the path has more detail than that of a sample.
     if let Some(named) = named {
         path = format!("{path} ({named})");
     }
@@ -183,7 +183,7 @@ fn paths(subscribers: &[SubscriberRow], rows: &[(usize, Row)]) -> BTreeMap<Strin
     all
 }
 
-/// On each path, what takes longest of the messages whose stage takes longest.
+/// For each path, the stage with the highest median of any topic.
 fn slowest(subscribers: &[SubscriberRow]) -> Vec<SlowestStage> {
     let mut all: Vec<SlowestStage> = Vec::new();
     for reader in subscribers {
@@ -211,7 +211,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_slowest_stage_of_each_path_is_named() {
+    fn slowest_stage_of_each_path_is_reported() {
         let reader = |path: &str, topic, stages: &[(&str, f64)]| SubscriberRow {
             topic,
             message_bytes: 1,
@@ -235,7 +235,7 @@ mod tests {
             reader("ring", "tensors", &far),
             reader("ring", "lidar", &further),
         ]);
-        let told: Vec<_> = found.iter().map(|it| (&*it.path, it.topic, &*it.stage)).collect();
-        assert_eq!(told, [("ring", "tensors", "wire"), (SHARED_MEMORY, "camera", "fill")]);
+        let reported: Vec<_> = found.iter().map(|it| (&*it.path, it.topic, &*it.stage)).collect();
+        assert_eq!(reported, [("ring", "tensors", "wire"), (SHARED_MEMORY, "camera", "fill")]);
     }
 }

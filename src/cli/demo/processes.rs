@@ -1,4 +1,4 @@
-//! The processes of the demonstration, and what they said last: `fabricast node`, `pub` and `sub`.
+//! The processes of the demonstration, and their last reports: `fabricast node`, `pub` and `sub`.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -26,18 +26,18 @@ use crate::cli::text;
 use command::process::this_program;
 use command::temp_dir::{Program, TempDir};
 
-/// What rates are taken of.
+/// Period of the rates.
 pub(super) const WINDOW: Duration = Duration::from_secs(3);
-/// Between two looks at what the nodes tell of themselves.
+/// Interval of the nodes' reports.
 const REPORT_INTERVAL: Duration = Duration::from_millis(250);
-/// What they say is heard so soon.
+/// Longest delay of an event.
 const EVENT_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// What a process does.
+/// The task of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Role {
     NodeService,
-    /// In this topic.
+    /// Publishes to this topic.
     Publish(usize),
     Subscribe(usize),
 }
@@ -52,7 +52,7 @@ impl Role {
     }
 }
 
-/// What `pub` and `sub` say, in a line of JSON each.
+/// The JSON line of `pub` and `sub`.
 #[derive(Debug, Default, Clone, Serialize, Deserialize)]
 pub(super) struct ProcessReport {
     pub(super) messages: u64,
@@ -61,53 +61,53 @@ pub(super) struct ProcessReport {
     pub(super) bytes_per_s: f64,
     #[serde(default)]
     pub(super) corrupted: u64,
-    /// Not known of one that was removed from its topic.
+    /// None for a subscriber that was removed from its topic.
     #[serde(default)]
     pub(super) missed: Option<u64>,
-    /// By which ways messages came.
+    /// Paths of the messages.
     #[serde(default)]
     pub(super) paths: Vec<String>,
     #[serde(rename(serialize = "stages"))]
     pub(super) latencies: Vec<Latency>,
 }
 
-/// A process, as far as it is known.
+/// A process and its reports.
 pub(super) struct DemoProcess {
     pub(super) part: Role,
     pub(super) node: usize,
     pub(super) label: String,
     child: Child,
-    /// What it said is in there, if it is not told to the user at once.
+    /// File with its standard error, unless that is shown to the user at once.
     errors: PathBuf,
     is_terminating: bool,
-    /// It says nothing more.
+    /// Its standard output is closed.
     output_closed: bool,
     has_exited: bool,
-    /// It has begun.
+    /// It has started.
     pub(super) has_reported: bool,
     pub(super) last_report: ProcessReport,
-    /// When how many messages had been read or published.
+    /// Times, and messages read or published until then.
     history: VecDeque<(Instant, u64)>,
 }
 
-/// What was heard.
+/// An event of a process.
 enum ProcessEvent {
-    /// A process said this on standard output; None if that is over.
+    /// A line of standard output; None at its end.
     OutputLine(usize, Option<String>),
-    /// What a node tells of itself.
+    /// A report of a node.
     NodeReport(usize, Vec<Row>),
 }
 
-/// All of them. Dropping it ends them.
+/// All processes. Dropping it ends them.
 pub(super) struct DemoProcesses {
     pub(super) network: DemoNetwork,
     pub(super) members: Vec<DemoProcess>,
-    /// What is seen of them, once messages are published.
+    /// The display, once messages are published.
     pub(super) display: Option<LiveDisplay>,
-    /// What each node told of itself last, and how often it did.
+    /// The last report of each node, and the number of its reports.
     pub(super) rows: [(Vec<Row>, u64); NODES],
     directory: TempDir,
-    /// No process lives longer than that, even if this one is stopped.
+    /// No process runs longer, even if this one is stopped.
     limit: Duration,
     event_sender: Sender<ProcessEvent>,
     events: Receiver<ProcessEvent>,
@@ -115,7 +115,7 @@ pub(super) struct DemoProcesses {
 }
 
 impl DemoProcesses {
-    /// To be called before this process has other threads.
+    /// Call before starting threads.
     pub(super) fn new(network: DemoNetwork, limit: Duration) -> Result<Self, Failure> {
         let (event_sender, events) = channel();
         let signals = match is_ignored(Signal::SIGHUP) {
@@ -141,20 +141,20 @@ impl DemoProcesses {
         self.directory.path().join(format!("node-{}", node + 1))
     }
 
-    /// What the nodes told of themselves last, each by itself.
+    /// The last report of each node.
     pub(super) fn report(&self) -> impl Iterator<Item = (usize, &Row)> {
         let all = self.rows.iter().enumerate();
         all.flat_map(|(node, (rows, _))| rows.iter().map(move |row| (node, row)))
     }
 
-    /// Asks a node again and again what it tells of itself: a thread waits for that, so that a
-    /// node that does not answer keeps nobody waiting.
+    /// Requests reports of a node repeatedly, in a thread, so that a node without answer blocks
+    /// nothing.
     pub(super) fn poll_node(&self, node: usize) -> Result<(), Failure> {
         let (event_sender, directory) = (self.event_sender.clone(), self.directory_of(node));
         let poll_reports = move || {
             let mut is_received = true;
             while is_received {
-                // One that does not answer yet, or any more, is asked again.
+                // A node that does not answer is asked again.
                 if let Ok(rows) = pubsub::report(&directory) {
                     is_received = event_sender.send(ProcessEvent::NodeReport(node, rows)).is_ok();
                 }
@@ -164,7 +164,7 @@ impl DemoProcesses {
         spawn_thread(poll_reports)
     }
 
-    /// Starts one more. Tests tell them apart by their labels.
+    /// Starts a process. Tests tell the processes apart by their labels.
     pub(super) fn start(
         &mut self,
         (part, node, label): (Role, usize, String),
@@ -181,11 +181,11 @@ impl DemoProcesses {
         let number = self.members.len();
         let errors = self.directory.path().join(number.to_string());
         if std::env::var_os("FABRICAST_LOG").is_none() {
-            // What goes wrong is said; that nodes trust each other in here is no news.
+            // Errors are logged; the warning that nodes are not authenticated would only disturb.
             let file = File::create(&errors).map_err(|error| failed(error.to_string()))?;
             command.env("FABRICAST_LOG", "error").stderr(file);
         }
-        // A terminal's signals are for the one that started it, which ends the others.
+        // Terminal signals go to the parent, which ends the processes in order.
         command.process_group(0);
         kill_with_parent(&mut command, Signal::SIGKILL);
         limit_lifetime(&mut command, self.limit);
@@ -208,7 +208,7 @@ impl DemoProcesses {
         let reader = move || {
             let lines = output.into_iter().flat_map(|output| BufReader::new(output).lines());
             let lines = lines.map_while(Result::ok).map(Some);
-            // Nobody hears it once all is over.
+            // At the end the receiver is closed.
             let _ = lines
                 .chain([None])
                 .try_for_each(|line| event_sender.send(ProcessEvent::OutputLine(number, line)));
@@ -216,7 +216,7 @@ impl DemoProcesses {
         spawn_thread(reader)
     }
 
-    /// Asks those to end that have such a part, and waits until they have.
+    /// Terminates the processes of some roles, and waits until they have ended.
     pub(super) fn end(
         &mut self,
         selects: impl Fn(Role) -> bool,
@@ -231,7 +231,7 @@ impl DemoProcesses {
         })
     }
 
-    /// Hears what they say until it is so, and shows it meanwhile.
+    /// Processes events until the condition holds, and updates the display.
     pub(super) fn wait_until(
         &mut self,
         what: &str,
@@ -241,7 +241,7 @@ impl DemoProcesses {
         self.wait_until_all(what, deadline, |it| condition(&it.members))
     }
 
-    /// The same of all of them, and of what the nodes tell.
+    /// As [`Self::wait_until`], with a condition of all processes and of the reports of the nodes.
     pub(super) fn wait_until_all(
         &mut self,
         what: &str,
@@ -285,7 +285,7 @@ impl DemoProcesses {
         }
     }
 
-    /// What nodes say of each other, where that may be why.
+    /// Peers that are not connected, as a possible cause.
     fn why(&self) -> String {
         let all: Vec<String> = self
             .report()
@@ -310,7 +310,7 @@ impl DemoProcess {
                 (serde_json::from_str(&line).map_err(wrong)?, true);
             let now = Instant::now();
             self.history.push_back((now, self.last_report.messages));
-            // One that is older stays, so that there is all of the time.
+            // One older than the period stays, so that the whole period is covered.
             while self.history.get(1).is_some_and(|(then, _)| now - *then > WINDOW) {
                 self.history.pop_front();
             }
@@ -320,17 +320,17 @@ impl DemoProcess {
         Ok(())
     }
 
-    /// Messages a second lately.
+    /// Messages per second in the last period.
     pub(super) fn rate(&self) -> f64 {
         let (Some(first), Some(last)) = (self.history.front(), self.history.back()) else {
             return 0.0;
         };
-        // One that says nothing more does nothing more.
+        // A process with closed output does nothing more.
         let seconds = first.0.elapsed().as_secs_f64();
         if seconds > 0.0 { (last.1 - first.1) as f64 / seconds } else { 0.0 }
     }
 
-    /// Looks how one ended that says nothing more.
+    /// Checks the exit status of a process with closed output.
     fn look(&mut self) -> Result<(), Failure> {
         if self.has_exited || !self.output_closed {
             return Ok(());
@@ -341,7 +341,7 @@ impl DemoProcess {
             Err(error) => (None, error.to_string()),
         };
         self.has_exited = true;
-        // `pub` was asked to end before it was done: there is no end to its messages.
+        // `pub` was interrupted: it publishes without end.
         let is_in_order = matches!(code, Some(0)) || code == Some(Exit::Interrupted as i32);
         if self.is_terminating && is_in_order {
             return Ok(());
@@ -404,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn who_was_asked_to_end_ends_in_order_or_fails_by_name() {
+    fn failure_at_exit_names_the_process() {
         assert!(end("exit 0", true).is_ok() && end("exit 130", true).is_ok());
         for (script, code) in [("exit 8", Exit::MessagesMissed), ("kill -SEGV $$", Exit::Failed)] {
             let failure = end(script, true).unwrap_err();
@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_are_those_of_late() {
+    fn rate_covers_the_last_period_only() {
         let mut member = member("true", true);
         let now = Instant::now();
         let ago = |milliseconds| now.checked_sub(Duration::from_millis(milliseconds)).unwrap();

@@ -1,21 +1,21 @@
-//! Who takes part in the demonstration: two nodes, three topics, eight subscribers.
+//! The scenario of the demonstration: two nodes, three topics, eight subscribers.
 
 use std::time::Duration;
 
 use pubsub::TopicSettings;
 
-/// A topic: where it is published, and by how many it is read.
+/// A topic, the node that publishes it, and its subscribers.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct DemoTopic {
     pub(super) name: &'static str,
     /// Bytes of a message.
     pub(super) size: u64,
-    /// Messages a second on two cores, which have to compare all that is read.
+    /// Messages per second on two cores, which have to verify all that is read.
     pub(super) rate: f64,
     depth: u32,
     /// The node that publishes it.
     pub(super) from: usize,
-    /// Subscribers at each node.
+    /// Number of subscribers at each node.
     pub(super) readers: [u32; 2],
 }
 
@@ -26,8 +26,8 @@ pub(super) const TOPICS: [DemoTopic; 3] = [
 ];
 pub(super) const NODES: usize = 2;
 
-/// What it takes of the host's memory at most: messages where they are published, and where they
-/// arrive; the rings between the nodes, and fourteen processes.
+/// Upper bound of the host memory used: messages where they are published and received, the rings
+/// between the nodes, and fourteen processes.
 pub(super) const MEMORY: u64 = 2 << 30;
 
 impl DemoTopic {
@@ -35,13 +35,13 @@ impl DemoTopic {
         TopicSettings {
             depth: self.depth,
             largest: self.size,
-            // Machines that are busy with other things may be slow.
+            // Machines under load may be slow.
             release_deadline: Duration::from_secs(20),
             ..TopicSettings::default()
         }
     }
 
-    /// What its publisher and subscribers say of it.
+    /// Options of its publisher and subscribers.
     pub(super) fn options(&self) -> Vec<String> {
         let TopicSettings { depth, largest, release_deadline, .. } = self.settings();
         let release_deadline = release_deadline.as_secs();
@@ -50,14 +50,14 @@ impl DemoTopic {
         options.split(' ').map(str::to_owned).collect()
     }
 
-    /// Those that a publisher has at its node, once all are there: who carries messages to the
-    /// other node counts as one.
+    /// Number of subscribers that the publisher waits for: those of its node, and the replication
+    /// to the other node, which counts as one.
     pub(super) fn expected(&self) -> u32 {
         self.readers[self.from] + u32::from(self.readers[1 - self.from] > 0)
     }
 }
 
-/// What all topics together may take at a node.
+/// Memory of all topics together at a node.
 pub(super) fn budget() -> u64 {
     TOPICS.iter().map(|topic| topic.settings().reserves(1).bytes).sum()
 }
@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn eight_subscribers_on_both_nodes_read_three_topics() {
+    fn scenario_has_eight_subscribers_on_both_nodes() {
         let readers = |node: usize| TOPICS.iter().map(|topic| topic.readers[node]).sum::<u32>();
         assert_eq!((readers(0), readers(1)), (4, 4));
         let mut sizes = TOPICS.map(|topic| topic.size >> 20);

@@ -1,11 +1,11 @@
-//! The devices of this machine, and what is missing.
+//! The devices of this machine, and which device libraries are missing.
 
 use gpu::{Device, Implementation, LinkCounters, PeerAccess};
 use serde::Serialize;
 
 use crate::cli::text;
 
-/// What there is, and what is not, with the reason.
+/// The devices, and the missing libraries with the reason.
 #[derive(Debug, Serialize)]
 pub(super) struct Devices {
     found: Vec<DeviceInfo>,
@@ -24,11 +24,11 @@ struct DeviceInfo {
     total_memory: u64,
     free_memory: Option<u64>,
     driver: String,
-    /// How memory and events leave the process.
+    /// Supported types of exported memory and event handles.
     handle_types: Vec<&'static str>,
-    /// Others whose memory it reaches directly.
+    /// Devices whose memory it can access directly.
     peers: Vec<String>,
-    /// Why the links' counters cannot be read, if they cannot.
+    /// Why the link counters cannot be read, if so.
     counters_error: Option<String>,
 }
 

@@ -1,4 +1,4 @@
-//! Asking libfabric for everything there is.
+//! All offers of libfabric.
 
 use fabric::{
     Capabilities, Caps, Choice, EndpointKind, ErrorKind, Offer, Policy, Query, Requirements, select,
@@ -9,12 +9,12 @@ use super::kind_name;
 use crate::cli::choices::distinct;
 use crate::cli::exit::{Exit, Failure};
 
-/// One offer, for show.
+/// One offer, for display.
 #[derive(Debug, Serialize)]
 pub(crate) struct ProviderEntry {
     #[serde(flatten)]
     pub(crate) facts: Capabilities,
-    /// Does the provider offer to register device memory (`FI_HMEM`), if asked?
+    /// Does the provider offer to register device memory (`FI_HMEM`), if requested?
     pub(crate) device_memory: bool,
     #[serde(skip)]
     pub(crate) description: String,
@@ -33,7 +33,7 @@ impl ProviderEntry {
 #[derive(Debug)]
 pub(crate) struct ProviderSurvey {
     pub(crate) entries: Vec<ProviderEntry>,
-    /// What the providers offer to those who ask for device memory.
+    /// Offers with device memory requested.
     device: Vec<Offer>,
 }
 
@@ -44,7 +44,7 @@ impl ProviderSurvey {
         for kind in [EndpointKind::Rdm, EndpointKind::Msg] {
             let one_sided = Caps::MESSAGE | Caps::RMA;
             let device = query_offers(kind, one_sided | Caps::DEVICE_MEMORY, source)?;
-            // Some have no one-sided transfers at all: they are listed, too.
+            // Some have no one-sided transfers; they are listed, too.
             for caps in [one_sided, Caps::MESSAGE] {
                 for offer in query_offers(kind, caps, source)? {
                     if entries.iter().any(|known| is_same_offer(&known.facts, &offer)) {
@@ -65,7 +65,7 @@ impl ProviderSurvey {
         Ok(Self { entries, device: all_device })
     }
 
-    /// Those with this name, or with a layer of this name.
+    /// The offers of the provider with this name, or with a layer of this name.
     pub(crate) fn named(&self, name: &str) -> Result<Vec<&ProviderEntry>, Failure> {
         let found: Vec<&ProviderEntry> =
             self.entries.iter().filter(|entry| is_named(&entry.facts, name)).collect();
@@ -84,8 +84,8 @@ impl ProviderSurvey {
         Err(Failure::new(Exit::NoProvider, message))
     }
 
-    /// Judges what was found, as [`fabric::choose`] does; but a choice that
-    /// takes nothing is an answer here, not an error.
+    /// Chooses among all offers, as [`fabric::choose`] does; but here a choice that selects nothing
+    /// is a result, not an error.
     pub(crate) fn choose(
         &self,
         need: &Requirements,
@@ -93,7 +93,7 @@ impl ProviderSurvey {
         provider: Option<&str>,
     ) -> Choice {
         let mut candidates: Vec<&Offer> = Vec::new();
-        // For device memory the terms may differ from those for host memory.
+        // Offers for device memory may have other attributes than those for host memory.
         if need.memory.is_device() {
             candidates.extend(&self.device);
         }
@@ -135,8 +135,8 @@ fn is_same_offer(known: &Capabilities, offer: &Offer) -> bool {
     is_same(known, offer.capabilities())
 }
 
-/// Ports, and numbers of processes in addresses, differ from call to call: the
-/// network's name tells places apart as well.
+/// Ports, and process numbers in addresses, differ from call to call, so only the network's name is
+/// compared.
 fn is_same(a: &Capabilities, b: &Capabilities) -> bool {
     (&a.provider, &a.fabric, &a.domain, a.endpoint, a.protocol, a.address_format)
         == (&b.provider, &b.fabric, &b.domain, b.endpoint, b.protocol, b.address_format)
