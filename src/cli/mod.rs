@@ -36,7 +36,7 @@ struct Arguments {
     command: Command,
 }
 
-/// Exit codes and the environment, with that of settings.
+/// Exit codes and environment variables, with the hint about settings.
 fn help() -> String {
     const SETTINGS: &str =
         "  FABRICAST_NAME  a setting; \"fabricast config\" lists all with their names";
@@ -93,9 +93,9 @@ pub(crate) fn main() -> ExitCode {
     }))
 }
 
-/// A process has a descriptor for each topic and each other process of its node, so the command
-/// takes as many as it may: it calls no `select()`, which could not name those from 1024 on. And a
-/// file that may not be longer is an error of what writes it, in all threads, and not the end.
+/// Raises the limit of descriptors, since a process needs one for each topic and each other process
+/// of its node; no `select()` is called, which is limited to 1024. Blocks SIGXFSZ in all threads,
+/// so that a file size limit is an error of the write.
 fn set_process_limits() {
     if let Err(error) = ipc::DescriptorLimit::raise() {
         tracing::warn!(%error, "cannot raise the limit of open descriptors (ulimit -n)");
@@ -114,12 +114,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_command_line_is_consistent() {
+    fn command_line_is_consistent() {
         Arguments::command().debug_assert();
     }
 
     #[test]
-    fn help_says_how_settings_are_set_in_the_environment() {
+    fn help_names_environment_variables_of_settings() {
         let help = |line: &str| {
             let words = ["fabricast"].into_iter().chain(line.split_whitespace());
             command::arguments::read_from::<Arguments>(words).unwrap_err().to_string()
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_option_cannot_be_is_said_of_numbers_below_zero_too() {
+    fn negative_numbers_are_invalid_values_of_options() {
         for line in ["sub t --count -1", "pub t --rate -0.5"] {
             let words = ["fabricast"].into_iter().chain(line.split(' '));
             let error = command::arguments::read_from::<Arguments>(words).unwrap_err().to_string();
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn all_that_follows_is_for_the_program_that_measures() {
+    fn arguments_after_bench_are_passed_on() {
         for line in ["bench --help", "bench ring --size 1M --help", "bench -V", "bench"] {
             let words: Vec<_> = line.split(' ').collect();
             let read =

@@ -1,4 +1,4 @@
-//! A process of this command at its node.
+//! Joins the node of a subcommand and opens topics, with remedies in the words of the command line.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use super::settings::{Count, Group, Service, Settings, Size, TABLE};
 use super::signals::{Deadline, Signals};
 use super::text;
 
-/// How the library is to join, as the settings have it; `name` is the subcommand's.
+/// Options of the library from the settings; `name` is the subcommand.
 pub(crate) fn options(settings: &Settings, name: &str) -> NodeOptions {
     let label = settings.label.value.clone();
     let of_size = |size: Option<Size>| size.map(|size| size.0);
@@ -35,7 +35,7 @@ pub(crate) fn options(settings: &Settings, name: &str) -> NodeOptions {
     }
 }
 
-/// How the node is connected to others, if it is.
+/// The network of the node, if it has one.
 fn network(settings: &Settings) -> Option<NetworkOptions> {
     let is_connected = settings.listen.value.is_some()
         || settings.rendezvous.value.is_some()
@@ -45,7 +45,7 @@ fn network(settings: &Settings) -> Option<NetworkOptions> {
         peers: settings.peers.value.clone(),
         rendezvous: settings.rendezvous.value.clone(),
         insecure: settings.insecure.value,
-        // If it is empty, the library takes the label.
+        // If empty, the library uses the label.
         name: settings.node_name.value.clone().unwrap_or_default(),
         provider: settings.provider.value.clone(),
         lanes: settings.lanes.value.map_or(0, |lanes| lanes.0 as usize),
@@ -55,7 +55,7 @@ fn network(settings: &Settings) -> Option<NetworkOptions> {
     })
 }
 
-/// Joins the node, unless it is asked to end meanwhile.
+/// Joins the node. Fails if a signal ends the process meanwhile.
 pub(crate) fn join(
     settings: &Settings,
     options: NodeOptions,
@@ -67,8 +67,8 @@ pub(crate) fn join(
     joined.map_err(|error| service.explain(error))
 }
 
-/// Refuses a directory of a node that cannot be made: of one that was named only the last part is, so that
-/// a mistyped path is noticed.
+/// Fails if the node directory cannot be created. Only the last component of a configured path is
+/// created, so that a mistyped path is noticed.
 fn check_directory(settings: &Settings) -> Result<(), Failure> {
     check_not_a_file(settings)?;
     let directory = &settings.directory;
@@ -84,13 +84,13 @@ fn check_directory(settings: &Settings) -> Result<(), Failure> {
             "{name} does not exist, and only the last part of the path is created. Create it first, or correct \
              the path"
         ),
-        // The library says why.
+        // The library reports why.
         Err(_) => return Ok(()),
     };
     Err(directory_error(settings, &why))
 }
 
-/// Refuses a file where the directory of a node is expected.
+/// Fails if the node directory is a file.
 pub(crate) fn check_not_a_file(settings: &Settings) -> Result<(), Failure> {
     match settings.directory.value.metadata() {
         Ok(found) if !found.is_dir() => {
@@ -112,7 +112,7 @@ fn directory_error(settings: &Settings, why: &str) -> Failure {
     Failure::new(Exit::Usage, format!("{origin} is \"{path}\": {why}"))
 }
 
-/// Asks the node of a directory what goes on, without joining it.
+/// Requests a report of the node of a directory, without joining it.
 pub(crate) fn report(settings: &Settings) -> Result<Vec<Row>, Failure> {
     check_not_a_file(settings)?;
     let directory = settings.directory.value.clone();
@@ -130,7 +130,7 @@ pub(crate) fn report(settings: &Settings) -> Result<Vec<Row>, Failure> {
     })
 }
 
-/// An error of the library, with what to do about it in options of this command.
+/// An error of the library, with the remedy as an option of this command.
 pub(crate) fn with_remedy(error: pubsub::Error) -> Failure {
     let remedy = match error.kind() {
         ErrorKind::OverBudget => {
@@ -156,19 +156,19 @@ pub(crate) fn with_remedy(error: pubsub::Error) -> Failure {
     Failure::new(failure.exit(), format!("{why}. {remedy}"))
 }
 
-/// Was something to be written on a file system that is mounted for reading only?
+/// Was a write to a read-only file system attempted?
 fn is_read_only(error: &(dyn std::error::Error + 'static)) -> bool {
     let cause = error.downcast_ref::<std::io::Error>();
     cause.is_some_and(|cause| cause.kind() == std::io::ErrorKind::ReadOnlyFilesystem)
         || error.source().is_some_and(is_read_only)
 }
 
-/// Where a process waits: whoever uses another directory is at another node.
+/// The node directory, since processes with another directory are on another node.
 pub(crate) fn place(node: &Node) -> String {
     format!("(node directory: {})", text::escape_control(&node.directory().display().to_string()))
 }
 
-/// Reads the name of a topic, and refuses here what the service of a node would.
+/// Checks a topic name, as the service of a node does.
 pub(crate) fn topic_name(text: &str) -> Result<String, String> {
     let possible =
         format!("a name has 1 to {MAX_TOPIC_NAME} bytes and no control characters in it");
@@ -179,14 +179,14 @@ pub(crate) fn topic_name(text: &str) -> Result<String, String> {
     }
 }
 
-/// That there is no such device is said as everywhere else.
+/// A missing device is reported as by the other subcommands.
 pub(crate) fn check_device(place: MemoryLocation) -> Result<(), Failure> {
     let MemoryLocation::Device(name) = place else { return Ok(()) };
     let opened = gpu::Device::open(name).map(drop);
     opened.map_err(|error| Failure::new(Exit::NoProvider, error.to_string()))
 }
 
-/// A topic that this process is to use.
+/// A topic to open, and what is needed for it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TopicRequest<'a> {
     pub(crate) node: &'a Node,
@@ -197,7 +197,7 @@ pub(crate) struct TopicRequest<'a> {
 }
 
 impl TopicRequest<'_> {
-    /// One that somebody made, if anybody has; unless this process is asked to end meanwhile.
+    /// The topic, if it exists. Fails if a signal ends the process meanwhile.
     fn find(&self) -> Result<Option<Topic>, Failure> {
         let (node, name) = (self.node.clone(), self.name.to_owned());
         match self.service.ask(self.signals, move || node.open(&name))? {
@@ -206,25 +206,25 @@ impl TopicRequest<'_> {
         }
     }
 
-    /// Opens it, or makes it, unless this process is asked to end meanwhile.
+    /// Opens or creates the topic. Fails if a signal ends the process meanwhile.
     fn create(&self, settings_for_new: TopicSettings) -> Result<pubsub::Result<Topic>, Failure> {
         let (node, name) = (self.node.clone(), self.name.to_owned());
         self.service.ask(self.signals, move || node.topic(&name, &settings_for_new))
     }
 
-    /// One that publishes in a topic.
+    /// A publisher of the topic.
     pub(crate) fn publisher(&self, topic: Topic) -> Result<Publisher, Failure> {
         let made = self.service.ask(self.signals, move || topic.publisher())?;
         made.map_err(|error| self.service.explain(error))
     }
 
-    /// The topic, if it exists and is to be taken as it is.
+    /// The topic, if it exists and no topic settings are set.
     pub(crate) fn existing(&self) -> Result<Option<Topic>, Failure> {
         if self.settings.sets_topic() { Ok(None) } else { self.find() }
     }
 
-    /// Opens it to publish. One that exists is taken as it is, unless the settings say what
-    /// it is to be like; one that is made has room for messages of this size, if they do not.
+    /// Opens the topic to publish. An existing topic is used as it is, unless topic settings are
+    /// set; a new one allows messages of this size, unless `largest` is set.
     pub(crate) fn open_to_publish(&self, size: Option<u64>) -> Result<Topic, Failure> {
         if let Some(topic) = self.existing()? {
             return Ok(topic);
@@ -235,7 +235,7 @@ impl TopicRequest<'_> {
             settings_for_new.largest = settings_for_new.largest.max(round_up_to_4k(size));
         }
         match self.create(settings_for_new)? {
-            // Somebody made it just now.
+            // Another process has just created it.
             Err(error)
                 if error.kind() == ErrorKind::SettingsDiffer && !self.settings.sets_topic() =>
             {
@@ -245,8 +245,8 @@ impl TopicRequest<'_> {
         }
     }
 
-    /// Opens it to read: made here, if the settings say what it is to be like, or else as
-    /// soon as somebody has made it, here or at a node that this one is connected to.
+    /// Opens the topic to read: creates it if topic settings are set, or else waits until it
+    /// exists, on this node or on a connected peer.
     pub(crate) fn open_to_read(
         &self,
         longest: Option<Duration>,
@@ -270,7 +270,8 @@ impl TopicRequest<'_> {
                 let cause = connectivity.cause(self.node, self.name);
                 let why = format!(
                     "open topic \"{name}\" failed: it exists neither on this node nor on a connected peer \
-                     to {place}. Start a publisher first, or create it: --largest 1MiB{cause}"
+                     within --timeout {place}{cause}. Start a publisher first, or create it: \
+                     --largest 1MiB"
                 );
                 return Err(Failure::new(Exit::Deadline, why));
             }
@@ -278,7 +279,7 @@ impl TopicRequest<'_> {
                 is_reported = true;
                 text::print_error(&format!(
                     "fabricast: waiting for topic \"{name}\": it exists neither on this node nor on a connected peer \
-                     is connected to {place}"
+                     {place}"
                 ));
             }
             connectivity::say(&connectivity.poll(self.node, self.name, Phase::Waiting));
@@ -286,23 +287,25 @@ impl TopicRequest<'_> {
         }
     }
 
-    /// It was not opened. If it is another one: in what, who wants what, and what to do.
+    /// Why the topic was not opened. If its settings differ: the differences, their origins and the
+    /// remedy.
     fn settings_error(&self, wanted: &TopicSettings, error: pubsub::Error) -> Failure {
         if error.kind() != ErrorKind::SettingsDiffer {
             return self.service.explain(error);
         }
         let found = self.find().ok().flatten();
-        let there = found.and_then(|topic| topic.settings().ok());
-        let why = match there.and_then(|there| difference(self.settings, wanted, &there)) {
+        let existing = found.and_then(|topic| topic.settings().ok());
+        let why = match existing.and_then(|existing| difference(self.settings, wanted, &existing)) {
             Some(why) => format!("open topic \"{}\" failed: {why}", self.name.escape_debug()),
-            // It is gone again, or in memory that this process does not see: the service named what differs.
-            None => format!("{error}. {REMEDY_OMIT}; or take {REMEDY_RENAME}"),
+            // Removed again, or in memory that is not visible here: the service named the
+            // difference.
+            None => format!("{error}. {REMEDY_OMIT}, or choose {REMEDY_RENAME}"),
         };
         Failure::new(Exit::Usage, why)
     }
 }
 
-/// The settings, where they have these of the topic.
+/// The settings, with the topic's values.
 fn with_topic(settings: &Settings, topic: &TopicSettings) -> Settings {
     let mut all = settings.clone();
     all.memory.value = topic.memory;
@@ -314,26 +317,26 @@ fn with_topic(settings: &Settings, topic: &TopicSettings) -> Settings {
     all
 }
 
-/// What to do about a topic that is another one.
+/// Remedies if the settings of a topic differ.
 const REMEDY_OMIT: &str = "Omit all topic settings to use it as it is";
 const REMEDY_RENAME: &str = "another name. It can be recreated once no process uses it";
 
-/// None if nothing differs, as far as this process can tell.
+/// The difference; None if nothing differs, as far as this process can tell.
 fn difference(
     settings: &Settings,
     wanted: &TopicSettings,
-    there: &TopicSettings,
+    existing: &TopicSettings,
 ) -> Option<String> {
-    let [asked, there] = [wanted, there].map(|topic| with_topic(settings, topic));
+    let [requested, existing] = [wanted, existing].map(|topic| with_topic(settings, topic));
     let (mut which, mut options) = (Vec::new(), Vec::new());
     for declaration in TABLE.iter() {
-        let [wants, has] = [&asked, &there].map(|settings| (declaration.write)(settings));
+        let [wants, has] = [&requested, &existing].map(|settings| (declaration.write)(settings));
         if declaration.group != Group::Topic || wants == has {
             continue;
         }
         let name = declaration.name;
-        let origin = declaration.origin(&asked);
-        which.push(match declaration.is_set(&asked) {
+        let origin = declaration.origin(&requested);
+        which.push(match declaration.is_set(&requested) {
             true => format!("{name} is {has}, requested was {wants} ({origin})"),
             false => format!("{name} is {has}, requested was {wants} (default)"),
         });
@@ -348,8 +351,8 @@ fn difference(
     })
 }
 
-/// Rounded up to whole units of 4 KiB: more would be asked of the budget for each message of the
-/// topic. Not to the system's pages: machines with others make the same topic of the same messages.
+/// Rounded up to 4 KiB: more would be reserved for each message of the topic. Not to the page size,
+/// so that machines with other pages create the same topic for the same messages.
 pub(crate) fn round_up_to_4k(size: u64) -> u64 {
     const UNIT: u64 = 4096;
     size.checked_next_multiple_of(UNIT).unwrap_or(size)
@@ -362,7 +365,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_topics_are_refused_with_what_is_possible() {
+    fn invalid_topic_name_is_an_error_with_the_rule() {
         let long = "é".repeat(101);
         assert_eq!(topic_name("camera/left"), Ok("camera/left".to_owned()));
         assert_eq!(topic_name(&long[..200]), Ok(long[..200].to_owned()));
@@ -374,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn what_differs_is_said_with_what_to_do() {
+    fn different_settings_are_reported_with_a_remedy() {
         let there = TopicSettings {
             memory: "emulated:0".parse().unwrap(),
             reliability: Reliability::DropOldest,
@@ -389,15 +392,15 @@ mod tests {
         settings.largest.origin = Some("option --largest".to_owned());
         let why = difference(&settings, &settings.topic(), &there).unwrap();
         for words in [
-            "largest is 64KiB, and 4MiB was asked for (option --largest)",
-            "depth is 4, and would be 16 where nothing is said of it",
-            "loans is 1, and would be 4 where nothing is said of it",
+            "largest is 64KiB, requested was 4MiB (option --largest)",
+            "depth is 4, requested was 16 (default)",
+            "loans is 1, requested was 4 (default)",
         ] {
             assert!(why.contains(words), "{words}: {why}");
         }
-        // All that there is: whoever says it gets the topic.
-        let said = why.split("or say ").nth(1).and_then(|rest| rest.split(';').next()).unwrap();
-        let mut options: Vec<_> = said.split(" --").collect();
+        // These options open the topic.
+        let advice = why.split("or set ").nth(1).and_then(|rest| rest.split(',').next()).unwrap();
+        let mut options: Vec<_> = advice.split(" --").collect();
         options.sort_unstable();
         let expected = [
             "--memory emulated:0",
@@ -412,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_of_new_topics_are_whole_units() {
+    fn size_of_a_new_topic_is_a_multiple_of_4_kib() {
         let sizes = [1, 4096, 4097, (64 << 20) + 1, u64::MAX].map(round_up_to_4k);
         assert_eq!(sizes, [4096, 4096, 8192, (64 << 20) + 4096, u64::MAX]);
     }

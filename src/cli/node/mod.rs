@@ -1,4 +1,4 @@
-//! `fabricast node`: serves a node in the foreground, until it is asked to end.
+//! `fabricast node`: serves a node in the foreground, until a signal ends it.
 
 mod notify;
 
@@ -19,24 +19,24 @@ use super::signals::{Signals, interrupted};
 use super::text;
 use super::topics::by_kind;
 
-/// Between two looks at who is there.
+/// Interval of the reports.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
-/// While it takes over.
+/// Interval during the takeover.
 const TAKEOVER_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Serves a node in the foreground, until SIGTERM or Ctrl-C.
 ///
-/// Not needed where processes serve their node themselves; with it, the node stays when they
-/// come and go. If one of them serves the node already, it hands it over to this one at once, and
-/// messages go on meanwhile. Where another `fabricast node` does, this one ends and names it. A
-/// provider that cannot carry messages to other nodes ends it, too.
+/// Not needed where processes serve their node themselves; with it, the node exists without them.
+/// If one of them serves the node already, it hands it over at once, and messages continue
+/// meanwhile. Where another `fabricast node` serves it, this one ends and names it. A provider that
+/// cannot replicate messages to other nodes ends it, too.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// Log level on standard error: off, error, warn, info, debug or trace [default: $FABRICAST_LOG, or info]
     #[arg(long, value_name = "LEVEL")]
     log: Option<LevelFilter>,
-    /// One JSON line when the node is served, and another one when what it tells has changed: the node, as
-    /// "fabricast topics --json" tells it, its directory, and why it does not reach other nodes
+    /// One JSON line when the node is served, and another one after each change: the node, as in
+    /// "fabricast topics --json", its directory, and why it does not reach other nodes
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -53,9 +53,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let signals = Signals::catch_with_hangup()?;
     let settings = arguments.settings.settings()?;
     let manager = ServiceManager::from_environment();
-    // Programs that serve in passing go on without other nodes; who serves for nothing else does not.
+    // An embedded service continues without other nodes; a dedicated one does not.
     let mut options = node_client::options(&settings, "node");
-    // Whatever the settings say: that is what it is for.
+    // The dedicated service always serves.
     options.service = ServiceMode::Dedicated;
     if let Some(network) = &options.network {
         check_insecure(network)?;
@@ -73,7 +73,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     tracing::info!(directory = %settings.directory.value.display(), "joining the node");
     let service = ServiceWait::of(&settings.directory.value);
     let node = match node_client::join(&settings, options, &service, &signals) {
-        // Nothing was begun that would have to be ended.
+        // Nothing was started that would have to be ended.
         Err(failure) if failure.exit() == interrupted().exit() => return Ok(()),
         joined => joined?,
     };
@@ -85,13 +85,13 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     served
 }
 
-/// How it stands with the service of the node, in words for the log and for systemd.
+/// Status of the node's service, for the log and for systemd.
 fn status_of(rows: &[Row], serves: bool) -> Option<String> {
     let Row::Node { identity, service, process, listens, .. } = rows.first()? else { return None };
     if !serves {
         return Some(format!("process {process} serves node {identity}; taking over"));
     }
-    // The log says why.
+    // The log has the reason.
     let remedy = rows.iter().find_map(|row| match row {
         Row::ReplicationError { kind, .. } => Some(remedy_for(*kind)),
         _ => None,
@@ -103,19 +103,19 @@ fn status_of(rows: &[Row], serves: bool) -> Option<String> {
     Some(format!("serving node {identity} (service {service}); {listens}"))
 }
 
-/// Refuses other nodes, unless that was agreed to.
+/// Fails if the node has a network, without --insecure.
 fn check_insecure(network: &NetworkOptions) -> Result<(), Failure> {
     let Some(address) = network.first_address().filter(|_| !network.insecure) else {
         return Ok(());
     };
     let why = format!(
         "connect to nodes at {address} failed: peers are not authenticated and traffic is not encrypted: on \
-         loopback each user of the machine can connect. Add --insecure to agree to that"
+         loopback each user of the machine can connect. Add --insecure to accept this"
     );
     Err(Failure::new(Exit::Usage, why))
 }
 
-/// The node that is served here, for programs.
+/// The node as JSON.
 fn to_json(rows: &[Row], directory: &Path) -> Result<Value, Failure> {
     let mut all = by_kind(rows)?;
     let mut last = |kind: &str| all.remove(kind).unwrap_or_default().pop();
@@ -126,7 +126,7 @@ fn to_json(rows: &[Row], directory: &Path) -> Result<Value, Failure> {
     }))
 }
 
-/// Until this process is asked to end. Programs are told of the node if it is said where it is.
+/// Serves until a signal ends it. With --json, each change of the node is printed.
 fn serve(
     node: &Node,
     signals: &Signals,
@@ -137,8 +137,8 @@ fn serve(
     let (mut status, mut is_ready) = (None, false);
     let mut line = Value::Null;
     loop {
-        let asked = node.clone();
-        let rows = match signals.run_interruptible(move || asked.report()) {
+        let reported = node.clone();
+        let rows = match signals.run_interruptible(move || reported.report()) {
             Err(failure) if failure.exit() == interrupted().exit() => return Ok(()),
             rows => rows?,
         };
@@ -148,7 +148,7 @@ fn serve(
                 if let Some(directory) = json_directory.filter(|_| serves) {
                     let now = to_json(&rows, directory)?;
                     if now != line {
-                        // Its reader may be gone: the node is served all the same.
+                        // The output may be closed: the node is served all the same.
                         let _ = text::json(&now);
                         line = now;
                     }
@@ -165,7 +165,7 @@ fn serve(
                 }
             }
             Err(error) if error.kind() == ErrorKind::Closed => return Err(error.into()),
-            // It is looked for again: a service may just have ended.
+            // Retried: a service may just have ended.
             Err(error) => tracing::warn!(%error, "the node's service does not answer"),
         }
         signals.sleep(if is_ready { POLL_INTERVAL } else { TAKEOVER_POLL_INTERVAL });
@@ -184,7 +184,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn status_says_who_serves_and_where_other_nodes_reach_it() {
+    fn status_names_the_service_and_the_address_for_other_nodes() {
         let node = |listens: Option<&str>| Row::Node {
             identity: "ab".to_owned(),
             label: "x".to_owned(),
@@ -193,14 +193,14 @@ mod tests {
             listens: listens.map(str::to_owned),
         };
         let status = |listens, serves| status_of(&[node(listens)], serves).unwrap();
-        let taking_over = "process 7 serves node ab; taking it over";
+        let taking_over = "process 7 serves node ab; taking over";
         assert_eq!(status(Some("10.0.0.1:1"), false), taking_over);
-        let said = "serves node ab as its service number 2; other nodes reach it at 10.0.0.1:1";
-        assert_eq!(status(Some("10.0.0.1:1"), true), said);
-        assert!(status(None, true).ends_with("it does not listen for other nodes"));
+        let serving = "serving node ab (service 2); listening for other nodes at 10.0.0.1:1";
+        assert_eq!(status(Some("10.0.0.1:1"), true), serving);
+        assert!(status(None, true).ends_with("not listening for other nodes"));
         let kind = ErrorKind::CannotListen;
-        let rows = [node(None), Row::ReplicationError { kind, why: "it is taken".to_owned() }];
-        let said = "it does not listen for other nodes. --listen says where";
-        assert!(status_of(&rows, true).unwrap().ends_with(said));
+        let rows = [node(None), Row::ReplicationError { kind, why: "address in use".to_owned() }];
+        let expected = "not listening for other nodes. Choose another address: --listen";
+        assert!(status_of(&rows, true).unwrap().ends_with(expected));
     }
 }

@@ -1,16 +1,15 @@
-//! Telling the service manager how this process is, as `sd_notify` does: a datagram to the
-//! socket that it named.
+//! Notifies the service manager, as `sd_notify` does: a datagram to the socket in `NOTIFY_SOCKET`.
 
 use std::io;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 
-/// Whom to tell, if anybody asked to be told.
+/// The socket of the service manager, if there is one.
 #[derive(Debug)]
 pub(crate) struct ServiceManager(Option<SocketAddr>);
 
 impl ServiceManager {
-    /// The one that started this process.
+    /// The service manager that started this process.
     pub(crate) fn from_environment() -> Self {
         let named = std::env::var("NOTIFY_SOCKET").unwrap_or_default();
         Self::named(&named)
@@ -26,17 +25,17 @@ impl ServiceManager {
         Self(address.ok())
     }
 
-    /// It serves, or would if nobody else did.
+    /// This process serves the node, or is ready to.
     pub(crate) fn notify_ready(&self, status: &str) {
         self.notify(&format!("READY=1\nSTATUS={}", status.replace('\n', " ")));
     }
 
-    /// What it does now.
+    /// What the process does now.
     pub(crate) fn status(&self, status: &str) {
         self.notify(&format!("STATUS={}", status.replace('\n', " ")));
     }
 
-    /// It is about to end.
+    /// The process is about to end.
     pub(crate) fn notify_stopping(&self) {
         self.notify("STOPPING=1");
     }
@@ -51,7 +50,7 @@ impl ServiceManager {
 
 fn send(address: &SocketAddr, what: &str) -> io::Result<()> {
     let socket = UnixDatagram::unbound()?;
-    // A manager that does not read is none that has to be waited for.
+    // A manager that does not read must not block this process.
     socket.set_nonblocking(true)?;
     socket.send_to_addr(what.as_bytes(), address).map(drop)
 }
@@ -62,14 +61,14 @@ mod tests {
 
     use super::*;
 
-    fn hear(socket: &UnixDatagram) -> String {
+    fn receive(socket: &UnixDatagram) -> String {
         let mut bytes = [0; 200];
         let length = socket.recv(&mut bytes).unwrap();
         String::from_utf8_lossy(&bytes[..length]).into_owned()
     }
 
     #[test]
-    fn the_manager_hears_at_a_path_and_at_an_abstract_name() {
+    fn notifies_a_socket_at_a_path_and_at_an_abstract_name() {
         let name = format!("fabricast-notify-{}", std::process::id());
         let path = std::env::temp_dir().join(&name);
         let at_path = UnixDatagram::bind(&path).unwrap();
@@ -80,22 +79,22 @@ mod tests {
         {
             let manager = ServiceManager::named(&name);
             manager.notify_ready("serves\nall");
-            assert_eq!(hear(socket), "READY=1\nSTATUS=serves all");
+            assert_eq!(receive(socket), "READY=1\nSTATUS=serves all");
             manager.notify_stopping();
-            assert_eq!(hear(socket), "STOPPING=1");
+            assert_eq!(receive(socket), "STOPPING=1");
         }
         std::fs::remove_file(path).unwrap();
     }
 
     #[test]
-    fn name_that_is_no_socket_address_is_ignored() {
+    fn invalid_socket_name_is_ignored() {
         for name in ["", "relative", &format!("/{}", "x".repeat(200))] {
             assert!(ServiceManager::named(name).0.is_none(), "{name}");
         }
     }
 
     #[test]
-    fn absent_manager_and_one_that_does_not_read_delay_nothing() {
+    fn absent_or_stopped_manager_delays_nothing() {
         let absent = SocketAddr::from_pathname("/nowhere/at/all").unwrap();
         assert!(send(&absent, "READY=1").is_err());
 
@@ -103,11 +102,11 @@ mod tests {
         let address = SocketAddr::from_abstract_name(&name).unwrap();
         let unread = UnixDatagram::bind_addr(&address).unwrap();
         let begin = Instant::now();
-        // Until its buffer is full; a call that waited for room would never come back.
+        // Fill its buffer; a blocking call would never return.
         let full = (0..100_000).find_map(|_| send(&address, "READY=1").err());
         assert_eq!(full.map(|error| error.kind()), Some(io::ErrorKind::WouldBlock));
         ServiceManager::named(&format!("@{name}")).notify_ready("here");
         assert!(begin.elapsed() < Duration::from_secs(20), "{:?}", begin.elapsed());
-        assert_eq!(hear(&unread), "READY=1");
+        assert_eq!(receive(&unread), "READY=1");
     }
 }

@@ -1,24 +1,24 @@
-//! What bytes could go between: memory of this process, and of a peer.
+//! The kinds of memory of this process and of a peer that a transfer could use.
 
 use gpu::{Device, Implementation, Uuid};
 use transfer::path::{ExportObstacle, Exportability, Locality};
 use transfer::{MemoryAttributes, RegionDescriptor};
 
-/// Memory, as people call it.
+/// Memory with its name for users.
 pub(super) struct NamedMemory {
     pub(super) name: String,
-    /// The device that it is on, if that is for the reader to know.
+    /// The device, where it is worth showing.
     pub(super) device: Option<String>,
     pub(super) memory: MemoryAttributes,
 }
 
-/// The devices that have part in it: stand-ins only where there is nothing better, or where
-/// the peer's region lies on one.
+/// The devices to consider: emulated ones only without others, or where the peer's region is on
+/// one.
 pub(super) fn devices(region: Option<&RegionDescriptor>) -> Vec<Device> {
     let mut all = Device::survey().devices;
     let peer_uuid = region.and_then(|region| region.device);
-    let is_theirs = |device: &&Device| Some(device.properties().uuid) == peer_uuid;
-    let implementation = match all.iter().find(is_theirs).or(all.first()) {
+    let is_of_peer = |device: &&Device| Some(device.properties().uuid) == peer_uuid;
+    let implementation = match all.iter().find(is_of_peer).or(all.first()) {
         Some(device) => device.name().implementation,
         None => Implementation::Emulated,
     };
@@ -26,7 +26,7 @@ pub(super) fn devices(region: Option<&RegionDescriptor>) -> Vec<Device> {
     all
 }
 
-/// Memory that this process could have.
+/// Kinds of memory that this process could have.
 pub(super) fn local(devices: &[Device]) -> Vec<NamedMemory> {
     let host = NamedMemory {
         name: "host memory".to_owned(),
@@ -41,7 +41,7 @@ pub(super) fn local(devices: &[Device]) -> Vec<NamedMemory> {
     std::iter::once(host).chain(of_devices).collect()
 }
 
-/// Memory that the peer could have, on the devices that both could see.
+/// Kinds of memory that the peer could have, on the devices that both see.
 pub(super) fn remote(devices: &[Device], locality: Option<&Locality>) -> Vec<NamedMemory> {
     let named = |name: &str, device: Option<&Device>, memory| {
         let device = device.map(|device| device.name().to_string());
@@ -79,7 +79,7 @@ pub(super) fn remote(devices: &[Device], locality: Option<&Locality>) -> Vec<Nam
     of_pools.chain(plain).chain([host]).collect()
 }
 
-/// The region that was asked about.
+/// The region of the descriptor.
 pub(super) fn region(region: &RegionDescriptor, devices: &[Device]) -> NamedMemory {
     let on = devices.iter().find(|device| Some(device.properties().uuid) == region.device);
     NamedMemory {

@@ -1,4 +1,4 @@
-//! `fabricast paths --explain`: by which path bytes would go to an agent that runs.
+//! `fabricast paths --explain`: the path of transfers to a running agent.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -13,39 +13,39 @@ use super::{Arguments, name, probe_agent};
 use crate::cli::exit::{Exit, Failure, report_as_json};
 use crate::cli::text;
 
-/// Longer than any card or descriptor.
+/// Upper bound of the length of cards and descriptors.
 const LONGEST: u64 = 1 << 16;
 
-/// The same verdicts for all of these ends and operations.
+/// Memory and operations with the same verdicts.
 #[derive(Debug, Serialize)]
 struct PathChoice {
     local: Vec<String>,
     remote: String,
-    /// The devices that it could be on.
+    /// The devices of the remote memory.
     remote_devices: Vec<String>,
     operations: Vec<Operation>,
     taken: Option<Path>,
-    /// Why it is not a better path, if one could have been expected.
+    /// Why no better path is usable, if one could be expected.
     fallback: Option<&'static str>,
     #[serde(flatten)]
     choice: Choice,
 }
 
-/// What was found out about an agent.
+/// What is known about an agent.
 #[derive(Debug, Serialize)]
 struct AgentReport {
     label: String,
     identity: String,
     card: PathBuf,
     locality: Option<Locality>,
-    /// It was killed, and its card is still there.
+    /// It was killed, and its card is left.
     is_stale: bool,
-    /// What the rights of the region do not allow.
+    /// Operations that the rights of the region deny.
     not_allowed: Vec<Operation>,
     choices: Vec<PathChoice>,
-    /// Why it was not found out.
+    /// Why it could not be examined.
     error: Option<String>,
-    /// How the command would end, were this the only agent.
+    /// The exit code, if this were the only agent.
     #[serde(skip)]
     exit: Option<Exit>,
 }
@@ -65,13 +65,13 @@ pub(super) fn run(arguments: &Arguments, peer: &FilePath) -> Result<(), Failure>
     let region = region.transpose()?;
     let mut cards = cards(peer)?;
     if peer.is_dir() {
-        // Of several, the one whose region it is.
+        // In a directory, only the agent of the region.
         cards
             .retain(|(_, card)| region.as_ref().is_none_or(|region| region.agent == card.identity));
     }
     if cards.is_empty() {
-        let whose = if region.is_some() { "whose region it is" } else { "that left its card" };
-        let message = format!("find agent in {} failed: none {whose}", peer.display());
+        let owner = if region.is_some() { "owns the region" } else { "left its card" };
+        let message = format!("find agent in {} failed: no agent {owner}", peer.display());
         return Err(Failure::new(Exit::NotFound, message));
     }
     let peers = cards
@@ -87,7 +87,7 @@ pub(super) fn run(arguments: &Arguments, peer: &FilePath) -> Result<(), Failure>
     done
 }
 
-/// Fails if none of the agents is reached.
+/// Fails if no agent can be reached.
 fn conclude(peers: &[AgentReport]) -> Result<(), Failure> {
     if peers.iter().any(|found| found.exit.is_none()) {
         return Ok(());
@@ -124,18 +124,18 @@ fn card_at(path: PathBuf) -> Result<(PathBuf, AgentCard), Failure> {
     }
 }
 
-/// The card in a file, or those in a directory, by name.
-fn cards(place: &FilePath) -> Result<Vec<(PathBuf, AgentCard)>, Failure> {
-    if !place.is_dir() {
-        return Ok(vec![card_at(place.to_owned())?]);
+/// The card in a file, or the cards in a directory, by name.
+fn cards(path: &FilePath) -> Result<Vec<(PathBuf, AgentCard)>, Failure> {
+    if !path.is_dir() {
+        return Ok(vec![card_at(path.to_owned())?]);
     }
     let failed =
-        |error| Failure::failed(format!("read directory {} failed: {error}", place.display()));
+        |error| Failure::failed(format!("read directory {} failed: {error}", path.display()));
     let mut cards = Vec::new();
-    for entry in std::fs::read_dir(place).map_err(failed)? {
+    for entry in std::fs::read_dir(path).map_err(failed)? {
         let path = entry.map_err(failed)?.path();
         if path.extension().is_some_and(|extension| extension == "card") {
-            // One that is gone, or no card, is none of those that were asked about.
+            // A file that was removed meanwhile, or is not a card, is skipped.
             cards.extend(card_at(path).ok());
         }
     }
@@ -169,14 +169,14 @@ fn examine(
         let peer = agent.inspect(&card, arguments.timeout)?;
         found.locality = agent.locality(peer).cloned();
         agent.connect_fabrics(peer, arguments.timeout)?;
-        judge(&agent, peer, region, &mut found, &arguments.policy)
+        find_paths(&agent, peer, region, &mut found, &arguments.policy)
     });
     found.exit = match judged {
         Err(error) => {
             found.error = Some(error.to_string());
             Some(match error.kind() {
                 ErrorKind::DeadlineExceeded => Exit::Deadline,
-                // Another agent, or none any more, where it was.
+                // Another agent, or none any more, has its socket.
                 ErrorKind::Stale if found.locality.is_none() => Exit::NotFound,
                 _ => Exit::Failed,
             })
@@ -190,8 +190,8 @@ fn examine(
     Ok(found)
 }
 
-/// Judges between all that this process could have and all that the peer has, or could have.
-fn judge(
+/// Finds the paths between all memory of this process and all memory of the peer.
+fn find_paths(
     agent: &Agent,
     peer: PeerId,
     region: Option<&RegionDescriptor>,
@@ -199,7 +199,7 @@ fn judge(
     policy: &Policy,
 ) -> transfer::Result<()> {
     let devices = candidates::devices(region);
-    let there = match region {
+    let remote = match region {
         Some(region) => vec![candidates::region(region, &devices)],
         None => candidates::remote(&devices, found.locality.as_ref()),
     };
@@ -208,20 +208,20 @@ fn judge(
         .into_iter()
         .partition::<Vec<_>, _>(|(_, is_allowed)| *is_allowed);
     found.not_allowed = not_allowed.into_iter().map(|(operation, _)| operation).collect();
-    for here in candidates::local(&devices) {
+    for local in candidates::local(&devices) {
         let mut judged = Vec::new();
-        for there in &there {
+        for remote in &remote {
             let mut grouped: Vec<(Vec<Operation>, Choice)> = Vec::new();
             for (operation, _) in &allowed {
                 let choice =
-                    agent.explain(peer, *operation, &here.memory, &there.memory, policy)?;
+                    agent.explain(peer, *operation, &local.memory, &remote.memory, policy)?;
                 match grouped.iter_mut().find(|(_, known)| *known == choice) {
                     Some((operations, _)) => operations.push(*operation),
                     None => grouped.push((vec![*operation], choice)),
                 }
             }
             for (operations, choice) in grouped {
-                merge_remote(&mut judged, &here, there, operations, choice);
+                merge_remote(&mut judged, &local, remote, operations, choice);
             }
         }
         merge_local(&mut found.choices, judged);
@@ -229,25 +229,25 @@ fn judge(
     Ok(())
 }
 
-/// Devices of the peer's for which everything is the same are told of together.
+/// Devices of the peer with equal choices share an entry.
 fn merge_remote(
     all: &mut Vec<PathChoice>,
-    here: &NamedMemory,
-    there: &NamedMemory,
+    local: &NamedMemory,
+    remote: &NamedMemory,
     operations: Vec<Operation>,
     choice: Choice,
 ) {
     let is_same = |judged: &&mut PathChoice| {
-        (&judged.remote, &judged.operations, &judged.choice) == (&there.name, &operations, &choice)
+        (&judged.remote, &judged.operations, &judged.choice) == (&remote.name, &operations, &choice)
     };
     if let Some(same) = all.iter_mut().find(is_same) {
-        same.remote_devices.extend(there.device.clone());
+        same.remote_devices.extend(remote.device.clone());
         return;
     }
     all.push(PathChoice {
-        local: vec![here.name.clone()],
-        remote: there.name.clone(),
-        remote_devices: there.device.iter().cloned().collect(),
+        local: vec![local.name.clone()],
+        remote: remote.name.clone(),
+        remote_devices: remote.device.iter().cloned().collect(),
         operations,
         taken: choice.taken(),
         fallback: choice.fallback().map(|(_, reason)| reason.name()),
@@ -255,7 +255,7 @@ fn merge_remote(
     });
 }
 
-/// So is memory of this process.
+/// Memory of this process with equal choices shares an entry.
 fn merge_local(all: &mut Vec<PathChoice>, judged: Vec<PathChoice>) {
     for one in judged {
         let is_same = |known: &&mut PathChoice| {
@@ -280,7 +280,7 @@ fn join(operations: &[Operation]) -> String {
     operations.iter().map(operation_name).collect::<Vec<_>>().join(" and ")
 }
 
-/// Is a emulated of host memory at the place of a device, so that bytes go as GPUs' would?
+/// Is the device emulated in host memory, so that the path is that of a GPU?
 fn is_emulated(judged: &PathChoice) -> bool {
     let ends = || judged.local.iter().chain(&judged.remote_devices);
     judged.taken == Some(Path::CudaIpc) && ends().any(|end| end.starts_with("emulated:"))

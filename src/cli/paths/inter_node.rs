@@ -19,7 +19,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
 }
 
-/// What a node is called, as far as that is known; else where it is, or how its identity begins.
+/// Name of a node if known, else its address, else the begin of its identity.
 pub(crate) fn name_of_node(rows: &[Row], identity: &str) -> String {
     const ID_PREFIX_LENGTH: usize = 8;
     let of_it = || {
@@ -37,13 +37,13 @@ pub(crate) fn name_of_node(rows: &[Row], identity: &str) -> String {
     }
 }
 
-/// Why nothing goes between this node and others.
+/// Why no messages are replicated with other nodes.
 pub(crate) fn replication_error_text(kind: ErrorKind, why: &str) -> String {
     let why = text::escape_control(why);
     format!("no topics are replicated with other nodes: {why}{}", remedy_for(kind))
 }
 
-/// What to do about an error that keeps a node from reaching others, beside what its text says.
+/// Remedy of an error that keeps a node from other nodes, where the text of the error has none.
 pub(crate) fn remedy_for(kind: ErrorKind) -> &'static str {
     match kind {
         ErrorKind::CannotListen => ". Choose another address: --listen",
@@ -51,7 +51,7 @@ pub(crate) fn remedy_for(kind: ErrorKind) -> &'static str {
     }
 }
 
-/// That another node is not reached, and why, if it is tried again and again.
+/// Why a peer that is retried is not reached.
 pub(crate) fn unreachable_text(peer: &Row) -> Option<String> {
     let Row::Peer { address, is_retried: true, detail, .. } = peer else { return None };
     let [address, detail] = [address, detail].map(|text| text::escape_control(text));
@@ -79,7 +79,7 @@ fn to_text(rows: &[Row]) -> String {
         }
         if let Row::Peer { label, address, is_connected, detail, .. } = row {
             let state = if *is_connected { "connected" } else { "not connected" };
-            // One that was never met, or calls itself nothing, has no name.
+            // An unknown or unnamed peer has no name.
             let name = match label.is_empty() {
                 true => String::new(),
                 false => format!("\"{}\" ", label.escape_debug()),
@@ -152,7 +152,7 @@ fn topic_lines(rows: &[Row], name_of_topic: &str) -> Vec<String> {
     lines
 }
 
-/// The nodes that missed messages of a topic, when they were given up, as far as they are known.
+/// Names of nodes that were given up and missed messages of a topic, as far as known.
 pub(crate) fn given_up(rows: &[Row], name_of_topic: &str) -> Vec<String> {
     let names = rows.iter().filter_map(|row| match row {
         Row::GivenUp { topic, node, label, .. } if topic == name_of_topic => {
@@ -163,7 +163,7 @@ pub(crate) fn given_up(rows: &[Row], name_of_topic: &str) -> Vec<String> {
     names.collect()
 }
 
-/// Them, in brackets, if any is known.
+/// The names in brackets; empty without names.
 pub(crate) fn bracketed_names(names: &[String]) -> String {
     let names: Vec<_> = names.iter().map(|name| format!("\"{}\"", name.escape_debug())).collect();
     match names.is_empty() {
@@ -172,7 +172,7 @@ pub(crate) fn bracketed_names(names: &[String]) -> String {
     }
 }
 
-/// Why a topic does not go to another node, or does not come from there.
+/// Why a topic is not replicated to or from a node.
 pub(crate) fn incompatibility(rows: &[Row], row: &Row) -> Option<String> {
     let Row::IncompatibleTopic {
         node,
@@ -208,7 +208,7 @@ pub(crate) fn incompatibility(rows: &[Row], row: &Row) -> Option<String> {
         ));
         advice.push(format!(
             "Set the same {} on both, or omit all topic settings on one: it is recreated there once \
-             nobody uses it any more",
+             no process uses it",
             text::escape_control(&options.join(" "))
         ));
     }
@@ -220,7 +220,7 @@ pub(crate) fn incompatibility(rows: &[Row], row: &Row) -> Option<String> {
     Some(format!("{direction}: {which}; here: {local}; there: {remote}. {advice}"))
 }
 
-/// How long each stage takes, for a message.
+/// How long each stage takes, per message.
 fn stage_times(stages: &[(String, u64)], messages: u64) -> String {
     let each = |(stage, nanoseconds): &(String, u64)| {
         let microseconds = *nanoseconds as f64 / 1000.0 / messages.max(1) as f64;
@@ -260,7 +260,7 @@ mod tests {
     use crate::cli::topics::tests::rows;
 
     #[test]
-    fn every_way_is_told_with_its_reason() {
+    fn every_path_is_listed_with_its_reason() {
         let out = to_text(&rows());
         assert!(out.lines().all(|line| line.chars().count() <= text::WIDTH), "{out}");
         let flat = out.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn why_a_topic_does_not_go_to_a_node_is_told() {
+    fn incompatible_topic_is_listed_with_the_difference() {
         let incompatibility = Row::IncompatibleTopic {
             topic: "camera".to_owned(),
             node: "ef".to_owned(),
@@ -291,14 +291,14 @@ mod tests {
         all.push(incompatibility);
         let out = to_text(&all);
         let flat = out.split_whitespace().collect::<Vec<_>>().join(" ");
-        let words = "not to \"ef\": the settings of the topic differ (largest, release_deadline); here: up to 64 \
-                     bytes; there: up to 32 bytes\\u{1b}. Say the same --largest --release-deadline at both,";
+        let words = "not to \"ef\": topic settings differ (largest, release_deadline); here: up to 64 \
+                     bytes; there: up to 32 bytes\\u{1b}. Set the same --largest --release-deadline on both,";
         assert!(flat.contains(words), "{out}");
         assert_eq!(to_json(&all).unwrap()["incompatible_topics"][0]["differs"][0], "largest");
     }
 
     #[test]
-    fn that_nodes_do_not_understand_each_other_is_told() {
+    fn different_providers_of_two_nodes_are_listed() {
         let of = |differs: &[&str], local: &str, remote: &str| Row::IncompatibleTopic {
             topic: "camera".to_owned(),
             node: "cd".repeat(16),
@@ -308,23 +308,23 @@ mod tests {
             remote: remote.to_owned(),
             differs: differs.iter().map(ToString::to_string).collect(),
         };
-        let said = |row| incompatibility(&rows(), &row).unwrap();
+        let reason = |row| incompatibility(&rows(), &row).unwrap();
         assert_eq!(
-            said(of(&["provider"], "net (1)", "tcp (2)")),
+            reason(of(&["provider"], "net (1)", "tcp (2)")),
             "not to or from \"other\": the two nodes use different providers; here: net (1); there: tcp (2). \
              Start both nodes with the same --provider"
         );
-        let both = said(of(&["depth", "provider"], "", ""));
+        let both = reason(of(&["depth", "provider"], "", ""));
         assert!(
-            both.contains("topic differ (depth), and the providers of the two nodes"),
+            both.contains("differ (depth), and the two nodes use different providers"),
             "{both}"
         );
-        assert!(both.contains("Say the same --depth at both, or"), "{both}");
-        assert_eq!(said(of(&[], "", "no memory")), "not to or from \"other\": no memory");
+        assert!(both.contains("Set the same --depth on both, or"), "{both}");
+        assert_eq!(reason(of(&[], "", "no memory")), "not to or from \"other\": no memory");
     }
 
     #[test]
-    fn what_nodes_missed_that_were_given_up_is_told() {
+    fn messages_missed_by_nodes_given_up_are_listed() {
         let mut all = rows();
         assert!(!to_text(&all).contains("given up"));
         all.push(Row::Missed { topic: "camera".to_owned(), nodes: 2, messages: 16 });
@@ -338,27 +338,27 @@ mod tests {
         let line =
             "given up: other nodes (\"other\", \"third\\u{1b}\"), 2 times; they missed 16 messages";
         assert!(out.contains(line) && !out.contains("not from"), "{out}");
-        let told = to_json(&all).unwrap();
+        let document = to_json(&all).unwrap();
         let missed = json!([{
             "topic": "camera", "nodes": 2, "messages": 16, "names": ["other", "third\u{1b}"],
         }]);
-        assert_eq!((&told["missed"], &told["incompatible_topics"]), (&missed, &json!([])));
+        assert_eq!((&document["missed"], &document["incompatible_topics"]), (&missed, &json!([])));
     }
 
     #[test]
-    fn why_nothing_goes_to_other_nodes_is_told() {
+    fn replication_error_is_listed() {
         let mut all = rows();
         assert!(to_json(&all).unwrap()["replication_error"].is_null());
         let why = "no provider\u{1b}".to_owned();
         all.push(Row::ReplicationError { kind: ErrorKind::NoProvider, why });
         let out = to_text(&all);
-        let words = "no messages go between this node and others: no provider\\u{1b}\n";
+        let words = "no topics are replicated with other nodes: no provider\\u{1b}\n";
         assert!(out.contains(words), "{out}");
         assert_eq!(to_json(&all).unwrap()["replication_error"], "no provider\u{1b}");
     }
 
     #[test]
-    fn nodes_without_a_name_are_told_by_where_they_are() {
+    fn nodes_without_a_name_are_listed_by_address() {
         let peer = |label: &str, node: &str, address: &str| Row::Peer {
             node: node.to_owned(),
             label: label.to_owned(),
@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn what_other_nodes_say_does_not_get_at_the_terminal() {
+    fn control_characters_of_other_nodes_are_escaped() {
         let strange = "\u{1b}[31m".to_owned();
         let peer = Row::Peer {
             node: strange.clone(),
@@ -403,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_get_the_rows() {
+    fn json_has_all_rows() {
         let all = to_json(&rows()).unwrap();
         assert_eq!(all["topics"][0], "camera");
         assert_eq!(all["sent"][0]["waits"], 3);

@@ -1,4 +1,4 @@
-//! `fabricast paths`: by which path bytes go, and why, in typical situations, or to a peer.
+//! `fabricast paths`: which path data takes, and why: in typical situations, or to a peer.
 
 mod candidates;
 mod explain;
@@ -22,10 +22,10 @@ pub(crate) use self::inter_node::{
 
 /// Shows by which path bytes travel, and why.
 ///
-/// Without arguments: in typical situations, as docs/paths.md tells them. With --explain: to an
-/// agent that runs, from each kind of memory that this machine has, without mapping
-/// anything. The agent sees somebody come and leave again. With --fabric it is asked by that,
-/// too, whether it is there. With --topics: between nodes.
+/// Without arguments: in typical situations, as in docs/paths.md. With --explain: to a running
+/// agent, from each kind of memory of this machine, without mapping anything. The agent sees a
+/// connection that closes again. With --fabric it is contacted through the fabric, too. With
+/// --topics: between nodes.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// Explain the paths to this agent: its card file, or the directory it was started with
@@ -34,11 +34,11 @@ pub(crate) struct Arguments {
     /// Show which topics are replicated between this node and its peers
     #[arg(long, conflicts_with_all = ["explain", "region", "policy", "timeout"])]
     topics: bool,
-    /// To a region of the agent's, whose descriptor is in this file [default: to typical memory]
+    /// To a region of the agent, whose descriptor is in this file [default: to typical memory]
     #[arg(long, value_name = "FILE", requires = "explain")]
     region: Option<PathBuf>,
-    /// Have a fabric, so that its paths are judged, too: of this provider [default: of those
-    /// that the agent has]
+    /// Open a fabric, so that its paths are considered, too: of this provider [default: of a
+    /// provider of the agent]
     #[arg(long, value_name = "PROVIDER", num_args = 0..=1, default_missing_value = "", requires = "explain")]
     fabric: Option<String>,
     /// Paths to prefer (NAME), require (=NAME) or deny (^NAME), separated by commas
@@ -87,7 +87,7 @@ fn name(taken: Option<Path>) -> &'static str {
     taken.map_or("none", Path::name)
 }
 
-/// Why it is none that is wanted more: what is a surprise, and what the policy has to do with.
+/// Why no better path is used: unexpected refusals, and those that concern the policy.
 fn relevant_refusals<'a>(
     choice: &'a Choice,
     policy: &Policy,
@@ -103,7 +103,7 @@ fn relevant_refusals<'a>(
     })
 }
 
-/// Each situation, its path, and why it is none that would be better.
+/// Each situation with its path, and why no better path is used.
 fn to_text(table: &SituationTable<'_>) -> String {
     let width = table.situations.iter().map(|judged| judged.situation.len()).max().unwrap_or(0);
     let mut out = String::new();
@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_fits_its_width_and_has_a_line_for_each_situation() {
+    fn table_has_a_line_for_each_situation_within_its_width() {
         let judged = situations().into_iter().map(|situation| {
             let choice = choose(&situation.facts, &Policy::default());
             SituationChoice { situation: situation.name, taken: choice.taken(), choice }

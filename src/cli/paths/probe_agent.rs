@@ -1,12 +1,12 @@
-//! The agent that asks.
+//! The agent of this process that connects to the agent to explain.
 
 use fabric::{Caps, EndpointKind, ErrorKind, Offer, Query};
 use transfer::{Agent, AgentCard, AgentOptions};
 
 use crate::cli::exit::Failure;
 
-/// Starts an agent that asks this one, with a fabric if one is wanted: of a provider, or, without
-/// a name, of one that the other agent has.
+/// Starts the agent. With `provider` it has a fabric: of this provider, or, if empty, of one that
+/// the other agent has.
 pub(super) fn start(card: &AgentCard, fabric: Option<&str>) -> Result<Agent, Failure> {
     let mut options = AgentOptions::new("fabricast paths");
     if let Some(provider) = fabric {
@@ -19,11 +19,11 @@ pub(super) fn start(card: &AgentCard, fabric: Option<&str>) -> Result<Agent, Fai
     Agent::start(options).map_err(|error| Failure::failed(error.to_string()))
 }
 
-/// The first provider of its that is here, too. If there is none, any: then it is said that they
-/// have none in common, and what each has.
+/// The first provider of the other agent that is available here. Without one, any offer: then the
+/// report says that there is no common provider, and lists both sides.
 fn common_offer(card: &AgentCard) -> fabric::Result<Offer> {
-    for theirs in &card.fabrics {
-        match offer(card, Some(&theirs.provider)) {
+    for remote in &card.fabrics {
+        match offer(card, Some(&remote.provider)) {
             Err(error) if error.kind() == ErrorKind::NoProvider => {}
             found => return found,
         }
@@ -32,7 +32,7 @@ fn common_offer(card: &AgentCard) -> fabric::Result<Offer> {
 }
 
 fn offer(card: &AgentCard, provider: Option<&str>) -> fabric::Result<Offer> {
-    // What rails ask for.
+    // The requirements of rails.
     let mut query = Query::new(EndpointKind::Rdm).caps(Caps::MESSAGE | Caps::RMA);
     if let Some(provider) = provider {
         query = query.provider(provider);
