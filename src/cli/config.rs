@@ -145,7 +145,7 @@ mod tests {
             let name = declaration.full_name();
             format!("| `{name}` | `--{option}`{kind} | `{variable}` | {about} | {default} |\n")
         });
-        let head = "| in the file | option | in the environment | what it is | if nothing is said |\n\
+        let head = "| file key | option | environment | meaning | default |\n\
                     |---|---|---|---|---|\n";
         head.to_owned() + &rows.collect::<String>()
     }

@@ -1,4 +1,4 @@
-//! A line that says how far something is, where somebody looks; gone afterwards.
+//! A progress line on a terminal, removed afterwards.
 
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use super::size::amount;
 use super::text;
 
-/// Between two looks at the line.
+/// Interval of the updates.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// How far it is.
+/// Progress of reading or publishing.
 #[derive(Debug)]
 pub(crate) struct Progress {
     is_shown: bool,
@@ -19,14 +19,14 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// On standard error, if that is a terminal and nobody reads what comes there otherwise.
+    /// Shows progress on standard error, if that is a terminal and standard output is not.
     pub(crate) fn start() -> Self {
         let now = Instant::now();
         let is_shown = std::io::stderr().is_terminal();
         Self { is_shown, is_drawn: false, next: now + PAUSE, began: now }
     }
 
-    /// Says it, if it is time.
+    /// Updates the line if it is due.
     pub(crate) fn say(&mut self, messages: u64, bytes: u64, what: &str) {
         if !self.is_shown {
             return;
@@ -42,7 +42,7 @@ impl Progress {
         let _ = write!(std::io::stderr(), "\r{line}\x1b[K");
     }
 
-    /// Takes the line away, until it is said again.
+    /// Removes the line until the next update.
     pub(crate) fn clear(&mut self) {
         if self.is_drawn {
             self.is_drawn = false;
@@ -57,7 +57,7 @@ impl Drop for Progress {
     }
 }
 
-/// So many messages and bytes, and bytes a second if that can be said.
+/// A number of messages and bytes, and bytes per second if known.
 pub(crate) fn totals(messages: u64, bytes: u64, rate: Option<f64>) -> String {
     let all = format!("{}, {}", text::count_of(messages, "message"), amount(bytes as f64));
     match rate {
@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rate_is_said_if_there_is_one() {
+    fn rate_is_shown_if_known() {
         assert_eq!(totals(1, 5, None), "1 message, 5 B");
         assert_eq!(totals(2, 2048, Some(1024.0)), "2 messages, 2.00 KiB, 1.00 KiB/s");
     }

@@ -1,5 +1,5 @@
-//! Waiting for the service of a node, which may be stopped: that is said after a second, and in the end
-//! with what to do about it.
+//! Waiting for the service of a node, which may be stopped: a notice after a second, and a remedy
+//! in the error.
 
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
@@ -13,14 +13,14 @@ use super::node_client::with_remedy;
 use super::signals::Signals;
 use super::text;
 
-/// How long a service may take before it is said that it is waited for.
+/// Time until the notice.
 const NOTICE_DELAY: Duration = Duration::from_secs(1);
 
 /// The service of a node, by its directory.
 #[derive(Debug)]
 pub(crate) struct ServiceWait {
     directory: PathBuf,
-    /// The wait was told of.
+    /// The notice was printed.
     is_reported: Cell<bool>,
 }
 
@@ -29,7 +29,7 @@ impl ServiceWait {
         Self { directory: directory.to_owned(), is_reported: Cell::new(false) }
     }
 
-    /// Does something that needs the service, unless this process is asked to end meanwhile.
+    /// Runs a task that needs the service. Fails if a signal ends the process meanwhile.
     pub(crate) fn ask<T: Send + 'static>(
         &self,
         signals: &Signals,
@@ -38,27 +38,27 @@ impl ServiceWait {
         signals.run_interruptible_with_notice(task, NOTICE_DELAY, || self.report_waiting())
     }
 
-    /// The same for a process that does not catch signals.
+    /// As [`Self::ask`], for a process that does not catch signals.
     pub(crate) fn run_without_signals<T: Send + 'static>(
         &self,
         task: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Failure> {
-        let (tell, told) = mpsc::channel();
+        let (sender, receiver) = mpsc::channel();
         std::thread::Builder::new()
-            .spawn(move || tell.send(task()))
+            .spawn(move || sender.send(task()))
             .map_err(|error| Failure::failed(format!("start thread failed: {error}")))?;
-        let answer = told.recv_timeout(NOTICE_DELAY).or_else(|error| {
+        let answer = receiver.recv_timeout(NOTICE_DELAY).or_else(|error| {
             if error == mpsc::RecvTimeoutError::Timeout {
                 self.report_waiting();
             }
-            told.recv()
+            receiver.recv()
         });
         answer.map_err(|_| Failure::failed("a thread of this process panicked"))
     }
 
     fn process(&self) -> Option<ServiceProcess> {
         let found = ServiceProcess::of(&self.directory).ok().flatten();
-        // What takes its time in this process is not waited for elsewhere.
+        // A task of this process that takes long is not reported.
         found.filter(|process| process.number != std::process::id())
     }
 
@@ -73,8 +73,8 @@ impl ServiceWait {
         }
     }
 
-    /// An error of the library, with what to do about it. If the service did not answer: which process
-    /// that is, and how it comes to answer again.
+    /// An error of the library, with its remedy. If the service did not answer, the error names its
+    /// process.
     pub(crate) fn explain(&self, error: pubsub::Error) -> Failure {
         let has_timed_out = error.kind() == ErrorKind::DeadlineExceeded;
         let failure = with_remedy(error);
@@ -88,7 +88,7 @@ impl ServiceWait {
     }
 }
 
-/// That a service did not answer, with its process, and what to do about that.
+/// Adds the process that did not answer, and the remedy.
 fn name_process(why: &str, process: ServiceProcess) -> String {
     let number = process.number;
     let named = match why.contains(&process.to_string()) {

@@ -1,5 +1,4 @@
-//! Being asked to end, by Ctrl-C or by who runs this process: noticed wherever it waits, so
-//! that it ends in order.
+//! Termination by signals: every wait of the process notices them, so that it ends in order.
 
 use std::cell::Cell;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -13,28 +12,28 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 use super::exit::{Exit, Failure};
 use super::process::restore_default_action;
 
-/// How long something is waited for that cannot be waited for together with signals.
+/// Interval of checks where signals cannot be polled together with the other event.
 pub(crate) const SLICE: Duration = Duration::from_millis(100);
 
-/// Signals of this process, which do nothing else from now on.
+/// Caught signals of this process.
 #[derive(Debug)]
 pub(crate) struct Signals {
     signal_fd: SignalFd,
     caught: SigSet,
     is_termination_requested: Cell<bool>,
     hangups: Cell<u64>,
-    /// When a [`termination_requested_throttled`](Self::glance) looks again.
+    /// Time of the next check by [`Self::termination_requested_throttled`].
     next: Cell<Instant>,
 }
 
 impl Signals {
-    /// Those that ask to end. To be called before any thread is started: threads have to leave
-    /// signals to this one.
+    /// Catches the signals that end the process. Call before starting threads: they inherit the
+    /// signal mask.
     pub(crate) fn catch() -> Result<Self, Failure> {
         Self::catch_set(&[Signal::SIGINT, Signal::SIGTERM])
     }
 
-    /// As well as that the terminal was closed, which does not end a service.
+    /// Catches SIGHUP, too, which does not end a service.
     pub(crate) fn catch_with_hangup() -> Result<Self, Failure> {
         Self::catch_set(&[Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP])
     }
@@ -55,10 +54,10 @@ impl Signals {
         })
     }
 
-    /// From now on they end this process at once: what is still to be done may take
-    /// as long as somebody else likes, and nothing would be left behind.
+    /// From now on signals end this process at once: the remaining output may block for any time,
+    /// and nothing is left to clean up.
     pub(crate) fn restore_defaults(&self) {
-        // One that is there already was meant for what is over.
+        // A pending signal was meant for the run that has ended.
         self.drain();
         let mut usual = self.caught.iter().map(restore_default_action);
         if let Err(error) =
@@ -68,14 +67,14 @@ impl Signals {
         }
     }
 
-    /// Was this process asked to end?
+    /// Has a signal requested the end of this process?
     pub(crate) fn termination_requested(&self) -> bool {
         self.drain();
         self.is_termination_requested.get()
     }
 
-    /// The same for what is done very often: a look at signals is a call of the system, so it
-    /// looks ten times a second only.
+    /// As [`Self::termination_requested`], for tight loops: checks ten times a second only, since a
+    /// check is a system call.
     pub(crate) fn termination_requested_throttled(&self) -> bool {
         let now = Instant::now();
         if now < self.next.get() {
@@ -85,12 +84,12 @@ impl Signals {
         self.termination_requested()
     }
 
-    /// Fails once this process was asked to end, by a [`termination_requested_throttled`](Self::glance).
+    /// Fails once [`Self::termination_requested_throttled`] is true.
     pub(crate) fn check_interrupted(&self) -> Result<(), Failure> {
         if self.termination_requested_throttled() { Err(interrupted()) } else { Ok(()) }
     }
 
-    /// How often its terminal was closed, or it was told to read its settings again.
+    /// Number of SIGHUP so far.
     pub(crate) fn hangups(&self) -> u64 {
         self.drain();
         self.hangups.get()
@@ -105,33 +104,35 @@ impl Signals {
         }
     }
 
-    /// Waits until the descriptor is ready, or a signal came, or the time is over. True if it is ready.
+    /// Waits until the descriptor is ready, a signal arrives, or the time is over. True if it is
+    /// ready.
     pub(crate) fn wait_for(
         &self,
         descriptor: BorrowedFd<'_>,
-        what: PollFlags,
+        events: PollFlags,
         longest: Duration,
     ) -> bool {
-        let mut entries =
-            [PollFd::new(descriptor, what), PollFd::new(self.signal_fd.as_fd(), PollFlags::POLLIN)];
+        let mut entries = [
+            PollFd::new(descriptor, events),
+            PollFd::new(self.signal_fd.as_fd(), PollFlags::POLLIN),
+        ];
         let _ = poll(&mut entries, milliseconds(longest));
         entries[0].any().unwrap_or(true)
     }
 
-    /// Waits until the time is over, or a signal came.
+    /// Waits until the time is over, or a signal arrives.
     pub(crate) fn sleep(&self, longest: Duration) {
         let mut entries = [PollFd::new(self.signal_fd.as_fd(), PollFlags::POLLIN)];
         let _ = poll(&mut entries, milliseconds(longest));
     }
 
-    /// The same; fails if this process was asked to end.
+    /// As [`Self::sleep`]; fails if a signal ends the process.
     pub(crate) fn pause(&self, longest: Duration) -> Result<(), Failure> {
         self.sleep(longest);
         if self.termination_requested() { Err(interrupted()) } else { Ok(()) }
     }
 
-    /// Does something that takes its time, in a thread that is left alone if this process is
-    /// asked to end meanwhile.
+    /// Runs a blocking task in a thread, which is abandoned if a signal ends the process meanwhile.
     pub(crate) fn run_interruptible<T: Send + 'static>(
         &self,
         task: impl FnOnce() -> T + Send + 'static,
@@ -139,7 +140,8 @@ impl Signals {
         self.run_interruptible_with_notice(task, Duration::MAX, || {})
     }
 
-    /// The same; if it takes longer than so long, that is said once.
+    /// As [`Self::run_interruptible`]; calls `notice` once if the task takes longer than
+    /// `notice_delay`.
     pub(crate) fn run_interruptible_with_notice<T: Send + 'static>(
         &self,
         task: impl FnOnce() -> T + Send + 'static,
@@ -173,18 +175,18 @@ impl Signals {
     }
 }
 
-/// Rounded up, so that nobody polls with a timeout of 0 until the last microsecond is over.
+/// Rounded up, to avoid polls with a timeout of 0 in the last millisecond.
 fn milliseconds(time: Duration) -> PollTimeout {
     let rounded = time.as_nanos().div_ceil(1_000_000);
     PollTimeout::try_from(rounded).unwrap_or(PollTimeout::MAX)
 }
 
-/// It was asked to end before it was done.
+/// The failure of a run that a signal ended.
 pub(crate) fn interrupted() -> Failure {
     Failure::new(Exit::Interrupted, "interrupted")
 }
 
-/// Until when to wait, if there is an end.
+/// The deadline of a wait, if it has one.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Deadline(Option<Instant>);
 
@@ -197,7 +199,7 @@ impl Deadline {
         self.0.is_some_and(|end| Instant::now() >= end)
     }
 
-    /// How long to wait at a time.
+    /// Timeout of the next poll.
     pub(crate) fn slice(self) -> Duration {
         self.0.map_or(SLICE, |end| end.saturating_duration_since(Instant::now()).min(SLICE))
     }

@@ -1,4 +1,4 @@
-//! How fast messages come, and how long each stage of their way takes.
+//! Rate of messages, and latency of their stages.
 
 use std::time::{Duration, Instant};
 
@@ -9,14 +9,14 @@ use crate::cli::histogram::Histogram;
 use crate::cli::stages::{self, COUNT, Stage, StageDurations, TOTAL};
 use crate::cli::text;
 
-/// What was measured.
+/// The measurements.
 #[derive(Debug, Default)]
 pub(crate) struct Statistics {
-    /// When the first came, and the last.
+    /// Times of the first and the last message.
     span: Option<(Instant, Instant)>,
     pub(crate) messages: u64,
     pub(crate) bytes: u64,
-    /// From publishing to pulling.
+    /// From publish to pull.
     latency: Histogram,
     stages: [Histogram; COUNT],
 }
@@ -42,8 +42,8 @@ impl Latency {
     }
 }
 
-/// How long each stage took of a message that was pulled at this time, as far as one can tell who
-/// reads it.
+/// Duration of each stage of a message that was pulled at this time, as far as its subscriber knows
+/// them.
 pub(crate) fn durations(sample: &Sample, pulled: u64) -> StageDurations {
     let (times, is_remote) = (sample.times(), sample.origin().is_some());
     let published = if is_remote { sample.published_at() } else { times.filled };
@@ -55,7 +55,7 @@ pub(crate) fn durations(sample: &Sample, pulled: u64) -> StageDurations {
 }
 
 impl Statistics {
-    /// A message was pulled so long after it was published, and its stages took so long.
+    /// Adds a message with its length, its latency and the durations of its stages.
     pub(crate) fn add(&mut self, length: u64, latency: u64, durations: StageDurations) {
         let now = Instant::now();
         self.span = Some((self.span.map_or(now, |(first, _)| first), now));
@@ -74,7 +74,7 @@ impl Statistics {
         self.span.map_or(Duration::ZERO, |(first, last)| last - first)
     }
 
-    /// Of all but the first message, from when on the time is counted.
+    /// Rate without the first message, at which the time begins.
     fn per_second(&self, amount: f64) -> f64 {
         let seconds = self.time().as_secs_f64();
         if seconds > 0.0 { amount / seconds } else { 0.0 }
@@ -89,14 +89,14 @@ impl Statistics {
         self.per_second(self.bytes as f64 - of_one)
     }
 
-    /// From publishing to pulling, and then by stage.
+    /// The total latency, and that of each stage.
     pub(crate) fn latencies(&self) -> Vec<Latency> {
         let stages = Stage::ALL.into_iter().zip(&self.stages);
         let stages = stages.filter_map(|(stage, all)| Latency::of(stage.name(), all));
         Latency::of(TOTAL, &self.latency).into_iter().chain(stages).collect()
     }
 
-    /// A table for people.
+    /// The latencies as a table.
     pub(crate) fn table(&self) -> String {
         let rows = self.latencies().into_iter().map(|latency| {
             [
@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_not_skipped_is_told() {
+    fn table_lists_stages_that_were_not_skipped() {
         let mut all = Statistics::default();
         let mut durations: StageDurations = [None; COUNT];
         (durations[Stage::Fill as usize], durations[Stage::Wakeup as usize]) =
@@ -127,7 +127,7 @@ mod tests {
         assert_eq!(found, [("all", 4.0), ("fill", 1.0), ("notice", 4.0)]);
         assert_eq!((all.messages, all.bytes), (2, 20));
         assert_eq!(all.table().lines().count(), 4);
-        // But for what is rounded off.
+        // Equal but for rounding.
         let ratio = all.bytes_per_second() / all.messages_per_second();
         assert!((ratio - 10.0).abs() < 1e-9, "{ratio}");
     }

@@ -1,4 +1,4 @@
-//! What is published: what comes in, files, or a pattern.
+//! The messages to publish: standard input, files, or the test pattern.
 
 use std::fmt::Display;
 use std::fs::{File, OpenOptions};
@@ -19,19 +19,20 @@ use crate::cli::signals::{Signals, interrupted};
 use crate::cli::test_pattern::Content;
 use crate::cli::{size, text};
 
-/// What is read at a time.
+/// Bytes read at a time.
 const CHUNK: usize = 1 << 20;
-/// The longest message that is put together here, if nothing else is said.
+/// The longest message that is read into memory without a `largest` setting.
 const DEFAULT_MAX_LENGTH: u64 = 1 << 30;
 const SIGNAL_POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// What standard input is called.
 const INPUT: &str = "standard input";
-/// This process was asked to end while it read: no other error of these is of this kind.
+/// A signal ended the process during a read; no other read error has this kind.
 const INTERRUPTED: io::ErrorKind = io::ErrorKind::ConnectionAborted;
-/// What is copied to a device at a time, which takes much longer to begin than on the host.
+/// Bytes copied to a device at a time, since starting a copy there takes much longer than on the
+/// host.
 const DEVICE_COPY_SIZE: usize = 16 << 20;
 
-/// A message, not yet in the memory of its topic.
+/// A message that is not in the memory of its topic yet.
 #[derive(Debug)]
 pub(super) enum Message {
     Bytes(Vec<u8>),
@@ -48,17 +49,16 @@ impl Message {
         }
     }
 
-    /// Where it comes from.
+    /// The source, for messages.
     pub(super) fn name(&self) -> String {
         match self {
             Self::Bytes(_) => INPUT.to_owned(),
             Self::File { path, .. } => path.display().to_string(),
-            Self::Pattern(_) => "a message of the pattern".to_owned(),
+            Self::Pattern(_) => "test pattern".to_owned(),
         }
     }
 
-    /// Copies it to where it is going to be read, unless this process is asked to end
-    /// meanwhile.
+    /// Copies it to the memory of the topic. Fails if a signal ends the process meanwhile.
     pub(super) fn fill(
         self,
         loan: &mut Loan,
@@ -96,28 +96,28 @@ impl Message {
     }
 }
 
-/// How long messages of a topic may be.
+/// The maximum length of messages of a topic.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct LengthLimit<'a> {
     pub(super) topic: &'a str,
-    /// None if there is no topic yet, and no setting says it.
+    /// None if there is no topic yet, and no setting.
     pub(super) largest: Option<u64>,
-    /// The setting that says it, if one does.
+    /// Origin of the setting, if one is set.
     pub(super) origin: Option<&'a str>,
 }
 
 impl LengthLimit<'_> {
-    /// The longest message that is put together here.
+    /// The longest message that is read into memory.
     fn maximum(&self) -> u64 {
         self.largest.unwrap_or(DEFAULT_MAX_LENGTH)
     }
 
-    /// Refuses a message of this length.
+    /// Fails for a message of this length if it is too long.
     pub(super) fn check(&self, name: impl Display, length: u64) -> Result<(), Failure> {
         if length <= self.maximum() { Ok(()) } else { Err(self.too_long(name, Some(length))) }
     }
 
-    /// A message is longer, by its length where that is known.
+    /// The error for a longer message, with its length if known.
     fn too_long(&self, name: impl Display, length: Option<u64>) -> Failure {
         let maximum = self.maximum();
         let name = text::escape_control(&name.to_string());
@@ -135,16 +135,16 @@ impl LengthLimit<'_> {
         let topic = self.topic.escape_debug();
         let why = match (self.largest, self.origin) {
             (None, _) => format!(
-                "{name} has {has}, and {maximum} are read at most where --largest is not given. Make topic \"{topic}\" with \
+                "publish {name} failed: it has {has}, and without --largest at most {maximum} are read. Create topic \"{topic}\" with \
                  {largest}"
             ),
             (Some(_), Some(origin)) => format!(
-                "publish {name} failed: it has {has}, topic \"{topic}\" takes {maximum} at most ({origin}). Use {largest}, and \
+                "publish {name} failed: it has {has}, topic \"{topic}\" allows {maximum} ({origin}). Use {largest}, and \
                  another name if other processes use the topic"
             ),
             (Some(_), None) => format!(
-                "{name} has {has}, and topic \"{topic}\" takes {maximum} at most. Publish it under another name with {largest}, \
-                 or end the processes that use the topic first"
+                "publish {name} failed: it has {has}, topic \"{topic}\" allows {maximum}. Use another topic name with {largest}, \
+                 or stop the processes that use the topic first"
             ),
         };
         Failure::new(Exit::LimitExceeded, why)
@@ -164,12 +164,12 @@ fn failed(name: impl Display, error: &io::Error) -> Failure {
     }
 }
 
-/// Where messages come from.
+/// The source of messages.
 #[derive(Debug)]
 pub(super) enum Input<'a> {
-    /// What was read already is one.
+    /// One message, which was read already.
     Whole(Option<Vec<u8>>),
-    /// Each line of it is one.
+    /// Each line is a message.
     Lines(BufReader<InterruptibleReader<'a, io::Stdin>>),
     Files(std::vec::IntoIter<PathBuf>),
     Pattern {
@@ -179,7 +179,7 @@ pub(super) enum Input<'a> {
 }
 
 impl<'a> Input<'a> {
-    /// All of standard input, read to its end.
+    /// All of standard input.
     pub(super) fn whole(limit: LengthLimit<'_>, signals: &Signals) -> Result<Self, Failure> {
         print_at_terminal(
             "reading one message from the terminal; end it with Ctrl-D (with --lines, each line is a message)",
@@ -188,20 +188,20 @@ impl<'a> Input<'a> {
         Ok(Self::Whole(Some(whole(source, INPUT, limit)?)))
     }
 
-    /// Each of its lines.
+    /// Each line of standard input.
     pub(super) fn lines(signals: &'a Signals) -> Self {
         let source = InterruptibleReader { descriptor: io::stdin(), signals };
         Self::Lines(BufReader::with_capacity(CHUNK / 16, source))
     }
 
-    /// Says at a terminal that it is read from now on.
+    /// Prints a hint if the input is a terminal.
     pub(super) fn print_terminal_hint(&self) {
         if let Self::Lines(_) = self {
             print_at_terminal("reading messages from the terminal, one a line; end with Ctrl-D");
         }
     }
 
-    /// How long messages are, where that is known before they are read.
+    /// The largest length of the messages, where known before they are read.
     pub(super) fn largest(&self) -> Option<u64> {
         match self {
             Self::Files(paths) => {
@@ -237,10 +237,10 @@ impl<'a> Input<'a> {
     }
 }
 
-/// A long file is read where it is needed. A short one is read to its end at once, as pipes
-/// are: files that the system makes up have a length that says nothing.
+/// Opens a file. A long file is read when it is published. A short one is read at once, as pipes
+/// are: the length of files in /proc is meaningless.
 fn open(path: PathBuf, limit: LengthLimit<'_>, signals: &Signals) -> Result<Message, Failure> {
-    // Nobody may ever write to a pipe: that is waited for together with signals.
+    // Opening a pipe without a writer would block signals, so it is not blocking.
     let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
     let opened = OpenOptions::new().read(true).custom_flags(flags).open(&path);
     let opened = opened.and_then(|file| Ok((file.metadata()?, file)));
@@ -255,7 +255,7 @@ fn open(path: PathBuf, limit: LengthLimit<'_>, signals: &Signals) -> Result<Mess
     whole(source, path.display(), limit).map(Message::Bytes)
 }
 
-/// Where bytes come from, to a process that hears of signals meanwhile.
+/// Reads input and waits for signals at the same time.
 #[derive(Debug)]
 pub(super) struct InterruptibleReader<'a, F> {
     descriptor: F,
@@ -282,7 +282,7 @@ impl<F: AsFd> Read for InterruptibleReader<'_, F> {
     }
 }
 
-/// All of it, up to its end.
+/// The whole input.
 fn whole(from: impl Read, name: impl Display, limit: LengthLimit<'_>) -> Result<Vec<u8>, Failure> {
     let mut bytes = Vec::new();
     let maximum = limit.maximum();
@@ -294,10 +294,10 @@ fn whole(from: impl Read, name: impl Display, limit: LengthLimit<'_>) -> Result<
     }
 }
 
-/// The next line, without what ends it.
+/// The next line, without its line feed.
 fn line(from: &mut impl BufRead, limit: LengthLimit<'_>) -> Result<Option<Vec<u8>>, Failure> {
     let mut line = Vec::new();
-    // With what ends it, and one that shows that it is too long.
+    // The line feed, and one byte more, which shows that the line is too long.
     let maximum = limit.maximum();
     from.take(maximum.saturating_add(2))
         .read_until(b'\n', &mut line)
@@ -321,7 +321,7 @@ mod tests {
     }
 
     fn lines_of(parts: &[&str]) -> Vec<String> {
-        // Each comes by itself, as from a pipe.
+        // Each part arrives by itself, as from a pipe.
         let none: Box<dyn BufRead> = Box::new(io::empty());
         let mut all = parts.iter().fold(none, |all, part| Box::new(all.chain(part.as_bytes())));
         let lines = std::iter::from_fn(|| line(&mut all, limit(None)).unwrap());
@@ -329,14 +329,14 @@ mod tests {
     }
 
     #[test]
-    fn lines_that_are_too_long_are_refused() {
+    fn too_long_line_is_an_error() {
         let fits = |text: &str, longest| line(&mut text.as_bytes(), limit(Some(longest))).is_ok();
         assert!(fits("abc", 3) && fits("abc\n", 3) && fits("abc\nabcdef", 3));
         assert!(!fits("abcd", 3) && !fits("abcd\n", 3) && !fits("abcdefghi", 3));
     }
 
     #[test]
-    fn lines_are_what_stands_between_their_ends() {
+    fn lines_end_with_line_feed_or_end_of_input() {
         assert_eq!(lines_of(&["a\nb", "c\n", "\nd"]), ["a", "bc", "", "d"]);
         assert_eq!(lines_of(&["a\n"]), ["a"]);
         assert_eq!(lines_of(&["", ""]), [""; 0]);
@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pattern_has_its_number_of_messages() {
+    fn pattern_ends_after_its_number_of_messages() {
         let signals = Signals::catch().unwrap();
         let next = Content { run: 1, number: 0, length: 64 };
         let mut input = Input::Pattern { next, left: Some(2) };
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn files_that_the_system_makes_up_are_read_to_their_end() {
+    fn files_of_proc_are_read_to_their_end() {
         let signals = Signals::catch().unwrap();
         let path = PathBuf::from("/proc/self/stat");
         assert_eq!(path.metadata().unwrap().len(), 0);
@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_read_where_they_are_needed() {
+    fn long_file_is_read_when_it_is_published() {
         let signals = Signals::catch().unwrap();
         let path = std::env::temp_dir().join(format!("fabricast-input-{}", std::process::id()));
         let length = CHUNK as u64 + 1;

@@ -1,4 +1,4 @@
-//! `fabricast pub`: publishes what comes in, files, or a pattern that can be checked.
+//! `fabricast pub`: publishes standard input, files, or a test pattern.
 
 mod input;
 mod wait_notice;
@@ -25,13 +25,12 @@ use super::statistics::Latency;
 use super::test_pattern::{self, Content};
 use super::{size, text};
 
-/// Publishes messages: all of standard input as one, each of its lines, files, or a pattern
-/// whose content `fabricast sub --check` checks. An input or file with nothing in it is a message of
-/// no bytes; with --lines, no message.
+/// Publishes messages: all of standard input as one, each of its lines, files, or a test pattern
+/// that `fabricast sub --check` verifies. Empty input or an empty file is a message of no bytes;
+/// with --lines, no message.
 ///
-/// A topic that exists is used as it is, unless options or other settings say what it is to be
-/// like. It is done when all subscribers have released all messages (of a reliable topic), or
-/// by Ctrl-C, at any time.
+/// An existing topic is used as it is, unless topic settings are set. Ends when all subscribers
+/// have released all messages (of a reliable topic), or by Ctrl-C at any time.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// The topic
@@ -60,13 +59,14 @@ pub(crate) struct Arguments {
     /// Start when this many subscribers exist; replication to other nodes counts as one
     #[arg(long, value_name = "N", default_value_t = 0)]
     wait_for: u32,
-    /// Timeout of each wait: for subscribers, for room, and at the end for release [default: none]
+    /// Timeout of each wait: for subscribers, for space in the topic, and at the end for release
+    /// [default: none]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     timeout: Option<Duration>,
-    /// One JSON line about what was done
+    /// One JSON line with the result
     #[arg(long)]
     json: bool,
-    /// Such a line also so often before, for who watches
+    /// Also print such a line at this interval
     #[arg(long, value_name = "SECONDS", value_parser = seconds, requires = "json", hide = true)]
     interval: Option<Duration>,
     /// Do not publish faster than that rate to make up for waits
@@ -76,7 +76,7 @@ pub(crate) struct Arguments {
     settings: Options<ALL>,
 }
 
-/// Between two looks at other nodes, while there is nothing to publish.
+/// Interval of checking the peers while nothing is published.
 const CONNECTIVITY_POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 fn rate(text: &str) -> Result<f64, String> {
@@ -98,17 +98,17 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
     let mut summary = PublishSummary::default();
     let done = publish(arguments, &settings, &signals, &mut summary);
-    // Whoever reads the last line may be slow, too.
+    // The reader of the last line may be slow, so signals end the process from now on.
     signals.restore_defaults();
     let is_complete = done.is_ok();
     if arguments.json {
         return report_as_json(done, &report(arguments, &summary, is_complete));
     }
-    let told = print_summary(arguments, &summary, is_complete);
-    done.and(told)
+    let printed = print_summary(arguments, &summary, is_complete);
+    done.and(printed)
 }
 
-/// All that there is to do, up to where it fails; what became of messages stands in the tally.
+/// Publishes everything. The summary is filled also if this fails.
 fn publish(
     arguments: &Arguments,
     settings: &Settings,
@@ -120,9 +120,9 @@ fn publish(
         node_client::join(settings, node_client::options(settings, "pub"), &service, signals)?;
     (summary.node, summary.place) = (Some(node.identity()), Some(place(&node)));
     let (service, name) = (&service, &*arguments.topic);
-    let wanted = TopicRequest { node: &node, name, settings, service, signals };
-    // If it is there, it says how long a message may be.
-    let found = wanted.existing()?;
+    let request = TopicRequest { node: &node, name, settings, service, signals };
+    // An existing topic limits the length of messages.
+    let found = request.existing()?;
     let longest = match &found {
         Some(topic) => Some(topic.settings()?.largest),
         None => settings.largest.is_set().then_some(settings.largest.value.0),
@@ -132,10 +132,10 @@ fn publish(
     let input = input(arguments, limit, signals)?;
     let topic = match found {
         Some(topic) => topic,
-        None => wanted.open_to_publish(input.largest())?,
+        None => request.open_to_publish(input.largest())?,
     };
     let like = topic.settings()?;
-    let publisher = wanted.publisher(topic)?;
+    let publisher = request.publisher(topic)?;
     summary.publisher = Some(publisher.id().to_string());
     let mut work = PublishRun {
         arguments,
@@ -172,36 +172,36 @@ fn input<'a>(
     Input::whole(limit, signals)
 }
 
-/// A number that no other run has.
+/// A number for the run, unique with high probability.
 fn random_run() -> Result<u64, Failure> {
     getrandom::u64()
         .map_err(|error| Failure::failed(format!("generate a run number failed: {error}")))
 }
 
-/// What became of messages.
+/// Counts of the messages by outcome.
 #[derive(Debug, Default)]
 struct PublishSummary {
-    /// The node's identity and directory, and the publisher's identity, once they are known.
+    /// Identity and directory of the node, and identity of the publisher, once known.
     node: Option<String>,
     place: Option<String>,
     publisher: Option<String>,
     messages: u64,
     bytes: u64,
-    /// Nobody subscribed.
+    /// Messages without a subscriber.
     without_subscriber: u64,
     dropped: u64,
-    /// How many got the last one, if any was published.
+    /// Number of subscribers of the last message.
     readers: Option<u32>,
-    /// Time spent without room.
+    /// Time spent waiting for space in the topic.
     waited: Duration,
-    /// How long it took, for each, to get its memory, and to write it, in nanoseconds.
+    /// For each message, nanoseconds to get its memory, and to write it.
     loan_times: Histogram,
     fill_times: Histogram,
     time: Duration,
     is_released: bool,
-    /// Messages that nodes did not get which were given up.
+    /// Messages missed by nodes that were given up.
     missed_by_nodes: u64,
-    /// Subscribers of this node that were evicted meanwhile.
+    /// Subscribers of this node that were evicted.
     evicted: u64,
 }
 
@@ -209,7 +209,7 @@ struct PublishRun<'a> {
     arguments: &'a Arguments,
     signals: &'a Signals,
     publisher: Publisher,
-    /// The longest message that the topic takes.
+    /// The maximum length of messages.
     limit: LengthLimit<'a>,
     is_reliable: bool,
     summary: &'a mut PublishSummary,
@@ -217,7 +217,7 @@ struct PublishRun<'a> {
     connectivity: ConnectivityReporter,
     readers: SubscriberPresence,
     node: &'a Node,
-    /// What was told of waits for room.
+    /// State of the notice about waits for space.
     notice: WaitNotice,
 }
 
@@ -228,8 +228,8 @@ impl PublishRun<'_> {
         self.wait_until_released()
     }
 
-    /// What became of what was published, as far as that is known now, however it ended. That
-    /// messages are missing somewhere is worse than why there are no more.
+    /// The result, with the messages missed at the end of the run. Missed messages are more severe
+    /// than the failure that ended it.
     fn final_result(&mut self, done: Result<(), Failure>) -> Result<(), Failure> {
         let counters = self.publisher.counters();
         let summary = &mut *self.summary;
@@ -255,12 +255,12 @@ impl PublishRun<'_> {
     }
 
     fn wait_for_subscribers(&mut self) -> Result<(), Failure> {
-        let wanted = self.arguments.wait_for;
+        let expected = self.arguments.wait_for;
         let deadline = Deadline::after(self.arguments.timeout);
         let mut is_reported = false;
         loop {
             let found = self.publisher.subscribers();
-            if found >= wanted {
+            if found >= expected {
                 return Ok(());
             }
             if deadline.is_over() {
@@ -269,7 +269,7 @@ impl PublishRun<'_> {
                     "publish to topic \"{}\" failed: {found} of {} subscribed in time (--timeout). Start subscribers \
                      first, or wait longer{cause}",
                     self.arguments.topic.escape_debug(),
-                    text::count_of(wanted.into(), "subscriber")
+                    text::count_of(expected.into(), "subscriber")
                 );
                 return Err(Failure::new(Exit::Deadline, why));
             }
@@ -294,9 +294,9 @@ impl PublishRun<'_> {
         input.print_terminal_hint();
         let mut buffer = Vec::new();
         let began = Instant::now();
-        // From when on the rate counts.
+        // The rate counts from this time on.
         let mut since = began;
-        let mut told: Option<Instant> = None;
+        let mut printed_at: Option<Instant> = None;
         loop {
             self.wait_for_rate(&mut since)?;
             let Some(message) = input.next(self.limit, self.signals)? else {
@@ -323,9 +323,9 @@ impl PublishRun<'_> {
             self.poll_connectivity();
             self.say("");
             if let Some(pause) = self.arguments.interval
-                && told.is_none_or(|told| told.elapsed() >= pause)
+                && printed_at.is_none_or(|at| at.elapsed() >= pause)
             {
-                told = Some(Instant::now());
+                printed_at = Some(Instant::now());
                 text::json(&report(self.arguments, self.summary, false))?;
             }
         }
@@ -347,7 +347,7 @@ impl PublishRun<'_> {
         self.print_error(&lines);
     }
 
-    /// Waits until it is time for the next message.
+    /// Waits until the next message is due.
     fn wait_for_rate(&mut self, since: &mut Instant) -> Result<(), Failure> {
         self.signals.check_interrupted()?;
         let Some(rate) = self.arguments.rate else { return Ok(()) };
@@ -366,14 +366,14 @@ impl PublishRun<'_> {
         }
     }
 
-    /// Publishes a message, and waits for room as long as it may.
+    /// Publishes a message; waits for space in the topic as long as allowed.
     fn publish(&mut self, message: Message, buffer: &mut Vec<u8>) -> Result<Sent, Failure> {
         let deadline = Deadline::after(self.arguments.timeout);
         let length = message.length();
-        // Only told as JSON: else nobody pays for it.
+        // Measured for JSON only, so that other runs do not pay for it.
         let clock = || self.arguments.json.then(Instant::now);
-        let asked = clock();
-        // When a wait began, if there is one.
+        let requested_at = clock();
+        // Begin of the wait, if there is one.
         let mut began: Option<Instant> = None;
         let mut loan = match self.publisher.try_loan(length).map_err(with_remedy)? {
             Some(loan) => loan,
@@ -392,8 +392,8 @@ impl PublishRun<'_> {
         };
         let loaned_at = clock();
         message.fill(&mut loan, buffer, self.signals)?;
-        if let (Some(asked), Some(loaned_at)) = (asked, loaned_at) {
-            self.summary.loan_times.add((loaned_at - asked).as_nanos() as u64);
+        if let (Some(requested_at), Some(loaned_at)) = (requested_at, loaned_at) {
+            self.summary.loan_times.add((loaned_at - requested_at).as_nanos() as u64);
             self.summary.fill_times.add(loaned_at.elapsed().as_nanos() as u64);
         }
         loop {
@@ -408,7 +408,8 @@ impl PublishRun<'_> {
         }
     }
 
-    /// A slice of the time has passed in vain, or something else went wrong.
+    /// After a timeout of a slice: continues, unless the wait is too long or the error is another
+    /// one.
     fn continue_after(
         &mut self,
         error: pubsub::Error,
@@ -426,11 +427,11 @@ impl PublishRun<'_> {
         deadline: Deadline,
         wait: (Wait, Instant),
     ) -> Result<(), Failure> {
-        self.say("; waiting for room");
+        self.say("; waiting for space in the topic");
         self.poll_connectivity();
-        if let Some(told) = self.notice.poll(self.node, &self.arguments.topic, wait) {
+        if let Some(notice) = self.notice.poll(self.node, &self.arguments.topic, wait) {
             self.progress.clear();
-            text::print_error(&format!("fabricast: {told}"));
+            text::print_error(&format!("fabricast: {notice}"));
         }
         if self.signals.termination_requested() {
             return Err(interrupted());
@@ -442,18 +443,18 @@ impl PublishRun<'_> {
             (self.arguments.topic.escape_debug(), "Wait longer, or stop slow subscribers");
         let why = match wait.0 {
             Wait::Room => format!(
-                "publish to topic \"{topic}\" failed: no room in time (--timeout): \
-                 subscribers have not released earlier ones. {remedy}"
+                "publish to topic \"{topic}\" failed: no space in the topic within --timeout: \
+                 subscribers have not released earlier messages. {remedy}"
             ),
             Wait::Release => format!(
-                "publish in topic \"{topic}\" failed: subscribers have not released all messages in time (--timeout). \
+                "publish to topic \"{topic}\" failed: subscribers have not released all messages within --timeout. \
                  {remedy}"
             ),
         };
         Err(Failure::new(Exit::Deadline, why))
     }
 
-    /// What was published is complete when those who read it are done.
+    /// Waits until all subscribers have released all messages.
     fn wait_until_released(&mut self) -> Result<(), Failure> {
         let deadline = Deadline::after(self.arguments.timeout);
         let began = Instant::now();
@@ -468,14 +469,14 @@ impl PublishRun<'_> {
     }
 }
 
-/// Whether there were subscribers of the messages published so far.
+/// Whether the messages published so far had subscribers.
 #[derive(Debug, Default)]
 struct SubscriberPresence {
     is_present: bool,
 }
 
 impl SubscriberPresence {
-    /// Was this the first message to no subscriber, after one that had some?
+    /// Is this the first message without a subscriber after one with subscribers?
     fn just_left(&mut self, sent: &Sent) -> bool {
         if sent.is_dropped {
             return false;
@@ -486,13 +487,13 @@ impl SubscriberPresence {
 }
 
 impl PublishSummary {
-    /// An amount for each second; None if no time has passed.
+    /// An amount per second; None if no time has passed.
     fn rate(&self, amount: u64) -> Option<f64> {
         (!self.time.is_zero()).then(|| amount as f64 / self.time.as_secs_f64())
     }
 }
 
-/// What was done, also if it was less than all, for programs.
+/// The result as JSON, also of an incomplete run.
 fn report(arguments: &Arguments, summary: &PublishSummary, is_complete: bool) -> Value {
     let PublishSummary {
         messages, bytes, without_subscriber, dropped, readers, waited, time, ..
@@ -521,7 +522,7 @@ fn report(arguments: &Arguments, summary: &PublishSummary, is_complete: bool) ->
     })
 }
 
-/// The same for people.
+/// Prints the result.
 fn print_summary(
     arguments: &Arguments,
     summary: &PublishSummary,
@@ -529,7 +530,7 @@ fn print_summary(
 ) -> Result<(), Failure> {
     let PublishSummary { messages, bytes, without_subscriber, dropped, .. } = *summary;
     if summary.publisher.is_none() || (messages == 0 && !is_complete) {
-        // Nothing was done that there would be something to tell of, beside why.
+        // Nothing to report besides the failure.
         return Ok(());
     }
     let had_no_subscriber = match &summary.place {

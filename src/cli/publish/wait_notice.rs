@@ -1,4 +1,4 @@
-//! Says what a publisher waits for that finds no room, or is not done since messages are not released.
+//! A notice about what the publisher waits for: space in the topic, or the release of messages.
 
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -9,31 +9,31 @@ use crate::cli::connectivity::request_report;
 use crate::cli::node_client::place;
 use crate::cli::text;
 
-/// How long a wait takes before it is told of.
+/// Time until the notice.
 const NOTICE_DELAY: Duration = Duration::from_secs(1);
-/// How long the node's service may take to say which subscriber is slow.
+/// Timeout of the service's report about the slow subscriber.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What is waited for.
+/// The reason of a wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Wait {
     Room,
-    /// All messages were published, and have still to be released.
+    /// All messages were published, but not all are released.
     Release,
 }
 
-/// A wait is told of once, with the subscriber that is furthest behind, if that is known.
+/// A wait is reported once, with the slowest subscriber if known.
 #[derive(Debug, Default)]
 pub(super) enum WaitNotice {
     #[default]
     NotReported,
-    /// The service was asked which subscriber that is.
+    /// A report of the service was requested, which names the subscriber.
     ReportRequested(Instant, Option<mpsc::Receiver<pubsub::Result<Vec<Row>>>>),
     Reported,
 }
 
 impl WaitNotice {
-    /// To be called repeatedly during a wait that has begun then. Gives what is to be told now.
+    /// Call repeatedly during a wait, with its begin. Returns the notice when it is due.
     pub(super) fn poll(
         &mut self,
         node: &Node,
@@ -45,9 +45,9 @@ impl WaitNotice {
                 *self = Self::ReportRequested(Instant::now(), request_report(node));
                 return None;
             }
-            Self::ReportRequested(asked, answer) => {
+            Self::ReportRequested(begin, answer) => {
                 match answer.as_ref().map(mpsc::Receiver::try_recv) {
-                    Some(Err(mpsc::TryRecvError::Empty)) if asked.elapsed() < REPORT_TIMEOUT => {
+                    Some(Err(mpsc::TryRecvError::Empty)) if begin.elapsed() < REPORT_TIMEOUT => {
                         return None;
                     }
                     answer => answer.and_then(Result::ok).and_then(Result::ok),
@@ -56,20 +56,20 @@ impl WaitNotice {
             _ => return None,
         };
         *self = Self::Reported;
-        // A service that is stopped evicts no subscriber, itself included.
+        // A stopped service evicts no subscriber, itself included.
         let unresponsive = match answer {
             Some(_) => None,
             None => ServiceProcess::of(node.directory()).ok().flatten(),
         };
         let unresponsive = unresponsive.filter(|process| process.number != std::process::id());
-        let told = describe(&answer.unwrap_or_default(), topic, wait);
+        let notice = describe(&answer.unwrap_or_default(), topic, wait);
         let unresponsive =
             unresponsive.map(|process| format!("; {}", describe_unresponsive(process)));
-        Some(format!("{told}{} {}", unresponsive.unwrap_or_default(), place(node)))
+        Some(format!("{notice}{} {}", unresponsive.unwrap_or_default(), place(node)))
     }
 }
 
-/// The process that serves the node, and does not answer.
+/// The process that serves the node and does not answer.
 fn describe_unresponsive(process: ServiceProcess) -> String {
     let (number, state) = (process.number, process.state());
     let named = format!(
@@ -85,15 +85,15 @@ fn describe_unresponsive(process: ServiceProcess) -> String {
 fn describe(rows: &[Row], topic: &str, wait: Wait) -> String {
     let name = topic.escape_debug();
     let what = match wait {
-        Wait::Room => format!("waiting for room in topic \"{name}\""),
+        Wait::Room => format!("waiting for space in topic \"{name}\""),
         Wait::Release => format!("waiting until all messages of topic \"{name}\" are released"),
     };
     match slowest(rows, topic) {
         Some((subscriber, behind)) => {
             let messages = text::count_of(behind, "message");
-            format!("{what}: {subscriber} has {messages} still to read or to release")
+            format!("{what}: {subscriber} has {messages} to read or release")
         }
-        None => format!("{what}: a subscriber has messages still to read or to release"),
+        None => format!("{what}: a subscriber has messages to read or release"),
     }
 }
 
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn the_subscriber_that_is_furthest_behind_is_named() {
+    fn slowest_subscriber_is_named() {
         let mut rows = vec![
             process("p1", 7),
             process("p2", 0),
@@ -151,11 +151,11 @@ mod tests {
         let room = |rows: &[Row], topic| describe(rows, topic, Wait::Room);
         assert_eq!(
             room(&rows, "t"),
-            "waiting for room in topic \"t\": process 7 (\"label of p1\") has 2 messages still to read or to release"
+            "waiting for space in topic \"t\": process 7 (\"label of p1\") has 2 messages to read or release"
         );
-        let expected = "waiting for room in topic \"u\": \"label of p2\" has 5 messages still";
+        let expected = "waiting for space in topic \"u\": \"label of p2\" has 5 messages to read";
         assert!(room(&rows, "u").starts_with(expected));
-        assert!(room(&rows, "w").contains(": another node has 3 messages still"));
+        assert!(room(&rows, "w").contains(": another node has 3 messages to read"));
         rows.clear();
         assert_eq!(
             describe(&rows, "t", Wait::Release),

@@ -1,20 +1,20 @@
-//! How settings are declared: once, by a macro that makes of it a structure with a field for
-//! each, and a table of all.
+//! The macro that declares settings: it creates a structure with a field for each, and the table of
+//! all.
 
 use super::Settings;
 use super::value::ValueForm;
 
-/// What a setting is about.
+/// Subject of a setting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Group {
-    /// How a process is at its node, and the node among others.
+    /// The process at its node, and the node among other nodes.
     Node,
-    /// What a topic is like that is made.
+    /// A new topic.
     Topic,
 }
 
 impl Group {
-    /// A name of it, told from those of the other one.
+    /// The group's prefix of setting names.
     pub(super) fn full(self, name: &str, separator: char) -> String {
         match self {
             Self::Node => name.to_owned(),
@@ -23,69 +23,69 @@ impl Group {
     }
 }
 
-/// What is told of a setting.
+/// The declaration of a setting.
 #[derive(Debug)]
 pub(crate) struct Declaration {
     pub(crate) group: Group,
     pub(crate) name: &'static str,
     pub(crate) kind: &'static str,
-    /// What it is if nothing is said.
+    /// The default, in words.
     pub(crate) default: &'static str,
     pub(crate) about: &'static str,
-    /// In the environment.
+    /// The environment variable.
     pub(crate) variable: String,
-    /// On the command line, without the dashes in front.
+    /// The option, without the dashes.
     pub(crate) option: String,
     pub(crate) form: ValueForm,
-    /// Reads it, as who is named there said it.
+    /// Reads the value from a text with this origin.
     pub(super) read: fn(&mut Settings, &str, &str) -> Result<(), String>,
-    /// As it would be read.
+    /// Writes the value as `read` accepts it.
     pub(crate) write: fn(&Settings) -> String,
-    /// For programs.
+    /// The value as JSON.
     pub(crate) json: fn(&Settings) -> serde_json::Value,
     pub(super) origin: fn(&Settings) -> Option<&str>,
 }
 
 impl Declaration {
-    /// Who said it.
+    /// The origin of the value.
     pub(crate) fn origin<'a>(&self, settings: &'a Settings) -> &'a str {
         (self.origin)(settings).unwrap_or("default")
     }
 
-    /// Did anybody say it?
+    /// Is the setting set?
     pub(crate) fn is_set(&self, settings: &Settings) -> bool {
         (self.origin)(settings).is_some()
     }
 
-    /// As it is called where all have to have different names: `topic.depth`.
+    /// The unique name, with the group: `topic.depth`.
     pub(crate) fn full_name(&self) -> String {
         self.group.full(self.name, '.')
     }
 }
 
-/// A setting, and who said so.
+/// The value of a setting, and its origin.
 #[derive(Debug, Clone)]
 pub(crate) struct Setting<T> {
     pub(crate) value: T,
-    /// Who said it, if anybody did: `option --depth`.
+    /// The origin, if set: `option --depth`.
     pub(crate) origin: Option<String>,
 }
 
 impl<T> Setting<T> {
-    /// Did anybody say it?
+    /// Is it set?
     pub(crate) fn is_set(&self) -> bool {
         self.origin.is_some()
     }
 }
 
-/// Declares all settings: `name: Type = default, "default, in words", check;`, grouped, each
-/// with a line of documentation.
+/// Declares all settings: `name: Type = default, "default, in words", check;`, grouped, each with a
+/// line of documentation.
 macro_rules! declare {
     ($($group:ident { $(
         #[doc = $about:literal]
         $name:ident: $type:ty = $default:expr, $words:literal, $check:expr;
     )* })*) => {
-        /// Every setting, and who said what it is.
+        /// Every setting with its origin.
         #[derive(Debug, Clone)]
         pub(crate) struct Settings {
             $($(#[doc = $about] pub(crate) $name: Setting<$type>,)*)*
@@ -97,7 +97,7 @@ macro_rules! declare {
             }
         }
 
-        /// What is told of each, in order.
+        /// The declarations in order.
         pub(crate) static TABLE: LazyLock<Vec<Declaration>> = LazyLock::new(|| vec![$($({
             let group = Group::$group;
             Declaration {

@@ -1,12 +1,12 @@
-//! Variables of the environment that look like settings and are none.
+//! Warnings about environment variables that look like settings and are not.
 
 use super::{FILE_VARIABLE, TABLE};
 
 const PREFIX: &str = "FABRICAST_";
-/// Variables that are no settings, but known: the last one is that of the C library.
+/// Known variables that are no settings; the last one is of the C library.
 const OTHERS: [&str; 3] = [FILE_VARIABLE, "FABRICAST_LOG", "FABRICAST_DEVICE"];
 
-/// A warning for each variable with the prefix of settings that no program reads.
+/// A warning for each variable with the prefix of settings that is not read by any program.
 pub(super) fn warnings(variables: impl Iterator<Item = String>) -> Vec<String> {
     let known = || TABLE.iter().map(|one| one.variable.as_str()).chain(OTHERS);
     let is_unknown = |name: &String| name.starts_with(PREFIX) && known().all(|one| one != name);
@@ -30,7 +30,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn unknown_variables_are_told_with_the_nearest_setting() {
+    fn unknown_variable_is_reported_with_the_nearest_setting() {
         let names = [
             "FABRICAST_LABEL",
             "HOME",

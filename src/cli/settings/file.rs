@@ -1,4 +1,4 @@
-//! The file of settings: TOML, in which unknown names are errors.
+//! The settings file: TOML; unknown names are errors.
 
 use std::fmt::Display;
 use std::ops::Range;
@@ -12,7 +12,7 @@ use super::value::text_for_form;
 use super::{Settings, TABLE};
 use crate::cli::exit::{Exit, Failure};
 
-/// A file, and the settings that are read from it.
+/// A settings file and the settings read from it.
 struct File<'a> {
     path: &'a Path,
     text: &'a str,
@@ -64,7 +64,7 @@ impl File<'_> {
         let text = text_for_form(TABLE[which].form, TABLE[which].kind, value.get_ref());
         let read = text.and_then(|text| (TABLE[which].read)(self.settings, &text, &origin));
         read.map_err(|why| {
-            // A short value is shown as it stands in the file.
+            // A short value is shown as written.
             let text = self.text.get(value.span()).unwrap_or_default();
             let is_short = (1..=60).contains(&text.len()) && !text.contains(char::is_control);
             let shown = if is_short { format!(" = {text}") } else { String::new() };
@@ -73,7 +73,7 @@ impl File<'_> {
     }
 }
 
-/// The message about a name that is unknown, or belongs elsewhere.
+/// The message about a name that is unknown, or belongs to the other group.
 fn unknown(group: Group, name: &str) -> String {
     let place = |group: Group| match group {
         Group::Topic => format!("under [{TOPIC}]"),

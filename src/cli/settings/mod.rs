@@ -1,8 +1,7 @@
-//! What can be set: declared once, in this file, for the file, the environment, the command
-//! line, `fabricast config` and the page of documentation.
+//! The settings: declared once, in this file, for the settings file, the environment, the command
+//! line, `fabricast config` and the documentation.
 //!
-//! The command line goes before the environment, the environment before the file, the file
-//! before the defaults.
+//! The command line overrides the environment, the environment the file, and the file the defaults.
 
 mod declare;
 mod environment;
@@ -49,19 +48,19 @@ declare! {
         peers: Vec<String> = Vec::new(), "none", |all| addresses(all);
         /// Node, as host:port, from which the other nodes are learned.
         rendezvous: Option<String> = None, "none", |any| addresses(any);
-        /// Allow other nodes, though none is authenticated and nothing is encrypted yet: whatever can connect, on loopback each user of the machine, reads and publishes in all topics.
+        /// Allow other nodes without authentication or encryption: every process that can connect, on loopback of any user of the machine, can read and publish in all topics.
         insecure: bool = false, "false", no_check;
         /// Name of this node at other nodes.
         node_name: Option<String> = None, "the label", label;
         /// libfabric provider for messages between nodes.
         provider: Option<String> = None, "the best one", label;
-        /// Lanes by which messages of 1 MiB and more go to other nodes, a connection and a thread each; no more than there are processors, nor than the other node has.
+        /// Lanes, a connection and a thread each, for messages of 1 MiB and more to other nodes; at most the number of processors, and the lanes of the other node.
         lanes: Option<Lanes> = None, "chosen by provider and number of processors", no_check;
-        /// Threads that carry messages to and from other nodes, each those of its share of the topics; the first has the lanes, and with them all topics with messages of 1 MiB and more.
+        /// Threads that replicate messages to and from other nodes, each for its share of the topics; the first has the lanes, and with them all topics with messages of 1 MiB and more.
         workers: Option<Workers> = None, "one for each eight processors, four at most", no_check;
         /// Local address to send from.
         source: Option<IpAddr> = None, "the address of the control connection", no_check;
-        /// Time without a sign of life after which a node is considered lost.
+        /// Time without a heartbeat after which a node is considered lost.
         lost_after: Duration = Duration::from_secs(5), "5", lost_after;
     }
     Topic {
@@ -142,14 +141,14 @@ fn release_deadline(time: &Duration) -> Result<(), String> {
     within(Duration::from_millis(1)..=Duration::MAX, time, "at least 0.001 seconds")
 }
 
-/// A setting, by its place in the table, and what was said of it.
+/// A setting, by its index in the table, and its text.
 pub(crate) type OptionValue = (usize, String);
 
-/// The variable that names the file.
+/// The variable with the path of the file.
 pub(crate) const FILE_VARIABLE: &str = "FABRICAST_CONFIG";
 
 impl Settings {
-    /// Puts together what was said where.
+    /// Merges the sources.
     pub(crate) fn merge(
         file: Option<(&Path, &str)>,
         environment: impl Fn(&str) -> Option<OsString>,
@@ -160,7 +159,7 @@ impl Settings {
             file::read(&mut settings, path, text)?;
         }
         for declaration in TABLE.iter() {
-            // Set to nothing counts as not set.
+            // Empty counts as not set.
             let Some(value) = environment(&declaration.variable).filter(|value| !value.is_empty())
             else {
                 continue;
@@ -179,7 +178,7 @@ impl Settings {
         Ok(settings)
     }
 
-    /// What a topic is like that is made.
+    /// The settings of a new topic.
     pub(crate) fn topic(&self) -> TopicSettings {
         TopicSettings {
             memory: self.memory.value,
@@ -192,7 +191,7 @@ impl Settings {
         }
     }
 
-    /// Did anybody say what a topic is to be like?
+    /// Are topic settings set?
     pub(crate) fn sets_topic(&self) -> bool {
         TABLE.iter().any(|one| one.group == Group::Topic && one.is_set(self))
     }

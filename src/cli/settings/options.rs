@@ -1,4 +1,4 @@
-//! Settings on the command line: an option for each that a command has use for.
+//! Settings as command line options: an option for each setting that a command uses.
 
 use std::fs::File;
 use std::io::Read;
@@ -18,13 +18,12 @@ Environment:
   Each setting can be set as FABRICAST_NAME, too: \"fabricast config\" lists them with their names";
 const FILE: &str = "config";
 
-/// Which settings a command takes: all, those of a process that is at a node, or where that is and
-/// nothing else.
+/// The settings of a command: all, those of a process at a node, or the directory alone.
 pub(crate) const ALL: u8 = 0;
 pub(crate) const NODE_SETTINGS: u8 = 1;
 pub(crate) const DIRECTORY_ONLY: u8 = 2;
 
-/// What the command line says of the settings.
+/// The settings options of a command line.
 #[derive(Debug)]
 pub(crate) struct Options<const SCOPE: u8> {
     file: Option<PathBuf>,
@@ -32,7 +31,7 @@ pub(crate) struct Options<const SCOPE: u8> {
 }
 
 impl<const SCOPE: u8> Options<SCOPE> {
-    /// The settings, with what the file and the environment say.
+    /// The settings, merged with the environment and the file.
     pub(crate) fn settings(&self) -> Result<Settings, Failure> {
         let named = std::env::var_os(FILE_VARIABLE).filter(|name| !name.is_empty());
         let path = self.file.clone().or_else(|| named.map(PathBuf::from));
@@ -50,7 +49,7 @@ impl<const SCOPE: u8> Options<SCOPE> {
     }
 }
 
-/// The text of a file, which is refused if it is longer than any settings are.
+/// The text of a file. Fails if it is far too long for settings.
 fn read(path: &Path) -> std::io::Result<String> {
     const LONGEST: u64 = 1 << 20;
     let mut text = String::new();

@@ -1,4 +1,4 @@
-//! Settings: who says what, and what is said of mistakes.
+//! Origins of settings, and errors of invalid ones.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -29,13 +29,13 @@ fn merge(
 
 #[track_caller]
 fn wrong(file: &str, why: &str) {
-    let said = merge(file, &[], &[]).unwrap_err();
-    assert!(said.contains(why), "{file}: {said}");
-    assert!(said.starts_with("node.toml, line "), "{said}");
+    let error = merge(file, &[], &[]).unwrap_err();
+    assert!(error.contains(why), "{file}: {error}");
+    assert!(error.starts_with("node.toml, line "), "{error}");
 }
 
 #[test]
-fn the_table_tells_the_truth() {
+fn declared_defaults_match_the_values() {
     let settings = Settings::default();
     for declaration in TABLE.iter() {
         assert_eq!(declaration.origin(&settings), "default");
@@ -53,7 +53,7 @@ fn the_table_tells_the_truth() {
 }
 
 #[test]
-fn the_command_line_goes_before_the_environment_and_that_before_the_file() {
+fn command_line_overrides_environment_overrides_file() {
     let file = "label = 'file'\npatience = 3\n".to_owned()
         + "peers = ['a:1', 'b:2']\n[topic]\ndepth = 3\nlargest = '2M'\nrelease_deadline = 0.5\n";
     let environment = [
@@ -80,7 +80,7 @@ fn the_command_line_goes_before_the_environment_and_that_before_the_file() {
 }
 
 #[test]
-fn every_setting_is_read_as_it_is_written() {
+fn every_setting_is_read_as_written() {
     let options = [
         ("directory", "/run/x"),
         ("label", "a label"),
@@ -126,23 +126,23 @@ fn every_setting_is_read_as_it_is_written() {
             assert_eq!((TABLE[at].write)(from_file), *text, "{name}");
         }
     }
-    // What is a number in a file is no string there.
+    // A number in a file must not be a string.
     let why = from_file.unwrap_err();
     assert!(why.contains("expected, not a string"), "{why}");
 }
 
 #[test]
-fn what_is_not_known_is_answered_with_what_is_near() {
+fn unknown_setting_is_reported_with_the_nearest() {
     wrong(
         "service_timeuot = 3\n",
-        "line 1: there is no setting \"service_timeuot\"; the nearest is \"patience\"",
+        "line 1: unknown setting \"service_timeuot\"; the nearest is \"service_timeout\"",
     );
     wrong(
         "\n\n[topic]\ndpeth = 3\n",
-        "line 4: there is no setting \"dpeth\"; the nearest is \"depth\"",
+        "line 4: unknown setting \"dpeth\"; the nearest is \"depth\"",
     );
-    wrong("depth = 3\n", "\"depth\" stands under [topic]");
-    wrong("[topic]\nlabel = 'x'\n", "\"label\" stands above all [tables]");
+    wrong("depth = 3\n", "\"depth\" belongs under [topic]");
+    wrong("[topic]\nlabel = 'x'\n", "\"label\" belongs above all [tables]");
     wrong("dephth = 3\n", "the nearest is \"depth\", under [topic]");
     wrong("[topics]\ndepth = 3\n", "the nearest is \"topic\"");
     wrong("colour = 'red'\n", "there are directory, label, service");
@@ -152,7 +152,7 @@ fn what_is_not_known_is_answered_with_what_is_near() {
 }
 
 #[test]
-fn what_is_wrong_in_a_file_is_said_with_its_line() {
+fn invalid_value_in_a_file_is_reported_with_its_line() {
     for (file, why) in [
         ("patience = \n", "line 1"),
         ("patience = 3\npatience = 4\n", "duplicate key"),
@@ -188,7 +188,7 @@ fn what_is_wrong_in_a_file_is_said_with_its_line() {
 }
 
 #[test]
-fn numbers_may_be_written_as_toml_has_them() {
+fn all_toml_notations_of_numbers_are_accepted() {
     let file = "budget_host = 0x1_0000\npatience = 1_0.5\n[topic]\ndepth = 0b11\n";
     let settings = merge(file, &[], &[]).unwrap();
     assert_eq!(settings.budget_host.value, Some(Size(1 << 16)));
@@ -197,7 +197,7 @@ fn numbers_may_be_written_as_toml_has_them() {
 }
 
 #[test]
-fn what_is_wrong_in_the_environment_or_in_an_option_is_named() {
+fn invalid_value_of_variable_or_option_names_its_origin() {
     let why = merge("", &[("FABRICAST_TOPIC_DEPTH", "+3")], &[]).unwrap_err();
     assert!(why.starts_with("environment FABRICAST_TOPIC_DEPTH is \"+3\": 1 to 65536 is"), "{why}");
     let why = merge("", &[], &[("depth", "0")]).unwrap_err();
@@ -205,14 +205,14 @@ fn what_is_wrong_in_the_environment_or_in_an_option_is_named() {
 }
 
 #[test]
-fn what_a_file_says_can_be_taken_back() {
+fn setting_of_a_file_can_be_unset() {
     let file = "listen = '127.0.0.1:1'\npeers = ['a:1']\n";
     let settings = merge(file, &[], &[("listen", "none"), ("peers", "none")]).unwrap();
     assert_eq!((settings.listen.value, settings.peers.value.len()), (None, 0));
 }
 
 #[test]
-fn seconds_are_some_but_not_too_many() {
+fn seconds_are_positive_and_limited() {
     assert_eq!(seconds("0.25"), Ok(Duration::from_millis(250)));
     for wrong in ["-1", "soon", "1e9", "NaN", ""] {
         assert!(seconds(wrong).is_err(), "{wrong}");
@@ -220,7 +220,7 @@ fn seconds_are_some_but_not_too_many() {
 }
 
 #[test]
-fn variables_that_are_not_utf_8_are_refused() {
+fn variable_that_is_not_utf_8_is_an_error() {
     let value = <OsString as std::os::unix::ffi::OsStringExt>::from_vec(b"/run/\xff".to_vec());
     let variable = |name: &str| (name == "FABRICAST_DIRECTORY").then(|| value.clone());
     let failure = Settings::merge(None, variable, &[]).unwrap_err();

@@ -12,7 +12,7 @@ use toml::de::DeValue;
 
 use crate::cli::size;
 
-/// The text for a setting that is to be left out.
+/// The text that unsets a setting.
 const UNSET: &str = "none";
 
 /// How a type is written in a file.
@@ -34,10 +34,10 @@ pub(crate) trait Value: Sized {
 
     fn read(text: &str) -> Result<Self, String>;
 
-    /// As [`read`](Self::read) would read it.
+    /// The text that [`read`](Self::read) accepts.
     fn write(&self) -> String;
 
-    /// For programs.
+    /// The value as JSON.
     fn json(&self) -> Json {
         let text = self.write();
         match Self::FORM {
@@ -51,7 +51,7 @@ pub(crate) trait Value: Sized {
     }
 }
 
-/// The text of a value in a file, as [`Value::read`] reads it that has this form, and is called so.
+/// The text of a value in a file of this form, for [`Value::read`]; `kind` is for errors.
 pub(super) fn text_for_form(
     form: ValueForm,
     kind: &str,
@@ -103,7 +103,7 @@ fn type_name_of(value: &DeValue<'_>) -> &'static str {
     }
 }
 
-/// A number from 1 to another one.
+/// A number from 1 to a maximum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Count<const MOST: u32>(pub(crate) u32);
 
@@ -116,7 +116,7 @@ pub(crate) type Workers = Count<{ NetworkOptions::MAX_WORKERS }>;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Size(pub(crate) u64);
 
-/// A process that serves the node: this one, or always another one.
+/// Which process serves the node: this one, or always another one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Service {
     Embedded,
@@ -150,7 +150,7 @@ values! {
         |service| format!("{service:?}").to_lowercase();
     Count<MOST> [const MOST: u32]: "NUMBER", ValueForm::Number, count, |count: &Self| count.0.to_string();
     Size: "SIZE", ValueForm::Size, |text| size::parse(text).map(Self), |bytes: &Self| match size::print(bytes.0) {
-        // Larger than what has a name.
+        // Larger than any unit.
         named if named == UNSET => bytes.0.to_string(),
         named => named,
     };
@@ -185,7 +185,7 @@ fn without_control(text: &str) -> Result<String, String> {
 }
 
 fn count<const MOST: u32>(text: &str) -> Result<Count<MOST>, String> {
-    // `parse` alone would also take "+5".
+    // `parse` of u32 accepts "+5".
     let number = text.parse().ok().filter(|_| !text.starts_with('+'));
     let number = number.filter(|number| (1..=MOST).contains(number));
     number.map(Count).ok_or_else(|| format!("use 1 to {MOST}"))
@@ -201,7 +201,7 @@ pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// Several, separated by commas.
+/// A list, separated by commas.
 fn list(text: &str) -> Result<Vec<String>, String> {
     match text {
         "" | UNSET => Ok(Vec::new()),
@@ -217,7 +217,7 @@ fn element(text: &str) -> Result<String, String> {
     }
 }
 
-/// What need not be set at all.
+/// A setting that can be unset.
 impl<T: Value> Value for Option<T> {
     const KIND: &'static str = T::KIND;
     const FORM: ValueForm = T::FORM;
