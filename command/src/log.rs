@@ -9,8 +9,8 @@ use crate::exit::{Exit, Failure};
 
 /// Starts the log, at the level of the command line, of `FABRICAST_LOG`, or the default.
 ///
+/// # Errors
 /// `FABRICAST_LOG` is not a level.
-/// `FABRICAST_LOG` is no level.
 pub fn start(requested: Option<LevelFilter>, default_level: LevelFilter) -> Result<(), Failure> {
     // Empty counts as not set, as with the settings.
     let named = std::env::var_os("FABRICAST_LOG").filter(|value| !value.is_empty());

@@ -1,21 +1,21 @@
-//! Messages whose content tells whether they arrived whole: a header with a number and a
+//! Messages whose content shows whether they arrived unchanged: a header with a number and a
 //! checksum, then bytes that follow from the number.
 //!
-//! The header is five words, little-endian: what it is, the run (drawn by who publishes), the
-//! number in the run, the length of the message, the CRC-32 of these four. Then come words
-//! that grow evenly from a start that is mixed of run and number.
+//! The header has five little-endian words: magic number, run (random, of the publisher), number in
+//! the run, length of the message, CRC-32 of these four. Then follow words that increase by a
+//! constant, from a start that is a hash of run and number.
 
 use std::collections::HashMap;
 
-/// The length of the header, and of the shortest message.
+/// Length of the header, and minimum length of a message.
 pub(crate) const HEADER: usize = 40;
 const MAGIC: u64 = u64::from_le_bytes(*b"fbcheck1");
-/// What is produced and compared at a time.
+/// Bytes generated and compared at a time.
 const CHUNK: usize = 1 << 20;
-/// Between two words.
+/// Difference of successive words.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// What a message of a run consists of.
+/// The parameters of a message's content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Content {
     pub(crate) run: u64,
@@ -34,7 +34,7 @@ impl Content {
         bytes
     }
 
-    /// What a header says, if it is one.
+    /// Parses a header; None if it is invalid.
     fn of_header(bytes: &[u8; HEADER]) -> Option<Self> {
         let word = |at: usize| bytes[at * 8..][..8].try_into().map_or(0, u64::from_le_bytes);
         let content = Self { run: word(1), number: word(2), length: word(3) };
@@ -42,14 +42,14 @@ impl Content {
     }
 
     fn start(self) -> u64 {
-        // Mixed, so that neighbours have nothing in common.
+        // Hashed, so that successive numbers have different content.
         let mut word = self.run ^ self.number.wrapping_mul(STEP);
         word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         word ^ (word >> 31)
     }
 
-    /// The bytes from an offset on, which is a multiple of 8 behind the header.
+    /// Writes the bytes at an offset, which is a multiple of 8 after the header.
     fn body(self, offset: u64, bytes: &mut [u8]) {
         let first = (offset - HEADER as u64) / 8;
         let mut word = self.start().wrapping_add(first.wrapping_mul(STEP));
@@ -83,34 +83,34 @@ impl Content {
     }
 }
 
-/// What is found wrong with a message.
+/// A fault of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// It has no header that such a message begins with.
+    /// It has no valid header.
     NoHeader,
-    /// It is not as long as it says.
+    /// Its length differs from that in its header.
     Length { declared: u64, found: u64 },
-    /// From this offset on it has other bytes.
+    /// It has other bytes from this offset on.
     Corrupted { at: u64 },
-    /// It is not newer than the one before it of the same run.
+    /// Its number is not above that of the message before it in the same run.
     OutOfOrder { after: u64 },
 }
 
-/// Looks at messages as they arrive.
+/// Verifies messages as they arrive.
 #[derive(Debug, Default)]
 pub(crate) struct Checker {
-    /// The number that is to come next in each run.
+    /// The next number of each run.
     runs: HashMap<u64, u64>,
     buffers: [Vec<u8>; 2],
-    /// Messages between those that came.
+    /// Gaps in the numbers.
     pub(crate) missed: u64,
 }
 
 impl Checker {
-    /// Runs that are remembered: what comes may be anything.
+    /// Maximum number of runs, since content may be arbitrary.
     const MAX_RUNS: usize = 4096;
 
-    /// Reads a message of this length, by parts, and says what it is and what is wrong with it.
+    /// Reads a message of this length in parts, and returns its content and fault.
     pub(crate) fn check<E>(
         &mut self,
         length: u64,
@@ -147,7 +147,7 @@ impl Checker {
         Ok((Some(content), self.check_sequence(content)))
     }
 
-    /// Is it the next of its run?
+    /// Checks that the message is the next one of its run.
     fn check_sequence(&mut self, content: Content) -> Option<Fault> {
         if self.runs.len() >= Self::MAX_RUNS && !self.runs.contains_key(&content.run) {
             self.runs.clear();
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_right_whatever_its_length() {
+    fn written_message_of_any_length_is_valid() {
         let mut checker = Checker::default();
         let lengths = [40, 41, 47, 48, 1000, CHUNK as u64 + 40, CHUNK as u64 * 2 + 3];
         for (number, length) in lengths.into_iter().enumerate() {
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn every_byte_counts() {
+    fn every_changed_byte_is_detected() {
         let bytes = message(content(0, 61));
         for at in 0..bytes.len() {
             let mut altered = bytes.clone();
@@ -228,14 +228,14 @@ mod tests {
     }
 
     #[test]
-    fn parts_of_two_messages_do_not_make_one() {
+    fn mixed_parts_of_two_messages_are_detected() {
         let (one, other) = (message(content(1, 4096)), message(content(2, 4096)));
         let mixed = [&one[..2048], &other[2048..]].concat();
         assert_eq!(check(&mut Checker::default(), &mixed), Some(Fault::Corrupted { at: 2048 }));
     }
 
     #[test]
-    fn what_is_missing_is_counted_and_what_is_late_is_a_fault() {
+    fn gaps_are_counted_and_late_messages_are_faults() {
         let mut checker = Checker::default();
         assert_eq!(check(&mut checker, &message(content(5, 40))), None);
         assert_eq!(check(&mut checker, &message(content(8, 40))), None);

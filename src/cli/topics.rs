@@ -1,4 +1,4 @@
-//! `fabricast topics`: what goes on at a node.
+//! `fabricast topics`: topics, publishers and subscribers of a node.
 
 use std::collections::BTreeMap;
 
@@ -11,14 +11,14 @@ use super::settings::{DIRECTORY_ONLY, Options};
 use super::size::amount;
 use super::{node_client, text};
 
-/// Shows the topics of a node: who publishes, who subscribes, how far behind; and those that only
-/// other nodes have, as far as it is connected to them.
+/// Lists the topics of a node with publishers, subscribers and backlog, and topics that exist on
+/// connected peers only.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// Show also the type of each topic's values, what it reserves of memory, and what it dropped
+    /// Also show the type of each topic's values, its reserved memory and its dropped messages
     #[arg(long)]
     verbose: bool,
-    /// One JSON line, with all that the node tells
+    /// One JSON line with the whole report
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -34,11 +34,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
 }
 
-/// What is said of a topic's users together.
+/// Totals of a topic's publishers and subscribers.
 #[derive(Debug, Default)]
 struct TopicUsers {
     publishers: u64,
-    /// Those that wait for room, and the longest of these waits.
+    /// Number of waits for space, and the longest.
     waiting: Option<u64>,
     subscribers: u64,
     behind: u64,
@@ -68,7 +68,7 @@ fn users(rows: &[Row]) -> BTreeMap<&str, TopicUsers> {
     all
 }
 
-/// What topics take, beside what they are like.
+/// Details of the topics.
 fn details(rows: &[Row]) -> String {
     let head =
         ["topic", "type", "released within", "messages reserved", "bytes reserved", "dropped"];
@@ -125,7 +125,7 @@ fn to_text(rows: &[Row], is_verbose: bool) -> String {
             text::escape_control(reliability),
             depth.to_string(),
             super::size::print(*largest),
-            // Of a device, as much of its UUID as tells it from others.
+            // Enough of a device's UUID to distinguish devices.
             text::escape_control(&place.chars().take(12).collect::<String>()),
             published.to_string(),
             arrived.to_string(),
@@ -165,7 +165,7 @@ fn to_text(rows: &[Row], is_verbose: bool) -> String {
     out
 }
 
-/// Topics that only other nodes have, if there are any.
+/// Topics that exist on other nodes only; empty without any.
 fn remote_topics(rows: &[Row]) -> String {
     let head = ["remote topic", "reliability", "depth", "largest", "there", "node"];
     let topics = rows.iter().filter_map(|row| {
@@ -200,7 +200,7 @@ fn remote_topics(rows: &[Row]) -> String {
     text::table_of(head, topics)
 }
 
-/// The content of rows, by the name of their kind.
+/// The rows of each kind, without the name of the kind.
 pub(crate) fn by_kind(rows: &[Row]) -> Result<BTreeMap<String, Vec<Value>>, Failure> {
     let mut all: BTreeMap<String, Vec<Value>> = BTreeMap::new();
     for row in rows {
@@ -335,7 +335,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_topic_has_a_line_with_its_users() {
+    fn topic_has_a_line_with_its_users() {
         let out = to_text(&rows(), false);
         assert!(out.lines().all(|line| line.chars().count() <= text::WIDTH), "{out}");
         let line = out.lines().find(|line| line.starts_with("camera")).unwrap();
@@ -352,7 +352,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_a_topic_reserves_is_shown_on_request() {
+    fn verbose_shows_what_a_topic_reserves() {
         let out = to_text(&rows(), true);
         assert!(out.lines().all(|line| line.chars().count() <= text::WIDTH), "{out}");
         let line = out.lines().filter(|line| line.starts_with("camera")).nth(1).unwrap();
@@ -364,7 +364,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn topics_that_only_other_nodes_have_have_lines_of_their_own() {
+    fn topics_of_other_nodes_have_their_own_table() {
         let mut all = rows();
         assert!(!to_text(&all, false).contains("remote_topics"));
         all.push(Row::RemoteTopic {
@@ -385,7 +385,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_a_node_says_does_not_get_at_the_terminal() {
+    fn control_characters_of_a_node_are_escaped() {
         let strange = "\u{1b}]0;".to_owned();
         let node = Row::Node {
             identity: strange.clone(),
@@ -423,7 +423,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn programs_get_everything() {
+    fn json_has_the_whole_report() {
         let all = to_json(&rows()).unwrap();
         assert_eq!(all["node"]["service"], 2);
         let topic = &all["topics"][0];

@@ -275,7 +275,7 @@ impl PublishRun<'_> {
             }
             if !is_reported {
                 is_reported = true;
-                let awaited = text::count_of(wanted.into(), "subscriber");
+                let awaited = text::count_of(expected.into(), "subscriber");
                 let (topic, place) = (self.arguments.topic.escape_debug(), place(self.node));
                 text::print_error(&format!(
                     "fabricast: waiting for {awaited} of topic \"{topic}\" {place}"

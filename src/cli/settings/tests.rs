@@ -54,7 +54,7 @@ fn declared_defaults_match_the_values() {
 
 #[test]
 fn command_line_overrides_environment_overrides_file() {
-    let file = "label = 'file'\npatience = 3\n".to_owned()
+    let file = "label = 'file'\nservice_timeout = 3\n".to_owned()
         + "peers = ['a:1', 'b:2']\n[topic]\ndepth = 3\nlargest = '2M'\nrelease_deadline = 0.5\n";
     let environment = [
         ("FABRICAST_SERVICE_TIMEOUT", "4"),
@@ -154,30 +154,33 @@ fn unknown_setting_is_reported_with_the_nearest() {
 #[test]
 fn invalid_value_in_a_file_is_reported_with_its_line() {
     for (file, why) in [
-        ("patience = \n", "line 1"),
-        ("patience = 3\npatience = 4\n", "duplicate key"),
-        ("patience = 'long'\n", "patience = 'long': a number of seconds is expected, not a string"),
-        ("patience = -1\n", "patience = -1: "),
-        ("patience = inf\n", "not a number of seconds"),
-        ("patience = nan\n", "not a number of seconds"),
+        ("service_timeout = \n", "line 1"),
+        ("service_timeout = 3\nservice_timeout = 4\n", "duplicate key"),
+        (
+            "service_timeout = 'long'\n",
+            "service_timeout = 'long': a number of seconds is expected, not a string",
+        ),
+        ("service_timeout = -1\n", "service_timeout = -1: "),
+        ("service_timeout = inf\n", "not a number of seconds"),
+        ("service_timeout = nan\n", "not a number of seconds"),
         ("insecure = 'yes'\n", "true or false is expected, not a string"),
         ("peers = 'a:1'\n", "a list of strings is expected, not a string"),
         ("peers = [1]\n", "a string is expected, not a whole number"),
-        ("peers = ['']\n", "an empty one"),
-        ("peers = ['nowhere']\n", "not like host:port"),
+        ("peers = ['']\n", "an element of the list is empty"),
+        ("peers = ['nowhere']\n", "not of the form host:port"),
         ("budget_host = 1.5\n", "a size like 4096"),
         ("budget_host = '1Q'\n", "optional K, M or G"),
         ("budget_host = 99999999999999999999\n", "2^64"),
         ("listen = 7700\n", "ADDRESS:PORT is expected, not a whole number"),
-        ("service = 'nobody'\n", "not embedded or external"),
+        ("service = 'other'\n", "not embedded or external"),
         ("provider = ''\n", "cannot be empty"),
-        ("lanes = 0\n", "1 to 16 is possible"),
-        ("workers = 17\n", "1 to 16 is possible"),
+        ("lanes = 0\n", "use 1 to 16"),
+        ("workers = 17\n", "use 1 to 16"),
         ("lost_after = 0.01\n", "0.1 to 3600"),
         ("label = ''\n", "cannot be empty"),
         ("label = \"a\\tb\"\n", "control characters"),
-        ("[topic]\ndepth = 0\n", "line 2: topic.depth = 0: 1 to 65536 is possible"),
-        ("[topic]\ndepth = 4294967297\n", "= 4294967297: 1 to 65536 is possible"),
+        ("[topic]\ndepth = 0\n", "line 2: topic.depth = 0: use 1 to 65536"),
+        ("[topic]\ndepth = 4294967297\n", "= 4294967297: use 1 to 65536"),
         ("[topic]\nlargest = \"12Q\"\n", "line 2: topic.largest = \"12Q\": not a number with"),
         ("[topic]\nlargest = 0\n", "1 to "),
         ("[topic]\nreliability = 'often'\n", "not reliable, drop-oldest or drop-newest"),
@@ -189,7 +192,7 @@ fn invalid_value_in_a_file_is_reported_with_its_line() {
 
 #[test]
 fn all_toml_notations_of_numbers_are_accepted() {
-    let file = "budget_host = 0x1_0000\npatience = 1_0.5\n[topic]\ndepth = 0b11\n";
+    let file = "budget_host = 0x1_0000\nservice_timeout = 1_0.5\n[topic]\ndepth = 0b11\n";
     let settings = merge(file, &[], &[]).unwrap();
     assert_eq!(settings.budget_host.value, Some(Size(1 << 16)));
     assert_eq!(settings.service_timeout.value, Duration::from_millis(10_500));
@@ -199,9 +202,12 @@ fn all_toml_notations_of_numbers_are_accepted() {
 #[test]
 fn invalid_value_of_variable_or_option_names_its_origin() {
     let why = merge("", &[("FABRICAST_TOPIC_DEPTH", "+3")], &[]).unwrap_err();
-    assert!(why.starts_with("environment FABRICAST_TOPIC_DEPTH is \"+3\": 1 to 65536 is"), "{why}");
+    assert!(
+        why.starts_with("environment FABRICAST_TOPIC_DEPTH is \"+3\": use 1 to 65536"),
+        "{why}"
+    );
     let why = merge("", &[], &[("depth", "0")]).unwrap_err();
-    assert_eq!(why, "option --depth is \"0\": 1 to 65536 is possible");
+    assert_eq!(why, "option --depth is \"0\": use 1 to 65536");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! `fabricast sub`: reads messages, and writes, checks or measures them.
+//! `fabricast sub`: reads messages, and writes, verifies or measures them.
 
 mod sink;
 
@@ -20,11 +20,11 @@ use super::statistics::{self, Statistics};
 use super::test_pattern::{Checker, Fault};
 use super::{size, text};
 
-/// Reads all messages of a topic that are published from now on, and writes them to standard
-/// output, unless something else is asked for.
+/// Reads all messages of a topic that are published from now on, and writes them to standard output
+/// unless an option selects another use.
 ///
-/// Waits until somebody makes the topic, at this node or at one that it is connected to, unless
-/// options or other settings say what it is to be like. Ends after --count messages, or by Ctrl-C.
+/// Waits until the topic exists, on this node or on a connected peer; with topic settings it is
+/// created here. Ends after --count messages, or by Ctrl-C.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// The topic
@@ -36,11 +36,11 @@ pub(crate) struct Arguments {
     /// Append messages to this file
     #[arg(long, value_name = "FILE", conflicts_with = "into")]
     file: Option<PathBuf>,
-    /// Write each message to a file of its own in this directory: 00000001, 00000002, …, behind those that are
-    /// there already
+    /// Write each message to its own file in this directory: 00000001, 00000002, …, continuing
+    /// after existing numbers
     #[arg(long, value_name = "DIRECTORY")]
     into: Option<PathBuf>,
-    /// Check that every message is one of `fabricast pub --pattern`, whole, and the next one
+    /// Verify that every message is a complete one of `fabricast pub --pattern`, and the next one
     #[arg(long)]
     check: bool,
     /// Print the message rate and the latency of each stage
@@ -55,7 +55,7 @@ pub(crate) struct Arguments {
     /// One JSON line about what was read; messages then are not written to standard output
     #[arg(long)]
     json: bool,
-    /// Such a line also so often before, for who watches
+    /// Also print such a line at this interval
     #[arg(long, value_name = "SECONDS", value_parser = seconds, requires = "json", hide = true)]
     interval: Option<Duration>,
     #[command(flatten)]
@@ -72,7 +72,7 @@ impl Arguments {
         }
     }
 
-    /// Do messages go to standard output, if to no file?
+    /// Are messages written to standard output, without --file and --into?
     fn writes_to_stdout(&self) -> bool {
         !(self.check || self.stats || self.json)
     }
@@ -82,41 +82,41 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let signals = Signals::catch()?;
     let settings = arguments.settings.settings()?;
     if arguments.lines && arguments.file.is_none() && !arguments.writes_to_stdout() {
-        let why = "--lines: with --check, --stats or --json messages go to a file only: say which with \
-                   --file";
+        let why = "use --lines failed: with --check, --stats or --json messages are not written to standard output. \
+                   Add --file FILE";
         return Err(Failure::new(Exit::Usage, why));
     }
     let mut outcome = SubscribeSummary::default();
     let done = match read(arguments, &settings, &signals, &mut outcome) {
-        // Wherever it was: the usual way to end, unless a number of messages was to come.
+        // An interrupt is the normal end, unless --count messages were expected.
         Err(failure) if failure.exit() == interrupted().exit() && arguments.count.is_none() => {
             Ok(())
         }
         done => done,
     };
-    // Whoever reads the last line may be slow, too.
+    // The reader of the last line may be slow, so signals end the process from now on.
     signals.restore_defaults();
     let is_complete = done.is_ok();
     if arguments.json {
         let done = more_severe(done, outcome.verdict());
         return report_as_json(done, &outcome.report(arguments, is_complete));
     }
-    let told = outcome.print_summary(arguments);
-    more_severe(done, outcome.verdict()).and(told)
+    let printed = outcome.print_summary(arguments);
+    more_severe(done, outcome.verdict()).and(printed)
 }
 
-/// What is wrong with the data goes before why there was no more of it.
-fn more_severe(done: Result<(), Failure>, judged: Result<(), Failure>) -> Result<(), Failure> {
-    match (done, judged) {
+/// Faults of the data are more severe than the reason of the end.
+fn more_severe(done: Result<(), Failure>, verdict: Result<(), Failure>) -> Result<(), Failure> {
+    match (done, verdict) {
         (done, Ok(())) => done,
-        (Err(done), Err(judged)) if !done.is_silent() => {
-            Err(Failure::new(judged.exit(), format!("{judged}; {done}")))
+        (Err(done), Err(verdict)) if !done.is_silent() => {
+            Err(Failure::new(verdict.exit(), format!("{verdict}; {done}")))
         }
-        (_, judged) => judged,
+        (_, verdict) => verdict,
     }
 }
 
-/// All that there is to do, up to where it fails.
+/// Reads everything. The outcome is filled also if this fails.
 fn read(
     arguments: &Arguments,
     settings: &Settings,
@@ -129,9 +129,9 @@ fn read(
     let node = node_client::join(settings, options, &service, signals)?;
     outcome.node = Some(node.identity());
     let (service, name) = (&service, &*arguments.topic);
-    let wanted = TopicRequest { node: &node, name, settings, service, signals };
+    let request = TopicRequest { node: &node, name, settings, service, signals };
     let mut connectivity = ConnectivityReporter::begin();
-    let topic = wanted.open_to_read(arguments.timeout, &mut connectivity)?;
+    let topic = request.open_to_read(arguments.timeout, &mut connectivity)?;
     let like = topic.settings()?;
     let subscriber = topic.subscriber().map_err(with_remedy)?;
     outcome.is_subscribed = true;
@@ -151,29 +151,29 @@ fn read(
         publisher: None,
     };
     let done = work.read_all(&node);
-    // It may have been evicted in the middle of a message.
+    // The subscriber may have been evicted while it read a message.
     work.process_events();
     work.outcome.missed = work.missed();
     done
 }
 
-/// What became of messages.
+/// Counts of the messages by outcome.
 #[derive(Debug, Default)]
 struct SubscribeSummary {
-    /// The node's identity, once it is known.
+    /// Identity of the node, once known.
     node: Option<String>,
     is_reliable: bool,
     is_subscribed: bool,
     statistics: Statistics,
     missed: u64,
-    /// Was it evicted from its topic?
+    /// Was the subscriber evicted from its topic?
     is_evicted: bool,
-    /// It was evicted while it read a message, which therefore counts as missed.
+    /// Evicted while it read a message, which therefore counts as missed.
     last_message_missed: bool,
-    /// Messages that were not what they should be.
+    /// Corrupted messages.
     corrupted: u64,
     publishers_lost: u64,
-    /// By which ways messages came.
+    /// Paths of the messages.
     paths: Vec<DeliveryPath>,
 }
 
@@ -189,28 +189,28 @@ struct SubscribeRun<'a> {
     began: Instant,
     wait_reported: bool,
     connectivity: ConnectivityReporter,
-    /// The one of this node that published the last message.
+    /// Publisher of the last message, if on this node.
     publisher: Option<PublisherId>,
 }
 
-/// How long no message may come before it is said where it waits.
+/// Time without a message until the wait is reported.
 const NOTICE_DELAY: Duration = Duration::from_secs(1);
-/// What is read of a message at a time.
+/// Bytes of a message read at a time.
 const CHUNK: u64 = 1 << 20;
-/// Faults that are told of one by one.
+/// Number of faults that are printed one by one.
 const MAX_REPORTED_FAULTS: u64 = 10;
 
 impl SubscribeRun<'_> {
     fn read_all(&mut self, node: &Node) -> Result<(), Failure> {
         let mut deadline = Deadline::after(self.arguments.timeout);
-        let wanted = self.arguments.count.unwrap_or(u64::MAX);
-        let mut told: Option<Instant> = None;
-        while self.outcome.statistics.messages < wanted {
+        let expected = self.arguments.count.unwrap_or(u64::MAX);
+        let mut printed_at: Option<Instant> = None;
+        while self.outcome.statistics.messages < expected {
             self.signals.check_interrupted()?;
             if let Some(pause) = self.arguments.interval
-                && told.is_none_or(|told| told.elapsed() >= pause)
+                && printed_at.is_none_or(|at| at.elapsed() >= pause)
             {
-                told = Some(Instant::now());
+                printed_at = Some(Instant::now());
                 self.outcome.missed = self.missed();
                 text::json(&self.outcome.report(self.arguments, false))?;
             }
@@ -232,7 +232,7 @@ impl SubscribeRun<'_> {
                         let topic = self.arguments.topic.escape_debug();
                         let cause = self.connectivity.cause(node, &self.arguments.topic);
                         let why = format!(
-                            "read topic \"{topic}\" failed: no message within --timeout{cause}"
+                            "read topic \"{topic}\" failed: no message within --timeout{cause}. Start a publisher, or raise --timeout"
                         );
                         return Err(Failure::new(Exit::Deadline, why));
                     }
@@ -263,16 +263,16 @@ impl SubscribeRun<'_> {
         connectivity::say(lines);
     }
 
-    /// That a publisher was killed, or its node says so.
+    /// Reports that a publisher was killed, on this node or on another one.
     fn report_lost_publisher(&mut self, place: &str, which: &str) {
         self.outcome.publishers_lost += 1;
         let topic = self.arguments.topic.escape_debug();
         self.say(&[format!(
-            "topic \"{topic}\": a publisher{place} ended without leaving ({which}); its last messages may be missing"
+            "topic \"{topic}\": a publisher{place} was killed ({which}); its last messages may be missing"
         )]);
     }
 
-    /// Says once, if no message has come for a while, where messages would have to be published.
+    /// Reports once, after a while without messages, the node directory where this process waits.
     fn report_waiting(&mut self, node: &Node) {
         if !self.wait_reported && self.began.elapsed() >= NOTICE_DELAY {
             self.wait_reported = true;
@@ -318,7 +318,7 @@ impl SubscribeRun<'_> {
         if self.sink.wants_bytes() {
             self.write(sample)?;
         }
-        // A report names its process, as long as it is there.
+        // Reports name the process only while it runs.
         let publisher = sample.origin().is_none().then(|| sample.publisher());
         if publisher != self.publisher {
             self.publisher = publisher;
@@ -328,8 +328,7 @@ impl SubscribeRun<'_> {
         if !self.outcome.paths.contains(&path) {
             self.outcome.paths.push(path);
         }
-        // Only now has it arrived where it was to go.
-        // Clocks of other nodes may be ahead.
+        // The message has reached its destination only now. Clocks of other nodes may be ahead.
         let latency = now.saturating_sub(sample.published_at());
         self.outcome.statistics.add(sample.length(), latency, statistics::durations(sample, now));
         Ok(())
@@ -370,13 +369,13 @@ impl SubscribeRun<'_> {
 
     fn missed(&self) -> u64 {
         let missed = self.subscriber.missed() + u64::from(self.outcome.last_message_missed);
-        // What the topic dropped is missing in the numbers of a pattern, too.
+        // Messages that the topic dropped are also gaps in the numbers of a pattern.
         missed.max(self.checker.missed)
     }
 }
 
 impl SubscribeSummary {
-    /// What is to be said at the end about messages that came.
+    /// The failure for corrupted or missed messages.
     fn verdict(&self) -> Result<(), Failure> {
         if self.corrupted > 0 {
             return Err(Failure::new(Exit::DataCorrupted, text::corrupted(self.corrupted)));
@@ -384,14 +383,14 @@ impl SubscribeSummary {
         match self.missed {
             missed if missed > 0 && self.is_reliable => {
                 let why =
-                    text::count_of_irregular(missed, "message is missing", "messages are missing");
+                    text::count_of_irregular(missed, "message was missed", "messages were missed");
                 Err(Failure::new(Exit::MessagesMissed, why))
             }
             _ => Ok(()),
         }
     }
 
-    /// What was read, also if it was less than all, for programs.
+    /// The result as JSON, also of an incomplete run.
     fn report(&self, arguments: &Arguments, is_complete: bool) -> Value {
         let Statistics { messages, bytes, .. } = self.statistics;
         json!({
@@ -412,22 +411,22 @@ impl SubscribeSummary {
         })
     }
 
-    /// The same for people.
+    /// Prints the result.
     fn print_summary(&self, arguments: &Arguments) -> Result<(), Failure> {
         let Statistics { messages, bytes, .. } = self.statistics;
         let per_second = self.statistics.bytes_per_second();
         if !self.is_subscribed {
-            // There is nothing to tell of.
+            // Nothing to report.
             return Ok(());
         }
-        // Of one message no rate is known.
+        // A single message has no rate.
         let all = totals(messages, bytes, (per_second > 0.0).then_some(per_second));
         let mut line = format!("{}: {all}", arguments.topic.escape_debug());
         if self.missed > 0 {
             line.push_str(&format!("; {} missed", self.missed));
         }
         if self.is_evicted {
-            line.push_str("; evicted for being too slow");
+            line.push_str("; evicted as too slow");
         }
         if arguments.check {
             let corrupted = text::count_of_irregular(self.corrupted, "corrupted", "corrupted");
@@ -440,7 +439,7 @@ impl SubscribeSummary {
         let is_output =
             arguments.file.is_none() && arguments.into.is_none() && arguments.writes_to_stdout();
         if is_output {
-            // There, only messages are to be found.
+            // Standard output has messages only.
             text::print_error(line.trim_end());
             return Ok(());
         }
@@ -466,9 +465,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_worst_for_the_data_is_said_and_nothing_is_left_out() {
+    fn faults_of_the_data_decide_the_exit_code_and_all_are_reported() {
         let fail = |exit, why: &str| Err(Failure::new(exit, why));
-        let code = |done, judged| more_severe(done, judged).map_err(|failure| failure.exit());
+        let code = |done, verdict| more_severe(done, verdict).map_err(|failure| failure.exit());
         assert_eq!(code(Ok(()), Ok(())), Ok(()));
         assert_eq!(code(fail(Exit::Deadline, "late"), Ok(())), Err(Exit::Deadline));
         assert_eq!(code(Ok(()), fail(Exit::DataCorrupted, "bad")), Err(Exit::DataCorrupted));

@@ -1,4 +1,4 @@
-//! Where messages go that were read.
+//! Destinations of the messages.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, IsTerminal};
@@ -17,45 +17,45 @@ use crate::cli::exit::{Exit, Failure};
 use crate::cli::signals::{SLICE, Signals, interrupted};
 use crate::cli::text;
 
-/// A pipe with room has room for so many bytes at least, and takes them without waiting.
+/// A writable pipe takes at least so many bytes without blocking (PIPE_BUF).
 const PIPE_WRITE_SIZE: usize = 4096;
 const SIGNAL_POLL_INTERVAL: Duration = Duration::from_secs(1);
-/// The name of a message has so many at least.
+/// Minimum digits of a file name.
 const DIGITS: usize = 8;
-/// How the name of one ends that is not complete.
+/// Suffix of partial files.
 const PART_SUFFIX: &str = ".part";
-/// Files that are made for one message at most: it is bad luck if somebody comes upon one.
+/// Attempts to create a partial file; another process may remove it before it is locked.
 const ATTEMPTS: usize = 8;
 
-/// Where messages go.
+/// Where messages are written.
 #[derive(Debug)]
 pub(super) enum Sink {
-    /// Nowhere: they are only looked at.
+    /// Messages are not written.
     Discard,
-    /// To standard output, one behind the other; so many bytes at once.
+    /// Standard output, in writes of at most this size.
     Output { write_size: usize, is_terminal: bool },
-    /// To the end of a file.
+    /// Appended to a file.
     File(PathBuf, File),
-    /// Each to a file of its own, numbered.
+    /// Each message to its own numbered file.
     Directory { path: PathBuf, number: u64, is_unnamed: bool, part: Option<PartialFile> },
 }
 
-/// A file whose message is not complete yet. It has no name, so that nothing stays of it if its process
-/// is killed. Where there are no such files it has one, and goes if the message does not get complete;
-/// if its process is killed, with the next one that writes there: it is locked for as long as
-/// somebody has it open.
+/// File of a message that is not complete yet. It has no name (`O_TMPFILE`), so that nothing is
+/// left if its process is killed. Where that is not supported, it has one, and is removed if the
+/// message stays incomplete. After a kill, the next process that writes in the directory removes
+/// it: a running process holds its lock.
 #[derive(Debug)]
 pub(super) struct PartialFile {
     file: PartialFileHandle,
     name: Option<PathBuf>,
 }
 
-/// A file that is being written.
+/// An open partial file.
 #[derive(Debug)]
 enum PartialFileHandle {
     Locked(Flock<File>),
-    /// Nobody can come upon one without a name; and where there are no locks nobody takes it for a dead
-    /// one's either.
+    /// Unlocked: no other process can find an unnamed file, and where locks are unsupported none is
+    /// removed as stale.
     Unlocked(File),
 }
 
@@ -86,7 +86,8 @@ impl PartialFile {
         Ok(Self { file, name: None })
     }
 
-    /// Are there files without a name, and can one get its name later? Tried by a name that goes at once.
+    /// Are unnamed files supported that can get a name later? Tried with a name that is removed at
+    /// once.
     fn supports_unnamed(directory: &Path, target: &Path) -> Result<bool, Failure> {
         let Ok(mut part) = Self::unnamed(directory) else { return Ok(false) };
         let name = part_name(target)?;
@@ -95,12 +96,12 @@ impl PartialFile {
         Ok(is_named)
     }
 
-    /// By a name that nobody else comes upon, and nobody has put there.
+    /// Creates it with a random name.
     fn named(target: &Path) -> Result<Self, Failure> {
         Self::create_named_with(target, lock)
     }
 
-    /// By who locks it so.
+    /// Creates it with a function that locks it.
     fn create_named_with(
         target: &Path,
         lock: impl Fn(File) -> Result<Flock<File>, (File, Errno)>,
@@ -113,40 +114,40 @@ impl PartialFile {
                 Ok(file) => (PartialFileHandle::Locked(file), None),
                 Err((file, error)) => (PartialFileHandle::Unlocked(file), Some(error)),
             };
-            // It goes unless it is given.
+            // Removed on drop unless it is linked.
             let part = Self { file, name: Some(path) };
             match error {
                 None | Some(Errno::EOPNOTSUPP | Errno::ENOSYS) => {}
                 Some(Errno::EWOULDBLOCK | Errno::EINTR) => continue,
-                // Others could have it, and would take this one for dead.
+                // Other processes could lock it, and would remove it as stale.
                 Some(error) => {
                     let why = format!("it cannot be locked: {}", error.desc());
                     return Err(failed(target, &io::Error::other(why)));
                 }
             }
-            // Somebody may have come upon it before it was locked.
+            // Another process may have removed it before it was locked.
             if !part.file.metadata().is_ok_and(|found| found.nlink() == 0) {
                 return Ok(part);
             }
         }
-        let why = "each file that is made there is removed, or locked by another process, at once";
+        let why = "each file created there was removed, or locked by another process, at once";
         Err(failed(target, &io::Error::other(why)))
     }
 
-    /// The message is complete: only now does it get its name. False if something else has that.
+    /// Gives the complete message its name. False if the name exists.
     fn link_as(&self, target: &Path) -> Result<bool, Failure> {
-        let here = nix::fcntl::AT_FDCWD;
+        let cwd = nix::fcntl::AT_FDCWD;
         let named = match &self.name {
             None => {
                 let own = format!("/proc/self/fd/{}", self.file.as_raw_fd());
-                linkat(here, &*own, here, target, AtFlags::AT_SYMLINK_FOLLOW)
+                linkat(cwd, &*own, cwd, target, AtFlags::AT_SYMLINK_FOLLOW)
             }
             Some(name) => {
-                match renameat2(here, name, here, target, RenameFlags::RENAME_NOREPLACE) {
-                    // Some filesystems cannot do that, but give a file a second name; the first one goes
-                    // with the part.
+                match renameat2(cwd, name, cwd, target, RenameFlags::RENAME_NOREPLACE) {
+                    // Some file systems do not support that, but do support a second link; the
+                    // first one is removed with the partial file.
                     Err(Errno::EINVAL | Errno::ENOSYS) => {
-                        linkat(here, name, here, target, AtFlags::empty())
+                        linkat(cwd, name, cwd, target, AtFlags::empty())
                     }
                     renamed => renamed,
                 }
@@ -167,12 +168,12 @@ impl Sink {
         let is_file = copy.and_then(|copy| File::from(copy).metadata());
         let is_file = is_file.is_ok_and(|metadata| metadata.is_file());
         let is_terminal = output.is_terminal();
-        // A file lets nobody wait, nor does a terminal for long.
+        // Writes to a file do not block, and those to a terminal not for long.
         let write_size = if is_file || is_terminal { usize::MAX } else { PIPE_WRITE_SIZE };
         Self::Output { write_size, is_terminal }
     }
 
-    /// Waits for who reads, if it is a pipe.
+    /// Waits for the reader, if the file is a pipe.
     pub(super) fn file(path: &Path, signals: &Signals) -> Result<Self, Failure> {
         let mut options = OpenOptions::new();
         options.append(true).create(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY);
@@ -195,8 +196,8 @@ impl Sink {
         }
     }
 
-    /// Numbers go on behind those of messages that are there already. That nothing can be written
-    /// there is said before any message is read: what is tried is what is used later.
+    /// Numbers continue after those of existing messages. Tries at once to create a file as for
+    /// messages, so that an unwritable directory is reported before any message is read.
     pub(super) fn directory(path: &Path) -> Result<Self, Failure> {
         std::fs::create_dir_all(path).map_err(|error| failed(path, &error))?;
         remove_stale_parts(path);
@@ -209,12 +210,12 @@ impl Sink {
         Ok(Self::Directory { path: path.to_owned(), number, is_unnamed, part: None })
     }
 
-    /// Does it want the bytes?
+    /// Are the bytes of messages needed?
     pub(super) fn wants_bytes(&self) -> bool {
         !matches!(self, Self::Discard)
     }
 
-    /// The next message begins.
+    /// Begins the next message.
     pub(super) fn begin(&mut self) -> Result<(), Failure> {
         if let Self::Directory { path, number, is_unnamed, part } = self {
             *part = Some(match is_unnamed {
@@ -233,14 +234,14 @@ impl Sink {
         match self {
             Self::Discard => Ok(()),
             Self::Output { is_terminal: true, .. } if is_binary(bytes) => {
-                let why = "this message is no text, and could upset the terminal: --file and --into write to \
-                           files, --check and --stats write nothing, and \"| cat\" writes it all the same";
+                let why = "write message to terminal failed: it is binary. Use --file or --into, or --check or --stats, \
+                           or pipe it through cat";
                 Err(Failure::new(Exit::Usage, why))
             }
             Self::Output { write_size, .. } => {
                 match write_all(io::stdout().as_fd(), bytes, *write_size, signals)? {
                     Ok(()) => Ok(()),
-                    // That nobody reads on is no reason for noise, but one to stop.
+                    // A closed pipe is not reported, and ends the program.
                     Err(Errno::EPIPE) => Err(Failure::silent(Exit::OutputClosed)),
                     Err(error) => Err(Failure::failed(format!(
                         "write standard output failed: {}",
@@ -254,13 +255,13 @@ impl Sink {
         }
     }
 
-    /// The message is complete.
+    /// Ends the message.
     pub(super) fn end(&mut self) -> Result<(), Failure> {
         match self {
             Self::Directory { path, number, part, .. } => {
                 let Some(part) = part.take() else { return Ok(()) };
                 loop {
-                    // Others may write there, too.
+                    // Other processes may write in the directory, too.
                     *number = number.checked_add(1).ok_or_else(|| {
                         failed(path, &io::Error::other("message numbers are exhausted"))
                     })?;
@@ -274,10 +275,10 @@ impl Sink {
     }
 }
 
-/// Is it something else than text? A part of one may begin and end within a letter.
+/// Is it binary? A piece of text may begin and end within a character.
 fn is_binary(bytes: &[u8]) -> bool {
-    let is_of_a_letter = |byte: &&u8| **byte & 0xc0 == 0x80;
-    let cut = bytes.iter().take(3).take_while(is_of_a_letter).count();
+    let is_continuation = |byte: &&u8| **byte & 0xc0 == 0x80;
+    let cut = bytes.iter().take(3).take_while(is_continuation).count();
     match std::str::from_utf8(&bytes[cut..]) {
         Ok(text) => text.contains('\0'),
         Err(error) => error.error_len().is_some() || bytes.contains(&0),
@@ -288,14 +289,14 @@ fn named(directory: &Path, number: u64) -> PathBuf {
     directory.join(format!("{number:0DIGITS$}"))
 }
 
-/// The highest number that something in a directory has as its name; 0 if nothing has.
+/// The highest number that is a file name in the directory; 0 if there is none.
 fn highest_number(directory: &Path) -> io::Result<u64> {
     let mut highest_number = 0;
     for entry in std::fs::read_dir(directory)? {
         let name = entry?.file_name();
         let digits = name.to_str().filter(|name| name.bytes().all(|byte| byte.is_ascii_digit()));
         let number = digits.filter(|digits| digits.len() >= DIGITS).map(str::parse);
-        // What is more than all numbers is in nobody's way.
+        // A name beyond all numbers blocks none.
         highest_number = number
             .and_then(Result::ok)
             .map_or(highest_number, |number: u64| number.max(highest_number));
@@ -303,19 +304,19 @@ fn highest_number(directory: &Path) -> io::Result<u64> {
     Ok(highest_number)
 }
 
-/// What a message is called until it is complete.
+/// A random name for a partial file.
 fn part_name(target: &Path) -> Result<PathBuf, Failure> {
     let random =
         getrandom::u64().map_err(|error| Failure::failed(format!("naming a file: {error}")))?;
     Ok(target.with_extension(format!("{random:016x}{PART_SUFFIX}")))
 }
 
-/// For as long as the file is open, and the lock there.
+/// Locks the file while it is open.
 fn lock(file: File) -> Result<Flock<File>, (File, Errno)> {
     Flock::lock(file, FlockArg::LockExclusiveNonblock)
 }
 
-/// Is it the name of a message that is not complete?
+/// Is it the name of a partial file?
 fn is_part(name: &str) -> bool {
     let Some((number, random)) =
         name.strip_suffix(PART_SUFFIX).and_then(|name| name.split_once('.'))
@@ -329,8 +330,8 @@ fn is_part(name: &str) -> bool {
         && random.bytes().all(is_drawn)
 }
 
-/// Removes what those of this user left that were killed in the middle of a message: nobody has the
-/// lock. What cannot be told, or removed, stays.
+/// Removes partial files of killed processes of this user: those that are not locked. Unclear ones
+/// are left.
 fn remove_stale_parts(directory: &Path) {
     for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
         if !entry.file_name().to_str().is_some_and(is_part) {
@@ -356,8 +357,8 @@ fn failed(path: &Path, error: &io::Error) -> Failure {
     Failure::failed(format!("write {} failed: {error}", path.display()))
 }
 
-/// Not at once: whoever reads may be slow, and this process is to hear a signal meanwhile. The
-/// outer failure is that it was asked to end, the inner one the system's.
+/// Writes in pieces and waits for signals meanwhile, since the reader may be slow. The outer
+/// failure is an interrupt, the inner one of the system.
 fn write_all(
     to: BorrowedFd<'_>,
     mut bytes: &[u8],
@@ -401,7 +402,7 @@ mod tests {
         names
     }
 
-    /// As where there are no files without a name.
+    /// As on file systems without unnamed files.
     fn by_names(path: &Path) -> Sink {
         let mut sink = Sink::directory(path).unwrap();
         if let Sink::Directory { is_unnamed, .. } = &mut sink {
@@ -411,10 +412,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_text_is_known() {
+    fn binary_content_is_detected() {
         let text = "grüße €".as_bytes();
         assert!(!is_binary(b"") && !is_binary(b"hello\x1b[0m\n"));
-        // Cut wherever it may be, at both ends.
+        // Cut at any byte, at both ends.
         for from in 0..text.len() {
             for to in from..=text.len() {
                 assert!(!is_binary(&text[from..to]), "{from}..{to}");
@@ -426,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn two_that_write_to_one_directory_do_not_mix() {
+    fn two_subscribers_write_to_one_directory_without_conflict() {
         let path = directory("sink-two");
         let signals = Signals::catch().unwrap();
         let [mut one, mut other] = [(); 2].map(|()| Sink::directory(&path).unwrap());
@@ -447,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_go_on_behind_what_is_there_whatever_it_is() {
+    fn numbers_continue_after_any_existing_name() {
         let path = directory("sink-used");
         let signals = Signals::catch().unwrap();
         for name in ["00000007", "9", "000000x8", "99999999999999999999999", "notes"] {
@@ -461,19 +462,19 @@ mod tests {
         sink.write(b"message", &signals).unwrap();
         sink.end().unwrap();
         assert_eq!(std::fs::read(path.join("123456790")).unwrap(), b"message");
-        // There is none behind the last one.
+        // No number is left after the last one.
         std::fs::write(path.join(u64::MAX.to_string()), "").unwrap();
         let mut sink = Sink::directory(&path).unwrap();
         sink.begin().unwrap();
         let why = sink.end().unwrap_err().to_string();
-        assert!(why.contains("no number"), "{why}");
+        assert!(why.contains("numbers are exhausted"), "{why}");
         std::fs::remove_dir_all(path).unwrap();
-        // Where nothing can be written that is said at once, also to who may do everything.
+        // An unwritable directory is reported at once, also to root.
         assert!(Sink::directory(Path::new("/proc/self")).is_err());
     }
 
     #[test]
-    fn links_of_others_are_not_followed_and_parts_do_not_stay() {
+    fn links_are_not_followed_and_partial_files_are_removed() {
         let path = directory("sink-links");
         let signals = Signals::catch().unwrap();
         let victim = path.join("victim");
@@ -492,7 +493,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_takes_a_name_that_is_free_and_leaves_nothing_without() {
+    fn partial_file_takes_a_free_name_or_is_removed() {
         let path = directory("sink-parts");
         std::fs::write(path.join("taken"), "dear").unwrap();
         let create = |target| match target {
@@ -514,7 +515,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_left_that_was_killed_goes_with_the_next_one_and_nothing_else_does() {
+    fn only_partial_files_of_killed_subscribers_are_removed() {
         let path = directory("sink-dead");
         let signals = Signals::catch().unwrap();
         let mut living = by_names(&path);
@@ -528,7 +529,7 @@ mod tests {
         }
         let link = "00000002.0123456789abcdef.part";
         std::os::unix::fs::symlink(path.join(strange[0]), path.join(link)).unwrap();
-        // Who may do everything could remove those of others.
+        // Root could remove files of other users.
         let others = "00000003.0123456789abcdef.part";
         std::fs::write(path.join(others), others).unwrap();
         let is_set = std::os::unix::fs::chown(path.join(others), Some(1), None).is_ok();
@@ -543,7 +544,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_writes_without_a_lock_where_others_can_have_one() {
+    fn failure_of_the_lock_is_an_error() {
         let path = directory("sink-unlocked");
         let target = path.join("00000001");
         let attempts = std::cell::Cell::new(0);
@@ -561,7 +562,7 @@ mod tests {
         for error in [Errno::EOPNOTSUPP, Errno::ENOTSUP, Errno::ENOSYS] {
             assert!(matches!(create(error).unwrap().file, PartialFileHandle::Unlocked(_)));
         }
-        // What never comes right is not tried for ever.
+        // The number of attempts is limited.
         let why = create(Errno::EWOULDBLOCK).unwrap_err().to_string();
         assert!(why.contains("00000001") && attempts.get() == ATTEMPTS, "{why}");
         let removed = PartialFile::create_named_with(&target, |file| {
