@@ -240,8 +240,8 @@ fn to_json(rows: &[Row]) -> Result<Value, Failure> {
         "pools": take("Pool"),
         "topics": topics,
         "peers": take("Peer"),
-        "incompatible_topics": take("Misfit"),
-        "remote_topics": take("Elsewhere"),
+        "incompatible_topics": take("IncompatibleTopic"),
+        "remote_topics": take("RemoteTopic"),
         "replication_error": take("ReplicationError").pop().map(|row| row["why"].clone()),
     }))
 }

@@ -1,4 +1,4 @@
-//! What the command says about the most likely mistakes: all of standard error, and the exit code.
+//! Messages about the most likely user errors: all of standard error, and the exit code.
 #![allow(missing_docs)]
 
 mod run;
@@ -8,9 +8,9 @@ mod usage;
 
 use run::TestNode;
 
-/// `--json`: whatever is wrong, one line of JSON says so, beside the text.
+/// With `--json` every failure is one line of JSON, besides the text.
 #[test]
-fn with_json_each_failure_is_one_line() {
+fn failure_with_json_is_one_line() {
     let test_node = TestNode::new();
     for (arguments, code) in [
         (&["fly", "--json"][..], 2),
@@ -37,7 +37,7 @@ fn with_json_each_failure_is_one_line() {
         assert_eq!(line["exit_code"], code, "{arguments:?}: {line}");
         let error = line["error"].as_str().unwrap();
         let flat = ended.error.split_whitespace().collect::<Vec<_>>().join(" ");
-        // Of the command line, the text has parts in paragraphs of their own.
+        // The text of usage errors has its parts in paragraphs.
         let has_all = error.split("; ").all(|part| flat.contains(part));
         assert!(!error.is_empty() && has_all, "{arguments:?}: {line} {flat}");
     }
@@ -45,11 +45,11 @@ fn with_json_each_failure_is_one_line() {
     let line: serde_json::Value = serde_json::from_str(&ended.output).unwrap();
     let error = "unexpected argument '--dephth' found; tip: a similar argument exists: '--depth'";
     assert_eq!(line["error"], error);
-    // What was done all the same stands in the line, too.
+    // The line also has what was done before the failure.
     let ended = test_node.run(&["sub", "t", "--largest", "1K", "--timeout", "0.1", "--json"]);
     let line: serde_json::Value = serde_json::from_str(&ended.output).unwrap();
     assert_eq!((&line["topic"], &line["messages"]), (&"t".into(), &0.into()), "{line}");
-    // Success says nothing of errors.
+    // Without a failure there is no exit code.
     let ended = test_node.run(&["config", "--json"]);
     assert!(ended.code == Some(0) && !ended.output.contains("exit_code"), "{ended:?}");
 }

@@ -1,4 +1,4 @@
-//! Runs the command in a directory of a test's own.
+//! Runs the command with a node in the test's own directory.
 
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use testkit::temp_dir::TempDir;
 
-/// Only reached by what fails.
+/// Only a failing test waits so long.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Names and what stands for them.
+/// Names and values.
 pub(crate) type Pairs<'a> = &'a [(&'a str, &'a str)];
 
 /// A directory with a node in it.
@@ -58,7 +58,7 @@ impl TestNode {
         command
     }
 
-    /// Runs it to its end, with standard input from a file.
+    /// Runs the command to its end, with this standard input.
     pub(crate) fn run_with(
         &self,
         arguments: &[&str],
@@ -83,7 +83,7 @@ impl TestNode {
         self.run_with(arguments, "", &[])
     }
 
-    /// Begins to run it, and waits until the node has the topic or, if none is named, is served.
+    /// Starts the command, and waits until the node has the topic or, without a topic, is served.
     pub(crate) fn start(&self, arguments: &[&str], topic: Option<&str>) -> Running {
         let mut command = self.command(arguments);
         let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
@@ -100,7 +100,7 @@ impl TestNode {
         }
     }
 
-    /// The text with the paths of this test, and these words, in place of their names in braces.
+    /// Replaces names in braces by the paths of this test and these values.
     fn filled(&self, text: &str, words: &[(&str, &str)]) -> String {
         let directory = self.path("node");
         let directory = directory.parent().unwrap().display().to_string();
@@ -108,15 +108,15 @@ impl TestNode {
         words.iter().fold(text, |text, (name, word)| text.replace(&format!("{{{name}}}"), word))
     }
 
-    /// The command fails with this code, and says this and nothing else.
+    /// The command ends with this code, and standard error is this text.
     #[track_caller]
-    pub(crate) fn says(&self, arguments: &[&str], code: i32, error: &str) {
-        self.says_with(arguments, ("", &[], &[]), code, error);
+    pub(crate) fn fails(&self, arguments: &[&str], code: i32, error: &str) {
+        self.fails_with(arguments, ("", &[], &[]), code, error);
     }
 
-    /// The same with an input, variables, and words that stand for names in braces.
+    /// As [`Self::fails`], with an input, variables, and values of names in braces.
     #[track_caller]
-    pub(crate) fn says_with(
+    pub(crate) fn fails_with(
         &self,
         arguments: &[&str],
         (input, environment, words): (&str, Pairs<'_>, Pairs<'_>),
@@ -131,7 +131,7 @@ impl TestNode {
 }
 
 impl Running {
-    /// Stops it, all of it, until it is killed.
+    /// Stops all its threads.
     pub(crate) fn stop(&self) {
         use nix::sys::signal::{Signal, kill};
         kill(nix::unistd::Pid::from_raw(self.0.id() as i32), Signal::SIGSTOP).unwrap();

@@ -1,17 +1,17 @@
-//! Topics and nodes that are not there, are others than was thought, or have no room.
+//! Missing topics and nodes, different settings, and exceeded limits.
 
 use std::os::unix::fs::PermissionsExt;
 
 use crate::run::TestNode;
 
 #[test]
-fn node_that_does_not_run() {
+fn report_on_a_node_that_does_not_run() {
     let why = "fabricast: report on a node ({directory}/node) failed: not found: no service listens there. Start \
                \"fabricast node\", or a publisher or subscriber, or name the directory of a node that runs: --directory \
                (by default it depends on XDG_RUNTIME_DIR)\n";
     let test_node = TestNode::new();
-    test_node.says(&["topics"], 6, why);
-    test_node.says(&["paths", "--topics"], 6, why);
+    test_node.fails(&["topics"], 6, why);
+    test_node.fails(&["paths", "--topics"], 6, why);
 }
 
 #[test]
@@ -30,95 +30,93 @@ fn directory_of_another_user() {
             "fabricast: {operation} ({{directory}}/open) failed: denied: others may write in it (mode 777): chmod go-w \
              it. Choose a directory of this user: --directory\n"
         );
-        test_node.says(&[command, &["--directory", open]].concat(), 9, &why);
+        test_node.fails(&[command, &["--directory", open]].concat(), 9, &why);
     }
 }
 
 #[test]
-fn node_that_another_process_serves() {
+fn second_service_of_a_node() {
     let test_node = TestNode::new();
     let node = test_node.start(&["node"], None);
     let why = "fabricast: serve a node ({directory}/node) failed: already served: process {process} does, and stays. \
-               End that process first, or give this node a directory of its own: --directory\n";
+               Stop that process first, or give this node its own directory: --directory\n";
     let words = [("process", &*node.id())];
-    test_node.says_with(&["node", "--log", "error"], ("", &[], &words), 10, why);
+    test_node.fails_with(&["node", "--log", "error"], ("", &[], &words), 10, why);
 }
 
-/// What is waited for is said, and in the end what to do.
 #[test]
-fn service_that_is_stopped() {
+fn stopped_service_is_named_with_the_remedy() {
     let test_node = TestNode::new();
     let node = test_node.start(&["node"], None);
     node.stop();
     let waiting = "fabricast: waiting for the node's service in {directory}/node (process {process}) to answer; it is \
                    stopped\n";
-    let remedy = "it is stopped. To go on, resume it (kill -CONT {process}) or end it (kill -KILL {process})\n";
+    let remedy = "it is stopped. To continue, resume it (kill -CONT {process}) or kill it (kill -KILL {process})\n";
     let id = node.id();
     let process = [("process", &*id)];
     let words = ("", &[][..], &process[..]);
     let late = "fabricast: report on a node ({directory}/node) failed: deadline exceeded: process {process} serves the \
                 node, and did not answer within 5s: ";
     let all = [waiting, late, remedy].concat();
-    test_node.says_with(&["topics"], words, 4, &all);
-    test_node.says_with(&["paths", "--topics"], words, 4, &all);
+    test_node.fails_with(&["topics"], words, 4, &all);
+    test_node.fails_with(&["paths", "--topics"], words, 4, &all);
     let late = "fabricast: join a node ({directory}/node) failed: deadline exceeded: process {process} serves the node, \
                 and does not answer: ";
     for timeout in ["0.5", "1.5"] {
-        let said = if timeout == "0.5" { "" } else { waiting };
+        let notice = if timeout == "0.5" { "" } else { waiting };
         for command in ["pub", "sub"] {
             let arguments = [command, "t", "--service-timeout", timeout];
-            test_node.says_with(&arguments, words, 4, &[said, late, remedy].concat());
+            test_node.fails_with(&arguments, words, 4, &[notice, late, remedy].concat());
         }
     }
 }
 
 #[test]
-fn topic_that_is_never_made() {
-    let why = "fabricast: waiting for topic \"t\": it does not exist yet at this node or at one that it is connected to \
+fn missing_topic_times_out() {
+    let why = "fabricast: waiting for topic \"t\": it exists neither on this node nor on a connected peer \
                (node directory: {directory}/node)\n\
-               fabricast: open topic \"t\" failed: it does not exist at this node or at one that it is connected to \
+               fabricast: open topic \"t\" failed: it exists neither on this node nor on a connected peer within --timeout \
                (node directory: {directory}/node). Start a publisher first, or create it: --largest 1MiB\n";
-    TestNode::new().says(&["sub", "t", "--timeout", "0.2"], 4, why);
+    TestNode::new().fails(&["sub", "t", "--timeout", "0.2"], 4, why);
 }
 
 #[test]
-fn subscriber_that_never_comes() {
+fn missing_subscriber_times_out() {
     let why = "fabricast: waiting for 1 subscriber of topic \"t\" (node directory: {directory}/node)\n\
-               fabricast: publish in topic \"t\" failed: 0 of 1 subscriber came in time (--timeout). Start subscribers first, or \
-               wait longer\n";
+               fabricast: publish to topic \"t\" failed: 0 of 1 subscriber within --timeout. Start subscribers first, or \
+               raise --timeout\n";
     let arguments = ["pub", "t", "--pattern", "--wait-for", "1", "--timeout", "0.2"];
-    TestNode::new().says(&arguments, 4, why);
+    TestNode::new().fails(&arguments, 4, why);
 }
 
 #[test]
-fn messages_that_never_come() {
+fn missing_message_times_out() {
     let why = "fabricast: waiting for messages of topic \"t\" (node directory: {directory}/node)\n\
                t: 0 messages, 0 B\n\
-               fabricast: read topic \"t\" failed: no message came in time (--timeout)\n";
-    TestNode::new().says(&["sub", "t", "--largest", "1K", "--timeout", "1.5"], 4, why);
+               fabricast: read topic \"t\" failed: no message within --timeout. Start a publisher, or raise --timeout\n";
+    TestNode::new().fails(&["sub", "t", "--largest", "1K", "--timeout", "1.5"], 4, why);
 }
 
 #[test]
-fn peer_that_is_not_there() {
+fn unreachable_peer_is_the_cause_of_a_timeout() {
     let why = "fabricast: waiting for 1 subscriber of topic \"t\" (node directory: {directory}/node)\n\
                fabricast: cannot reach 127.0.0.1:9: Connection refused (os error 111); retrying\n\
-               fabricast: publish in topic \"t\" failed: 0 of 1 subscriber came in time (--timeout). Start subscribers first, or \
-               wait longer; this node is connected to no other node: cannot reach 127.0.0.1:9: Connection refused (os error \
-               111)\n";
+               fabricast: publish to topic \"t\" failed: 0 of 1 subscriber within --timeout; no peer node is connected: cannot \
+               reach 127.0.0.1:9: Connection refused (os error 111). Start subscribers first, or raise --timeout\n";
     let publish = ["pub", "t", "--pattern", "--wait-for", "1", "--timeout", "2"];
-    // Without the warning of what --insecure means, which has the time in it.
+    // Without the warning about --insecure, which contains the time.
     let quiet = ("", &[("FABRICAST_LOG", "error")][..], &[][..]);
     let publish = [&publish[..], &["--insecure", "--peers", "127.0.0.1:9"]].concat();
-    TestNode::new().says_with(&publish, quiet, 4, why);
-    let why = "fabricast: waiting for topic \"t\": it does not exist yet at this node or at one that it is connected to \
+    TestNode::new().fails_with(&publish, quiet, 4, why);
+    let why = "fabricast: waiting for topic \"t\": it exists neither on this node nor on a connected peer \
                (node directory: {directory}/node)\n\
                fabricast: cannot reach 127.0.0.1:9: Connection refused (os error 111); retrying\n\
-               fabricast: open topic \"t\" failed: it does not exist at this node or at one that it is connected to \
-               (node directory: {directory}/node). Start a publisher first, or create it: --largest 1MiB; this node is \
-               connected to no other node: cannot reach 127.0.0.1:9: Connection refused (os error 111)\n";
+               fabricast: open topic \"t\" failed: it exists neither on this node nor on a connected peer within --timeout \
+               (node directory: {directory}/node); no peer node is connected: cannot reach 127.0.0.1:9: Connection \
+               refused (os error 111). Start a publisher first, or create it: --largest 1MiB\n";
     let subscribe = ["sub", "t", "--timeout", "2", "--insecure", "--peers", "127.0.0.1:9"];
     let test_node = TestNode::new();
-    test_node.says_with(&subscribe, quiet, 4, why);
+    test_node.fails_with(&subscribe, quiet, 4, why);
     let ended = test_node.run_with(&[&subscribe[..], &["--json"]].concat(), "", quiet.1);
     let line: serde_json::Value = serde_json::from_str(&ended.output).unwrap();
     let error = line["error"].as_str().unwrap();
@@ -126,7 +124,7 @@ fn peer_that_is_not_there() {
 }
 
 #[test]
-fn node_that_no_other_node_connects_to() {
+fn absent_peers_are_the_cause_of_a_timeout() {
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = free.local_addr().unwrap().to_string();
     drop(free);
@@ -136,16 +134,16 @@ fn node_that_no_other_node_connects_to() {
     let test_node = TestNode::new();
     let listen = ["--insecure", "--listen", &address, "--timeout", "0.5"];
     let why = "fabricast: waiting for 1 subscriber of topic \"t\" (node directory: {directory}/node)\n\
-               fabricast: publish in topic \"t\" failed: 0 of 1 subscriber came in time (--timeout). Start subscribers first, or \
-               wait longer; no node has connected to {address}\n";
+               fabricast: publish to topic \"t\" failed: 0 of 1 subscriber within --timeout; no peer node has connected to \
+               {address}. Start subscribers first, or raise --timeout\n";
     let publish = [&["pub", "t", "--pattern", "--wait-for", "1"][..], &listen].concat();
-    test_node.says_with(&publish, quiet, 4, why);
-    let why = "fabricast: waiting for topic \"t\": it does not exist yet at this node or at one that it is connected to \
+    test_node.fails_with(&publish, quiet, 4, why);
+    let why = "fabricast: waiting for topic \"t\": it exists neither on this node nor on a connected peer \
                (node directory: {directory}/node)\n\
-               fabricast: open topic \"t\" failed: it does not exist at this node or at one that it is connected to \
-               (node directory: {directory}/node). Start a publisher first, or create it: --largest 1MiB; no node has \
-               connected to {address}\n";
-    test_node.says_with(&[&["sub", "t"][..], &listen].concat(), quiet, 4, why);
+               fabricast: open topic \"t\" failed: it exists neither on this node nor on a connected peer within --timeout \
+               (node directory: {directory}/node); no peer node has connected to {address}. Start a publisher first, \
+               or create it: --largest 1MiB\n";
+    test_node.fails_with(&[&["sub", "t"][..], &listen].concat(), quiet, 4, why);
 }
 
 #[test]
@@ -154,58 +152,58 @@ fn more_than_the_budget() {
     let why = "fabricast: open a topic (t) failed: over budget: 20 messages waiting or on loan × 1073741824 bytes = \
                21474836480 bytes, where topics reserve 0 of a budget of 67108864 bytes already. Reserve less (--largest, \
                --depth, --loans), or serve the node with a larger budget (--budget-host, --budget-device)\n";
-    test_node.says(&["pub", "t", "--largest", "1G", "--budget-host", "64M"], 7, why);
+    test_node.fails(&["pub", "t", "--largest", "1G", "--budget-host", "64M"], 7, why);
 }
 
 #[test]
-fn message_that_is_too_long() {
+fn message_above_the_largest() {
     let test_node = TestNode::new();
-    let why = "fabricast: a message of the pattern has 2048 bytes, and topic \"t\" takes 1024 at most (option --largest). Publish \
-               it with --largest 4K, under another name if other processes use the topic\n";
+    let why = "fabricast: publish test pattern failed: it has 2048 bytes, topic \"t\" allows 1024 (option --largest). Use \
+               --largest 4K, and another name if other processes use the topic\n";
     let arguments = ["pub", "t", "--pattern", "--count", "1", "--size", "2K", "--largest", "1K"];
-    test_node.says(&arguments, 7, why);
-    let why = "fabricast: the input has more than 4 bytes, and topic \"t\" takes 4 at most (option --largest). Publish it with a \
-               larger --largest, under another name if other processes use the topic\n";
-    test_node.says_with(&["pub", "t", "--largest", "4"], ("some input", &[], &[]), 7, why);
+    test_node.fails(&arguments, 7, why);
+    let why = "fabricast: publish standard input failed: it has more than 4 bytes, topic \"t\" allows 4 (option --largest). \
+               Use a larger --largest, and another name if other processes use the topic\n";
+    test_node.fails_with(&["pub", "t", "--largest", "4"], ("some input", &[], &[]), 7, why);
     let _sub = test_node.start(&["sub", "big", "--check", "--largest", "4K"], Some("big"));
     for (name, length, size) in [("big.bin", 10_000, "12K"), ("huge.bin", 3 << 20, "3M")] {
         let file = test_node.write(name, &"x".repeat(length));
         let why = format!(
-            "fabricast: {{directory}}/{name} has {length} bytes, and topic \"big\" takes 4096 at most. Publish it under \
-             another name with --largest {size}, or end the processes that use the topic first\n"
+            "fabricast: publish {{directory}}/{name} failed: it has {length} bytes, topic \"big\" allows 4096. Use another \
+             topic name with --largest {size}, or stop the processes that use the topic first\n"
         );
-        test_node.says(&["pub", "big", "--file", file.to_str().unwrap()], 7, &why);
+        test_node.fails(&["pub", "big", "--file", file.to_str().unwrap()], 7, &why);
     }
-    let why = "fabricast: a line of the input has more than 4096 bytes, and topic \"big\" takes 4096 at most. Publish it under \
-               another name with a larger --largest, or end the processes that use the topic first\n";
-    test_node.says_with(&["pub", "big", "--lines"], (&"x".repeat(5000), &[], &[]), 7, why);
+    let why = "fabricast: publish a line of standard input failed: it has more than 4096 bytes, topic \"big\" allows 4096. \
+               Use another topic name with a larger --largest, or stop the processes that use the topic first\n";
+    test_node.fails_with(&["pub", "big", "--lines"], (&"x".repeat(5000), &[], &[]), 7, why);
 }
 
 #[test]
 fn topic_with_other_settings() {
     let test_node = TestNode::new();
     let _sub = test_node.start(&["sub", "t", "--check", "--depth", "4"], Some("t"));
-    let why = "fabricast: the topic \"t\": its settings differ: depth is 4, and 8 was asked for (option --depth). Say \
-               nothing of what it is like, and it is taken as it is; or say --depth 4; or take another name. It can be \
-               made anew when no process uses it any more\n";
-    test_node.says(&["pub", "t", "--depth", "8"], 2, why);
+    let why = "fabricast: open topic \"t\" failed: settings differ: depth is 4, requested was 8 (option --depth). Omit all \
+               topic settings to use it as it is, or set --depth 4, or choose another name. It can be recreated once \
+               no process uses it\n";
+    test_node.fails(&["pub", "t", "--depth", "8"], 2, why);
 }
 
 #[test]
-fn file_to_publish_that_is_not_there() {
+fn missing_file_to_publish() {
     let why = "fabricast: read /nowhere/at/all failed: No such file or directory (os error 2)\n";
-    TestNode::new().says(&["pub", "t", "--file", "/nowhere/at/all"], 1, why);
+    TestNode::new().fails(&["pub", "t", "--file", "/nowhere/at/all"], 1, why);
 }
 
 #[test]
-fn memory_of_a_device_that_is_not_there() {
+fn memory_of_a_missing_device() {
     let why = "fabricast: emulated:99: open failed: no such device: there are 2\n";
-    TestNode::new().says(&["pub", "t", "--memory", "emulated:99"], 3, why);
+    TestNode::new().fails(&["pub", "t", "--memory", "emulated:99"], 3, why);
 }
 
-/// It says so, and goes on: the other process may end.
+/// The node continues, since the other process may end.
 #[test]
-fn port_that_another_node_has() {
+fn port_in_use() {
     let test_node = TestNode::new();
     let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = other.local_addr().unwrap().to_string();
@@ -213,49 +211,49 @@ fn port_that_another_node_has() {
     let ended = test_node.run(&["paths", "--topics"]);
     let flat = ended.output.split_whitespace().collect::<Vec<_>>().join(" ");
     let expected = format!(
-        "no topics no messages go between this node and others: listen for other nodes ({address}) failed: cannot listen \
+        "no topics no topics are replicated with other nodes: listen for other nodes ({address}) failed: cannot listen \
          there: Address already in use (os error 98). Choose another port, or end the process that listens there; it is \
-         tried again and again. --listen says where"
+         tried again and again. Choose another address: --listen"
     );
     assert_eq!(flat, expected);
 }
 
 #[test]
-fn address_to_listen_at_of_another_machine() {
+fn listen_address_of_another_machine() {
     let test_node = TestNode::new();
-    // For documentation, and therefore of no machine.
+    // Reserved for documentation.
     let address = "192.0.2.9:7700";
     let _node = test_node.start(&["node", "--insecure", "--listen", address], None);
     let ended = test_node.run(&["paths", "--topics"]);
     let flat = ended.output.split_whitespace().collect::<Vec<_>>().join(" ");
-    let expected = "no topics no messages go between this node and others: listen for other nodes (192.0.2.9:7700) failed: \
+    let expected = "no topics no topics are replicated with other nodes: listen for other nodes (192.0.2.9:7700) failed: \
                     cannot listen there: 192.0.2.9 is not an address of this machine. Choose one of: 127.0.0.1";
     assert!(flat.starts_with(expected), "{flat}");
 }
 
-/// In a mount namespace of its own, where this user may make one.
+/// In its own mount namespace, where this user may create one.
 #[test]
-fn directory_on_a_file_system_that_is_read_only() {
+fn directory_on_a_read_only_file_system() {
     let test_node = TestNode::new();
-    let place = test_node.path("ro");
-    std::fs::create_dir(&place).unwrap();
+    let mount_point = test_node.path("ro");
+    std::fs::create_dir(&mount_point).unwrap();
     let script =
         "mount -t tmpfs -o ro none \"$1\" || exit 77; exec \"$0\" pub t --directory \"$1/node\"";
     let mut unshare = std::process::Command::new("unshare");
-    unshare.args(["-rm", "sh", "-c", script, env!("CARGO_BIN_EXE_fabricast")]).arg(&place);
+    unshare.args(["-rm", "sh", "-c", script, env!("CARGO_BIN_EXE_fabricast")]).arg(&mount_point);
     for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("FABRICAST_")) {
         unshare.env_remove(name);
     }
     let Ok(ended) = unshare.stdin(std::process::Stdio::null()).output() else { return };
-    let said = String::from_utf8_lossy(&ended.stderr);
-    if ended.status.code() == Some(77) || said.starts_with("unshare:") {
-        eprintln!("not tested: {said}");
+    let error = String::from_utf8_lossy(&ended.stderr);
+    if ended.status.code() == Some(77) || error.starts_with("unshare:") {
+        eprintln!("not tested: {error}");
         return;
     }
     let why = format!(
         "fabricast: join a node ({0}/node) failed: Read-only file system (os error 30). Choose a directory that this user \
          can write in: --directory\n",
-        place.display()
+        mount_point.display()
     );
-    assert_eq!((ended.status.code(), &*said), (Some(9), &*why));
+    assert_eq!((ended.status.code(), &*error), (Some(9), &*why));
 }

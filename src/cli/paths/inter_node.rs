@@ -249,7 +249,7 @@ fn to_json(rows: &[Row]) -> Result<Value, Failure> {
         "sent": take("Sent"),
         "received": take("Received"),
         "peers": take("Peer"),
-        "incompatible_topics": take("Misfit"),
+        "incompatible_topics": take("IncompatibleTopic"),
         "missed": missed,
     }))
 }
