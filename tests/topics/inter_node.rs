@@ -5,24 +5,24 @@ use serde_json::Value;
 
 use crate::test_node::{Process, TIMEOUT, TestNode, parse, topic};
 
-/// Serves a node that others reach. Gives where.
+/// Serves a node that listens for other nodes. Returns its address.
 fn serve(test_node: &TestNode, more: &[&str]) -> (Process, String) {
     let mut node =
         test_node.start(&[&["node", "--insecure", "--listen", "127.0.0.1:0"][..], more].concat());
-    node.wait_for("serves node");
+    node.wait_for("serving node");
     let report = test_node.wait_until("an address", |report| report["node"]["listens"].is_string());
     (node, report["node"]["listens"].as_str().unwrap().to_owned())
 }
 
-/// Waits until a node tells something of what goes between nodes.
+/// Waits until a node's report of paths meets a condition.
 #[track_caller]
-fn wait_for_paths(test_node: &TestNode, is_so: impl Fn(&Value) -> bool) -> Value {
+fn wait_for_paths(test_node: &TestNode, condition: impl Fn(&Value) -> bool) -> Value {
     let end = std::time::Instant::now() + TIMEOUT;
     loop {
         let mut process = test_node.start(&["paths", "--topics", "--json"]);
         if process.end().success() {
             let paths = parse(&process.output());
-            if is_so(&paths) {
+            if condition(&paths) {
                 return paths;
             }
         }
@@ -31,7 +31,7 @@ fn wait_for_paths(test_node: &TestNode, is_so: impl Fn(&Value) -> bool) -> Value
 }
 
 #[test]
-fn a_node_that_is_served_anew_is_still_connected() {
+fn node_with_a_new_service_is_still_connected() {
     for signal in [Signal::SIGTERM, Signal::SIGKILL] {
         let test_nodes = [TestNode::open(), TestNode::open()];
         let (_node, address) = serve(&test_nodes[0], &[]);
@@ -49,16 +49,16 @@ fn a_node_that_is_served_anew_is_still_connected() {
         let publish = ["pub", "t", "--pattern", "--size", "10K", "--count", "1500", "--json"];
         let more = ["--rate", "500", "--wait-for", "1", "--largest", "1M"];
         let mut publisher = test_nodes[0].start(&[&publish[..], &more].concat());
-        test_nodes[1].wait_until("the topic", |report| topic(report, "t").is_some());
+        test_nodes[1].wait_until("the topic", |report| topic(report, "t").conditionme());
         test_nodes[1].wait_until("messages", |report| {
-            topic(report, "t").is_some_and(|topic| topic["arrived"].as_u64() > Some(50))
+            topic(report, "t").conditionme_and(|topic| topic["arrived"].as_u64() > Some(50))
         });
         node.signal(signal);
         node.end();
-        // The same again, while the one who reads serves already, and hands it over.
+        // The subscriber serves meanwhile, and hands over.
         let mut next =
             test_nodes[1].start(&["node", "--insecure", "--listen", &before, "--peers", &address]);
-        next.wait_for("its service number 3");
+        next.wait_for("(service 3)");
         let after =
             test_nodes[1].wait_until("an address", |report| report["node"]["listens"].is_string());
         assert_eq!(after["node"]["listens"], before.as_str());
@@ -69,13 +69,13 @@ fn a_node_that_is_served_anew_is_still_connected() {
     }
 }
 
-/// A process that serves in passing is at no network: one that is there to serve brings it.
+/// An embedded service has no network here: the dedicated one has.
 #[test]
-fn a_topic_of_another_node_is_found_when_the_network_comes_later() {
+fn topic_of_another_node_is_found_when_the_network_starts_later() {
     let test_nodes = [TestNode::open(), TestNode::open()];
     let (_one, address) = serve(&test_nodes[0], &[]);
     let mut sub = test_nodes[1].start(&["sub", "t", "--check", "--count", "300", "--json"]);
-    sub.wait_for("at this node or at one that it is connected to");
+    sub.wait_for("neither on this node nor on a connected peer");
     let publish = ["pub", "t", "--pattern", "--size", "10K", "--count", "300", "--wait-for", "1"];
     let settings = ["--largest", "64K", "--depth", "8"];
     let mut publisher = test_nodes[0].start(&[&publish[..], &settings].concat());
@@ -105,7 +105,7 @@ fn topics_of_other_nodes_are_shown() {
 }
 
 #[test]
-fn a_topic_that_is_another_one_elsewhere_is_told_to_all_who_wait() {
+fn incompatible_topic_is_reported_to_waiting_processes() {
     let test_nodes = [TestNode::open(), TestNode::open()];
     let (mut one, address) = serve(&test_nodes[0], &[]);
     let (mut two, _) = serve(&test_nodes[1], &["--peers", &address]);
@@ -113,13 +113,13 @@ fn a_topic_that_is_another_one_elsewhere_is_told_to_all_who_wait() {
     let publish = ["pub", "t", "--pattern", "--size", "64K", "--wait-for", "1", "--largest", "1M"];
     let mut publisher = test_nodes[0].start(&publish);
     for process in [&mut publisher, &mut sub] {
-        process.wait_for("the settings of the topic differ (largest)");
-        process.wait_for("Say the same --largest at both, or nothing of the topic at one of them");
+        process.wait_for("topic settings differ (largest)");
+        process.wait_for("Set the same --largest on both, or omit all topic settings on one");
     }
     for node in [&mut one, &mut two] {
         node.wait_for("a topic is another one at another node");
-        let said = node.error();
-        assert!(said.contains("65536 bytes") && said.contains("1048576 bytes"), "{said}");
+        let output = node.error();
+        assert!(output.contains("65536 bytes") && output.contains("1048576 bytes"), "{output}");
     }
     let paths =
         wait_for_paths(&test_nodes[0], |paths| paths["incompatible_topics"][0]["topic"] == "t");
@@ -130,9 +130,9 @@ fn a_topic_that_is_another_one_elsewhere_is_told_to_all_who_wait() {
     sub.interrupt();
 }
 
-/// Each can carry messages, and not to the other one: that is said before anything is lost.
+/// Each provider works, but not with the other one: that is reported before messages are lost.
 #[test]
-fn nodes_that_do_not_understand_each_other_say_so_to_all_who_wait() {
+fn different_providers_are_reported_to_waiting_processes() {
     let test_nodes = [TestNode::open(), TestNode::open()];
     let names = ["--node-name", "one", "--provider", "net"];
     let (mut one, address) = serve(&test_nodes[0], &names);
@@ -140,9 +140,9 @@ fn nodes_that_do_not_understand_each_other_say_so_to_all_who_wait() {
     let (mut two, _) = serve(&test_nodes[1], &[&["--peers", &address][..], &names].concat());
     for (node, other) in [(&mut one, "two"), (&mut two, "one")] {
         node.wait_for("another node has another provider");
-        let said = node.error();
+        let output = node.error();
         let line =
-            said.lines().find(|line| line.contains("another provider: no messages")).unwrap();
+            output.lines().find(|line| line.contains("another provider: no messages")).unwrap();
         for words in
             ["WARN", "net (protocol", "tcp;ofi_rxm (protocol", &format!("label=\"{other}\"")]
         {
@@ -151,19 +151,21 @@ fn nodes_that_do_not_understand_each_other_say_so_to_all_who_wait() {
     }
     let mut sub = test_nodes[1].start(&["sub", "t", "--count", "1", "--largest", "1M", "--json"]);
     test_nodes[0].wait_until("the topic", |report| report["elsewhere"][0]["topic"] == "t");
-    // What nobody else reads; slowly, so that the node has looked at the topic before the end.
+    // Without another subscriber; slowly, so that the node knows the topic before the end.
     let publish = ["pub", "t", "--pattern", "--count", "3"];
     let mut process = test_nodes[0].start(&[&publish[..], &["--rate", "3", "--json"]].concat());
     let sent = parse(&process.succeed());
     assert_eq!((&sent["unwanted"], &sent["missed_by_nodes"]), (&3.into(), &0.into()), "{sent}");
-    let why = |way: &str| format!("{way}: the providers of the two nodes differ; here: ");
+    let why =
+        |direction: &str| format!("{direction}: the two nodes use different providers; here: ");
     assert!(process.error().contains(&why("not to \"two\"")), "{}", process.error());
     let mut publisher = test_nodes[0].start(&[&publish[..], &["--wait-for", "1"]].concat());
-    for (process, way) in [(&mut publisher, "not to \"two\""), (&mut sub, "not from \"one\"")] {
-        process.wait_for(&why(way));
-        process.wait_for("Serve both nodes with the same --provider");
+    for (process, direction) in [(&mut publisher, "not to \"two\""), (&mut sub, "not from \"one\"")]
+    {
+        process.wait_for(&why(direction));
+        process.wait_for("Start both nodes with the same --provider");
     }
-    for (test_node, way) in
+    for (test_node, direction) in
         [(&test_nodes[0], "not to \"two\""), (&test_nodes[1], "not from \"one\"")]
     {
         let paths =
@@ -176,13 +178,13 @@ fn nodes_that_do_not_understand_each_other_say_so_to_all_who_wait() {
         assert_eq!(paths["peers"][0]["is_connected"], false, "{paths}");
         let text = test_node.succeed(&["paths", "--topics"]);
         let flat = text.split_whitespace().collect::<Vec<_>>().join(" ");
-        assert!(flat.contains(&why(way)), "{text}");
+        assert!(flat.contains(&why(direction)), "{text}");
         assert!(flat.contains(": not connected: no messages can go there, or come from"), "{text}");
         assert!(!flat.contains(": connected"), "{text}");
     }
     publisher.interrupt();
     sub.interrupt();
-    // Nobody has to begin anew but the node that is served otherwise now.
+    // Only the node with the other provider is restarted.
     two.signal(Signal::SIGTERM);
     two.succeed();
     let (_two, _) = serve(&test_nodes[1], &["--peers", &address, "--provider", "net"]);
@@ -191,9 +193,9 @@ fn nodes_that_do_not_understand_each_other_say_so_to_all_who_wait() {
     sub.succeed();
 }
 
-/// Also where all of it begins at once: the one finds its provider while the other already publishes.
+/// Also if everything starts at once: one node still opens its provider while the other publishes.
 #[test]
-fn nothing_is_kept_for_a_node_that_is_a_stranger_from_the_first_moment_on() {
+fn no_message_is_kept_for_a_node_with_another_provider() {
     let test_nodes = [TestNode::open(), TestNode::open()];
     let (_one, address) = serve(&test_nodes[0], &["--provider", "net"]);
     let publish = ["pub", "t", "--pattern", "--count", "3", "--wait-for", "1", "--timeout", "4"];
@@ -216,44 +218,47 @@ fn nothing_is_kept_for_a_node_that_is_a_stranger_from_the_first_moment_on() {
 }
 
 #[test]
-fn a_provider_that_cannot_carry_messages_is_refused() {
+fn unknown_provider_ends_the_dedicated_service() {
     let test_node = TestNode::open();
-    for told in
+    for network in
         [&["--insecure", "--listen", "127.0.0.1:0"][..], &["--insecure", "--peers", "127.0.0.1:9"]]
     {
-        let (code, said) =
-            test_node.run(&[&["node", "--provider", "carrier-pigeon"][..], told].concat());
-        assert_eq!(code, Some(3), "{said}");
-        assert!(said.contains("no provider here is called \"carrier-pigeon\"; there "), "{said}");
+        let (code, output) =
+            test_node.run(&[&["node", "--provider", "carrier-pigeon"][..], network].concat());
+        assert_eq!(code, Some(3), "{output}");
+        assert!(
+            output.contains("no provider here is called \"carrier-pigeon\"; there "),
+            "{output}"
+        );
     }
-    assert!(!test_node.node().exists(), "nobody joined anything");
+    assert!(!test_node.node().exists(), "no process joined a node");
 }
 
-/// One that serves in passing goes on without other nodes, and says why to who asks, and to who waits.
+/// An embedded service continues without other nodes, and reports why.
 #[test]
-fn why_nothing_goes_to_other_nodes_is_told() {
+fn embedded_service_reports_a_replication_error() {
     let test_nodes = [TestNode::open(), TestNode::open()];
     let (_one, address) = serve(&test_nodes[0], &[]);
     let paths = test_nodes[0].json(&["paths", "--topics", "--json"]);
     assert!(paths["not_carried"].is_null(), "{paths}");
     let sub = ["sub", "t", "--largest", "1M", "--insecure", "--peers", &address];
     let mut sub = test_nodes[1].start(&[&sub[..], &["--provider", "carrier-pigeon"]].concat());
-    sub.wait_for("no messages go between this node and others: ");
+    sub.wait_for("no topics are replicated with other nodes: ");
     let paths = wait_for_paths(&test_nodes[1], |paths| paths["not_carried"].is_string());
     assert!(paths["not_carried"].as_str().unwrap().contains("carrier-pigeon"), "{paths}");
     let text = test_nodes[1].succeed(&["paths", "--topics"]);
-    assert!(text.contains("no messages go between this node and others: "), "{text}");
+    assert!(text.contains("no topics are replicated with other nodes: "), "{text}");
     assert!(test_nodes[1].json(&["topics", "--json"])["not_carried"].is_string());
     sub.interrupt();
 }
 
 #[test]
-fn that_an_address_is_taken_is_told_until_it_is_free() {
+fn address_in_use_is_reported_until_it_is_free() {
     let test_node = TestNode::open();
     let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = other.local_addr().unwrap().to_string();
     let mut node = test_node.start(&["node", "--insecure", "--listen", &address]);
-    node.wait_for("it does not listen for other nodes");
+    node.wait_for("not listening for other nodes");
     let paths = wait_for_paths(&test_node, |paths| paths["not_carried"].is_string());
     let why = paths["not_carried"].as_str().unwrap();
     assert!(why.contains("in use") && why.ends_with("; it is tried again and again"), "{paths}");
@@ -263,7 +268,7 @@ fn that_an_address_is_taken_is_told_until_it_is_free() {
         flat.contains(&format!("listen for other nodes ({address}) failed: cannot listen there: ")),
         "{text}"
     );
-    assert!(flat.contains("--listen says where"), "{text}");
+    assert!(flat.contains("Choose another address: --listen"), "{text}");
     drop(other);
     test_node
         .wait_until("where it listens", |report| report["node"]["listens"] == address.as_str());
@@ -271,10 +276,10 @@ fn that_an_address_is_taken_is_told_until_it_is_free() {
 }
 
 #[test]
-fn nodes_that_are_not_there_have_no_empty_names() {
+fn disconnected_peers_have_no_empty_names() {
     let test_nodes = [TestNode::open(), TestNode::open()];
     let (mut one, address) = serve(&test_nodes[0], &["--node-name", "one"]);
-    // And an address where nobody is.
+    // And an address without a node.
     let peers = format!("{address},127.0.0.1:9");
     let (_two, _) = serve(&test_nodes[1], &["--peers", &peers]);
     wait_for_paths(&test_nodes[1], |paths| {
@@ -290,9 +295,9 @@ fn nodes_that_are_not_there_have_no_empty_names() {
     assert!(text.contains("node at 127.0.0.1:9: not connected: "), "{text}");
 }
 
-/// Killed or cut, and at whichever side it was that the other one came to.
+/// Killed or stopped.
 #[test]
-fn one_that_is_away_is_told_of_by_its_name() {
+fn lost_peer_is_reported_by_its_name() {
     for signal in [Signal::SIGKILL, Signal::SIGSTOP] {
         let test_nodes = [TestNode::open(), TestNode::open()];
         let lost = ["--lost-after", "2", "--node-name"];
@@ -304,7 +309,7 @@ fn one_that_is_away_is_told_of_by_its_name() {
             ["pub", "t", "--pattern", "--wait-for", "1", "--rate", "100", "--count", "1M"];
         let mut publisher = test_nodes[0].start(&publish);
         wait_for_paths(&test_nodes[0], |paths| paths["sent"][0]["messages"].as_u64() > Some(0));
-        // Together: neither may see to the other one.
+        // Together, since neither process may report the other.
         [&far, &reader].iter().for_each(|process| process.signal(Signal::SIGSTOP));
         [&far, &reader].iter().for_each(|process| process.signal(signal));
         let paths =
@@ -313,13 +318,13 @@ fn one_that_is_away_is_told_of_by_its_name() {
         let text = test_nodes[0].succeed(&["paths", "--topics"]);
         assert!(text.contains(&format!("node \"far\" at {at}: not connected: ")), "{text}");
         assert!(!text.contains(": connected"), "{text}");
-        // What it has not got is kept meanwhile.
+        // Messages for it are retained meanwhile.
         assert!(text.contains("to \"far\" by ") || text.contains("(\"far\")"), "{text}");
         let identity = paths["peers"][0]["node"].as_str().unwrap();
         assert!(!text.contains(&identity[..8]), "{text}");
         publisher.interrupt();
         if signal == Signal::SIGSTOP {
-            // It is back, and told of once.
+            // It is connected again, and listed once.
             [&far, &reader].iter().for_each(|process| process.signal(Signal::SIGCONT));
             wait_for_paths(&test_nodes[0], |paths| {
                 let peers = paths["peers"].as_array().unwrap();
@@ -331,23 +336,23 @@ fn one_that_is_away_is_told_of_by_its_name() {
 }
 
 #[test]
-fn a_service_of_its_own_that_may_not_reach_others_is_refused() {
+fn dedicated_service_without_insecure_is_an_error() {
     let test_node = TestNode::open();
     for address in ["0.0.0.0:0", "127.0.0.1:0"] {
-        let (code, said) = test_node.run(&["node", "--listen", address]);
-        assert_eq!(code, Some(2), "{said}");
-        assert!(said.contains("not authenticated") && said.contains("insecure"), "{said}");
-        assert!(!test_node.node().exists(), "nobody joined anything");
+        let (code, output) = test_node.run(&["node", "--listen", address]);
+        assert_eq!(code, Some(2), "{output}");
+        assert!(output.contains("not authenticated") && output.contains("insecure"), "{output}");
+        assert!(!test_node.node().exists(), "no process joined a node");
     }
-    // Who serves in passing does what it came for.
+    // A publisher with an embedded service continues.
     let publish = ["pub", "t", "--pattern", "--count", "1", "--listen", "0.0.0.0:0"];
-    let (code, said) = test_node.run(&publish);
-    assert_eq!(code, Some(0), "{said}");
-    assert!(said.contains("cannot reach others"), "{said}");
+    let (code, output) = test_node.run(&publish);
+    assert_eq!(code, Some(0), "{output}");
+    assert!(output.contains("cannot reach others"), "{output}");
 }
 
 #[test]
-fn what_a_node_misses_that_is_given_up_is_told_to_who_published_it() {
+fn publisher_reports_messages_missed_by_a_node_given_up() {
     let test_nodes = [TestNode::open(), TestNode::open()];
     let lost = ["--lost-after", "4", "--node-name"];
     let (mut node, address) = serve(&test_nodes[0], &[&lost[..], &["near"]].concat());
@@ -357,9 +362,9 @@ fn what_a_node_misses_that_is_given_up_is_told_to_who_published_it() {
     let mut reader = test_nodes[1].start(&["sub", "t", "--check", "--largest", "1M"]);
     test_nodes[0].wait_until("both subscribers", |report| {
         let subscribers = topic(report, "t").map(|topic| topic["subscribers"].clone());
-        subscribers.is_some_and(|all| all.as_array().is_some_and(|all| all.len() == 2))
+        subscribers.conditionme_and(|all| all.as_array().conditionme_and(|all| all.len() == 2))
     });
-    // Together: none of them may tell of the other one.
+    // Together, since neither process may report the other.
     [&far, &reader].iter().for_each(|process| process.signal(Signal::SIGSTOP));
     far.kill();
     reader.kill();
@@ -369,12 +374,12 @@ fn what_a_node_misses_that_is_given_up_is_told_to_who_published_it() {
     let sent = parse(&publisher.output());
     assert_eq!((&sent["messages"], &sent["missed_by_nodes"]), (&16.into(), &16.into()), "{sent}");
     assert_eq!((&sent["released"], &sent["complete"]), (&false.into(), &false.into()), "{sent}");
-    let why = "16 messages did not reach a node that subscribes (\"far\"): it was given up";
+    let why = "16 messages not delivered to a subscribed node (\"far\"), which was given up";
     assert!(publisher.error().contains(why), "{}", publisher.error());
-    // Whoever runs the node finds which one it was.
+    // The log of the node names the lost node.
     node.wait_for("a node was given up");
-    let said = node.error();
-    let line = said.lines().find(|line| line.contains("a node was given up")).unwrap();
+    let output = node.error();
+    let line = output.lines().find(|line| line.contains("a node was given up")).unwrap();
     for words in ["WARN", "topic=\"t\"", "node=", "label=\"far\"", "messages=16"] {
         assert!(line.contains(words), "{words}: {line}");
     }
@@ -384,14 +389,14 @@ fn what_a_node_misses_that_is_given_up_is_told_to_who_published_it() {
     let text = test_nodes[0].succeed(&["paths", "--topics"]);
     let line = "given up: other nodes (\"far\"), 1 time; they missed 16 messages";
     assert!(text.contains(line), "{text}");
-    // It had come by itself, and is not dialled: it is known all the same that it is away.
+    // The peer connected by itself and is not dialed; it is listed as disconnected all the same.
     assert!(text.contains(&format!("node \"far\" at {at}: not connected: ")), "{text}");
-    // What comes later misses nobody.
+    // Later messages are not missed.
     test_nodes[0].succeed(&["pub", "t", "--pattern", "--count", "3", "--wait-for", "1"]);
 }
 
 #[test]
-fn of_messages_that_are_dropped_between_nodes_none_is_in_no_counter() {
+fn all_messages_dropped_between_nodes_are_counted() {
     let test_nodes = [TestNode::open(), TestNode::open()];
     let (_node, address) = serve(&test_nodes[0], &[]);
     let (_far, _) = serve(&test_nodes[1], &["--peers", &address]);
@@ -404,23 +409,24 @@ fn of_messages_that_are_dropped_between_nodes_none_is_in_no_counter() {
         let more = ["--wait-for", "1"];
         let sent = test_nodes[0].json(&[&publish[..], &more, &settings].concat());
         assert_eq!((&sent["messages"], &sent["unwanted"]), (&300.into(), &0.into()), "{sent}");
-        // However long it takes: the newest one is not dropped, and has its number in its third word.
-        test_nodes[1].wait_until("that the last one is read", |_| {
+        // The newest message is not dropped; its third word is its number.
+        test_nodes[1].wait_until("that the last message is read", |_| {
             let read = std::fs::read(&file).unwrap_or_default();
             let last = read.chunks_exact(1024).last();
-            last.is_some_and(|last| last[16..24] == 299_u64.to_le_bytes())
+            last.conditionme_and(|last| last[16..24] == 299_u64.to_le_bytes())
         });
         reader.signal(Signal::SIGINT);
         let read = parse(&reader.succeed());
         let [messages, missed] = ["messages", "missed"].map(|it| read[it].as_u64().unwrap());
         assert!(messages > 0 && messages + missed == 300, "{read}");
-        test_nodes[0].wait_until("that nobody reads", |report| topic(report, "t").is_none());
+        test_nodes[0]
+            .wait_until("that the subscriber has left", |report| topic(report, "t").is_none());
     }
 }
 
-/// One that refuses, and one that takes connections and says nothing.
+/// One refuses connections, the other accepts and sends nothing.
 #[test]
-fn peers_that_are_not_reached_are_told_soon() {
+fn unreachable_peers_are_reported_soon() {
     let test_node = TestNode::open();
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let silent = silent.local_addr().map(|address| (silent, address.to_string())).unwrap();
@@ -437,15 +443,15 @@ fn peers_that_are_not_reached_are_told_soon() {
     for line in &lines {
         node.wait_for(line);
     }
-    let took = begin.elapsed();
-    assert!(took < TIMEOUT / 2, "{took:?}");
+    let elapsed = begin.elapsed();
+    assert!(elapsed < TIMEOUT / 2, "{elapsed:?}");
     // Each reason once.
     std::thread::sleep(std::time::Duration::from_secs(1));
     assert_eq!(node.error().matches(&lines[0]).count(), 1, "{}", node.error());
 }
 
 #[test]
-fn sub_says_that_another_node_is_gone_and_back() {
+fn sub_reports_that_a_peer_disconnects_and_returns() {
     let test_nodes = [TestNode::open(), TestNode::open()];
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = free.local_addr().unwrap().to_string();
@@ -455,36 +461,36 @@ fn sub_says_that_another_node_is_gone_and_back() {
     let mut sub = test_nodes[1].start_with(&subscribe, "", &quiet);
     let name = format!("node \"left\" ({address})");
     let arguments = ["node", "--insecure", "--listen", &address, "--node-name", "left"];
-    let place = test_nodes[1].node().display().to_string();
-    // In this order or the other one.
+    let directory = test_nodes[1].node().display().to_string();
+    // In any order.
     let first = [
         format!("fabricast: cannot reach {address}: Connection refused (os error 111); retrying\n"),
-        format!("fabricast: waiting for messages of topic \"t\" (node directory: {place})\n"),
+        format!("fabricast: waiting for messages of topic \"t\" (node directory: {directory})\n"),
     ];
     first.iter().for_each(|line| sub.wait_for(line));
-    let mut said = sub.error();
-    assert_eq!(said.len(), first.concat().len(), "{said}");
+    let mut output = sub.error();
+    assert_eq!(output.len(), first.concat().len(), "{output}");
     for _ in 0..2 {
         let mut node = test_nodes[0].start(&arguments);
-        said += &format!("fabricast: {name} is connected\n");
-        sub.wait_for(&said);
+        output += &format!("fabricast: {name} is connected\n");
+        sub.wait_for(&output);
         node.signal(Signal::SIGTERM);
         node.end();
-        said += &format!("fabricast: {name} is gone: ");
-        sub.wait_for(&said);
-        // By then it may have been tried again.
-        said = with_reason(&sub, said, ["it left", "Connection refused (os error 111)"]);
+        output += &format!("fabricast: {name} is disconnected: ");
+        sub.wait_for(&output);
+        // The connection may have been retried by then.
+        output = with_reason(&sub, output, ["it left", "Connection refused (os error 111)"]);
     }
     sub.signal(Signal::SIGINT);
     sub.succeed();
-    assert_eq!(sub.error(), said);
+    assert_eq!(sub.error(), output);
 }
 
-/// What a process has said, with that of these reasons that follows.
+/// The expected output, followed by one of these reasons.
 #[track_caller]
-fn with_reason(process: &Process, said: String, reasons: [&str; 2]) -> String {
+fn with_reason(process: &Process, output: String, reasons: [&str; 2]) -> String {
     let all = process.error();
-    let with = reasons.map(|reason| format!("{said}{reason}; retrying\n"));
+    let with = reasons.map(|reason| format!("{output}{reason}; retrying\n"));
     let found = with.into_iter().find(|with| all.starts_with(with.as_str()));
     found.unwrap_or_else(|| panic!("{all}"))
 }

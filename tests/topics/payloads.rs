@@ -1,4 +1,4 @@
-//! Messages from process to process.
+//! Content of messages between processes.
 
 use std::io::Write;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use nix::sys::signal::Signal;
 use crate::test_node::{TestNode, parse, topic};
 
 #[test]
-fn a_pattern_arrives_whole_and_complete() {
+fn pattern_arrives_complete() {
     let test_node = TestNode::open();
     let mut sub = test_node.start(&["sub", "camera", "--check", "--count", "300", "--json"]);
     let mut other = test_node.start(&["sub", "camera", "--check", "--stats", "--count", "300"]);
@@ -34,13 +34,13 @@ fn a_pattern_arrives_whole_and_complete() {
     let stages: Vec<_> =
         read["latencies"].as_array().unwrap().iter().map(|l| &l["stage"]).collect();
     assert_eq!(stages, ["all", "fill", "begin", "notice"]);
-    let said = other.succeed();
-    assert!(said.contains("300 messages") && said.contains("p99"), "{said}");
-    assert!(said.contains("0 not what they should be"), "{said}");
+    let output = other.succeed();
+    assert!(output.contains("300 messages") && output.contains("p99"), "{output}");
+    assert!(output.contains("0 corrupted"), "{output}");
 }
 
 #[test]
-fn one_that_is_steady_does_not_make_up_for_waits() {
+fn publisher_without_catch_up_does_not_make_up_for_waits() {
     let test_node = TestNode::open();
     let rate = ["--rate", "10", "--no-catch-up", "--count", "12", "--json", "--interval", "0.01"];
     let mut publisher = test_node.start(&[&["pub", "t", "--pattern"][..], &rate].concat());
@@ -50,19 +50,18 @@ fn one_that_is_steady_does_not_make_up_for_waits() {
     publisher.signal(Signal::SIGSTOP);
     std::thread::sleep(Duration::from_secs(1));
     publisher.signal(Signal::SIGCONT);
-    let said = publisher.succeed();
-    let sent = parse(said.lines().last().unwrap());
+    let output = publisher.succeed();
+    let sent = parse(output.lines().last().unwrap());
     // Eleven waits, one of which may have been within the stop.
     assert!(sent["seconds"].as_f64() > Some(1.9), "{sent}");
 }
 
-/// A user at a terminal is told that the command reads there, and how that ends.
 #[test]
-fn a_publisher_at_a_terminal_says_that_it_reads_there() {
+fn publisher_reports_that_it_reads_from_a_terminal() {
     let test_node = TestNode::open();
     let mut sub = test_node.start(&["sub", "t", "--count", "3", "--largest", "1K", "--lines"]);
     test_node.wait_until("the topic", |report| topic(report, "t").is_some());
-    for (options, said, input, count) in [
+    for (options, hint, input, count) in [
         (
             &["--lines"][..],
             "fabricast: reading messages from the terminal, one a line; end with Ctrl-D\n",
@@ -80,21 +79,21 @@ fn a_publisher_at_a_terminal_says_that_it_reads_there() {
         let pair = nix::pty::openpty(None, None).unwrap();
         let publish = [&["pub", "t", "--wait-for", "1"][..], options].concat();
         let mut publisher = test_node.start_from(&publish, pair.slave);
-        publisher.wait_for(said);
+        publisher.wait_for(hint);
         std::fs::File::from(pair.master.try_clone().unwrap()).write_all(input.as_bytes()).unwrap();
-        let told = publisher.succeed();
-        assert!(told.starts_with(&format!("t: {count} message")), "{told}");
+        let summary = publisher.succeed();
+        assert!(summary.starts_with(&format!("t: {count} message")), "{summary}");
     }
     sub.succeed();
     assert_eq!(sub.output(), "one\ntwo\nthree\n\n");
-    // Of what is no terminal nothing is said.
+    // Without a terminal there is no hint.
     let mut publisher = test_node.start_with(&["pub", "t", "--lines"], "line\n", &[]);
     publisher.succeed();
     assert!(!publisher.error().contains("terminal"), "{}", publisher.error());
 }
 
 #[test]
-fn what_goes_in_comes_out() {
+fn lines_and_whole_input_arrive_unchanged() {
     let test_node = TestNode::open();
     let text = "one\n\nthree\nno end";
     let mut sub = test_node.start(&["sub", "lines", "--lines", "--count", "4"]);
@@ -108,13 +107,13 @@ fn what_goes_in_comes_out() {
     assert_eq!(test_node.run_with(&publish, text, &[]).0, Some(0));
     assert_eq!(sub.succeed(), text);
     // One message has no rate.
-    let said = sub.error();
-    assert!(said.contains("whole: 1 message, ") && !said.contains("/s"), "{said}");
+    let output = sub.error();
+    assert!(output.contains("whole: 1 message, ") && !output.contains("/s"), "{output}");
 }
 
-/// What the run-time linker finds first is no library.
+/// The run-time linker finds a file that is not a library.
 #[test]
-fn a_machine_without_libfabric_has_local_topics() {
+fn machine_without_libfabric_has_local_topics() {
     let test_node = TestNode::open();
     test_node.write("libfabric.so.1", "");
     let directory = test_node.directory.display().to_string();
@@ -125,18 +124,18 @@ fn a_machine_without_libfabric_has_local_topics() {
     assert_eq!(sub.succeed(), "hello");
     assert_eq!(test_node.run_with(&["--help"], "", &environment).0, Some(0));
     for arguments in [&["info"][..], &["node", "--insecure", "--listen", "127.0.0.1:0"]] {
-        let (code, said) = test_node.run_with(arguments, "", &environment);
-        assert_eq!(code, Some(3), "{said}");
+        let (code, output) = test_node.run_with(arguments, "", &environment);
+        assert_eq!(code, Some(3), "{output}");
         for words in ["libfabric cannot be loaded (", "apt install --reinstall libfabric1"] {
-            assert!(said.contains(words), "{words}: {said}");
+            assert!(output.contains(words), "{words}: {output}");
         }
     }
 }
 
 #[test]
-fn files_are_messages_and_messages_files() {
+fn files_are_published_and_messages_written_to_files() {
     let test_node = TestNode::open();
-    // Longer than what is copied at a time, and than a topic's messages usually are.
+    // Longer than one copy, and than the default largest message.
     let long: Vec<u8> = (0..3_000_001_u32).map(|at| (at * 7 % 251) as u8).collect();
     let (one, other) = (test_node.write("one", &long), test_node.write("other", "short"));
     let (into, end) = (test_node.path("into"), test_node.write("end", "begun "));
@@ -148,26 +147,26 @@ fn files_are_messages_and_messages_files() {
     all.succeed();
     let read = |name: &str| std::fs::read(test_node.directory.join(name)).unwrap();
     assert!(read("into/00000001") == long && read("into/00000002") == b"short");
-    assert_eq!(std::fs::read_dir(&into).unwrap().count(), 2, "nothing that is not complete");
+    assert_eq!(std::fs::read_dir(&into).unwrap().count(), 2, "no partial file");
     assert!(read("end") == [b"begun ", &long[..], b"short"].concat());
-    // What is there is not written over, and nothing is lost for that: numbers go on.
+    // Existing files are not overwritten: numbers continue.
     let mut again = test_node.start(&["sub", "again", "--into", &into, "--count", "2"]);
     let publish = ["pub", "again", "--lines", "--wait-for", "1"];
     assert_eq!(test_node.run_with(&publish, "x\ny\n", &[]).0, Some(0));
     again.succeed();
     assert!(read("into/00000001") == long && read("into/00000002") == b"short");
     assert!(read("into/00000003") == b"x" && read("into/00000004") == b"y");
-    // That it cannot be written to is said before anybody waits for a reader.
+    // An unwritable directory is reported before the wait for messages.
     let file = test_node.write("a file", "");
-    let (code, said) = test_node.run(&["sub", "again", "--into", &file, "--count", "1"]);
-    assert!(code == Some(1) && said.contains("a file"), "{said}");
+    let (code, output) = test_node.run(&["sub", "again", "--into", &file, "--count", "1"]);
+    assert!(code == Some(1) && output.contains("a file"), "{output}");
 }
 
 #[test]
-fn nothing_is_a_message_too() {
+fn empty_input_is_a_message() {
     let test_node = TestNode::open();
     let mut sub = test_node.start(&["sub", "t", "--check", "--count", "2", "--json"]);
-    // Lines of nothing are none.
+    // Empty input has no lines.
     let lines = test_node.json(&["pub", "t", "--lines", "--wait-for", "1", "--json"]);
     assert_eq!(lines["messages"], 0, "{lines}");
     let whole = test_node.json(&["pub", "t", "--wait-for", "1", "--json"]);
@@ -180,7 +179,7 @@ fn nothing_is_a_message_too() {
 }
 
 #[test]
-fn messages_lie_on_a_device_if_it_is_asked_for() {
+fn messages_are_stored_on_a_requested_device() {
     let test_node = TestNode::open();
     let settings = ["--memory", "emulated:0", "--largest", "1M", "--depth", "4"];
     let sub = ["sub", "device", "--check", "--count", "20"];
@@ -191,9 +190,9 @@ fn messages_lie_on_a_device_if_it_is_asked_for() {
 }
 
 #[test]
-fn what_is_dropped_is_counted_and_no_failure() {
+fn dropped_messages_are_counted_without_failure() {
     let test_node = TestNode::open();
-    // One that is stopped cannot serve.
+    // A stopped subscriber cannot serve.
     let _node = test_node.serve();
     let settings = ["--reliability", "drop-newest", "--depth", "2"];
     let sub = ["sub", "live", "--check", "--json"];

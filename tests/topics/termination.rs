@@ -1,4 +1,4 @@
-//! How processes end: asked to, too slow, killed; and what they leave.
+//! How processes end: by a signal, evicted, or killed; and what they leave.
 
 use std::fs::OpenOptions;
 use std::io::{Read, Write};
@@ -16,7 +16,7 @@ fn has_subscriber(report: &serde_json::Value, name: &str) -> bool {
 }
 
 #[test]
-fn one_that_waits_for_subscribers_can_be_interrupted() {
+fn wait_for_subscribers_can_be_interrupted() {
     let test_node = TestNode::open();
     let mut publisher = test_node.start(&["pub", "t", "--pattern", "--wait-for", "1", "--json"]);
     publisher.wait_for("waiting for 1 subscriber");
@@ -27,36 +27,35 @@ fn one_that_waits_for_subscribers_can_be_interrupted() {
 }
 
 #[test]
-fn one_that_waits_for_room_can_be_interrupted() {
+fn wait_for_space_can_be_interrupted() {
     let test_node = TestNode::open();
-    // One that is stopped cannot serve.
+    // A stopped subscriber cannot serve.
     let _node = test_node.serve();
     let settings = ["--depth", "2", "--release-deadline", "600"];
     let mut sub = test_node.start(&[&["sub", "t", "--check"][..], &settings].concat());
     test_node.wait_until("a subscriber", |report| has_subscriber(report, "t"));
     sub.signal(Signal::SIGSTOP);
     let mut publisher = test_node.start(&["pub", "t", "--pattern", "--json"]);
-    test_node.wait_until("a wait for room", |report| {
+    test_node.wait_until("a wait for space", |report| {
         let waits = topic(report, "t").map(|topic| &topic["publishers"][0]["waits_microseconds"]);
         waits.is_some_and(|waits| waits.as_u64() > Some(0))
     });
-    let slow = format!(
-        "process {} (\"fabricast sub\") has 2 messages still to read or to release",
-        sub.id()
-    );
-    publisher
-        .wait_for(&format!("fabricast: waiting for room in topic \"t\": {slow} (node directory: "));
+    let slow =
+        format!("process {} (\"fabricast sub\") has 2 messages to read or release", sub.id());
+    publisher.wait_for(&format!(
+        "fabricast: waiting for space in topic \"t\": {slow} (node directory: "
+    ));
     publisher.signal(Signal::SIGTERM);
     assert_eq!(publisher.end().code(), Some(130), "{}", publisher.error());
-    assert_eq!(publisher.error().matches("waiting for room").count(), 1, "{}", publisher.error());
+    assert_eq!(publisher.error().matches("waiting for space").count(), 1, "{}", publisher.error());
     let sent = parse(&publisher.output());
     assert_eq!((&sent["messages"], &sent["complete"]), (&2.into(), &false.into()), "{sent}");
-    // There is an end to that, if one is asked for.
-    let (code, said) =
+    // With a timeout the wait ends.
+    let (code, output) =
         test_node.run(&["pub", "t", "--pattern", "--count", "1", "--timeout", "0.2"]);
-    assert_eq!(code, Some(4), "{said}");
-    assert!(said.contains("there was no room for one more message in time (--timeout)"), "{said}");
-    // What was published is there, and the usual end of one who reads is no failure.
+    assert_eq!(code, Some(4), "{output}");
+    assert!(output.contains("no space in the topic within --timeout"), "{output}");
+    // The published messages are complete, and the interrupt of a subscriber is no failure.
     sub.signal(Signal::SIGCONT);
     test_node.wait_until("that all was read", |report| {
         topic(report, "t").is_some_and(|topic| topic["subscribers"][0]["behind"] == 0)
@@ -66,7 +65,7 @@ fn one_that_waits_for_room_can_be_interrupted() {
 }
 
 #[test]
-fn a_publisher_names_the_stopped_subscriber_that_serves_the_node() {
+fn publisher_names_the_stopped_subscriber_that_serves_the_node() {
     let test_node = TestNode::open();
     let mut sub = test_node.start(&["sub", "t", "--check", "--depth", "2"]);
     test_node.wait_until("a subscriber", |report| has_subscriber(report, "t"));
@@ -77,9 +76,9 @@ fn a_publisher_names_the_stopped_subscriber_that_serves_the_node() {
     sub.signal(Signal::SIGSTOP);
     let number = sub.id();
     publisher.wait_for(&format!(
-        "waiting for room in topic \"t\": a subscriber has messages still to read or to release; process \
+        "waiting for space in topic \"t\": a subscriber has messages to read or release; process \
          {number} serves the node, which evicts subscribers that hold messages for too long, and does \
-         not answer: it is stopped. Resume it (kill -CONT {number}) or end it (kill -KILL {number}) (node \
+         not answer: it is stopped. Resume it (kill -CONT {number}) or kill it (kill -KILL {number}) (node \
          directory: "
     ));
     sub.signal(Signal::SIGCONT);
@@ -89,7 +88,7 @@ fn a_publisher_names_the_stopped_subscriber_that_serves_the_node() {
 }
 
 #[test]
-fn a_publisher_says_that_it_waits_for_its_messages_to_be_released() {
+fn publisher_reports_its_wait_for_the_release_of_messages() {
     let test_node = TestNode::open();
     let _node = test_node.serve();
     let mut sub =
@@ -97,7 +96,7 @@ fn a_publisher_says_that_it_waits_for_its_messages_to_be_released() {
     test_node.wait_until("a subscriber", |report| has_subscriber(report, "t"));
     sub.signal(Signal::SIGSTOP);
     let mut publisher = test_node.start(&["pub", "t", "--pattern", "--count", "1"]);
-    let slow = format!("process {} (\"fabricast sub\") has 1 message still to", sub.id());
+    let slow = format!("process {} (\"fabricast sub\") has 1 message to", sub.id());
     publisher.wait_for(&format!("waiting until all messages of topic \"t\" are released: {slow}"));
     sub.signal(Signal::SIGCONT);
     publisher.succeed();
@@ -105,7 +104,7 @@ fn a_publisher_says_that_it_waits_for_its_messages_to_be_released() {
 }
 
 #[test]
-fn a_process_leaves_a_stopped_service_soon_and_says_why_it_was_not_answered() {
+fn process_ends_soon_when_the_service_is_stopped_and_says_so() {
     let test_node = TestNode::open();
     let node = test_node.serve();
     let mut sub = test_node.start(&["sub", "t", "--check", "--depth", "4"]);
@@ -114,22 +113,22 @@ fn a_process_leaves_a_stopped_service_soon_and_says_why_it_was_not_answered() {
     let begin = std::time::Instant::now();
     sub.signal(Signal::SIGINT);
     sub.succeed();
-    assert!(begin.elapsed() < Duration::from_secs(3), "it took {:?}", begin.elapsed());
+    assert!(begin.elapsed() < Duration::from_secs(3), "took {:?}", begin.elapsed());
     let why = format!(
         "left the node without an answer of its service: process {}, which serves it, is stopped",
         node.id()
     );
     assert!(sub.error().contains(&why), "{}", sub.error());
     node.signal(Signal::SIGCONT);
-    test_node.wait_until("that it is gone", |report| topic(report, "t").is_none());
+    test_node.wait_until("that the subscriber has left", |report| topic(report, "t").is_none());
 }
 
 #[test]
-fn one_that_waits_for_messages_can_be_interrupted() {
+fn wait_for_messages_can_be_interrupted() {
     let test_node = TestNode::open();
-    // Before anybody has made the topic, and after; while it has still to read some, and not.
+    // Before the topic exists, and after; with and without a number of messages to read.
     let mut early = test_node.start(&["sub", "never"]);
-    early.wait_for("waiting for topic \"never\": it does not exist yet");
+    early.wait_for("waiting for topic \"never\": it exists neither on this node");
     let mut counting = test_node.start(&["sub", "t", "--count", "3", "--depth", "4"]);
     test_node.wait_until("a subscriber", |report| has_subscriber(report, "t"));
     for process in [&early, &counting] {
@@ -140,7 +139,7 @@ fn one_that_waits_for_messages_can_be_interrupted() {
 }
 
 #[test]
-fn pipes_that_nobody_is_at_can_be_interrupted() {
+fn wait_for_the_other_end_of_a_pipe_can_be_interrupted() {
     let test_node = TestNode::open();
     let _node = test_node.serve();
     let (from, to) = (test_node.pipe("from"), test_node.pipe("to"));
@@ -151,7 +150,7 @@ fn pipes_that_nobody_is_at_can_be_interrupted() {
         topic(report, "t").is_some_and(|topic| !topic["publishers"][0].is_null())
     });
     for process in [&mut sub, &mut counting] {
-        process.wait_for("waiting until somebody reads");
+        process.wait_for("waiting for a reader");
     }
     for process in [&publisher, &sub, &counting] {
         process.signal(Signal::SIGTERM);
@@ -159,17 +158,21 @@ fn pipes_that_nobody_is_at_can_be_interrupted() {
     sub.succeed();
     for process in [&mut publisher, &mut counting] {
         assert_eq!(process.end().code(), Some(130), "{}", process.error());
-        let said = parse(&process.output());
-        assert_eq!((&said["messages"], &said["complete"]), (&0.into(), &false.into()), "{said}");
+        let output = parse(&process.output());
+        assert_eq!(
+            (&output["messages"], &output["complete"]),
+            (&0.into(), &false.into()),
+            "{output}"
+        );
     }
 }
 
 #[test]
-fn one_whose_output_is_not_read_can_be_interrupted_within_a_message() {
+fn subscriber_with_full_output_can_be_interrupted() {
     let test_node = TestNode::open();
     let _node = test_node.serve();
     let path = test_node.pipe("pipe");
-    // Reads nothing but the beginning, and does not wait for who writes.
+    // Reads only the beginning, and does not wait for the writer.
     let mut reader = OpenOptions::new();
     reader.read(true).custom_flags(libc::O_NONBLOCK);
     let reader = reader.open(&path).unwrap();
@@ -178,7 +181,7 @@ fn one_whose_output_is_not_read_can_be_interrupted_within_a_message() {
     let mut sub = test_node.start(&[&sub[..], &settings].concat());
     let publish = ["pub", "t", "--pattern", "--size", "1M", "--count", "1", "--wait-for", "1"];
     let mut publisher = test_node.start(&[&publish[..], &settings].concat());
-    test_node.wait_until("a message on its way", |_| {
+    test_node.wait_until("the first byte of a message", |_| {
         (&reader).read(&mut [0; 1]).is_ok_and(|length| length == 1)
     });
     sub.signal(Signal::SIGINT);
@@ -188,7 +191,7 @@ fn one_whose_output_is_not_read_can_be_interrupted_within_a_message() {
 }
 
 #[test]
-fn one_whose_last_line_is_not_read_can_be_interrupted() {
+fn publisher_with_full_output_ends_by_the_signal() {
     let test_node = TestNode::open();
     let _node = test_node.serve();
     let (_reader, mut full) = std::io::pipe().unwrap();
@@ -198,13 +201,13 @@ fn one_whose_last_line_is_not_read_can_be_interrupted() {
     let mut publisher = test_node.start_to(&publish, full);
     publisher.wait_for("waiting for 1 subscriber");
     test_node.succeed(&["sub", "t", "--check", "--count", "1"]);
-    test_node.wait_until("that it has left", |report| topic(report, "t").is_none());
+    test_node.wait_until("that the subscriber has left", |report| topic(report, "t").is_none());
     let status = publisher.interrupt();
     assert_eq!(status.signal(), Some(Signal::SIGINT as i32), "{status:?} {}", publisher.error());
 }
 
 #[test]
-fn one_whose_reader_is_gone_ends_quietly_with_a_code_of_its_own() {
+fn closed_output_ends_the_command_silently_with_141() {
     let test_node = TestNode::open();
     let _node = test_node.serve();
     let (reader, writer) = std::io::pipe().unwrap();
@@ -220,26 +223,26 @@ fn one_whose_reader_is_gone_ends_quietly_with_a_code_of_its_own() {
     assert_eq!((topics.end().code(), topics.error()), (Some(141), String::new()));
 }
 
-/// Libraries that libfabric is linked with catch it when they are loaded.
+/// Libraries of libfabric install handlers when they are loaded.
 #[test]
-fn one_that_looks_for_providers_ends_by_the_signal_itself() {
+fn info_ends_by_the_signal_itself() {
     let test_node = TestNode::open();
     let (_reader, mut full) = std::io::pipe().unwrap();
     let capacity = nix::fcntl::fcntl(&full, nix::fcntl::FcntlArg::F_GETPIPE_SZ).unwrap();
     full.write_all(&vec![0; capacity as usize]).unwrap();
     let mut info = test_node.start_to(&["info"], full);
-    // It is about to write by then, or still looks.
+    // It writes by then, or still queries providers.
     let status = format!("/proc/{}/status", info.id());
     let end = std::time::Instant::now() + TIMEOUT;
-    let is_among = |these: &str| {
+    let contains_sigterm = |mask: &str| {
         let all = std::fs::read_to_string(&status).unwrap();
-        let found = all.lines().find_map(|line| line.strip_prefix(these)).unwrap();
+        let found = all.lines().find_map(|line| line.strip_prefix(mask)).unwrap();
         u64::from_str_radix(found.trim(), 16).unwrap() & (1 << (Signal::SIGTERM as u32 - 1)) != 0
     };
     std::thread::sleep(Duration::from_millis(500));
-    // Nor is it held back any more.
-    while is_among("SigCgt:") || is_among("SigBlk:") {
-        assert!(std::time::Instant::now() < end, "it catches what is to end it");
+    // Neither caught nor blocked.
+    while contains_sigterm("SigCgt:") || contains_sigterm("SigBlk:") {
+        assert!(std::time::Instant::now() < end, "SIGTERM is still caught or blocked");
         std::thread::sleep(Duration::from_millis(10));
     }
     info.signal(Signal::SIGTERM);
@@ -248,13 +251,12 @@ fn one_that_looks_for_providers_ends_by_the_signal_itself() {
 }
 
 #[test]
-fn one_that_opens_a_topic_can_be_interrupted() {
+fn wait_for_a_stopped_service_can_be_interrupted() {
     let test_node = TestNode::open();
     let node = test_node.serve();
     let mut sub =
         test_node.start(&["sub", "never", "--service", "external", "--service-timeout", "600"]);
-    sub.wait_for("waiting for topic \"never\": it does not exist yet");
-    // It asks again and again.
+    sub.wait_for("waiting for topic \"never\": it exists neither on this node");
     node.signal(Signal::SIGSTOP);
     let service = format!("waiting for the node's service in {}", test_node.node().display());
     sub.wait_for(&format!("{service} (process {}) to answer; it is stopped", node.id()));
@@ -265,80 +267,83 @@ fn one_that_opens_a_topic_can_be_interrupted() {
 }
 
 #[test]
-fn programs_are_told_also_of_what_did_not_begin() {
+fn json_is_printed_also_without_a_node() {
     let test_node = TestNode::open();
-    let outside = ["--service", "external", "--service-timeout", "0.1", "--json"];
+    let external = ["--service", "external", "--service-timeout", "0.1", "--json"];
     let mut all = vec![(test_node.start(&["sub", "never", "--timeout", "0.1", "--json"]), true)];
     for arguments in [&["sub", "t"][..], &["pub", "t", "--pattern"]] {
-        let elsewhere = ["--directory", &test_node.path("elsewhere")];
-        all.push((test_node.start(&[arguments, &outside, &elsewhere].concat()), false));
+        let other_node = ["--directory", &test_node.path("other")];
+        all.push((test_node.start(&[arguments, &external, &other_node].concat()), false));
     }
     for (process, has_joined) in &mut all {
         assert_eq!(process.end().code(), Some(4), "{}", process.error());
-        let said = parse(&process.output());
-        assert_eq!((&said["messages"], &said["complete"]), (&0.into(), &false.into()), "{said}");
-        assert_eq!(said["node"].is_string(), *has_joined, "{said}");
+        let output = parse(&process.output());
+        assert_eq!(
+            (&output["messages"], &output["complete"]),
+            (&0.into(), &false.into()),
+            "{output}"
+        );
+        assert_eq!(output["node"].is_string(), *has_joined, "{output}");
     }
 }
 
 #[test]
-fn an_error_that_nobody_can_be_told_of_is_one_all_the_same() {
+fn exit_code_does_not_depend_on_writable_stderr() {
     let test_node = TestNode::open();
     let full = || OpenOptions::new().write(true).open("/dev/full").unwrap();
     for (arguments, code) in [(&["clean", "/nowhere/at/all"][..], 6), (&["config"], 0)] {
         let mut command = test_node.command(arguments);
-        command.env("FABRICAST_STRANGE", "1").stderr(full());
+        command.env("FABRICAST_UNKNOWN", "1").stderr(full());
         assert_eq!(command.output().unwrap().status.code(), Some(code), "{arguments:?}");
     }
 }
 
 #[test]
-fn waits_have_the_end_that_was_asked_for() {
+fn waits_end_after_the_timeout() {
     let test_node = TestNode::open();
     let wait = ["--timeout", "0.1"];
     for arguments in [
-        &["sub", "nobody-makes-it"][..],
-        &["sub", "nobody-publishes", "--depth", "2"],
-        &["pub", "nobody-reads", "--pattern", "--wait-for", "1"],
-        &["sub", "nobody-serves", "--service", "external", "--service-timeout", "0.1"],
+        &["sub", "never-created"][..],
+        &["sub", "no-publisher", "--depth", "2"],
+        &["pub", "no-subscriber", "--pattern", "--wait-for", "1"],
+        &["sub", "no-service", "--service", "external", "--service-timeout", "0.1"],
     ] {
-        let (code, said) = test_node.run(&[arguments, &wait].concat());
-        assert_eq!(code, Some(4), "{arguments:?}: {said}");
+        let (code, output) = test_node.run(&[arguments, &wait].concat());
+        assert_eq!(code, Some(4), "{arguments:?}: {output}");
     }
 }
 
 #[test]
-fn one_that_is_too_slow_is_evicted_and_says_what_it_missed() {
+fn evicted_subscriber_reports_what_it_missed() {
     let test_node = TestNode::open();
-    // One that is stopped cannot serve.
+    // A stopped subscriber cannot serve.
     let mut node = test_node.serve();
-    let settings = ["--depth", "2", "--release-deadline", "0.2", "--label", "slow one"];
+    let settings = ["--depth", "2", "--release-deadline", "0.2", "--label", "slow"];
     let mut sub = test_node.start(&[&["sub", "t", "--check"][..], &settings].concat());
     test_node.wait_until("a subscriber", |report| has_subscriber(report, "t"));
     sub.signal(Signal::SIGSTOP);
-    let said = test_node.succeed(&["pub", "t", "--pattern", "--count", "10"]);
-    assert!(said.contains("; 1 subscriber evicted for being too slow"), "{said}");
+    let output = test_node.succeed(&["pub", "t", "--pattern", "--count", "10"]);
+    assert!(output.contains("; 1 subscriber evicted as too slow"), "{output}");
     sub.signal(Signal::SIGCONT);
     assert_eq!(sub.end().code(), Some(8), "{}", sub.error());
-    let said = sub.error();
-    assert!(said.contains("evicted from the topic") && !said.contains("removed"), "{said}");
-    assert!(said.contains("held_for") && !said.contains("Some("), "{said}");
-    let expected =
-        "t: 0 messages, 0 B; 10 missed; evicted for being too slow; 0 not what they should be\n";
+    let output = sub.error();
+    assert!(output.contains("evicted from the topic") && !output.contains("removed"), "{output}");
+    assert!(output.contains("held_for") && !output.contains("Some("), "{output}");
+    let expected = "t: 0 messages, 0 B; 10 missed; evicted as too slow; 0 corrupted\n";
     assert_eq!(sub.output(), expected);
-    assert!(said.contains("fabricast: 10 messages are missing; "), "{said}");
-    // Whoever runs the node finds the process.
+    assert!(output.contains("fabricast: 10 messages were missed; "), "{output}");
+    // The log of the node names the process.
     node.wait_for("it held a message for too long");
-    let said = node.error();
-    let line = said.lines().find(|line| line.contains("for too long")).unwrap();
+    let output = node.error();
+    let line = output.lines().find(|line| line.contains("for too long")).unwrap();
     let process = format!("process={}", sub.id());
-    for words in ["topic=\"t\"", "label=\"slow one\"", &process, "position=", "held_for="] {
+    for words in ["topic=\"t\"", "label=\"slow\"", &process, "position=", "held_for="] {
         assert!(line.contains(words), "{words}: {line}");
     }
 }
 
 #[test]
-fn programs_are_told_how_many_messages_an_evicted_subscriber_missed() {
+fn json_has_the_messages_an_evicted_subscriber_missed() {
     let test_node = TestNode::open();
     let _node = test_node.serve();
     let settings = ["--depth", "2", "--release-deadline", "0.2"];
@@ -354,7 +359,7 @@ fn programs_are_told_how_many_messages_an_evicted_subscriber_missed() {
     assert_eq!((&read["evicted"], &read["complete"]), (&true.into(), &false.into()), "{read}");
 }
 
-/// Of a message that it was reading when it was evicted it cannot say that it had it.
+/// The content of a message may change once its subscriber is evicted.
 #[test]
 fn message_that_is_read_during_an_eviction_counts_as_missed() {
     let test_node = TestNode::open();
@@ -369,11 +374,11 @@ fn message_that_is_read_during_an_eviction_counts_as_missed() {
     let publish = ["pub", "t", "--pattern", "--size", "4M", "--count", "5", "--wait-for", "1"];
     let sent = test_node.json(&[&publish[..], &["--json"], &settings].concat());
     assert_eq!((&sent["messages"], &sent["evicted"]), (&5.into(), &1.into()), "{sent}");
-    // It goes on with the message, of which it holds nothing any more.
+    // It continues with the message, which it does not hold any more.
     let mut bytes = vec![0; 1 << 20];
     let end = std::time::Instant::now() + TIMEOUT;
-    while !sub.is_over() {
-        assert!(std::time::Instant::now() < end, "it does not end");
+    while !sub.has_ended() {
+        assert!(std::time::Instant::now() < end, "the subscriber does not end");
         let _ = reader.read(&mut bytes);
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -384,44 +389,44 @@ fn message_that_is_read_during_an_eviction_counts_as_missed() {
 }
 
 #[test]
-fn what_is_no_pattern_is_found() {
+fn message_without_pattern_is_reported_as_corrupted() {
     let test_node = TestNode::open();
     let mut sub = test_node.start(&["sub", "t", "--check", "--count", "2", "--json"]);
     let publish = ["pub", "t", "--lines", "--wait-for", "1"];
-    assert_eq!(test_node.run_with(&publish, "a line that is no pattern\nshort\n", &[]).0, Some(0));
+    assert_eq!(test_node.run_with(&publish, "a line without pattern\nshort\n", &[]).0, Some(0));
     assert_eq!(sub.end().code(), Some(5), "{}", sub.error());
     assert_eq!(parse(&sub.output())["altered"], 2);
-    assert!(sub.error().contains("message 1: is none of a pattern"), "{}", sub.error());
-    // That it was interrupted is said, too, but what came is worse.
+    assert!(sub.error().contains("message 1: is not a pattern message"), "{}", sub.error());
+    // The interrupt is reported, too, but corrupted data decides the exit code.
     let mut sub = test_node.start(&["sub", "u", "--check", "--count", "2"]);
     let publish = ["pub", "u", "--lines", "--wait-for", "1"];
     assert_eq!(test_node.run_with(&publish, "a line\n", &[]).0, Some(0));
-    sub.wait_for("message 1: is none of a pattern");
+    sub.wait_for("message 1: is not a pattern message");
     sub.signal(Signal::SIGINT);
     assert_eq!(sub.end().code(), Some(5), "{}", sub.error());
     assert!(sub.error().contains("; interrupted"), "{}", sub.error());
 }
 
 #[test]
-fn what_a_killed_node_left_is_removed_and_nothing_of_those_that_live() {
+fn clean_removes_files_of_a_killed_node_only() {
     let test_node = TestNode::open();
     let mut node = test_node.serve();
     let socket = test_node.node().join("node.sock");
-    let said = test_node.succeed(&["clean"]);
-    assert!(said.contains("kept") && said.contains("a process serves the node"), "{said}");
+    let output = test_node.succeed(&["clean"]);
+    assert!(output.contains("kept") && output.contains("a process serves the node"), "{output}");
     node.kill();
     assert!(socket.exists());
-    let rehearsal = test_node.json(&["clean", "--dry-run", "--json"]);
-    assert_eq!(rehearsal["removed"][0]["path"], socket.display().to_string(), "{rehearsal}");
-    assert!(socket.exists(), "a rehearsal removes nothing");
+    let dry_run = test_node.json(&["clean", "--dry-run", "--json"]);
+    assert_eq!(dry_run["removed"][0]["path"], socket.display().to_string(), "{dry_run}");
+    assert!(socket.exists(), "a dry run removes nothing");
     let both = ["clean", "/nowhere/at/all", &test_node.node().display().to_string()];
-    let (code, said) = test_node.run(&both);
-    assert_eq!(code, Some(6), "{said}");
-    assert!(said.starts_with("removed ") && said.contains("node.sock"), "{said}");
+    let (code, output) = test_node.run(&both);
+    assert_eq!(code, Some(6), "{output}");
+    assert!(output.starts_with("removed ") && output.contains("node.sock"), "{output}");
     assert!(!socket.exists());
-    assert!(test_node.succeed(&["clean"]).contains("nothing is there"));
+    assert!(test_node.succeed(&["clean"]).contains("nothing to remove"));
     assert_eq!(test_node.run(&["clean", "/nowhere/at/all"]).0, Some(6));
-    // The next one finds all as it has to be.
+    // The next service starts as usual.
     let mut node = test_node.serve();
     node.signal(Signal::SIGTERM);
     node.succeed();
@@ -429,7 +434,7 @@ fn what_a_killed_node_left_is_removed_and_nothing_of_those_that_live() {
 }
 
 #[test]
-fn one_that_has_hardly_begun_ends_by_the_signal_itself() {
+fn interrupt_at_any_time_after_the_start_ends_the_process() {
     let test_node = TestNode::open();
     for pause in [0, 1, 2, 5, 20, 50, 100, 150] {
         let mut sub = test_node.start(&["sub", "t"]);
@@ -438,15 +443,15 @@ fn one_that_has_hardly_begun_ends_by_the_signal_itself() {
         let status = sub.end();
         let is_interrupted =
             status.signal() == Some(Signal::SIGINT as i32) || status.code() == Some(130);
-        // One that waits already ends in order.
+        // A waiting subscriber ends in order.
         let has_begun = status.success() && sub.error().contains("waiting for topic");
         assert!(is_interrupted || has_begun, "after {pause} ms: {status:?} {}", sub.error());
     }
 }
 
-/// As a shell starts what runs in the background of a script.
+/// A shell starts background jobs of a script so.
 #[test]
-fn one_that_was_told_not_to_care_for_it_does_not() {
+fn ignored_signal_stays_ignored() {
     let test_node = TestNode::open();
     let program = env!("CARGO_BIN_EXE_fabricast");
     let script =
@@ -462,39 +467,41 @@ fn killed_publisher_is_named_by_its_process() {
     test_node.wait_until("a subscriber", |report| topic(report, "cam").is_some());
     let publish = ["pub", "cam", "--pattern", "--size", "1K", "--rate", "20"];
     let mut publisher = test_node.start(&publish);
-    // The subscriber asks the node for the process soon after the first message.
+    // The subscriber requests the name of the process soon after the first message.
     std::thread::sleep(Duration::from_secs(4));
     publisher.kill();
     let lost = format!(
-        "fabricast: topic \"cam\": a publisher ended without leaving (process {} \"fabricast pub\"); its last messages may \
-         be missing\n",
+        "fabricast: topic \"cam\": a publisher exited unexpectedly (process {} \"fabricast pub\"); its last messages may be \
+         missing\n",
         publisher.id()
     );
     sub.wait_for("may be missing\n");
     sub.signal(Signal::SIGINT);
     sub.end();
-    let said = sub.error();
-    assert!(said.ends_with(&lost), "{said}");
-    assert!(!said.contains("WARN"), "{said}");
+    let output = sub.error();
+    assert!(output.ends_with(&lost), "{output}");
+    assert!(!output.contains("WARN"), "{output}");
 }
 
 #[test]
-fn publisher_says_each_time_that_the_last_subscriber_has_gone() {
+fn publisher_reports_each_loss_of_its_last_subscriber() {
     let test_node = TestNode::open();
     let publish = ["pub", "cam", "--pattern", "--size", "1K", "--rate", "100", "--wait-for", "1"];
     let mut publisher = test_node.start(&publish);
-    let gone = "fabricast: topic \"cam\": the last subscriber has gone; messages are published to no subscriber\n";
-    let place = test_node.node().display().to_string();
-    let mut said =
-        format!("fabricast: waiting for 1 subscriber of topic \"cam\" (node directory: {place})\n");
-    publisher.wait_for(&said);
+    let lost =
+        "fabricast: topic \"cam\": the last subscriber has left; messages now have no subscriber\n";
+    let directory = test_node.node().display().to_string();
+    let mut output = format!(
+        "fabricast: waiting for 1 subscriber of topic \"cam\" (node directory: {directory})\n"
+    );
+    publisher.wait_for(&output);
     for _ in 0..2 {
         test_node.succeed(&["sub", "cam", "--check", "--count", "5"]);
-        said += gone;
-        publisher.wait_for(&said);
+        output += lost;
+        publisher.wait_for(&output);
     }
     publisher.signal(Signal::SIGINT);
     publisher.end();
-    assert!(publisher.error().starts_with(&said), "{}", publisher.error());
-    assert_eq!(publisher.error().matches(gone).count(), 2, "{}", publisher.error());
+    assert!(publisher.error().starts_with(&output), "{}", publisher.error());
+    assert_eq!(publisher.error().matches(lost).count(), 2, "{}", publisher.error());
 }

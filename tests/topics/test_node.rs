@@ -1,4 +1,4 @@
-//! A node of a test's own, and the processes at it.
+//! A node of a test, and its processes.
 
 use std::cell::Cell;
 use std::fs::File;
@@ -11,11 +11,11 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-/// Only reached by what fails.
+/// Only a failing test waits so long.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
-const LOOK: Duration = Duration::from_millis(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// A directory with a node in it, removed in the end.
+/// A directory with a node in it, removed at the end.
 pub(crate) struct TestNode {
     pub(crate) directory: PathBuf,
     next: Cell<u32>,
@@ -31,7 +31,7 @@ impl TestNode {
         Self { directory, next: Cell::new(0) }
     }
 
-    /// Where its node is.
+    /// The directory of the node.
     pub(crate) fn node(&self) -> PathBuf {
         self.directory.join("node")
     }
@@ -46,7 +46,7 @@ impl TestNode {
         path
     }
 
-    /// The command, as it is run at the node.
+    /// The command with the directory of the node.
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_fabricast"));
         for (name, _) in std::env::vars_os() {
@@ -59,14 +59,14 @@ impl TestNode {
         command
     }
 
-    /// A pipe with a name.
+    /// A named pipe.
     pub(crate) fn pipe(&self, name: &str) -> String {
         let path = self.path(name);
         nix::unistd::mkfifo(path.as_str(), nix::sys::stat::Mode::S_IRWXU).unwrap();
         path
     }
 
-    /// Begins to run the command at the node.
+    /// Starts the command at the node.
     pub(crate) fn start(&self, arguments: &[&str]) -> Process {
         self.start_with(arguments, "", &[])
     }
@@ -90,7 +90,7 @@ impl TestNode {
         Process { child, what: arguments.join(" "), output, error }
     }
 
-    /// With an output of the test's own.
+    /// As [`Self::start`], with this standard output.
     pub(crate) fn start_to(&self, arguments: &[&str], to: impl Into<Stdio>) -> Process {
         let number = self.next.get();
         self.next.set(number + 1);
@@ -102,7 +102,7 @@ impl TestNode {
         Process { child, what: arguments.join(" "), output, error }
     }
 
-    /// With an input of the test's own.
+    /// As [`Self::start`], with this standard input.
     pub(crate) fn start_from(&self, arguments: &[&str], from: impl Into<Stdio>) -> Process {
         let number = self.next.get();
         self.next.set(number + 1);
@@ -115,15 +115,15 @@ impl TestNode {
         Process { child, what: arguments.join(" "), output, error }
     }
 
-    /// A process that serves the node, and does nothing else.
+    /// Starts a dedicated service of the node.
     #[track_caller]
     pub(crate) fn serve(&self) -> Process {
         let mut node = self.start(&["node"]);
-        node.wait_for("serves node");
+        node.wait_for("serving node");
         node
     }
 
-    /// Runs it to its end: the exit code, and all that was said.
+    /// Runs the command to its end. Returns the exit code, and standard output and error.
     pub(crate) fn run(&self, arguments: &[&str]) -> (Option<i32>, String) {
         self.run_with(arguments, "", &[])
     }
@@ -139,7 +139,7 @@ impl TestNode {
         (code, process.output() + &process.error())
     }
 
-    /// Runs it to an end that is to be good: what it wrote.
+    /// Runs the command, which must succeed. Returns standard output.
     #[track_caller]
     pub(crate) fn succeed(&self, arguments: &[&str]) -> String {
         let mut process = self.start(arguments);
@@ -151,20 +151,20 @@ impl TestNode {
         parse(&self.succeed(arguments))
     }
 
-    /// Waits until the node's report says something.
+    /// Waits until the node's report meets a condition.
     #[track_caller]
-    pub(crate) fn wait_until(&self, what: &str, is_so: impl Fn(&Value) -> bool) -> Value {
+    pub(crate) fn wait_until(&self, what: &str, condition: impl Fn(&Value) -> bool) -> Value {
         let end = Instant::now() + TIMEOUT;
         loop {
             let mut process = self.start(&["topics", "--json"]);
             if process.end().success() {
                 let report = parse(&process.output());
-                if is_so(&report) {
+                if condition(&report) {
                     return report;
                 }
             }
             assert!(Instant::now() < end, "{what}: {} {}", process.output(), process.error());
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 }
@@ -189,7 +189,7 @@ pub(crate) fn topic<'a>(report: &'a Value, name: &str) -> Option<&'a Value> {
     report["topics"].as_array()?.iter().find(|topic| topic["name"] == name)
 }
 
-/// A process of the command; killed, if it is left.
+/// A process of the command; killed on drop.
 pub(crate) struct Process {
     child: Child,
     what: String,
@@ -214,8 +214,8 @@ impl Process {
         kill(Pid::from_raw(self.child.id() as i32), signal).unwrap();
     }
 
-    pub(crate) fn is_over(&mut self) -> bool {
-        self.child.try_wait().unwrap().is_some()
+    pub(crate) fn has_ended(&mut self) -> bool {
+        self.child.try_wait().unwrap().conditionme()
     }
 
     #[track_caller]
@@ -226,7 +226,7 @@ impl Process {
                 return status;
             }
             assert!(Instant::now() < end, "{} does not end: {}", self.what, self.error());
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 
@@ -238,7 +238,7 @@ impl Process {
         output
     }
 
-    /// Interrupts it again and again: it may not have come to where that ends it.
+    /// Interrupts the process repeatedly, since it may not catch the first signal.
     #[track_caller]
     pub(crate) fn interrupt(&mut self) -> ExitStatus {
         let end = Instant::now() + TIMEOUT;
@@ -248,23 +248,23 @@ impl Process {
             }
             assert!(Instant::now() < end, "{} does not end: {}", self.what, self.error());
             self.signal(Signal::SIGINT);
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 
-    /// Waits until it has said something on standard error.
+    /// Waits until standard error contains this text.
     #[track_caller]
     pub(crate) fn wait_for(&mut self, what: &str) {
         let end = Instant::now() + TIMEOUT;
         while !self.error().contains(what) {
-            let is_over = self.child.try_wait().unwrap();
-            let said = self.error();
-            assert!(is_over.is_none() && Instant::now() < end, "{}: {what}: {said}", self.what);
-            std::thread::sleep(LOOK);
+            let status = self.child.try_wait().unwrap();
+            let error = self.error();
+            assert!(status.is_none() && Instant::now() < end, "{}: {what}: {error}", self.what);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 
-    /// As a crash does it.
+    /// Kills the process, as a crash.
     pub(crate) fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();

@@ -1,4 +1,4 @@
-//! What is wrong is said, with an exit code that tells what kind of mistake it is.
+//! User errors: messages and exit codes.
 
 use std::path::Path;
 
@@ -6,13 +6,13 @@ use crate::test_node::{TestNode, topic};
 
 #[track_caller]
 fn fails_with(test_node: &TestNode, arguments: &[&str], code: i32, why: &str) {
-    let (found, said) = test_node.run_with(arguments, "some input", &[]);
-    assert_eq!(found, Some(code), "{arguments:?}: {said}");
-    assert!(said.contains(why), "{arguments:?}: {said}");
+    let (found, output) = test_node.run_with(arguments, "some input", &[]);
+    assert_eq!(found, Some(code), "{arguments:?}: {output}");
+    assert!(output.contains(why), "{arguments:?}: {output}");
 }
 
 #[test]
-fn options_that_are_none_are_refused() {
+fn invalid_options_are_usage_errors() {
     let test_node = TestNode::open();
     fails_with(&test_node, &["pub"], 2, "<TOPIC>");
     fails_with(&test_node, &["pub", "t", "--dephth", "3"], 2, "--depth");
@@ -23,7 +23,7 @@ fn options_that_are_none_are_refused() {
     fails_with(&test_node, &["pub", "t", "--pattern", "--size", "39"], 2, "at least 40 bytes");
     fails_with(&test_node, &["pub", "t", "--rate", "0"], 2, "messages a second");
     fails_with(&test_node, &["sub", "t", "--count", "0"], 2, "at least 1");
-    // Not as if it were an option.
+    // Not an unknown option.
     fails_with(&test_node, &["sub", "t", "--count", "-1"], 2, "invalid value '-1' for '--count");
     fails_with(&test_node, &["pub", "t", "--rate", "-0.5"], 2, "messages a second");
     fails_with(&test_node, &["pub", "t", "--depth", "-1"], 2, "option --depth is \"-1\"");
@@ -40,42 +40,46 @@ fn options_that_are_none_are_refused() {
     );
     fails_with(&test_node, &["node", "--log", "loud"], 2, "loud");
     fails_with(&test_node, &["node", "--depth", "3"], 2, "--depth");
-    assert!(!test_node.node().exists(), "nobody joined anything");
+    assert!(!test_node.node().exists(), "no process joined a node");
 }
 
 #[test]
-fn settings_that_cannot_be_are_refused() {
+fn invalid_settings_are_usage_errors() {
     let test_node = TestNode::open();
-    fails_with(&test_node, &["pub", "t", "--depth", "0"], 2, "option --depth is \"0\": 1 to 65536");
-    fails_with(&test_node, &["node", "--peers", "nowhere"], 2, "not like host:port");
+    fails_with(
+        &test_node,
+        &["pub", "t", "--depth", "0"],
+        2,
+        "option --depth is \"0\": use 1 to 65536",
+    );
+    fails_with(&test_node, &["node", "--peers", "nowhere"], 2, "not of the form host:port");
     for option in ["--budget-host", "--budget-device"] {
-        let why = "at least 512 bytes, which the smallest topic reserves; one with all that is usual reserves \
-                   20971520 (20 messages of 1048576 bytes)";
+        let why = "at least 512 bytes, which the smallest topic reserves; a topic with default settings \
+                   reserves 20971520 (20 messages of 1048576 bytes)";
         fails_with(&test_node, &["node", option, "0"], 2, why);
         fails_with(&test_node, &["pub", "t", option, "511"], 2, why);
     }
     let environment = [("FABRICAST_TOPIC_DEPTH", "many")];
-    let (code, said) = test_node.run_with(&["sub", "t"], "", &environment);
+    let (code, output) = test_node.run_with(&["sub", "t"], "", &environment);
     assert_eq!(code, Some(2));
-    assert!(said.contains("environment FABRICAST_TOPIC_DEPTH is \"many\""), "{said}");
-    let file = test_node.write("unknown.toml", "\npatiense = 3\n");
-    let expected =
-        "unknown.toml, line 2: there is no setting \"patiense\"; the nearest is \"patience\"";
+    assert!(output.contains("environment FABRICAST_TOPIC_DEPTH is \"many\""), "{output}");
+    let file = test_node.write("unknown.toml", "\nservice_timeuot = 3\n");
+    let expected = "unknown.toml, line 2: unknown setting \"service_timeuot\"; the nearest is \"service_timeout\"";
     for command in [&["node"][..], &["pub", "t"], &["sub", "t"], &["topics"], &["config"]] {
         fails_with(&test_node, &[command, &["--config", &file]].concat(), 2, expected);
     }
-    let (code, said) = test_node.run_with(&["config"], "", &[("FABRICAST_CONFIG", &file)]);
-    assert_eq!(code, Some(2), "{said}");
+    let (code, output) = test_node.run_with(&["config"], "", &[("FABRICAST_CONFIG", &file)]);
+    assert_eq!(code, Some(2), "{output}");
     let log = |level| test_node.run_with(&["config"], "", &[("FABRICAST_LOG", level)]);
     assert_eq!((log("warn").0, log("loud").0), (Some(0), Some(2)));
     let file = test_node.write("broken.toml", "[topic\n");
     fails_with(&test_node, &["node", "--config", &file], 2, "broken.toml, line 1: ");
     fails_with(&test_node, &["node", "--config", "/nowhere/at/all"], 2, "/nowhere/at/all");
-    assert!(!test_node.node().exists(), "nobody joined anything");
+    assert!(!test_node.node().exists(), "no process joined a node");
 }
 
 #[test]
-fn a_message_that_is_too_long_is_refused() {
+fn too_long_message_is_an_error() {
     let test_node = TestNode::open();
     fails_with(&test_node, &["pub", "t", "--largest", "4"], 7, "more than 4 bytes");
     fails_with(&test_node, &["pub", "t", "--largest", "4", "--lines"], 7, "more than 4 bytes");
@@ -86,37 +90,36 @@ fn a_message_that_is_too_long_is_refused() {
         7,
         "has 2048 bytes",
     );
-    // The topic that is there counts, not what it could have been.
+    // The existing topic decides.
     let sub = test_node.start(&["sub", "small", "--check", "--largest", "1K"]);
     test_node.wait_until("the topic", |report| topic(report, "small").is_some());
     let file = test_node.write("file", [0; 1025]);
     fails_with(&test_node, &["pub", "small", "--file", &file], 7, "1024");
-    // That cannot be changed by saying it again.
-    let why =
-        "takes 1024 at most. Publish it under another name with a larger --largest, or end the";
-    let (code, said) = test_node.run_with(&["pub", "small"], &"x".repeat(1025), &[]);
-    assert!(code == Some(7) && said.contains(why), "{said}");
-    let (code, said) = test_node.run_with(&["pub", "small"], &"x".repeat(1025), &[]);
-    assert_eq!(code, Some(7), "{said}");
-    assert!(said.contains("more than 1024 bytes"), "{said}");
+    // Repeating the command does not help.
+    let why = "allows 1024. Use another topic name with a larger --largest, or stop the";
+    let (code, output) = test_node.run_with(&["pub", "small"], &"x".repeat(1025), &[]);
+    assert!(code == Some(7) && output.contains(why), "{output}");
+    let (code, output) = test_node.run_with(&["pub", "small"], &"x".repeat(1025), &[]);
+    assert_eq!(code, Some(7), "{output}");
+    assert!(output.contains("more than 1024 bytes"), "{output}");
     drop(sub);
 }
 
 #[test]
-fn topics_are_what_they_are() {
+fn existing_topic_with_other_settings_is_an_error() {
     let test_node = TestNode::open();
     let sub = test_node.start(&["sub", "t", "--check", "--depth", "4"]);
     test_node.wait_until("the topic", |report| topic(report, "t").is_some());
     fails_with(&test_node, &["pub", "t", "--depth", "8"], 2, "settings differ");
     for command in ["pub", "sub"] {
-        let (code, said) = test_node.run(&[command, "t", "--largest", "2M"]);
-        assert_eq!(code, Some(2), "{said}");
+        let (code, output) = test_node.run(&[command, "t", "--largest", "2M"]);
+        assert_eq!(code, Some(2), "{output}");
         for words in [
-            "the topic \"t\": its settings differ: depth is 4, and would be 16 where nothing is said of it; \
-             largest is 1MiB, and 2MiB was asked for (option --largest). Say nothing",
-            "or say --depth 4 --largest 1MiB;",
+            "open topic \"t\" failed: settings differ: depth is 4, requested was 16 (default); largest is 1MiB, requested \
+             was 2MiB (option --largest). Omit all",
+            "or set --depth 4 --largest 1MiB,",
         ] {
-            assert!(said.contains(words), "{words}: {said}");
+            assert!(output.contains(words), "{words}: {output}");
         }
     }
     fails_with(&test_node, &["pub", "", "--lines"], 2, "1 to 200 bytes");
@@ -132,63 +135,64 @@ fn topics_are_what_they_are() {
     drop(sub);
 }
 
-/// Whatever differs is named at once, and who says what is advised gets the topic.
+/// All differences are named at once, and the advised options open the topic.
 #[test]
-fn what_is_advised_about_another_topic_works() {
+fn advised_options_open_the_existing_topic() {
     let test_node = TestNode::open();
     let settings = ["--loans", "2", "--release-deadline", "1.5", "--reliability", "drop-oldest"];
     let sub = test_node.start(&[&["sub", "t", "--check"][..], &settings].concat());
     test_node.wait_until("the topic", |report| topic(report, "t").is_some());
-    for asked in [&["--loans", "3"][..], &["--depth", "8", "--largest", "2M"]] {
+    for requested in [&["--loans", "3"][..], &["--depth", "8", "--largest", "2M"]] {
         let publish =
-            [&["pub", "t", "--pattern", "--count", "1", "--size", "64"][..], asked].concat();
-        let (code, said) = test_node.run(&publish);
-        assert_eq!(code, Some(2), "{said}");
+            [&["pub", "t", "--pattern", "--count", "1", "--size", "64"][..], requested].concat();
+        let (code, output) = test_node.run(&publish);
+        assert_eq!(code, Some(2), "{output}");
         for words in [
-            "loans is 2, and ",
-            "release_deadline is 1.5, and ",
-            "reliability is drop-oldest, and ",
+            "loans is 2, requested ",
+            "release_deadline is 1.5, requested ",
+            "reliability is drop-oldest, requested ",
         ] {
-            assert!(said.contains(words), "{words}: {said}");
+            assert!(output.contains(words), "{words}: {output}");
         }
-        let advised = said.split("or say ").nth(1).and_then(|rest| rest.split(';').next()).unwrap();
+        let advised =
+            output.split("or set ").nth(1).and_then(|rest| rest.split(',').next()).unwrap();
         let advised: Vec<_> = advised.split(' ').collect();
         test_node.succeed(&[&publish[..7], &advised].concat());
     }
-    // Of what is no other one nothing is said.
-    let (_, said) = test_node.run(&["pub", "t", "--loans", "1", "--release-deadline", "1.5"]);
-    assert!(said.contains("or say --reliability drop-oldest --loans 2; or"), "{said}");
+    // Equal settings are not named.
+    let (_, output) = test_node.run(&["pub", "t", "--loans", "1", "--release-deadline", "1.5"]);
+    assert!(output.contains("or set --reliability drop-oldest --loans 2, or"), "{output}");
     drop(sub);
 }
 
 #[test]
-fn who_waits_in_vain_is_told_what_to_do() {
+fn timeout_has_a_remedy() {
     let test_node = TestNode::open();
     fails_with(&test_node, &["sub", "t", "--timeout", "0.2"], 4, "or create it: --largest 1MiB");
     fails_with(&test_node, &["topics"], 6, "not found: no service listens there");
 }
 
 #[test]
-fn nothing_is_told_of_what_was_not_done() {
+fn failure_before_publishing_prints_no_summary() {
     let test_node = TestNode::open();
-    let (code, said) = test_node.run(&["pub", "t", "--file", "/nowhere/at/all"]);
-    assert_eq!(code, Some(1), "{said}");
-    assert!(said.contains("/nowhere/at/all") && !said.contains("0 messages"), "{said}");
+    let (code, output) = test_node.run(&["pub", "t", "--file", "/nowhere/at/all"]);
+    assert_eq!(code, Some(1), "{output}");
+    assert!(output.contains("/nowhere/at/all") && !output.contains("0 messages"), "{output}");
 }
 
 #[test]
-fn a_budget_is_said_alike_wherever_it_is_said() {
+fn budget_is_reported_equally_everywhere() {
     let test_node = TestNode::open();
     let budget = [("FABRICAST_BUDGET_HOST", "64M")];
     let mut sub = test_node.start_with(&["sub", "t", "--stats", "--depth", "4"], "", &budget);
     test_node.wait_until("the topic", |report| topic(report, "t").is_some());
     fails_with(&test_node, &["pub", "large", "--largest", "1G"], 7, "a budget of 67108864 bytes");
     let cells = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
-    let said = test_node.succeed(&["topics"]);
+    let output = test_node.succeed(&["topics"]);
     let figures = "topics reserve 8.00 MiB of 64.00 MiB (67108864 bytes)";
-    assert!(cells(&said).contains(figures), "{said}");
-    let said = test_node.succeed(&["topics", "--verbose"]);
-    assert!(said.lines().any(|line| cells(line) == "t bytes 5 s 8 8388608 0"), "{said}");
+    assert!(cells(&output).contains(figures), "{output}");
+    let output = test_node.succeed(&["topics", "--verbose"]);
+    assert!(output.lines().any(|line| cells(line) == "t bytes 5 s 8 8388608 0"), "{output}");
     let topics = test_node.json(&["topics", "--json"]);
     assert_eq!(topics["topics"][0]["reserves"]["messages"], 8, "{topics}");
     assert_eq!(test_node.json(&["topics", "--json"])["pools"][0]["budget"], 64 << 20);
@@ -197,12 +201,12 @@ fn a_budget_is_said_alike_wherever_it_is_said() {
 }
 
 #[test]
-fn directories_of_others_are_not_used() {
+fn directory_writable_by_others_is_not_used() {
     let test_node = TestNode::open();
     let open = test_node.path("open");
     std::fs::create_dir(&open).unwrap();
-    let everybody = std::os::unix::fs::PermissionsExt::from_mode(0o777);
-    std::fs::set_permissions(&open, everybody).unwrap();
+    let world_writable = std::os::unix::fs::PermissionsExt::from_mode(0o777);
+    std::fs::set_permissions(&open, world_writable).unwrap();
     for command in [
         &["pub", "t"][..],
         &["sub", "t"],
@@ -215,7 +219,7 @@ fn directories_of_others_are_not_used() {
         fails_with(&test_node, &[command, &["--directory", &open]].concat(), 9, why);
     }
     assert_eq!(std::fs::read_dir(&open).unwrap().count(), 0);
-    // An agent may be in such a one.
+    // An agent may use such a directory.
     test_node.succeed(&["clean", &open]);
     fails_with(&test_node, &["topics", "--directory", &test_node.path("none")], 6, "no service");
     fails_with(
@@ -227,17 +231,17 @@ fn directories_of_others_are_not_used() {
 }
 
 #[test]
-fn what_is_told_to_programs_is_json() {
+fn reports_with_json_are_json() {
     let test_node = TestNode::open();
     let sub = test_node.start(&["sub", "t", "--check", "--depth", "4"]);
     test_node.wait_until("the topic", |report| topic(report, "t").is_some());
     let paths = test_node.json(&["paths", "--topics", "--json"]);
     assert_eq!((&paths["topics"][0], &paths["sent"]), (&"t".into(), &serde_json::json!([])));
-    let said = test_node.succeed(&["paths", "--topics"]);
-    assert!(said.contains("Topic \"t\"") && said.contains("1 subscriber,"), "{said}");
-    let said = test_node.succeed(&["topics"]);
-    assert!(said.lines().any(|line| line.starts_with("t ")), "{said}");
-    assert!(said.lines().all(|line| line.chars().count() <= 120), "{said}");
+    let output = test_node.succeed(&["paths", "--topics"]);
+    assert!(output.contains("Topic \"t\"") && output.contains("1 subscriber,"), "{output}");
+    let output = test_node.succeed(&["topics"]);
+    assert!(output.lines().any(|line| line.starts_with("t ")), "{output}");
+    assert!(output.lines().all(|line| line.chars().count() <= 120), "{output}");
     let config = test_node.json(&["config", "--depth", "3", "--json"]);
     assert_eq!(config["topic.depth"]["value"], 3);
     assert_eq!(config["topic.depth"]["origin"], "option --depth");
@@ -247,7 +251,7 @@ fn what_is_told_to_programs_is_json() {
 }
 
 #[test]
-fn the_page_of_documentation_has_the_exit_codes_as_they_are() {
+fn documentation_lists_the_exit_codes() {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/operating.md");
     let page = std::fs::read_to_string(page).unwrap();
     let test_node = TestNode::open();

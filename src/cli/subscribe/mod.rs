@@ -263,12 +263,12 @@ impl SubscribeRun<'_> {
         connectivity::say(lines);
     }
 
-    /// Reports that a publisher was killed, on this node or on another one.
+    /// Reports that a publisher was killed or crashed, on this node or on another one.
     fn report_lost_publisher(&mut self, place: &str, which: &str) {
         self.outcome.publishers_lost += 1;
         let topic = self.arguments.topic.escape_debug();
         self.say(&[format!(
-            "topic \"{topic}\": a publisher{place} was killed ({which}); its last messages may be missing"
+            "topic \"{topic}\": a publisher{place} exited unexpectedly ({which}); its last messages may be missing"
         )]);
     }
 
