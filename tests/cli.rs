@@ -1,4 +1,4 @@
-//! The command, run as users run it.
+//! The command as users run it.
 
 use std::path::PathBuf;
 use std::process::{Command, Output};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-/// Runs the command to its end, which has to come soon.
+/// Runs the command to its end, within a minute.
 fn fabricast(arguments: &[&str]) -> Output {
     fabricast_with(arguments, &[])
 }
@@ -35,7 +35,7 @@ fn succeed(arguments: &[&str]) -> String {
     out
 }
 
-/// The exit code and what was said about it.
+/// The exit code and standard error.
 fn fail(arguments: &[&str]) -> (i32, String) {
     let output = fabricast(arguments);
     let message = text(&output.stderr);
@@ -46,7 +46,7 @@ fn info() -> Value {
     serde_json::from_str(&succeed(&["info", "--json"])).unwrap()
 }
 
-/// RDM providers of this machine that the benchmark is meant for.
+/// RDM providers of this machine that the benchmark supports.
 fn providers() -> Vec<String> {
     let info = info();
     let mut names: Vec<String> = Vec::new();
@@ -73,7 +73,7 @@ fn info_shows_providers_and_choices_in_120_columns() {
         "peers on other machines",
         "cuda:0",
         "verdict  provider",
-        "reasons, each with its points",
+        "reasons (points)",
         "score: the sum of the points",
     ] {
         assert!(out.contains(word), "{word} is missing:\n{out}");
@@ -81,7 +81,7 @@ fn info_shows_providers_and_choices_in_120_columns() {
     for line in out.lines() {
         assert!(line.chars().count() <= 120, "{line}");
     }
-    assert!(!out.contains('\x1b'), "colour belongs on a terminal");
+    assert!(!out.contains('\x1b'), "colours are for terminals only");
 }
 
 #[test]
@@ -103,21 +103,21 @@ fn info_is_one_json_document() {
 }
 
 #[test]
-fn one_provider_is_told_of_in_full() {
+fn verbose_info_has_all_attributes_of_a_provider() {
     let provider = &providers()[0];
     let out = succeed(&["info", "--provider", provider, "--verbose"]);
     assert!(out.contains("fi_info:") && out.contains("fi_tx_attr:"), "{out}");
 }
 
 #[test]
-fn an_unknown_provider_is_answered_with_those_there_are() {
+fn unknown_provider_is_answered_with_the_available_ones() {
     let (code, message) = fail(&["info", "--provider", "carrier-pigeon"]);
     assert_eq!(code, 3, "{message}");
     assert!(message.contains("carrier-pigeon") && message.contains(&providers()[0]), "{message}");
 }
 
 #[test]
-fn libfabrics_own_filter_is_obeyed_and_shown() {
+fn filter_of_libfabric_applies_and_is_shown() {
     let output = fabricast_with(&["info", "--policy", "=shm"], &[("FI_PROVIDER", "shm")]);
     if output.status.success() {
         let out = text(&output.stdout);
@@ -131,21 +131,21 @@ fn libfabrics_own_filter_is_obeyed_and_shown() {
 }
 
 #[test]
-fn a_policy_that_names_nobody_here_is_told_so() {
+fn policy_with_an_unknown_provider_is_a_warning() {
     for (policy, code) in [("carrier-pigeon", 0), ("^carrier-pigeon", 0), ("=carrier-pigeon", 3)] {
         let output = fabricast(&["info", "--policy", policy, "--json"]);
         assert_eq!(output.status.code(), Some(code), "{policy}");
-        let said = text(&output.stderr);
-        assert!(said.contains("\"carrier-pigeon\", and no provider here is called so"), "{said}");
+        let error = text(&output.stderr);
+        assert!(error.contains("policy names unknown provider \"carrier-pigeon\""), "{error}");
         assert!(serde_json::from_slice::<Value>(&output.stdout).is_ok());
     }
     let known = &providers()[0];
     let output = fabricast(&["info", "--policy", known]);
-    assert!(!text(&output.stderr).contains("no provider here"), "{}", text(&output.stderr));
+    assert!(!text(&output.stderr).contains("unknown provider"), "{}", text(&output.stderr));
 }
 
 #[test]
-fn an_impossible_policy_ends_with_reasons() {
+fn impossible_policy_fails_with_reasons() {
     let output = fabricast(&["info", "--policy", "=carrier-pigeon"]);
     assert_eq!(output.status.code(), Some(3));
     let out = text(&output.stdout);
@@ -156,7 +156,7 @@ fn an_impossible_policy_ends_with_reasons() {
 }
 
 #[test]
-fn nonsense_on_the_command_line_is_a_usage_error() {
+fn invalid_command_line_is_a_usage_error() {
     for words in [&["sub", "t", "--count", "-1"][..], &["demo", "--time", "0"], &["fly"]] {
         let (code, message) = fail(words);
         assert_eq!(code, 2, "{words:?}: {message}");
@@ -167,22 +167,22 @@ fn nonsense_on_the_command_line_is_a_usage_error() {
     assert!(succeed(&["--help"]).contains("Exit codes"));
 }
 
-/// A copy of the program in a directory of its own, with this beside it, or on the path.
+/// A copy of the program in a new directory, with this script as fabricast-bench.
 fn copy(name: &str, beside: Option<&str>) -> (testkit::temp_dir::TempDir, PathBuf) {
     use std::os::unix::fs::PermissionsExt;
     let directory = testkit::temp_dir::TempDir::new(name);
     let program = directory.join("fabricast");
     std::fs::copy(env!("CARGO_BIN_EXE_fabricast"), &program).unwrap();
     if let Some(script) = beside {
-        let place = directory.join("fabricast-bench");
-        std::fs::write(&place, format!("#!/bin/sh\n{script}\n")).unwrap();
-        std::fs::set_permissions(place, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let path = directory.join("fabricast-bench");
+        std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
     }
     (directory, program)
 }
 
 #[test]
-fn measurements_are_made_by_the_program_beside_this_one_or_on_the_path() {
+fn bench_runs_the_program_beside_this_one_or_on_the_path() {
     const SCRIPT: &str = "echo \"$*\"; exit 7";
     let (directory, program) = copy("bench-beside", Some(SCRIPT));
     let run = |program: &PathBuf, path: &std::path::Path| {
@@ -194,12 +194,12 @@ fn measurements_are_made_by_the_program_beside_this_one_or_on_the_path() {
     let nowhere = std::path::Path::new("/nowhere");
     let expected = (Some(7), "ring --size 1M --help\n".to_owned(), String::new());
     assert_eq!(run(&program, nowhere), expected, "beside");
-    let (_elsewhere, alone) = copy("bench-path", None);
+    let (_directory, alone) = copy("bench-path", None);
     assert_eq!(run(&alone, &directory), expected, "on the path");
     let (code, out, error) = run(&alone, nowhere);
     assert_eq!((code, out.as_str()), (Some(3), ""), "{error}");
     for words in
-        ["cannot run \"fabricast bench\"", alone.to_str().unwrap(), "cargo build --release -p"]
+        ["run \"fabricast bench\" failed", alone.to_str().unwrap(), "cargo build --release -p"]
     {
         assert!(error.contains(words), "{error}");
     }

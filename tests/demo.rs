@@ -1,4 +1,4 @@
-//! The demonstration: it shows what it says, ends by itself, and leaves nothing, however it ends.
+//! The demonstration: its results, its end, and that it leaves nothing behind.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -16,20 +16,20 @@ use testkit::measurement_lock::lock_measurements;
 use testkit::processes::{Process, children, poll_until, wait_until_gone};
 use testkit::temp_dir::TempDir;
 
-/// It is to be over by then, whatever happens.
+/// Upper bound of its time.
 const LIMIT: Duration = Duration::from_secs(50);
 /// Its processes: two nodes, three publishers, eight subscribers.
 const PROCESSES: usize = 13;
-/// Only reached by what fails.
+/// Only a failing test waits so long.
 const ENDING: Duration = Duration::from_secs(60);
 
-/// What a process was started with.
+/// The command line of a process.
 fn arguments(number: i32) -> String {
     let text = std::fs::read(format!("/proc/{number}/cmdline")).unwrap_or_default();
     String::from_utf8_lossy(&text).replace('\0', " ")
 }
 
-/// A demonstration, with a directory for temporary files of its own.
+/// A demonstration with its own directory for temporary files.
 struct Demonstration {
     child: Child,
     directory: TempDir,
@@ -54,12 +54,12 @@ impl Demonstration {
         Child::start(command.stdout(file("out")).stderr(file("error")))
     }
 
-    /// Once more, with the same directory for temporary files.
+    /// Starts another one with the same directory for temporary files.
     fn start_again(&mut self, arguments: &[&str]) {
         (self.child, self.began) = (Self::launch(&self.directory, arguments), Instant::now());
     }
 
-    /// What is there for temporary files.
+    /// The temporary files.
     fn left(&self) -> Vec<PathBuf> {
         let entries = std::fs::read_dir(self.directory.join("tmp")).unwrap();
         entries.map(|entry| entry.unwrap().path()).collect()
@@ -69,21 +69,21 @@ impl Demonstration {
         self.child.id() as i32
     }
 
-    fn said(&self, name: &str) -> String {
+    fn output(&self, name: &str) -> String {
         std::fs::read_to_string(self.directory.join(name)).unwrap()
     }
 
-    /// Waits until all take part.
+    /// Waits until all processes run.
     fn wait_for_all(&mut self) -> BTreeSet<Process> {
-        poll_until("not all processes came", || {
+        poll_until("not all processes started", || {
             let ended = self.child.try_wait();
-            assert!(ended.is_none(), "{}{}", self.said("out"), self.said("error"));
+            assert!(ended.is_none(), "{}{}", self.output("out"), self.output("error"));
             let all = children(self.child.id() as i32);
             (all.len() == PROCESSES).then_some(all)
         })
     }
 
-    /// Waits until it has ended, by itself and in time.
+    /// Waits until it has ended by itself, in time.
     #[track_caller]
     fn end(&mut self) -> ExitStatus {
         let status = self.child.wait(ENDING);
@@ -100,20 +100,20 @@ impl Demonstration {
 }
 
 #[test]
-fn a_device_that_is_not_there_is_refused_before_anything_begins() {
+fn missing_device_is_an_error_before_the_start() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_fabricast"));
     let output = command.args(["demo", "--memory", "emulated:99"]).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(3), "{said}");
-    assert!(output.stdout.is_empty() && said.contains("emulated:99"), "{said}");
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(3), "{error}");
+    assert!(output.stdout.is_empty() && error.contains("emulated:99"), "{error}");
 }
 
 #[test]
-fn all_is_read_and_right() {
+fn all_messages_are_read_and_verified() {
     let mut demonstration = Demonstration::start("json", &["--time", "2", "--json"]);
     let others = demonstration.wait_for_all();
     let status = demonstration.end();
-    let (out, error) = (demonstration.said("out"), demonstration.said("error"));
+    let (out, error) = (demonstration.output("out"), demonstration.output("error"));
     assert_eq!(status.code(), Some(0), "{out}{error}");
     assert_eq!(out.lines().count(), 1, "{out}");
     let found: Value = serde_json::from_str(&out).unwrap();
@@ -134,7 +134,7 @@ fn all_is_read_and_right() {
     }
     let paths = found["paths"].as_object().unwrap();
     assert_eq!(paths.len(), 2, "{found}");
-    // Carried once to a node, however many read it there.
+    // Sent once to a node, for all its subscribers.
     let carried = paths.iter().find(|(name, _)| *name != "shared-memory").unwrap().1;
     let of_all: u64 =
         found["published"].as_object().unwrap().values().filter_map(Value::as_u64).sum();
@@ -144,14 +144,15 @@ fn all_is_read_and_right() {
 }
 
 #[test]
-fn without_namespaces_too_and_in_plain_lines() {
+fn demonstration_on_loopback_prints_plain_lines() {
     let arguments = ["--time", "1", "--network", "loopback"];
     let mut demonstration = Demonstration::start("loopback", &arguments);
     let status = demonstration.end();
-    let (out, error) = (demonstration.said("out"), demonstration.said("error"));
+    let (out, error) = (demonstration.output("out"), demonstration.output("error"));
     assert_eq!(status.code(), Some(0), "{out}{error}");
     assert!(out.ends_with("\ndemo: ok\n") && !out.contains('\x1b'), "{out}");
-    for word in ["on the loopback address", "slowest stage on shared-memory", "0 altered, 0 missed"]
+    for word in
+        ["on the loopback address", "slowest stage on shared-memory", "0 corrupted, 0 missed"]
     {
         assert!(out.contains(word), "{word} is missing:\n{out}");
     }
@@ -160,19 +161,19 @@ fn without_namespaces_too_and_in_plain_lines() {
 }
 
 #[test]
-fn who_interrupts_it_finds_nothing_left() {
+fn interrupted_demonstration_leaves_nothing() {
     for (name, signal) in [("int", Signal::SIGINT), ("term", Signal::SIGTERM)] {
         let mut demonstration = Demonstration::start(name, &["--time", "60"]);
         let others = demonstration.wait_for_all();
         kill(Pid::from_raw(demonstration.number()), signal).unwrap();
         let status = demonstration.end();
-        assert_eq!(status.code(), Some(130), "{signal}: {}", demonstration.said("error"));
+        assert_eq!(status.code(), Some(130), "{signal}: {}", demonstration.output("error"));
         demonstration.leaves_nothing(&others);
     }
 }
 
 #[test]
-fn a_part_that_fails_ends_it_and_is_named() {
+fn killed_process_ends_the_demonstration_and_is_named() {
     for part in ["node 2, b", "node 2", "publisher of lidar"] {
         let mut demonstration = Demonstration::start("killed", &["--time", "60"]);
         let others = demonstration.wait_for_all();
@@ -181,15 +182,15 @@ fn a_part_that_fails_ends_it_and_is_named() {
         let (number, _) = others.iter().find(|(number, _)| is_it(*number)).unwrap();
         kill(Pid::from_raw(*number), Signal::SIGKILL).unwrap();
         let status = demonstration.end();
-        let error = demonstration.said("error");
+        let error = demonstration.output("error");
         assert_eq!(status.code(), Some(1), "{error}");
-        assert!(error.contains(&format!("{part} ended too early")), "{error}");
+        assert!(error.contains(&format!("{part} ended unexpectedly")), "{error}");
         demonstration.leaves_nothing(&others);
     }
 }
 
 #[test]
-fn its_processes_do_not_outlive_it_and_its_directory_goes_with_the_next_one() {
+fn killed_demonstration_leaves_no_process_and_its_directory_is_removed_later() {
     let mut demonstration = Demonstration::start("orphans", &["--time", "60"]);
     let others = demonstration.wait_for_all();
     kill(Pid::from_raw(demonstration.number()), Signal::SIGKILL).unwrap();
@@ -205,7 +206,7 @@ fn its_processes_do_not_outlive_it_and_its_directory_goes_with_the_next_one() {
 }
 
 #[test]
-fn what_cannot_be_is_refused() {
+fn invalid_options_of_the_demonstration_are_usage_errors() {
     for arguments in [&["--time", "0.5"][..], &["--network", "nowhere"]] {
         let mut demonstration = Demonstration::start("refused", arguments);
         assert_eq!(demonstration.end().code(), Some(2), "{arguments:?}");

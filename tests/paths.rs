@@ -1,4 +1,4 @@
-//! `fabricast paths`, run as users run it, with agents of other processes.
+//! `fabricast paths` with agents of other processes.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -15,11 +15,11 @@ const TIMEOUT: Duration = Duration::from_secs(20);
 
 testkit::child_entry!(enter);
 
-/// What the other process does: in this directory, and with a fabric if its provider is named.
+/// The child process: an agent in this directory, with a fabric if a provider is named.
 fn enter(words: &[&str]) {
-    let [place, fabric @ ..] = words else { panic!("no place") };
-    let place = Path::new(place);
-    let mut options = AgentOptions::new("decoder").directory(place);
+    let [directory, fabric @ ..] = words else { panic!("no directory") };
+    let directory = Path::new(directory);
+    let mut options = AgentOptions::new("decoder").directory(directory);
     if let [provider] = fabric {
         options = options.fabric(&query(provider).first().unwrap());
     }
@@ -28,12 +28,12 @@ fn enter(words: &[&str]) {
     let memory = device.allocate_shared(1 << 20, &[]).unwrap();
     let all = agent.register(&memory, Rights::ALL).unwrap();
     let read_only = agent.register(&memory, Rights::READ).unwrap();
-    std::fs::write(place.join("read-only"), read_only.descriptor().encode().unwrap()).unwrap();
-    // Last, and whole: who sees it knows that all is there.
-    std::fs::write(place.join("part"), all.descriptor().encode().unwrap()).unwrap();
-    std::fs::rename(place.join("part"), place.join("region")).unwrap();
+    std::fs::write(directory.join("read-only"), read_only.descriptor().encode().unwrap()).unwrap();
+    // Renamed last: when the parent sees it, everything is ready.
+    std::fs::write(directory.join("part"), all.descriptor().encode().unwrap()).unwrap();
+    std::fs::rename(directory.join("part"), directory.join("region")).unwrap();
     let end = Instant::now() + 3 * TIMEOUT;
-    while !place.join("end").exists() && Instant::now() < end {
+    while !directory.join("end").exists() && Instant::now() < end {
         std::thread::sleep(Duration::from_millis(5));
     }
 }
@@ -66,7 +66,7 @@ impl AgentProcess {
         let other = Self { child, directory };
         let end = Instant::now() + TIMEOUT;
         while !other.directory.join("region").exists() {
-            assert!(Instant::now() < end, "the other side does not start");
+            assert!(Instant::now() < end, "the other process does not start");
             std::thread::sleep(Duration::from_millis(5));
         }
         other
@@ -111,7 +111,7 @@ fn succeed(arguments: &[&str]) -> String {
     out
 }
 
-/// The exit code, and everything that was said.
+/// The exit code, and standard output and error.
 fn fail(arguments: &[&str]) -> (Option<i32>, String) {
     let output = fabricast(arguments);
     (output.status.code(), text(&output.stdout) + &text(&output.stderr))
@@ -126,16 +126,16 @@ fn json(out: &str) -> Value {
     serde_json::from_str(out).unwrap()
 }
 
-/// The choices for an end here and one there.
-fn choices<'a>(peer: &'a Value, here: &str, there: &str) -> Vec<&'a Value> {
+/// The choices for local and remote memory.
+fn choices<'a>(peer: &'a Value, local: &str, remote: &str) -> Vec<&'a Value> {
     let has = |list: &Value, name: &str| list.as_array().unwrap().iter().any(|one| one == name);
     let choices = peer["choices"].as_array().unwrap().iter();
-    let found = choices.filter(|choice| has(&choice["here"], here) && choice["there"] == there);
+    let found = choices.filter(|choice| has(&choice["local"], local) && choice["remote"] == remote);
     found.collect()
 }
 
 #[test]
-fn the_table_is_that_of_the_documentation() {
+fn table_equals_that_of_the_documentation() {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/paths.md");
     let page = std::fs::read_to_string(page).unwrap();
     let out = succeed(&[]);
@@ -171,13 +171,13 @@ fn the_table_is_that_of_the_documentation() {
 }
 
 #[test]
-fn an_agent_that_runs_is_told_of_by_its_card_and_by_its_directory() {
+fn running_agent_is_explained_by_card_and_by_directory() {
     let other = AgentProcess::start();
     let cards = other.cards();
     assert_eq!(cards.len(), 1, "{cards:?}");
     let card = cards[0].display().to_string();
-    for place in [&card, &other.file("")] {
-        let report = json(&succeed(&["--explain", place, "--json"]));
+    for path in [&card, &other.file("")] {
+        let report = json(&succeed(&["--explain", path, "--json"]));
         let [peer] = report["peers"].as_array().unwrap().as_slice() else { panic!("{report}") };
         assert_eq!((&peer["label"], &peer["locality"]), (&"decoder".into(), &"SameMachine".into()));
         let found = choices(peer, "host memory", "host memory of a shared segment");
@@ -194,8 +194,8 @@ fn an_agent_that_runs_is_told_of_by_its_card_and_by_its_directory() {
             for choice in choices(peer, "host memory", "device memory of cudaMalloc") {
                 assert!(choice["taken"].is_null(), "{choice}");
                 assert_eq!(verdict(choice, "cuda-ipc"), ("refused", "stays"), "{choice}");
-                let is_why = |candidate: &Value| candidate["cause"] == "NoLegacyHandle";
-                assert!(choice["candidates"].as_array().unwrap().iter().any(is_why), "{choice}");
+                let has_cause = |candidate: &Value| candidate["cause"] == "NoLegacyHandle";
+                assert!(choice["candidates"].as_array().unwrap().iter().any(has_cause), "{choice}");
             }
         }
     }
@@ -205,40 +205,43 @@ fn an_agent_that_runs_is_told_of_by_its_card_and_by_its_directory() {
         assert!(out.contains(words), "{words} is missing:\n{out}");
     }
     assert!(out.lines().all(|line| line.chars().count() <= 120), "{out}");
-    // It is asked, not changed: it is there, and can be asked again.
+    // The agent is not changed.
     assert_eq!(other.cards(), cards);
 }
 
 #[test]
-fn a_region_is_judged_as_it_is() {
+fn region_is_explained_with_its_device_and_rights() {
     let other = AgentProcess::start();
     let region = ["--explain", &other.file(""), "--region", &other.file("region")];
     let report = json(&succeed(&[&region[..], &["--json"]].concat()));
     let peer = &report["peers"][0];
-    for here in ["host memory", "emulated:0", "emulated:1"] {
-        let found = choices(peer, here, "region 1");
-        let [choice] = found.as_slice() else { panic!("{here}: {peer}") };
+    for local in ["host memory", "emulated:0", "emulated:1"] {
+        let found = choices(peer, local, "region 1");
+        let [choice] = found.as_slice() else { panic!("{local}: {peer}") };
         assert_eq!(
-            (&choice["taken"], &choice["on"][0]),
+            (&choice["taken"], &choice["remote_devices"][0]),
             (&"cuda-ipc".into(), &"emulated:1".into())
         );
     }
-    let (code, said) = fail(&[&region[..], &["--policy", "=fabric-direct"]].concat());
-    assert_eq!(code, Some(3), "{said}");
-    assert!(said.contains("the policy requires another") && said.contains("no fabric"), "{said}");
-    // What its rights do not allow is said.
+    let (code, output) = fail(&[&region[..], &["--policy", "=fabric-direct"]].concat());
+    assert_eq!(code, Some(3), "{output}");
+    assert!(
+        output.contains("the policy requires another") && output.contains("no fabric"),
+        "{output}"
+    );
+    // Operations that its rights deny are listed.
     let read_only = ["--explain", &other.file(""), "--region", &other.file("read-only")];
     let out = succeed(&read_only);
     assert!(out.contains("put: the region's rights do not allow it") && out.contains("; get: "));
-    // Another agent's.
+    // A region of another agent.
     let another = AgentProcess::start();
     let card = another.cards()[0].display().to_string();
-    let (code, said) = fail(&["--explain", &card, "--region", &other.file("region")]);
-    assert_eq!(code, Some(1), "{said}");
-    assert!(said.contains("of another agent"), "{said}");
+    let (code, output) = fail(&["--explain", &card, "--region", &other.file("region")]);
+    assert_eq!(code, Some(1), "{output}");
+    assert!(output.contains("of another agent"), "{output}");
 }
 
-/// What became of a path, and why.
+/// The verdict about a path, and its reason.
 fn verdict<'a>(choice: &'a Value, path: &str) -> (&'a str, &'a str) {
     let candidates = choice["candidates"].as_array().unwrap();
     let found = candidates.iter().find(|candidate| candidate["path"] == path).unwrap();
@@ -247,11 +250,11 @@ fn verdict<'a>(choice: &'a Value, path: &str) -> (&'a str, &'a str) {
 }
 
 #[test]
-fn with_a_fabric_its_paths_are_judged_too() {
+fn paths_of_a_fabric_are_explained() {
     let (with, without) = (AgentProcess::start_with(Some(tcp())), AgentProcess::start());
     let ask = |other: &AgentProcess, more: &[&str]| {
-        let place = other.file("");
-        let arguments = [&["--explain", &place, "--timeout", "20", "--json"], more].concat();
+        let directory = other.file("");
+        let arguments = [&["--explain", &directory, "--timeout", "20", "--json"], more].concat();
         json(&succeed(&arguments))["peers"][0].clone()
     };
     for (more, host, device) in [
@@ -267,30 +270,30 @@ fn with_a_fabric_its_paths_are_judged_too() {
         let to_device = choices(&peer, "host memory", "device memory of a pool");
         assert_eq!(verdict(to_device[0], "fabric-direct"), device, "{more:?}: {peer}");
     }
-    // One that has none is asked with any.
+    // For an agent without a fabric any provider is used.
     let peer = ask(&without, &["--fabric"]);
     let found = choices(&peer, "host memory", "host memory of a shared segment");
     assert_eq!(verdict(found[0], "fabric-direct"), ("refused", "no-fabric"));
     let out = succeed(&["--explain", &without.file(""), "--fabric", tcp()]);
     let words = |out: &str| out.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(words(&out).contains(&format!("we have {}, the peer has none", tcp())), "{out}");
-    // A region with its keys; and a provider that nobody has.
+    // A region with its keys; and an unknown provider.
     let region = ["--explain", &with.file(""), "--region", &with.file("region")];
     let more = ["--fabric", "--policy", "=fabric-staged", "--json"];
     let peer = json(&succeed(&[&region[..], &more].concat()))["peers"][0].clone();
     assert_eq!(choices(&peer, "host memory", "region 1")[0]["taken"], "fabric-staged");
-    let (code, said) = fail(&["--explain", &with.file(""), "--fabric", "carrier-pigeon"]);
-    assert_eq!(code, Some(3), "{said}");
+    let (code, output) = fail(&["--explain", &with.file(""), "--fabric", "carrier-pigeon"]);
+    assert_eq!(code, Some(3), "{output}");
     assert_eq!(fail(&["--fabric", tcp()]).0, Some(2), "without a peer");
 }
 
-/// The socket is nowhere to be seen, as between containers without a common directory.
+/// As between containers without a common directory: the socket is missing.
 #[test]
-fn a_fabric_leads_to_an_agent_whose_directory_is_not_seen() {
+fn agent_without_visible_socket_is_reached_by_the_fabric() {
     let mut other = AgentProcess::start_with(Some(tcp()));
     let (card, copy) = (other.cards()[0].clone(), other.directory.join("copy"));
     std::fs::copy(&card, &copy).unwrap();
-    // What lies beside the socket, too: it tells whether the agent lives.
+    // And the lock file of the agent.
     std::fs::remove_file(&card).unwrap();
     std::fs::remove_file(card.with_extension("")).unwrap();
     let ask = ["--explain", &copy.display().to_string(), "--json"];
@@ -304,45 +307,45 @@ fn a_fabric_leads_to_an_agent_whose_directory_is_not_seen() {
     assert_eq!((code, &choice["taken"]), (Some(0), &"fabric-direct".into()), "{choice}");
     assert_eq!(choice["fallback"], "no-descriptor-passing");
     assert_eq!(taken(&["--timeout", "0.1"]).0, Some(6));
-    // It is told who does not answer.
+    // A killed agent does not answer.
     other.child.kill();
     let (code, choice) = taken(&["--fabric", "--timeout", "2"]);
     assert_eq!((code, verdict(&choice, "fabric-direct")), (Some(6), ("refused", "no-fabric")));
 }
 
 #[test]
-fn that_nobody_is_there_has_an_exit_code_of_its_own() {
+fn dead_agent_is_exit_code_6() {
     let mut other = AgentProcess::start();
     let card = other.cards()[0].display().to_string();
     other.child.kill();
     let start = Instant::now();
-    for place in [&card, &other.file("")] {
-        let (code, said) = fail(&["--explain", place]);
-        assert_eq!(code, Some(6), "{said}");
-        let lines: Vec<_> = said.lines().filter(|line| !line.starts_with("fabricast:")).collect();
-        let gone = format!("Agent \"decoder\" is dead, its card: {card}");
-        assert_eq!(lines, [gone], "{said}");
+    for path in [&card, &other.file("")] {
+        let (code, output) = fail(&["--explain", path]);
+        assert_eq!(code, Some(6), "{output}");
+        let lines: Vec<_> = output.lines().filter(|line| !line.starts_with("fabricast:")).collect();
+        let expected = format!("Agent \"decoder\" has exited, its card: {card}");
+        assert_eq!(lines, [expected], "{output}");
     }
-    // A copy of the card, where the agent's directory is not seen.
+    // A copy of the card, without the directory of the agent.
     let copy = std::env::temp_dir().join(format!("fabricast-copy-{}", std::process::id()));
     std::fs::rename(&card, &copy).unwrap();
-    let (code, said) = fail(&["--explain", &copy.display().to_string(), "--timeout", "0.1"]);
+    let (code, output) = fail(&["--explain", &copy.display().to_string(), "--timeout", "0.1"]);
     std::fs::remove_file(&copy).unwrap();
-    assert_eq!(code, Some(6), "{said}");
-    assert!(said.contains("nothing can be passed") && said.contains("refused"), "{said}");
+    assert_eq!(code, Some(6), "{output}");
+    assert!(output.contains("nothing can be passed") && output.contains("refused"), "{output}");
     assert!(start.elapsed() < TIMEOUT);
     let empty = empty_directory();
     let nothing = empty.join("agent.card").display().to_string();
     assert_eq!(fail(&["--explain", &empty.display().to_string()]).0, Some(6));
     assert_eq!(fail(&["--explain", &nothing]).0, Some(6));
-    std::fs::write(&nothing, "a card of another game").unwrap();
+    std::fs::write(&nothing, "not a card").unwrap();
     assert_eq!(fail(&["--explain", &nothing]).0, Some(2));
     assert_eq!(fail(&["--region", &nothing]).0, Some(2));
     std::fs::remove_dir_all(empty).unwrap();
 }
 
 #[test]
-fn an_agent_takes_its_card_along_when_it_ends() {
+fn agent_removes_its_card_when_it_ends() {
     let mut other = AgentProcess::start();
     assert_eq!(other.cards().len(), 1);
     std::fs::write(other.directory.join("end"), "").unwrap();

@@ -1,4 +1,4 @@
-//! Topics by the command: run as users run it, by several processes.
+//! Topics with several processes of the command.
 
 #[path = "topics/inter_node.rs"]
 mod inter_node;

@@ -59,8 +59,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             failures.push(failure);
             continue;
         }
-        for look in [clean_agents, clean_node] {
-            match look(directory, arguments.dry_run) {
+        for clean in [clean_agents, clean_node] {
+            match clean(directory, arguments.dry_run) {
                 Ok(done) => all.extend(done),
                 Err(failure) => failures.push(failure),
             }
@@ -100,7 +100,7 @@ fn clean_agents(directory: &Path, dry_run: bool) -> Result<Vec<CleanedPaths>, Fa
     let found =
         transfer::clean(directory, dry_run).map_err(|error| Failure::failed(error.to_string()))?;
     let dead =
-        |paths| CleanedPaths { paths, is_removed: true, why: "the agent is dead".to_owned() };
+        |paths| CleanedPaths { paths, is_removed: true, why: "the agent has exited".to_owned() };
     let done = found.into_iter().flat_map(|one| {
         let kept =
             |why| CleanedPaths { paths: vec![directory.join(&one.name)], is_removed: false, why };

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """collected.py LIBRARY [--rounds N]
 
-Two agents, a region and a route that Python's garbage collector ends, in whatever order it
-takes them, with transfers under way: by a cycle of references, and by reference counts in
-every order. Exits with 0 if no byte moved behind the end, none outside, and nothing took long.
+Two agents, a region and a route that Python destroys while transfers are in flight: by the garbage
+collector in any order, and by reference counts in every order. Exits with 0 if no byte moved after
+the end or outside the region, and no destruction took long.
 """
 
 import argparse
@@ -14,8 +14,8 @@ import sys
 import time
 
 
-class Held:
-    """A handle, ended when nothing refers to it any more."""
+class Owner:
+    """Owns a handle, which it destroys when it is collected."""
 
     def __init__(self, end, handle):
         if not handle:
@@ -49,41 +49,41 @@ def main():
         function.restype, function.argtypes = result, arguments
 
     def make(delay):
-        here = Held(side.endings_drop_agent, side.endings_agent())
-        there = Held(side.endings_drop_agent, side.endings_agent())
-        region = Held(side.endings_drop_region, side.endings_region(there.handle))
-        route = side.endings_route(here.handle, there.handle, region.handle)
-        route = Held(side.endings_drop_route, route)
+        initiator = Owner(side.endings_drop_agent, side.endings_agent())
+        target = Owner(side.endings_drop_agent, side.endings_agent())
+        region = Owner(side.endings_drop_region, side.endings_region(target.handle))
+        route = side.endings_route(initiator.handle, target.handle, region.handle)
+        route = Owner(side.endings_drop_route, route)
         side.endings_delay(delay)
-        if side.endings_put(here.handle, route.handle) != 6:
-            sys.exit("collected: the puts were not begun")
-        return [here, there, region, route]
+        if side.endings_put(initiator.handle, route.handle) != 6:
+            sys.exit("collected: the puts were not started")
+        return [initiator, target, region, route]
 
     def check(memory, start, what):
         if time.monotonic() - start > 5:
-            sys.exit(f"collected: {what}: an end took more than 5 s")
+            sys.exit(f"collected: {what}: destruction took more than 5 s")
         side.endings_delay(0)
         if side.endings_check(memory) != 0:
-            sys.exit(f"collected: {what}: bytes moved behind the end, or outside")
+            sys.exit(f"collected: {what}: bytes moved after the end, or outside the region")
 
     gc.disable()
     for turn in range(options.rounds):
         for order in itertools.permutations(range(4)):
-            made = make(turn % 4 * 100)
-            memory, start = made[2].handle, time.monotonic()
+            objects = make(turn % 4 * 100)
+            memory, start = objects[2].handle, time.monotonic()
             for which in order:
-                made[which] = None
+                objects[which] = None
             check(memory, start, order)
         for first in range(4):
-            made = make(turn % 4 * 100)
-            memory, start = made[2].handle, time.monotonic()
-            for one in made:
-                one.others = made[first:] + made[:first]
-            one = made = None
+            objects = make(turn % 4 * 100)
+            memory, start = objects[2].handle, time.monotonic()
+            for one in objects:
+                one.others = objects[first:] + objects[:first]
+            one = objects = None
             gc.collect()
             check(memory, start, "a cycle")
     if side.endings_check_later() != 0:
-        sys.exit("collected: bytes moved later, or outside")
+        sys.exit("collected: bytes moved later, or outside the region")
     print(f"24 orders and 4 cycles, {options.rounds} times each")
 
 

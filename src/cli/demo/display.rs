@@ -62,7 +62,7 @@ impl LiveDisplay {
         self.lines = 0;
         let mut out = std::io::stdout().lock();
         let written = out.write_all(up.as_bytes());
-        written.map_err(|error| Failure::failed(format!("writing the output: {error}")))
+        written.map_err(|error| Failure::failed(format!("write standard output failed: {error}")))
     }
 
     fn line(&self, readers: &[SubscriberRow]) -> String {
@@ -71,7 +71,7 @@ impl LiveDisplay {
         };
         let rate: f64 = readers.iter().map(SubscriberRow::bytes_per_s).sum();
         format!(
-            "{:4.0} s: {} read and compared, {}; now {}/s; {} altered, {} missed\n",
+            "{:4.0} s: {} read and compared, {}; now {}/s; {} corrupted, {} missed\n",
             self.started_at.elapsed().as_secs_f64(),
             text::count_of(sum(|last_report| last_report.messages), "message"),
             size::amount(sum(|last_report| last_report.bytes) as f64),

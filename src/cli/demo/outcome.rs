@@ -74,10 +74,10 @@ impl DemoResult {
 
     pub(super) fn print(&self) -> Result<(), Failure> {
         text::print(&table(&self.subscribers, true))?;
-        let legend = "borrow: until there was memory for it; fill: until it was written; begin: until its node began to \
-                      write it to the other, or, if it stays there, delivered it; out: copied out of a device; wire: \
-                      until its last byte had come; in: copied to where it is read; notice: until a subscriber had \
-                      it. Chunk by chunk, so that out, wire and in overlap; all: from publishing on";
+        let legend = "borrow: waiting for the loan of memory; fill: writing; begin: until the node begins to write \
+             the message to the other node, or delivers it locally; out: copying out of a device; wire: until \
+             the last byte arrives; in: copying into the memory of the topic; notice: until a subscriber pulls \
+             the message. Chunks overlap, and so do out, wire and in; all: from publish on";
         let legend = text::wrapped("Medians by stage. ", legend);
         text::print(&format!("\n{legend}\n"))?;
         for (path, carried) in &self.paths {

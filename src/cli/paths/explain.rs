@@ -95,7 +95,7 @@ fn conclude(peers: &[AgentReport]) -> Result<(), Failure> {
     let exit = peers.iter().find_map(|found| found.exit).unwrap_or(Exit::Failed);
     let why = match peers.iter().all(|found| found.is_stale) {
         true => {
-            "explain paths failed: all agents found are dead. Remove their cards: fabricast clean"
+            "explain paths failed: all agents found have exited. Remove their cards: fabricast clean"
         }
         false => "explain paths failed: no usable path; see the reasons above",
     };
@@ -288,7 +288,11 @@ fn is_emulated(judged: &PathChoice) -> bool {
 
 fn to_text(found: &AgentReport) -> String {
     if found.is_stale {
-        return format!("Agent \"{}\" is dead, its card: {}\n", found.label, found.card.display());
+        return format!(
+            "Agent \"{}\" has exited, its card: {}\n",
+            found.label,
+            found.card.display()
+        );
     }
     let place = match &found.locality {
         None => "unreachable".to_owned(),
@@ -309,19 +313,19 @@ fn to_text(found: &AgentReport) -> String {
         out.push_str(&format!("  {operation}: the region's rights do not allow it\n"));
     }
     for judged in &found.choices {
-        let mut there = judged.remote.clone();
+        let mut remote = judged.remote.clone();
         if !judged.remote_devices.is_empty() {
-            there.push_str(&format!(" on {}", judged.remote_devices.join(", ")));
+            remote.push_str(&format!(" on {}", judged.remote_devices.join(", ")));
         }
         let operations = join(&judged.operations);
         let ends = format!(
-            "{}; there {there}; {operations}: {}{}",
+            "{}; remote {remote}; {operations}: {}{}",
             judged.local.join(", "),
             name(judged.taken),
             if is_emulated(judged) { " (emulated)" } else { "" }
         );
         out.push('\n');
-        out.push_str(&text::wrapped("here ", &ends));
+        out.push_str(&text::wrapped("local ", &ends));
         for candidate in &judged.choice.candidates {
             let first = format!("  {:<14} ", candidate.path);
             out.push_str(&text::wrapped(&first, &candidate.verdict.to_string()));
