@@ -190,7 +190,7 @@ fn killed_process_ends_the_demonstration_and_is_named() {
 }
 
 #[test]
-fn killed_demonstration_leaves_no_process_and_its_directory_is_removed_later() {
+fn killed_demonstration_is_cleaned_up_by_the_next() {
     let mut demonstration = Demonstration::start("orphans", &["--time", "60"]);
     let others = demonstration.wait_for_all();
     kill(Pid::from_raw(demonstration.number()), Signal::SIGKILL).unwrap();
