@@ -1,4 +1,4 @@
-//! `fabricast bench alloc`: allocate and free, by one process or by several at once.
+//! `fabricast bench alloc`: allocate and free, in one process or in several at once.
 
 use std::time::Instant;
 
@@ -12,15 +12,15 @@ use command::exit::{Exit, Failure};
 use command::histogram::Histogram;
 use command::{size, text};
 
-/// Blocks that each process keeps.
+/// Blocks that each process holds.
 const LIVE: u64 = 100;
 /// Bytes of a granule.
 const GRANULE: u64 = 256;
 
-/// Allocates and frees blocks whose books lie in shared memory.
+/// Allocates and frees blocks with an allocator whose metadata is in shared memory.
 ///
-/// Each process keeps some blocks, and again and again frees one of them and
-/// allocates another: one pair. The last line of the output is one JSON object.
+/// Each process holds some blocks, and repeatedly frees one of them and allocates another: one
+/// pair. The last line of the output is one JSON object.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// Number of processes
@@ -29,7 +29,7 @@ pub(crate) struct Arguments {
     /// Cores of the processes, A,B,… [default: not pinned]
     #[arg(long, value_name = "A,B", value_delimiter = ',')]
     cores: Option<Vec<usize>>,
-    /// The largest block, in bytes; sizes are drawn up to it; takes K, M, G
+    /// The largest block, in bytes; sizes are random up to it; takes K, M, G
     #[arg(long, value_name = "BYTES", value_parser = size::parse_positive, default_value = "64K")]
     size: u64,
     /// All blocks have the largest size
@@ -43,7 +43,7 @@ pub(crate) struct Arguments {
     json: bool,
 }
 
-/// What each process does.
+/// The task of each process.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Work {
     largest: u64,
@@ -56,15 +56,15 @@ pub(crate) struct Work {
 struct AllocMetrics {
     p9999_us: Option<f64>,
     max_us: Option<f64>,
-    /// Of a pair, without the clock that is read around each for the others.
+    /// Of a pair, without the clock that is read around each for the percentiles.
     mean_ns: f64,
     processes: u64,
-    /// How often the system took a core away from one of them. Who holds the lock then
-    /// holds up all.
+    /// Number of involuntary context switches of all processes. A process that is preempted while
+    /// it holds the lock delays all others.
     involuntary_switches: u64,
     live_blocks: u64,
     fixed: bool,
-    /// Hundreds of pairs: for programs only.
+    /// Hundreds of pairs: in the JSON line only.
     #[serde(skip_serializing_if = "Option::is_none")]
     histogram_ns: Option<Vec<(u64, u64)>>,
 }
@@ -89,7 +89,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let mut party = WorkerGroup::new(SharedAllocator::required_words(max_blocks))?;
     let allocator =
         SharedAllocator::format(party.shared.part()?, max_blocks, GRANULE).map_err(failed)?;
-    // Twice of what is kept, so that no search is in vain.
+    // Twice the held memory, so that no search fails.
     let memory = 2 * processes * (LIVE + 1) * arguments.size.next_multiple_of(GRANULE);
     allocator.extend(&party.shared.caller(), 0, memory).map_err(failed)?;
     let tasks: Vec<_> = (0..processes)
@@ -114,7 +114,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
 }
 
 impl Metrics for AllocMetrics {
-    const FAILURE_TEXT: &str = "blocks overlapped, or were lost";
+    const FAILURE_TEXT: &str = "blocks overlapped or were lost";
 
     fn to_text(&self, common: &Common) -> String {
         let [p50, p99, p999] = common.percentiles();
@@ -155,8 +155,8 @@ fn report(arguments: &Arguments, results: &[WorkerResult], is_sound: bool) -> Re
     Report::new(common, found)
 }
 
-/// What each process does: half of the pairs with the clock around all of them, then
-/// as many with the clock around each.
+/// The task of a process: half of the pairs with the clock around all of them, the other half with
+/// the clock around each.
 pub(crate) fn work(
     shared: &SharedSegment,
     work: &Work,
@@ -175,18 +175,18 @@ pub(crate) fn work(
     let bytes = |random: u64| {
         if work.is_fixed { work.largest } else { random % work.largest + 1 }
     };
-    let mut kept = Vec::new();
+    let mut held = Vec::new();
     for _ in 0..LIVE {
         let (block, _) = allocator.allocate(&caller, owner, bytes(next()), 1).map_err(failed)?;
-        kept.push(block);
+        held.push(block);
     }
     ready()?;
     let involuntary_switches = count_involuntary_switches();
     let mut samples = Histogram::up_to(LONGEST.as_nanos() as u64);
     let mut pair = |which: u64, size: u64| {
-        let kept = &mut kept[(which % LIVE) as usize];
-        allocator.free(&caller, *kept, owner).map_err(failed)?;
-        *kept = allocator.allocate(&caller, owner, size, 1).map_err(failed)?.0;
+        let held = &mut held[(which % LIVE) as usize];
+        allocator.free(&caller, *held, owner).map_err(failed)?;
+        *held = allocator.allocate(&caller, owner, size, 1).map_err(failed)?.0;
         Ok::<_, Failure>(())
     };
     let half = work.iterations.div_ceil(2);
@@ -201,10 +201,9 @@ pub(crate) fn work(
         pair(which, size)?;
         samples.add(before.elapsed().as_nanos() as u64);
     }
-    // All that is kept lies apart, in this process; the others' are looked at by the
-    // audit at the end.
+    // The held blocks of this process must not overlap; the audit at the end checks those of all.
     let mut places = Vec::new();
-    for block in kept {
+    for block in held {
         places.push(allocator.find(block).map_err(failed)?);
         allocator.free(&caller, block, owner).map_err(failed)?;
     }

@@ -2,7 +2,7 @@
 
 use command::exit::{Exit, Failure};
 
-/// None for both if no cores are named.
+/// None for both without --cores.
 pub(crate) fn core_pair(cores: Option<&[usize]>) -> Result<[Option<usize>; 2], Failure> {
     match cores {
         None => Ok([None; 2]),

@@ -1,4 +1,4 @@
-//! `fabricast bench fabric`: what the fabric layer costs.
+//! `fabricast bench fabric`: cost of the fabric layer.
 
 use serde::Serialize;
 
@@ -13,19 +13,19 @@ use command::exit::{Exit, Failure};
 use command::histogram::Histogram;
 use command::{size, text};
 
-/// So that the sequence number fits an immediate of 32 bits.
+/// The sequence number must fit an immediate of 32 bits.
 const MOST_ITERATIONS: u64 = 1 << 30;
 
-/// Two processes exchange data through one provider and check it.
+/// Two processes exchange data through one provider and verify it.
 ///
-/// The last line of the output is one JSON object. benches/raw/raw_fabric.c makes
-/// the same exchange straight on libfabric.
+/// The last line of the output is one JSON object. benches/raw/raw_fabric.c makes the same exchange
+/// with libfabric alone.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// Exact name of the provider: shm, tcp, net, "tcp;ofi_rxm", …
     #[arg(long, value_name = "NAME")]
     provider: String,
-    /// What is measured
+    /// The measured operation
     #[arg(long = "op", value_enum, default_value_t = Operation::WriteData)]
     operation: Operation,
     /// Latency or bandwidth
@@ -34,22 +34,22 @@ pub(crate) struct Arguments {
     /// Bytes of a message; takes K, M, G
     #[arg(long, value_name = "BYTES", value_parser = size::parse_positive, default_value = "64")]
     size: u64,
-    /// Operations that are measured; takes K, M, G
+    /// Measured operations; takes K, M, G
     #[arg(long = "iters", value_name = "N", value_parser = size::parse_positive, default_value = "10000")]
     iterations: u64,
-    /// Operations in flight, for bandwidth; no more than fit 64 MiB
+    /// Operations in flight, for bandwidth; limited by 64 MiB of memory
     #[arg(long, value_name = "N", value_parser = size::parse_positive, default_value = "16")]
     window: u64,
-    /// Cores of the two processes, A,B [default: wherever the system puts them]
+    /// Cores of the two processes, A,B [default: not pinned]
     #[arg(long, value_name = "A,B", value_delimiter = ',')]
     cores: Option<Vec<usize>>,
     /// How both sides wait
     #[arg(long, value_enum, default_value_t = Wait::Busy)]
     waiting: Wait,
-    /// What libfabric is told of the threads that call it (there is one)
+    /// The threading model declared to libfabric (each process has one thread)
     #[arg(long, value_enum, default_value_t = ThreadingMode::Safe)]
     threading: ThreadingMode,
-    /// Only the JSON line
+    /// Print the JSON line only
     #[arg(long)]
     json: bool,
 }
@@ -94,7 +94,7 @@ fn plan(
     let bytes = usize::try_from(arguments.size)
         .ok()
         .filter(|bytes| *bytes <= 1 << 40)
-        .ok_or_else(|| refuse("--size is beyond what one transfer can be".to_owned()))?;
+        .ok_or_else(|| refuse("--size is above the maximum of one transfer".to_owned()))?;
     let measure = FabricExchange {
         operation,
         mode,
@@ -121,8 +121,8 @@ fn report(
     measure: &FabricExchange,
     measured: Measured,
 ) -> Report<FabricMetrics> {
-    // One way for a ping-pong, the whole operation for a read, the share of one
-    // operation in a window of a stream.
+    // Half a round trip of a ping-pong, all of a read, the share of one operation in a window of a
+    // stream.
     let share = match (measure.mode, measure.operation) {
         (Mode::Bw, _) => 1.0 / measure.slots as f64,
         (Mode::Lat, Operation::Read) => 1.0,
@@ -156,7 +156,7 @@ fn report(
 }
 
 impl Metrics for FabricMetrics {
-    const FAILURE_TEXT: &str = "data did not arrive as it was sent";
+    const FAILURE_TEXT: &str = "received data is corrupted";
 
     fn to_text(&self, common: &Common) -> String {
         let number =
@@ -190,7 +190,7 @@ impl Metrics for FabricMetrics {
             number(Some(common.gb_per_s)),
             common.waiting.clone(),
             cores,
-            if common.verified { "verified" } else { "ALTERED" }.to_owned(),
+            if common.verified { "verified" } else { "CORRUPTED" }.to_owned(),
         ];
         text::table(&[head.map(str::to_owned).to_vec(), row.to_vec()])
     }
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn the_json_line_has_its_keys_in_order() {
+    fn json_line_has_its_keys_in_order() {
         let text = json(&["--cores", "0,1"], vec![1000, 2000, 1500], 0);
         let fixed = "{\"p50_us\":0.75,\"p99_us\":1.0,\"p999_us\":1.0,\"gb_per_s\":0.085333,\
                      \"bytes\":64,\"iterations\":10000,\"provider\":\"shm\",\
@@ -224,19 +224,19 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_reports_shares_and_a_rate() {
+    fn stream_reports_shares_and_a_rate() {
         let more = ["--mode", "bw", "--size", "1M", "--iters", "100", "--window", "4"];
         let text = json(&more, vec![2000], 10_000_000);
         assert!(text.starts_with("{\"p50_us\":0.5,"), "{text}");
         assert!(text.contains("\"gb_per_s\":10.48576,"), "{text}");
         assert!(text.contains("\"cores\":null,"), "{text}");
-        // Fewer operations than a window: nothing to take percentiles of.
+        // Fewer operations than a window: no samples.
         let text = json(&more, vec![], 10_000_000);
         assert!(text.starts_with("{\"p50_us\":null,"), "{text}");
     }
 
     #[test]
-    fn what_cannot_work_is_refused() {
+    fn impossible_arguments_are_errors() {
         let sleeping = ["--op", "write", "--waiting", "block"];
         let failure = plan(&arguments(&sleeping), [None; 2]).unwrap_err();
         assert_eq!(failure.exit(), Exit::Usage);

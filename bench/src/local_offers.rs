@@ -1,11 +1,11 @@
-//! Offers for use between two processes of this machine.
+//! Offers for two processes of this machine.
 
 use fabric::{Offer, Query};
 
-/// The address of this machine that every machine has.
+/// Every machine has this address.
 const LOOPBACK: &str = "127.0.0.1";
 
-/// An offer for use between two processes of this machine.
+/// An offer for two processes of this machine.
 #[derive(Debug, Clone)]
 pub(crate) struct LocalOffer {
     /// The offer.
@@ -14,14 +14,13 @@ pub(crate) struct LocalOffer {
     pub(crate) is_network: bool,
 }
 
-/// The offers of one query, for use between two processes of this machine.
+/// The offers of one query, for two processes of this machine.
 ///
-/// A provider that never leaves the machine needs no address (and given one, two
-/// processes might get the same); one that can is bound to the loopback address,
-/// unless it has no offer there.
+/// A provider of this machine only needs no address (with one, two processes might get the same); a
+/// network provider is bound to the loopback address, unless it has no offer there.
 ///
 /// # Errors
-/// What libfabric says; `NoProvider` if there is none.
+/// Errors of libfabric; `NoProvider` without an offer.
 pub(crate) fn offers(query: &Query, source: Option<&str>) -> fabric::Result<Vec<LocalOffer>> {
     let anywhere = match source {
         Some(source) => query.clone().source(source).offers()?,

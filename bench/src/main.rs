@@ -1,4 +1,4 @@
-//! `fabricast-bench`: what things cost, with the data checked. `fabricast bench` starts it.
+//! `fabricast-bench`: benchmarks with verified data. `fabricast bench` starts it.
 
 mod alloc;
 mod cores;
@@ -26,7 +26,7 @@ use clap::{Parser, Subcommand};
 use command::exit::{self, Failure};
 use tracing_subscriber::filter::LevelFilter;
 
-/// Measures what Fabricast costs, with the data checked.
+/// Benchmarks of Fabricast, with verified data.
 #[derive(Debug, Parser)]
 #[command(name = "fabricast bench", bin_name = "fabricast bench", version = command::VERSION_LINE)]
 #[command(after_help = exit::HELP)]
@@ -41,25 +41,25 @@ enum Measurement {
     Fabric(fabric::Arguments),
     /// Measure messages through a ring, between two processes or two machines
     Ring(ring::Arguments),
-    /// Measure how long it takes to zero registered memory that was read
+    /// Measure zeroing of registered memory after reading it
     Zero(zero::Arguments),
-    /// Measure the allocator whose books processes share
+    /// Measure the allocator with metadata in shared memory
     Alloc(alloc::Arguments),
-    /// Measure how long an entry takes from a publisher to its readers
+    /// Measure the latency of queue entries from a publisher to its readers
     Queue(queue::Arguments),
-    /// Measure how another process's buffer is opened and read
+    /// Measure opening and reading another process's buffer
     Share(share::Arguments),
     /// Measure puts and gets between the memories of two processes
     Transfer(transfer::Arguments),
-    /// Measure messages of topics, within a node and between two
+    /// Measure messages of topics, within a node and between two nodes
     Topic(topic::Arguments),
-    /// The second process of a measurement: started by the first one only
+    /// Internal: the second process of an exchange
     #[command(hide = true)]
     ExchangeTarget,
-    /// A process of a measurement: started by the first one only
+    /// Internal: a worker process
     #[command(hide = true)]
     BenchWorker {
-        /// Where to meet
+        /// Socket of the coordinator
         socket: PathBuf,
     },
 }
@@ -80,7 +80,7 @@ fn run(measurement: &Measurement) -> Result<(), Failure> {
 }
 
 fn main() -> ExitCode {
-    // Topics and processes have some each. Where it cannot be raised, what takes more says so.
+    // Topics and processes use descriptors. If the limit cannot be raised, a later check fails.
     let _ = ipc::DescriptorLimit::raise();
     let arguments = command::arguments::read::<Arguments>();
     let result =

@@ -1,4 +1,4 @@
-//! What a measurement asks of the system: a core of its own, and an end even if a call never returns.
+//! Affinity of threads, and an alarm against calls that never return.
 #![allow(unsafe_code)]
 
 use std::os::fd::AsFd;
@@ -15,17 +15,17 @@ use nix::unistd::{Pid, alarm};
 
 use crate::worker::children;
 
-/// How long one call into libfabric may take: a peer that died while it held a
-/// lock in shared memory can keep it for ever.
+/// How long one call into libfabric may take: a peer that was killed while it held a lock in shared
+/// memory can block it forever.
 const STALL_ALARM: Duration = Duration::from_secs(30);
 
-/// Runs the calling thread on this core only, and threads and processes that it starts.
+/// Pins the calling thread to this core, and threads and processes that it starts.
 pub(crate) fn pin(core: usize) -> Result<(), Failure> {
     set_affinity(&[core])
 }
 
-/// Runs the calling thread on these cores only, and threads and processes that it starts; wherever
-/// it ran before, if there are none.
+/// Pins the calling thread to these cores, and threads and processes that it starts; without cores
+/// it is not pinned.
 pub(crate) fn set_affinity(cores: &[usize]) -> Result<(), Failure> {
     let mut set = CpuSet::new();
     for core in cores {
@@ -43,47 +43,47 @@ fn no_core(core: usize, error: Errno) -> Failure {
     Failure::new(Exit::Usage, format!("pin to core {core} failed: {}", error.desc()))
 }
 
-/// Where the calling thread may run.
+/// Affinity of the calling thread.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Affinity(CpuSet);
 
 impl Affinity {
-    /// As it is now.
+    /// The current affinity.
     pub(crate) fn now() -> Result<Self, Failure> {
         let found = sched_getaffinity(Pid::from_raw(0));
         found.map(Self).map_err(|error| Failure::failed(format!("sched_getaffinity: {error}")))
     }
 
-    /// Is this core one of them?
+    /// Is this core among them?
     pub(crate) fn has(self, core: usize) -> bool {
         self.0.is_set(core).unwrap_or(false)
     }
 
-    /// All of them.
+    /// All cores.
     pub(crate) fn cores(self) -> Vec<usize> {
         (0..CpuSet::count()).filter(|core| self.has(*core)).collect()
     }
 
-    /// Runs it there again.
+    /// Sets this affinity again.
     pub(crate) fn restore(self) -> Result<(), Failure> {
         sched_setaffinity(Pid::from_raw(0), &self.0)
             .map_err(|error| Failure::failed(format!("sched_setaffinity: {error}")))
     }
 }
 
-/// How often the system gave this process's core to another that did not wait for it.
+/// Number of involuntary context switches of this process.
 pub(crate) fn count_involuntary_switches() -> u64 {
     let usage = getrusage(UsageWho::RUSAGE_SELF);
     usage.map_or(0, |usage| usage.involuntary_context_switches().max(0) as u64)
 }
 
-/// Ends this process at once, without running anybody's clean-up.
+/// Exits at once, without destructors and exit handlers.
 pub(crate) fn leave(code: i32) -> ! {
-    // SAFETY: takes nothing, and does not return.
+    // SAFETY: takes no pointers, and does not return.
     unsafe { libc::_exit(code) }
 }
 
-/// Reads and writes on this descriptor return at once.
+/// Makes reads and writes on this descriptor non-blocking.
 pub(crate) fn set_nonblocking(descriptor: impl AsFd) -> Result<(), Failure> {
     let flags = fcntl(descriptor.as_fd(), FcntlArg::F_GETFL);
     flags
@@ -93,36 +93,36 @@ pub(crate) fn set_nonblocking(descriptor: impl AsFd) -> Result<(), Failure> {
         .map_err(|error| Failure::failed(format!("fcntl(O_NONBLOCK): {}", error.desc())))
 }
 
-/// From now on the process ends, with the exit code of a deadline, if
-/// [`reset_stall_alarm`] is not called often enough. A signal instead of a thread:
-/// with a second thread in the process every lock would cost more.
+/// From now on the process exits, with the exit code of a deadline, unless [`reset_stall_alarm`] is
+/// called often enough. A signal instead of a thread: with a second thread every lock would cost
+/// more.
 pub(crate) fn start_stall_alarm() -> Result<(), Failure> {
     let action =
         SigAction::new(SigHandler::Handler(on_stall_alarm), SaFlags::empty(), SigSet::empty());
-    // SAFETY: the handler calls only functions that are safe in a handler.
+    // SAFETY: the handler calls only async-signal-safe functions.
     unsafe { sigaction(Signal::SIGALRM, &action) }
         .map_err(|error| Failure::failed(format!("sigaction: {}", error.desc())))?;
     reset_stall_alarm();
     Ok(())
 }
 
-/// Puts the end off.
+/// Restarts the alarm.
 pub(crate) fn reset_stall_alarm() {
     alarm::set(STALL_ALARM.as_secs() as u32);
 }
 
-/// No further end is planned.
+/// Cancels the alarm.
 pub(crate) fn cancel_stall_alarm() {
     alarm::cancel();
 }
 
 extern "C" fn on_stall_alarm(_signal: libc::c_int) {
     const TEXT: &[u8] = b"fabricast: a libfabric call did not return within 30 s\n";
-    // SAFETY: write is safe in a signal handler.
+    // SAFETY: write is async-signal-safe.
     unsafe { libc::write(2, TEXT.as_ptr().cast(), TEXT.len()) };
     for (child, _) in children() {
-        // SAFETY: both are safe in a signal handler; the child was started by this process and
-        // not waited for yet.
+        // SAFETY: both are async-signal-safe; the child was started by this process and not waited
+        // for.
         unsafe {
             libc::kill(child.as_raw(), libc::SIGKILL);
             libc::waitpid(child.as_raw(), std::ptr::null_mut(), 0);

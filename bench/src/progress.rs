@@ -1,4 +1,4 @@
-//! A line that says how long a measurement has been going on, where a person looks.
+//! A line with the elapsed time of a measurement, on a terminal.
 
 use std::io::{IsTerminal, Write};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -7,15 +7,16 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{SigSet, SigmaskHow};
 
-/// Between two changes of the line.
+/// Interval of the updates.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// The line, on standard error. It goes when this is dropped.
+/// The line, on standard error. Removed on drop.
 #[derive(Debug)]
 pub(crate) struct Progress(Option<(Sender<()>, JoinHandle<()>)>);
 
 impl Progress {
-    /// Shows it, if standard error is a terminal. A thread does that: what is measured is left alone.
+    /// Shows the line, if standard error is a terminal. A thread updates it, to not disturb the
+    /// measurement.
     pub(crate) fn begin(what: String) -> Self {
         if !std::io::stderr().is_terminal() {
             return Self(None);
@@ -31,7 +32,7 @@ impl Progress {
                 let _ = write!(std::io::stderr(), "\r\x1b[K");
             }
         };
-        // Signals are for other threads, from the first moment on.
+        // Other threads handle signals, from the start of this one.
         let before = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK);
         let thread = std::thread::Builder::new().name("fabricast-progress".to_owned()).spawn(show);
         if let Ok(before) = before {

@@ -13,21 +13,21 @@ use command::exit::{Exit, Failure};
 use command::histogram::Histogram;
 use command::{size, text};
 
-/// The time when it was published, its number, and the two together.
+/// Publication time, number, and their sum.
 type BenchQueue = Queue<WordRange<MappedWords>, 3>;
 
 const DEPTH: u32 = 64;
 
-/// Publishes entries one at a time, and measures when each reader has seen them.
+/// Publishes entries one at a time, and measures when each reader has them.
 ///
-/// The last line of the output is one JSON object. Latency is one way, from before
-/// the call that publishes to after the call that takes.
+/// The last line of the output is one JSON object. Latency is one way, from before the call that
+/// publishes to after the call that takes.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// Readers, each a process
+    /// Number of readers, each a process
     #[arg(long, value_name = "N", value_parser = size::parse_positive, default_value = "1")]
     readers: u64,
-    /// Cores of the publisher and the readers, A,B,… [default: wherever the system puts them]
+    /// Cores of the publisher and the readers, A,B,… [default: not pinned]
     #[arg(long, value_name = "A,B", value_delimiter = ',')]
     cores: Option<Vec<usize>>,
     /// How readers wait
@@ -36,12 +36,12 @@ pub(crate) struct Arguments {
     /// Entries; takes K, M, G
     #[arg(long = "iters", value_name = "N", value_parser = size::parse_positive, default_value = "100K")]
     iterations: u64,
-    /// Only the JSON line
+    /// Print the JSON line only
     #[arg(long)]
     json: bool,
 }
 
-/// What a reader does.
+/// The task of a reader.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct ReaderTask {
     waiting: Wait,
@@ -69,9 +69,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let setup = QueueSetup { depth: DEPTH, overflow_policy: OverflowPolicy::Reject };
     let mut party = WorkerGroup::new(BenchQueue::required_words(setup))?;
     let queue = BenchQueue::format(party.shared.part()?, setup).map_err(failed)?;
-    let reading = ReaderTask { waiting: arguments.waiting, iterations: arguments.iterations };
+    let reader_task = ReaderTask { waiting: arguments.waiting, iterations: arguments.iterations };
     let tasks: Vec<_> = (0..arguments.readers)
-        .map(|reader| (Task::Read(reading.clone()), cores.map(|all| all[reader as usize + 1])))
+        .map(|reader| (Task::Read(reader_task.clone()), cores.map(|all| all[reader as usize + 1])))
         .collect();
     if let Some(cores) = cores {
         pin(cores[0])?;
@@ -117,7 +117,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
 }
 
 impl Metrics for QueueMetrics {
-    const FAILURE_TEXT: &str = "entries were lost, or altered";
+    const FAILURE_TEXT: &str = "entries were lost or corrupted";
 
     fn to_text(&self, common: &Common) -> String {
         let [p50, p99, p999] = common.percentiles();
@@ -129,20 +129,20 @@ impl Metrics for QueueMetrics {
     }
 }
 
-/// What a reader does.
+/// The task of a reader.
 pub(crate) fn read(
     shared: &SharedSegment,
-    reading: &ReaderTask,
+    reader_task: &ReaderTask,
     ready: impl FnOnce() -> Result<(), Failure>,
 ) -> Result<WorkerResult, Failure> {
     let queue = BenchQueue::attach(shared.part()?).map_err(failed)?;
     let mut subscriber = queue.subscribe(&shared.caller()).map_err(failed)?;
-    subscriber.set_wait_strategy(reading.waiting.wait_strategy());
+    subscriber.set_wait_strategy(reader_task.waiting.wait_strategy());
     let mut samples = Histogram::up_to(LONGEST.as_nanos() as u64);
     ready()?;
     let (start, end) = (Instant::now(), Instant::now() + LONGEST);
     let mut verified = true;
-    for number in 0..reading.iterations {
+    for number in 0..reader_task.iterations {
         let taken = queue.take_until(&mut subscriber, end);
         let seen = now();
         let Some(taken) = taken else {
@@ -162,7 +162,7 @@ pub(crate) fn read(
     Ok(WorkerResult {
         samples,
         elapsed,
-        iterations: reading.iterations,
+        iterations: reader_task.iterations,
         verified,
         ..WorkerResult::default()
     })

@@ -1,33 +1,33 @@
-//! Messages that are written and compared as fast as memory is copied: windows of one block of
-//! random bytes, which all processes have alike.
+//! Messages that are written and compared as fast as memory is copied: windows of a block of random
+//! bytes, equal in all processes.
 //!
-//! A message begins with a header of four words, little-endian: what it is, the run, the number
-//! in the run, the length. Each further mebibyte is another window of the block, drawn by run,
-//! number and place; so neither an older message nor another part of the same one is taken for it.
-//! The pattern of `fabricast pub` is documented, and made word by word; it is slower.
+//! A message begins with a header of four little-endian words: magic number, run, number in the
+//! run, length. Each further mebibyte is a window of the block, chosen by run, number and offset;
+//! so an older message, or another part of the same one, differs. The pattern of `fabricast pub` is
+//! documented, and computed word by word; it is slower.
 
-/// The length of the header, and of the shortest message.
+/// Length of the header, and minimum length of a message.
 pub(crate) const HEADER: usize = 32;
 const MAGIC: u64 = u64::from_le_bytes(*b"fbwindow");
 /// Bytes of a window.
 const PART: usize = 1 << 20;
-/// Bytes at the end that tell one message from another.
+/// Bytes at the end that distinguish messages.
 const LAST: usize = 8;
-/// Between two windows, at least: they begin at words.
+/// Minimum distance of two windows: they begin at words.
 const STEP: usize = 8;
 
-/// What a message consists of.
+/// The parameters of a message's content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Content {
-    /// The run that it is of.
+    /// Its run.
     pub(crate) run: u64,
     /// Its number in the run.
     pub(crate) number: u64,
-    /// Its bytes, with the header.
+    /// Its length, with the header.
     pub(crate) length: u64,
 }
 
-/// Mixes a number so that neighbours have nothing in common.
+/// Hashes a number, so that neighbours have nothing in common.
 fn mixed(word: u64) -> u64 {
     let word = word.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -47,7 +47,7 @@ impl Content {
 }
 
 impl Content {
-    /// Where the last bytes that are not its header's begin; None if there are none.
+    /// Offset of the last bytes after the header; None without such bytes.
     fn last(self) -> Option<u64> {
         let end_of_windows = self.length.checked_sub(1)? / PART as u64 * PART as u64;
         let last = self.length.saturating_sub(LAST as u64);
@@ -56,26 +56,26 @@ impl Content {
     }
 }
 
-/// What is found wrong with a message.
+/// A fault of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fault {
     /// It has another header.
     Header,
-    /// In this part it has other bytes.
+    /// It has other bytes in this part.
     Corrupted {
-        /// Where the part begins.
+        /// Offset of the part.
         at: u64,
     },
 }
 
-/// The block, and room to compare.
+/// The block, and a buffer to compare.
 #[derive(Debug)]
 pub(crate) struct RandomPattern {
     block: Vec<u8>,
     found: Vec<u8>,
 }
 
-/// Makes the block.
+/// Generates the block.
 impl Default for RandomPattern {
     fn default() -> Self {
         let words = (0..(2 * PART / 8) as u64).flat_map(|at| mixed(at).to_le_bytes());
@@ -84,7 +84,7 @@ impl Default for RandomPattern {
 }
 
 impl RandomPattern {
-    /// The bytes of a message from an offset on, as far as they are in one window.
+    /// The bytes of a message from an offset, up to the end of the window.
     fn part(&self, content: Content, offset: u64) -> &[u8] {
         let which = offset / PART as u64;
         let within = (offset % PART as u64) as usize;
@@ -94,7 +94,7 @@ impl RandomPattern {
         &self.block[start..start + length]
     }
 
-    /// Gives a message in parts, with the offset of each.
+    /// Writes a message in parts, with the offset of each.
     pub(crate) fn write<E>(
         &self,
         content: Content,
@@ -110,7 +110,7 @@ impl RandomPattern {
         Ok(())
     }
 
-    /// Gives what a message begins and ends with, with the offset of each.
+    /// Writes the first and last bytes of a message, with the offset of each.
     pub(crate) fn write_ends<E>(
         &self,
         content: Content,
@@ -123,7 +123,7 @@ impl RandomPattern {
         }
     }
 
-    /// Reads what a message begins and ends with. Is it right?
+    /// Are the first and last bytes of a message correct?
     pub(crate) fn check_ends<E>(
         &self,
         content: Content,
@@ -139,7 +139,7 @@ impl RandomPattern {
         Ok(header == content.header() && found == expected)
     }
 
-    /// Reads a message by parts, and says what is wrong with it.
+    /// Verifies a message in parts, and returns its fault.
     pub(crate) fn check<E>(
         &mut self,
         content: Content,
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_right_whatever_its_length() {
+    fn written_message_of_any_length_is_valid() {
         let mut windows = RandomPattern::default();
         for length in [32, 33, 64, 1000, PART as u64, PART as u64 + 1, 3 * PART as u64 + 5] {
             let content = Content { run: 3, number: length, length };
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn ends_are_those_of_the_whole() {
+    fn ends_equal_those_of_the_whole_message() {
         let part = PART as u64;
         for length in [32, 33, 39, 40, 64, part - 3, part, part + 1, part + 8, 3 * part + 5] {
             let windows = RandomPattern::default();
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn other_bytes_are_found() {
+    fn wrong_bytes_are_found() {
         let mut windows = RandomPattern::default();
         let length = 2 * PART as u64 + 100;
         let content = Content { run: 3, number: 7, length };
@@ -253,7 +253,7 @@ mod tests {
             };
             assert_eq!(check(&mut windows, content, &altered), Some(expected), "{at}");
         }
-        // The next message, and parts that were exchanged.
+        // The next message, and exchanged parts.
         let next = message(&windows, Content { number: 8, ..content });
         let mixed = [&bytes[..PART], &next[PART..]].concat();
         let fault = Fault::Corrupted { at: PART as u64 };

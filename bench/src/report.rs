@@ -1,11 +1,11 @@
-//! What all measurements print last.
+//! The report of all measurements.
 
 use command::exit::{Exit, Failure, report_as_json};
 use command::histogram::Histogram;
 use command::text;
 use serde::Serialize;
 
-/// The keys that every report begins with, in this order: scripts read them.
+/// The keys that every report begins with, in this order, which scripts rely on.
 #[derive(Debug, Clone, Default, Serialize)]
 pub(crate) struct Common {
     pub(crate) p50_us: Option<f64>,
@@ -21,33 +21,33 @@ pub(crate) struct Common {
 }
 
 impl Common {
-    /// The percentiles of samples in nanoseconds, of each of which this share counts.
+    /// Percentiles of samples in nanoseconds, each multiplied by a share.
     pub(crate) fn of(samples: &Histogram, share: f64) -> Self {
         let at = |quantile| Some(rounded(samples.microseconds(quantile)? * share));
         Self { p50_us: at(0.5), p99_us: at(0.99), p999_us: at(0.999), ..Self::default() }
     }
 
-    /// For people; 0 without samples.
+    /// The percentiles; 0 without samples.
     pub(crate) fn percentiles(&self) -> [f64; 3] {
         [self.p50_us, self.p99_us, self.p999_us].map(Option::unwrap_or_default)
     }
 }
 
-/// To a millionth: what is behind that is noise.
+/// Rounded to six digits after the point; the rest is noise.
 pub(crate) fn rounded(value: f64) -> f64 {
     (value * 1e6).round() / 1e6
 }
 
-/// What one kind of measurement finds beside that.
+/// The metrics of one kind of measurement.
 pub(crate) trait Metrics: Serialize {
-    /// What is wrong if the data was not verified.
+    /// The message of the failure if the data was not verified.
     const FAILURE_TEXT: &str;
 
-    /// All of it, for people.
+    /// The report as text.
     fn to_text(&self, common: &Common) -> String;
 }
 
-/// What is told of a measurement.
+/// A report.
 #[derive(Debug, Serialize)]
 pub(crate) struct Report<F> {
     #[serde(flatten)]
@@ -62,13 +62,13 @@ impl<F: Metrics> Report<F> {
         Self { common, metrics, program: command::VERSION_LINE }
     }
 
-    /// One line of JSON.
+    /// The report as one line of JSON.
     pub(crate) fn line(&self) -> Result<String, Failure> {
         serde_json::to_string(self).map_err(|error| Failure::failed(error.to_string()))
     }
 
-    /// Prints it as one line of JSON, after what is for people, if that is wanted. Fails, with
-    /// what is wrong, if the data was not verified.
+    /// Prints the report as text, unless only JSON is requested, and as one line of JSON. Fails if
+    /// the data was not verified.
     pub(crate) fn conclude(&self, is_json_only: bool) -> Result<(), Failure> {
         let wrong = || Err(Failure::new(Exit::DataCorrupted, F::FAILURE_TEXT));
         let done = if self.common.verified { Ok(()) } else { wrong() };
@@ -81,14 +81,14 @@ impl<F: Metrics> Report<F> {
     }
 }
 
-/// The one in the middle, if there is any.
+/// The median; None without values.
 pub(crate) fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     let mut values: Vec<f64> = values.into_iter().collect();
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied()
 }
 
-/// A figure for people.
+/// A number, for text.
 pub(crate) fn format_figure(value: Option<f64>) -> String {
     value.map_or_else(|| "?".to_owned(), |value| format!("{value:.3}"))
 }

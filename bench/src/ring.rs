@@ -13,8 +13,8 @@ use command::exit::{Exit, Failure};
 use command::histogram::Histogram;
 use command::size;
 
-/// Two processes send messages through rings and check them: both of this machine, or one that
-/// serves, and one that is given its address.
+/// Two processes send messages through rings and verify them: both on this machine, or a server,
+/// and a client with its address.
 ///
 /// Both sides poll inline, in one thread each. The last line of the output is one JSON object.
 #[derive(Debug, clap::Args)]
@@ -25,49 +25,49 @@ pub(crate) struct Arguments {
     /// Latency or bandwidth
     #[arg(long, value_enum, default_value_t = Mode::Lat)]
     mode: Mode,
-    /// Bytes of a message, which may be many times the ring; takes K, M, G
+    /// Bytes of a message, which may be much larger than the ring; takes K, M, G
     #[arg(long, value_name = "BYTES", value_parser = size::parse_positive, default_value = "64")]
     size: u64,
     /// Bytes of the ring; takes K, M, G
     #[arg(long, value_name = "BYTES", value_parser = size::parse_positive, default_value = "8M")]
     ring_size: u64,
-    /// Bytes that are read before the writer is told, 0: after each chunk [default: a
-    /// quarter of the ring]
+    /// Bytes that are read before the writer gets credit, 0: after each chunk [default: a quarter
+    /// of the ring]
     #[arg(long, value_name = "BYTES", value_parser = size::parse)]
     watermark: Option<u64>,
     /// Bytes of payload in a chunk, at most; takes K, M, G
     #[arg(long, value_name = "BYTES", value_parser = size::parse_positive, default_value = "1M")]
     chunk: u64,
-    /// How the reader is told of what was written: imm, by an immediate with the write; msg, by a
-    /// message after it; poll, not at all [default: the best form that the provider can do]
+    /// How the reader is notified of writes: imm, by an immediate with the write; msg, by a message
+    /// after it; poll, not at all [default: the best that the provider supports]
     #[arg(long, value_name = "FORM", value_parser = parse_notify)]
     notify: Option<NotifyMode>,
-    /// Messages that are measured; takes K, M, G
+    /// Measured messages; takes K, M, G
     #[arg(long = "iters", value_name = "N", value_parser = size::parse_positive, default_value = "10000")]
     iterations: u64,
-    /// Cores of the two processes, A,B [default: wherever the system puts them]
+    /// Cores of the two processes, A,B [default: not pinned]
     #[arg(long, value_name = "A,B", value_delimiter = ',')]
     cores: Option<Vec<usize>>,
     /// How both sides wait
     #[arg(long, value_enum, default_value_t = Wait::Busy)]
     waiting: Wait,
-    /// Local address to bind to, for providers that leave the machine [default: the loopback
-    /// address, or the one that the connection to the other side has]
+    /// Local address to bind to, for network providers [default: the loopback address, or that of
+    /// the connection to the other side]
     #[arg(long, value_name = "ADDRESS")]
     source: Option<String>,
-    /// Wait for a client at this address, and be its other side, once; all but the provider
-    /// and the source is the client's to say
+    /// Wait for a client at this address, and serve its exchange once; the client sets all options
+    /// but the provider and the source
     #[arg(long, value_name = "HOST:PORT", conflicts_with_all = CLIENT_ONLY)]
     serve: Option<String>,
-    /// Only the JSON line
+    /// Print the JSON line only
     #[arg(long)]
     json: bool,
-    /// Where a server waits, on this or another machine [default: a second process of this one]
+    /// Address of a server, on this or another machine [default: start a second process here]
     #[arg(value_name = "HOST:PORT")]
     server: Option<String>,
 }
 
-/// What a server is told by its client, or has no use for.
+/// Options that a server gets from its client, or does not use.
 const CLIENT_ONLY: [&str; 11] = [
     "server",
     "mode",
@@ -82,8 +82,8 @@ const CLIENT_ONLY: [&str; 11] = [
     "json",
 ];
 
-/// How the reader is told: by an immediate with the write, by a small message after it, or not at
-/// all, so that it polls its memory, and zeroes it.
+/// How the reader is notified: by an immediate with the write, by a small message after it, or not
+/// at all, so that it polls its memory, and zeroes it.
 const NOTIFY: [NotifyMode; 3] = [NotifyMode::Immediate, NotifyMode::Message, NotifyMode::Polling];
 
 fn parse_notify(text: &str) -> Result<NotifyMode, String> {
@@ -98,13 +98,13 @@ struct RingMetrics {
     ring_size: u64,
     watermark: u64,
     chunk: u64,
-    /// Credits that came back to the writer, and how long it waited for them.
+    /// Credits received by the writer, and how long it waited for them.
     credits: u64,
     blocked_us: f64,
     libfabric: String,
 }
 
-/// Bytes that a client may make a server take; and bytes that a side may take at all.
+/// Maximum memory of a server, as requested by a client; and of either side.
 const MAX_CLIENT_MEMORY: u64 = 4 << 30;
 const MAX_MEMORY: u64 = 64 << 30;
 
@@ -121,7 +121,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         let source = arguments.source.as_deref();
         return remote::serve(address, &arguments.provider, source, |plan| match &plan.exchange {
             Exchange::RingExchange(ring_exchange) => check_client_request(ring_exchange),
-            _ => Err(Failure::new(Exit::Usage, "the client wants something else than a ring")),
+            _ => Err(Failure::new(
+                Exit::Usage,
+                "the client requested an exchange that is not a ring",
+            )),
         });
     }
     let ring_exchange = RingExchange {
@@ -135,18 +138,18 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         warmup: (arguments.iterations / 10 + 1).min(1000),
     };
     check(&ring_exchange)?;
-    let [here, there] = core_pair(arguments.cores.as_deref())?;
+    let [local, remote] = core_pair(arguments.cores.as_deref())?;
     let plan = Plan {
         offer_query,
         waiting: arguments.waiting,
-        core: there,
+        core: remote,
         exchange: Exchange::RingExchange(ring_exchange.clone()),
     };
     let has_no_server = arguments.server.is_none();
-    let there_too = if has_no_server { ring_exchange.memory_of_target() } else { 0 };
+    let target_memory = if has_no_server { ring_exchange.memory_of_target() } else { 0 };
     command::memory::check(
         "measure a ring",
-        ring_exchange.memory_of_initiator().saturating_add(there_too),
+        ring_exchange.memory_of_initiator().saturating_add(target_memory),
         "Use a smaller --ring-size or --size",
     )?;
     let what = format!(
@@ -157,16 +160,16 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     );
     let progress = Progress::begin(what);
     let side = match &arguments.server {
-        Some(address) => remote::connect(&plan, address, here)?,
-        None => initiator::start(&plan, here)?,
+        Some(address) => remote::connect(&plan, address, local)?,
+        None => initiator::start(&plan, local)?,
     };
     let result = ring_exchange::run(side, &ring_exchange)?;
     drop(progress);
     report(arguments, &ring_exchange, result).conclude(arguments.json)
 }
 
-/// An address is for networks: what stays on the machine would take it for a name, and both
-/// sides for the same.
+/// An address is for network providers: a local one would use it as a name, the same for both
+/// sides.
 fn check_source(offer_query: &OfferQuery, source: &str) -> Result<(), Failure> {
     let anywhere = OfferQuery { source: None, ..offer_query.clone() };
     if anywhere.is_network() == Some(false) {
@@ -186,22 +189,22 @@ fn refuse(why: impl Into<String>) -> Result<(), Failure> {
     Err(Failure::new(Exit::Usage, why))
 }
 
-/// What a client wants: it may not take all memory.
+/// Checks the request of a client, which must not use all memory.
 fn check_client_request(ring_exchange: &RingExchange) -> Result<(), Failure> {
     check(ring_exchange)?;
-    let wanted = ring_exchange.memory_of_target();
-    if wanted > MAX_CLIENT_MEMORY {
+    let bytes = ring_exchange.memory_of_target();
+    if bytes > MAX_CLIENT_MEMORY {
         return refuse(format!(
             "this would take {} of the server's memory, for the ring and what it sends from; a client may \
              have {}",
-            size::amount(wanted as f64),
+            size::amount(bytes as f64),
             size::print(MAX_CLIENT_MEMORY),
         ));
     }
     Ok(())
 }
 
-/// Also for what comes from a client.
+/// Checks arguments, also those of a client.
 fn check(ring_exchange: &RingExchange) -> Result<(), Failure> {
     if !ring_exchange.has_valid_capacity() {
         let capacity = ring_exchange.capacity;
@@ -219,12 +222,12 @@ fn check(ring_exchange: &RingExchange) -> Result<(), Failure> {
     {
         return refuse("at most 1G messages, of 1024G each");
     }
-    let wanted = ring_exchange.memory_of_initiator();
-    if wanted > MAX_MEMORY {
+    let bytes = ring_exchange.memory_of_initiator();
+    if bytes > MAX_MEMORY {
         return refuse(format!(
-            "this would take {wanted} bytes of memory ({}), for the ring and four messages to send from; at most {} are for a \
+            "this needs {bytes} bytes of memory ({}), for the ring and four messages to send from; at most {} are for a \
              measurement. Use a smaller --ring-size or --size",
-            size::amount(wanted as f64),
+            size::amount(bytes as f64),
             size::print(MAX_MEMORY),
         ));
     }
@@ -240,7 +243,7 @@ fn report(
     result: RingResult,
 ) -> Report<RingMetrics> {
     let RingResult { measured, notify, credits, blocked } = result;
-    // One way for a ping-pong, one message's share of a stream.
+    // Half a round trip of a ping-pong, one message's share of a stream.
     let share = if ring_exchange.mode == Mode::Lat { 0.5 } else { 1.0 };
     let samples: Histogram = measured.samples.into_iter().collect();
     let percentiles = Common::of(&samples, share);
@@ -273,7 +276,7 @@ fn report(
 }
 
 impl Metrics for RingMetrics {
-    const FAILURE_TEXT: &str = "data did not arrive as it was sent";
+    const FAILURE_TEXT: &str = "received data is corrupted";
 
     fn to_text(&self, common: &Common) -> String {
         let [p50, p99, p999] = common.percentiles();
@@ -316,14 +319,14 @@ mod tests {
     }
 
     #[test]
-    fn a_client_cannot_take_all_memory() {
+    fn client_cannot_request_all_memory() {
         let is_good = |mode, size, capacity| {
             check_client_request(&ring_exchange(mode, size, capacity)).is_ok()
         };
         assert!(is_good(Mode::Lat, 64, 8 << 20));
         assert!(is_good(Mode::Lat, 256 << 20, 8 << 20));
         assert!(!is_good(Mode::Lat, 1 << 30, 8 << 20));
-        // The server only reads these, where they lie.
+        // Here the server only reads, in its ring.
         assert!(is_good(Mode::Bw, 8 << 30, 8 << 20));
         assert!(!is_good(Mode::Bw, 64, 8 << 30));
         for mode in [Mode::Lat, Mode::Bw] {
@@ -334,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_ring_is_told_what_one_is() {
+    fn invalid_ring_size_is_answered_with_a_valid_one() {
         for (capacity, near) in [(1000, "1024 would do"), (3000, "4096 would do")] {
             let text = check(&ring_exchange(Mode::Bw, 64, capacity)).unwrap_err().to_string();
             assert!(text.contains(near), "{text}");

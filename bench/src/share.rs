@@ -1,5 +1,5 @@
-//! `fabricast bench share`: how long it takes to open another process's buffer, and how
-//! fast it is read through the mapping.
+//! `fabricast bench share`: how long it takes to open another process's buffer, and how fast it is
+//! read through the mapping.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -19,22 +19,22 @@ use command::size;
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 const NAME: &str = "buffer";
-/// Of the buffer's bytes, those that are not all the same.
+/// Bytes of the buffer that differ from each other.
 const PATTERN_BYTES: u64 = 1 << 20;
-/// Copies of each kind that are timed together, and how often: one kind, then the other.
+/// Copies of each kind that are timed together, and the number of interleaved rounds.
 const COPIES_PER_SAMPLE: u32 = 10;
 const PAIRS: usize = 11;
-/// Openings of a buffer that is mapped already, for each that was not.
+/// Openings of an already mapped buffer, for each first opening.
 const CACHED_OPENS: u64 = 50;
 
-/// Opens a buffer of another process again and again, and reads through the mapping.
+/// Opens a buffer of another process repeatedly, and reads through the mapping.
 ///
-/// The times are those of the first opening, each of memory that was not mapped, from
-/// asking for it by name to its address; the speed is that of copies out of the mapping.
-/// The last line of the output is one JSON object.
+/// The times are those of the first opening of unmapped memory, from the request by name to the
+/// address; the rate is that of copies out of the mapping. The last line of the output is one JSON
+/// object.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// The device that the buffer lies on [default: cuda:0 if there is one, else emulated:0]
+    /// The device of the buffer [default: cuda:0 if there is one, else emulated:0]
     #[arg(long, value_name = "DEVICE")]
     device: Option<DeviceName>,
     /// The device that reads it [default: the same]
@@ -46,15 +46,15 @@ pub(crate) struct Arguments {
     /// First openings
     #[arg(long = "iters", value_name = "N", value_parser = size::parse_positive, default_value = "50")]
     iterations: u64,
-    /// Cores of the owner and of the reader, A,B [default: wherever the system puts them]
+    /// Cores of the owner and of the reader, A,B [default: not pinned]
     #[arg(long, value_name = "A,B", value_delimiter = ',')]
     cores: Option<Vec<usize>>,
-    /// Only the JSON line
+    /// Print the JSON line only
     #[arg(long)]
     json: bool,
 }
 
-/// What the reader does.
+/// The task of the reader.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct OpenTask {
     socket: PathBuf,
@@ -63,15 +63,15 @@ pub(crate) struct OpenTask {
     checksum: u64,
 }
 
-/// What the reader saw besides.
+/// Further results of the reader.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct OpenResult {
-    /// Nanoseconds to be given a handle.
-    asked: Histogram,
-    /// Nanoseconds to open a handle of what is mapped.
+    /// Nanoseconds to receive a handle.
+    requested: Histogram,
+    /// Nanoseconds to open a handle of mapped memory.
     cached: Histogram,
-    /// Bytes per nanosecond of a copy out of the mapping, and of one out of memory of the
-    /// reader's own on the same device; and the ratio of neighbours.
+    /// Bytes per nanosecond of a copy out of the mapping, and of one out of the reader's own memory
+    /// on the same device; and the ratio of neighbours.
     mapped_rate: f64,
     own: f64,
     ratio: f64,
@@ -87,7 +87,7 @@ struct ShareMetrics {
     ratio_to_local: f64,
 }
 
-/// The one named, or the best there is.
+/// The named device, or the best one.
 pub(crate) fn choose(name: Option<DeviceName>) -> Result<Device, Failure> {
     let name = name.unwrap_or_else(|| match Device::count(gpu::Implementation::Cuda) {
         Ok(1..) => DeviceName::cuda(0),
@@ -101,7 +101,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let reader = arguments.reader.unwrap_or(device.name());
     let [first, second] = core_pair(arguments.cores.as_deref())?;
     if device.name().implementation != gpu::Implementation::Cuda {
-        // The buffer, and memory of the reader's own.
+        // The buffer, and the reader's own memory.
         let needs = arguments.size.saturating_mul(2);
         command::memory::check("measure a shared buffer", needs, "Use a smaller --size")?;
     }
@@ -125,7 +125,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let Some((done, open_result)) =
         results.first().and_then(|done| Some((done, done.open_result.as_ref()?)))
     else {
-        return Err(Failure::failed("the reader said nothing"));
+        return Err(Failure::failed("the reader sent no result"));
     };
     let common = Common {
         gb_per_s: open_result.mapped_rate,
@@ -139,7 +139,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     };
     let found = ShareMetrics {
         reader: reader.to_string(),
-        handle_request_p50_us: open_result.asked.microseconds(0.5),
+        handle_request_p50_us: open_result.requested.microseconds(0.5),
         cached_p50_us: open_result.cached.microseconds(0.5),
         cached_p99_us: open_result.cached.microseconds(0.99),
         local_gb_per_s: open_result.own,
@@ -149,14 +149,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
 }
 
 impl Metrics for ShareMetrics {
-    const FAILURE_TEXT: &str = "the reader saw other bytes";
+    const FAILURE_TEXT: &str = "received data is corrupted";
 
     fn to_text(&self, common: &Common) -> String {
         let [p50, p99, _] = common.percentiles();
         format!(
             "{} of {} opened for {}: first {p50:.1} us (p99 {p99:.1}), of which {:.1} to ask for \
              it; mapped already {:.2} us\n\
-             read at {:.1} GB/s, {:.3} of what memory of its own gives\n",
+             read at {:.1} GB/s, {:.3} of a copy of its own memory\n",
             size::print(common.bytes),
             common.provider,
             self.reader,
@@ -168,7 +168,7 @@ impl Metrics for ShareMetrics {
     }
 }
 
-/// Puts bytes there that are not all the same, and gives their checksum.
+/// Fills the memory, and returns its checksum.
 fn fill(memory: &Memory) -> Result<u64, Failure> {
     let stream = memory.mapped_for().stream()?;
     let length = memory.length();
@@ -183,7 +183,7 @@ fn fill(memory: &Memory) -> Result<u64, Failure> {
     Ok(filled?)
 }
 
-/// What the worker does.
+/// The task of the worker.
 pub(crate) fn open(
     _shared: &SharedSegment,
     opening: &OpenTask,
@@ -196,17 +196,17 @@ pub(crate) fn open(
     let stream = device.stream()?;
     ready()?;
     let start = Instant::now();
-    let (mut first, mut asked, mut cached) =
+    let (mut first, mut requested, mut cached) =
         (Histogram::default(), Histogram::default(), Histogram::default());
     let since = |start: Instant| start.elapsed().as_nanos() as u64;
     let mut verified = true;
     for number in 0..opening.iterations {
         let asking = Instant::now();
         let handle = client.handle(NAME, TIMEOUT)?;
-        let given = since(asking);
+        let request_time = since(asking);
         let opened = opener.open(&handle, Some(&device))?;
         first.add(since(asking));
-        asked.add(given);
+        requested.add(request_time);
         for _ in 0..CACHED_OPENS {
             let start = Instant::now();
             let again = opener.open(&handle, Some(&device))?;
@@ -227,13 +227,13 @@ pub(crate) fn open(
         elapsed: since(start),
         iterations: opening.iterations,
         verified,
-        open_result: Some(OpenResult { asked, cached, mapped_rate, own, ratio }),
+        open_result: Some(OpenResult { requested, cached, mapped_rate, own, ratio }),
         ..WorkerResult::default()
     })
 }
 
-/// Copies out of the mapping against copies out of plain memory of this process, both
-/// lying on the same device. Speeds in bytes per nanosecond, and the median ratio.
+/// Interleaves copies out of the mapping with copies of plain memory of this process on the same
+/// device. Rates in bytes per nanosecond, and the median ratio.
 fn compare(stream: &Stream, shared: &Slice) -> gpu::Result<(f64, f64, f64)> {
     let length = shared.length();
     let resident = match shared.memory().device() {
@@ -254,7 +254,7 @@ fn compare(stream: &Stream, shared: &Slice) -> gpu::Result<(f64, f64, f64)> {
         let bytes = length as f64 * f64::from(COPIES_PER_SAMPLE);
         Ok(bytes / start.elapsed().as_nanos() as f64)
     };
-    // Pages that nobody touched yet, clocks that are low yet.
+    // Warm-up: touch pages, raise clocks.
     time(shared)?;
     time(&own.whole())?;
     let (mut mapped_rate, mut plain, mut ratios) = (Vec::new(), Vec::new(), Vec::new());

@@ -27,8 +27,8 @@ fn current() -> MutexGuard<'static, Option<PathBuf>> {
 pub(crate) struct TempDir(temp_dir::TempDir);
 
 impl TempDir {
-    /// Creates it. To be called before other threads are started, since they inherit the signal mask
-    /// that leaves signals to the thread that removes the directory.
+    /// Creates it. Call before other threads are started, since they inherit the signal mask that
+    /// leaves signals to the thread that removes the directory.
     pub(crate) fn create() -> Result<Self, Failure> {
         wait_for_signals()?;
         let directory = temp_dir::TempDir::create(Program::Bench)?;
@@ -84,11 +84,11 @@ fn end(signal: Signal, signals: &SigSet) -> ! {
     let current = current();
     terminate_children();
     if let Some(directory) = current.as_ref() {
-        // What this process was just about to make there would be in the way.
+        // A file that this process has just created there would make the removal fail.
         let _ = (0..3).any(|_| fs::remove_dir_all(directory).is_ok());
     }
-    // The handler of a provider, if it has one, removes what it left elsewhere: that of shm, which
-    // then ends the process with exit code 1.
+    // The handler of a provider, if it has one, removes its files: that of shm, which then ends the
+    // process with exit code 1.
     let _ = signals.thread_unblock();
     let _ = raise(signal);
     leave(128 + signal as i32)

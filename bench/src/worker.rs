@@ -1,4 +1,4 @@
-//! Processes that a program starts to take part in what it does: they never outlive it.
+//! Child processes of a benchmark, which never outlive it.
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus};
@@ -12,18 +12,17 @@ use nix::unistd::Pid;
 use command::exit::{Exit, Failure};
 use command::process::kill_with_parent;
 
-/// How long a process that was asked to end may take.
+/// How long a process may take to exit after its signal.
 pub(crate) const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Children that are there: process number, and the number of the signal that ends them; 0: none.
-/// A handler of signals can read it.
+/// Children: process number, and the signal that ends them; 0: none. A signal handler can read it.
 static CHILDREN: [AtomicU64; MAX_CHILDREN] = [const { AtomicU64::new(0) }; MAX_CHILDREN];
-/// A place for a child that is being started.
+/// Reserves a slot for a child that is being started.
 const RESERVED: u64 = u64::MAX;
-/// The most children at a time.
+/// The maximum number of children.
 const MAX_CHILDREN: usize = 4096;
 
-/// The children of this process that were not waited for yet, and by which signal each ends.
+/// Children that were not waited for, with the signal that ends each.
 pub(crate) fn children() -> impl Iterator<Item = (Pid, Signal)> {
     let known = CHILDREN
         .iter()
@@ -55,7 +54,7 @@ pub(crate) fn terminate_children() {
     }
 }
 
-/// A process that was started. Dropping it ends it: by its signal, or, after a while, by force.
+/// A child process. Dropping it ends it: by its signal, or, after a while, by SIGKILL.
 #[derive(Debug)]
 pub(crate) struct Worker {
     child: Child,
@@ -66,10 +65,10 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    /// Starts it. The signal ends it, also when the thread that started it ends.
+    /// Starts it. The signal ends it, also when the thread that started it exits.
     ///
     /// # Errors
-    /// What the system says.
+    /// Errors of the system.
     pub(crate) fn start(
         mut command: Command,
         label: &'static str,
@@ -94,18 +93,17 @@ impl Worker {
         self.child.id()
     }
 
-    /// Its standard input and output, where these are pipes.
+    /// Its standard input and output, if these are pipes.
     pub(crate) fn pipes(&mut self) -> Option<(ChildStdin, ChildStdout)> {
         self.child.stdin.take().zip(self.child.stdout.take())
     }
 
-    /// It has said everything, and is about to end: dropping it waits a while before it is
-    /// ended by its signal.
+    /// The process is about to exit: dropping it waits a while before it sends the signal.
     pub(crate) fn expect_exit(&mut self) {
         self.expect_exit = true;
     }
 
-    /// Waits for its end; None if it does not end in time.
+    /// Waits for its exit; None after the timeout.
     pub(crate) fn wait(&mut self, timeout: Duration) -> Option<ExitStatus> {
         let deadline = Instant::now() + timeout;
         loop {
@@ -119,7 +117,7 @@ impl Worker {
         }
     }
 
-    /// It said nothing more: why?
+    /// The failure of a process that closed its output.
     #[must_use]
     pub(crate) fn exit_failure(mut self) -> Failure {
         let label = self.label;
@@ -131,7 +129,7 @@ impl Worker {
         }
     }
 
-    /// Waits until it has ended by itself, as it should.
+    /// Waits until it has exited by itself.
     ///
     /// # Errors
     /// It failed, or has not ended in time.
@@ -150,13 +148,13 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        // It is waited for now, and its number may be another's next.
+        // Waited for from here on: its number may be reused.
         self.slot.store(0, Ordering::Release);
         let timeout = if self.expect_exit { EXIT_TIMEOUT } else { Duration::ZERO };
         if self.wait(timeout).is_some() {
             return;
         }
-        // Asked first: a provider that is asked removes its shared memory.
+        // Its signal first, so that a provider removes its shared memory.
         if let Ok(number) = i32::try_from(self.child.id()) {
             let _ = kill(Pid::from_raw(number), self.signal);
         }

@@ -1,7 +1,7 @@
-//! Processes that share a segment: this one, and some that it starts.
+//! Processes that share a segment: the coordinator, and the workers that it starts.
 //!
-//! They meet at a socket, as members of a node do: a worker sends a descriptor that
-//! stands for itself, and is given its name, its task and the segment.
+//! A worker connects to a socket, as members of a node do. It sends its pidfd, and receives its
+//! name, its task and the segment.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -27,15 +27,15 @@ use command::exit::{Exit, Failure};
 use command::histogram::Histogram;
 use command::process::this_program;
 
-/// Characters of what a worker says of its failure.
+/// Maximum characters of a worker's failure.
 const MAX_MESSAGE_LENGTH: usize = 4000;
 const LAYOUT: Layout = Layout::new("fabricast bench", 1);
-/// How long a step of getting to know each other may take.
+/// Timeout of a step of the setup.
 const SETUP_TIMEOUT: Duration = Duration::from_secs(20);
-/// How long a measurement may take.
+/// Timeout of a measurement.
 pub(crate) const LONGEST: Duration = Duration::from_secs(600);
 
-/// What a worker does.
+/// The task of a worker.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) enum Task {
     Alloc(alloc::Work),
@@ -48,31 +48,31 @@ pub(crate) enum Task {
 #[derive(Debug, Serialize, Deserialize)]
 struct WorkerSetup {
     name: u32,
-    /// Which of the workers it is, and where it leaves what it found.
+    /// The number of the worker, and the directory for its result.
     number: usize,
     directory: PathBuf,
     core: Option<usize>,
     task: Task,
 }
 
-/// What a worker found when it is done.
+/// The result of a worker.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct WorkerResult {
-    /// Nanoseconds of each.
+    /// Nanoseconds of each sample.
     pub(crate) samples: Histogram,
     /// Nanoseconds of all.
     pub(crate) elapsed: u64,
     pub(crate) iterations: u64,
     pub(crate) verified: bool,
-    /// How often its core was given to another meanwhile.
+    /// Number of involuntary context switches.
     pub(crate) involuntary_switches: u64,
     /// Of a reader of a shared buffer only.
     pub(crate) open_result: Option<share::OpenResult>,
-    /// Of one who takes part in topics only.
+    /// Of workers of topics only.
     pub(crate) found: Option<topic::TopicResult>,
 }
 
-/// What a worker says. What it found is in a file: it may be longer than a message.
+/// The status of a worker. Its result is in a file, since it may be longer than a message.
 #[derive(Debug, Serialize, Deserialize)]
 enum WorkerStatus {
     Ready,
@@ -80,8 +80,7 @@ enum WorkerStatus {
     Failed { exit: i32, message: String },
 }
 
-/// Leaves something for another process of the measurement, in its directory. Whoever sees it sees
-/// all of it.
+/// Writes a file for another process of the measurement, atomically.
 pub(crate) fn leave(directory: &Path, name: &str, what: &impl Serialize) -> Result<(), Failure> {
     let draft = directory.join(format!("{name}.draft"));
     let left = std::fs::write(&draft, to_bytes(what)?)
@@ -89,7 +88,7 @@ pub(crate) fn leave(directory: &Path, name: &str, what: &impl Serialize) -> Resu
     left.map_err(|error| Failure::failed(format!("leaving {name}: {error}")))
 }
 
-/// What another process has left, if it has.
+/// Reads a file of another process, if it exists.
 pub(crate) fn find<T: DeserializeOwned>(
     directory: &Path,
     name: &str,
@@ -99,12 +98,12 @@ pub(crate) fn find<T: DeserializeOwned>(
     found.map(Some).map_err(|error| Failure::failed(format!("{name}: {error}")))
 }
 
-/// The same, where it is there.
+/// As [`find`], but the file must exist.
 pub(crate) fn take<T: DeserializeOwned>(directory: &Path, name: &str) -> Result<T, Failure> {
     find(directory, name)?.ok_or_else(|| Failure::failed(format!("{name} is not there")))
 }
 
-/// The memory that all of them map: names first, then what is measured.
+/// The memory that all processes map: the roster first, then the words of the measurement.
 #[derive(Debug)]
 pub(crate) struct SharedSegment {
     roster: ParticipantTable<WordRange<MappedWords>>,
@@ -145,12 +144,12 @@ impl SharedSegment {
         Caller::new(self.me, &self.roster)
     }
 
-    /// What is measured.
+    /// The words of the measurement.
     pub(crate) fn part(&self) -> Result<WordRange<MappedWords>, Failure> {
         self.part_from(0)
     }
 
-    /// The same without so many words at its beginning.
+    /// As [`Self::part`], without the first words.
     pub(crate) fn part_from(&self, words: usize) -> Result<WordRange<MappedWords>, Failure> {
         let first = Self::FIRST + words;
         let count = self.words.count().saturating_sub(first);
@@ -159,7 +158,7 @@ impl SharedSegment {
     }
 }
 
-/// One of them, and how to talk to it.
+/// A worker, and the channel to it.
 struct WorkerConnection {
     worker: Worker,
     channel: Channel,
@@ -171,14 +170,14 @@ pub(crate) struct WorkerGroup {
     segment: Segment,
     workers: Vec<WorkerConnection>,
     is_isolated: bool,
-    /// From the beginning of the measurement to its results.
+    /// Shown from the begin of the measurement until its results.
     progress: Cell<Option<Progress>>,
-    /// Last: nobody is there any more when it goes.
+    /// The last field: all workers have ended when it is removed.
     directory: TempDir,
 }
 
 impl WorkerGroup {
-    /// Nobody yet, and so many words for what is measured.
+    /// Without workers, and with so many words for the measurement.
     pub(crate) fn new(words: usize) -> Result<Self, Failure> {
         let directory = TempDir::create()?;
         let bytes = (SharedSegment::FIRST + words) * size_of::<u64>();
@@ -189,23 +188,23 @@ impl WorkerGroup {
         Ok(Self { shared, segment, workers, is_isolated: false, progress, directory })
     }
 
-    /// Where the sockets of this measurement are: nobody else's.
+    /// The directory of the measurement's sockets.
     pub(crate) fn directory(&self) -> &Path {
         self.directory.path()
     }
 
-    /// Workers that are invited from now on have namespaces of their own, as in containers.
+    /// Workers that are started from now on have their own namespaces, as in containers.
     pub(crate) fn isolate(&mut self) {
         self.is_isolated = true;
     }
 
-    /// By what a worker is ended. Asked, rather than killed, a provider removes its shared memory.
-    /// But unshare does not listen; when it is killed, so is the worker.
+    /// The signal that ends a worker. After SIGTERM a provider removes its shared memory. unshare
+    /// ignores it; SIGKILL of unshare kills the worker, too.
     fn signal(&self) -> Signal {
         if self.is_isolated { Signal::SIGKILL } else { Signal::SIGTERM }
     }
 
-    /// This program again.
+    /// The command of a worker: this program.
     fn program(&self) -> Command {
         /// With a /proc of its own, as containers have: CUDA does not start without.
         const NAMESPACES: [&str; 7] =
@@ -215,13 +214,13 @@ impl WorkerGroup {
         }
         let mut command = Command::new("unshare");
         command.args(NAMESPACES);
-        // The link would lead to unshare itself.
+        // /proc/self/exe would be unshare itself.
         let own = "/proc/self/exe";
         command.arg(std::fs::read_link(own).unwrap_or_else(|_| PathBuf::from(own)));
         command
     }
 
-    /// Starts a worker for each task, on the core that is named beside it.
+    /// Starts a worker for each task, on the core beside it.
     pub(crate) fn start_workers(&mut self, tasks: &[(Task, Option<usize>)]) -> Result<(), Failure> {
         self.segment.mark_ready();
         let path = self.directory().join("socket");
@@ -261,12 +260,12 @@ impl WorkerGroup {
         Ok(())
     }
 
-    /// The numbers of the workers' processes, in the order in which they were invited.
+    /// Process numbers of the workers, in the order of their start.
     pub(crate) fn processes(&self) -> Vec<u32> {
         self.workers.iter().map(|worker| worker.worker.number()).collect()
     }
 
-    /// Lets all workers begin.
+    /// Starts the measurement in all workers.
     pub(crate) fn begin(&self) -> Result<(), Failure> {
         for worker in &self.workers {
             worker.channel.send(b"go", &[], SETUP_TIMEOUT).map_err(broken("starting a worker"))?;
@@ -275,12 +274,12 @@ impl WorkerGroup {
         Ok(())
     }
 
-    /// What they all say when they are done.
+    /// The results of all workers.
     pub(crate) fn results(&mut self) -> Result<Vec<WorkerResult>, Failure> {
         self.results_ending_with(0, |_| Ok(()))
     }
 
-    /// The same, where the first ones are done only when the others are: `end` tells them.
+    /// As [`Self::results`], where the first workers end only after the others: `end` ends them.
     pub(crate) fn results_ending_with(
         &mut self,
         first: usize,
@@ -307,12 +306,12 @@ impl WorkerGroup {
     }
 }
 
-/// Where a worker leaves what it found.
+/// The file with the result of a worker.
 fn result_of(number: usize) -> String {
     format!("result-{number}")
 }
 
-/// What a worker says of its failure, with the exit code that it would have had by itself.
+/// The failure of a worker, with its exit code.
 fn failed(exit: i32, message: &str) -> Failure {
     Failure::new(Exit::from_code(exit), format!("a worker: {message}"))
 }
@@ -328,7 +327,7 @@ fn answer(channel: &Channel, timeout: Duration) -> Result<WorkerStatus, Failure>
 }
 
 fn send_answer(channel: &Channel, answer: &WorkerStatus) -> Result<(), Failure> {
-    // Who asked is listening to another one first, maybe for as long as all of it takes.
+    // The coordinator may wait for another worker first, maybe for the whole measurement.
     channel.send(&to_bytes(answer)?, &[], LONGEST).map_err(broken("answering"))
 }
 
@@ -338,21 +337,20 @@ pub(crate) fn now() -> u64 {
     time.map_or(0, |time| time.tv_sec() as u64 * 1_000_000_000 + time.tv_nsec() as u64)
 }
 
-/// The life of a worker: `fabricast bench-worker SOCKET`.
+/// Runs a worker: `fabricast bench-worker SOCKET`.
 pub(crate) fn work(path: &Path) -> Result<(), Failure> {
     let channel =
         Channel::connect(path, SETUP_TIMEOUT).map_err(broken("connect to the coordinator"))?;
     let life = PidFd::of_this_process()
         .map_err(|error| Failure::failed(format!("pidfd_open: {error}")))?;
     channel.send(b"hello", &[life.as_fd()], SETUP_TIMEOUT).map_err(broken("greeting"))?;
-    let mut message =
-        channel.receive(SETUP_TIMEOUT).map_err(broken("waiting for an invitation"))?;
+    let mut message = channel.receive(SETUP_TIMEOUT).map_err(broken("wait for the setup"))?;
     let setup: WorkerSetup = serde_json::from_slice(&message.bytes)
-        .map_err(|error| Failure::failed(format!("the invitation: {error}")))?;
+        .map_err(|error| Failure::failed(format!("the setup: {error}")))?;
     let result = message
         .descriptors
         .pop()
-        .ok_or_else(|| Failure::failed("no segment came along"))
+        .ok_or_else(|| Failure::failed("the setup has no segment"))
         .and_then(|segment| follow(&channel, &setup, segment))
         .and_then(|done| leave(&setup.directory, &result_of(setup.number), &done));
     let answer = match result {

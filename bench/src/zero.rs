@@ -1,4 +1,4 @@
-//! `fabricast bench zero`: what a reader pays who has to leave clean memory behind.
+//! `fabricast bench zero`: cost of zeroing ring memory after reading.
 #![allow(unsafe_code)]
 
 use std::hint::black_box;
@@ -14,40 +14,40 @@ use command::exit::{Exit, Failure};
 use command::histogram::Histogram;
 use command::size;
 
-/// Smaller pieces are zeroed many at a time, so that the clock is small beside them: all of
-/// them fit a first cache.
+/// Smaller pieces are zeroed many at a time, so that the cost of the clock is small; all of them
+/// fit the first-level cache.
 const MIN_ROUND_BYTES: usize = 16 << 10;
-/// What is in the memory before. Not zero, in no byte.
+/// The memory's content before: no byte is zero.
 const WRITTEN: u8 = 0xa5;
-/// Empty measurements, to know what the clock costs.
+/// Empty measurements, which calibrate the clock.
 const CLOCK_SAMPLES: usize = 1001;
 
-/// Zeroes registered memory that was just read, as the ring does that polls its memory.
+/// Zeroes registered memory that was just read, as a ring without notifications does.
 ///
-/// In each round the bytes are written and read, then zeroed with the clock running: by what
-/// the ring uses, and, in a round of its own, by memset. So they are in the caches as far as
-/// they fit, as after a consumer. Writer, reader and zeroer are one core. The last line of the
-/// output is one JSON object.
+/// In each round the bytes are written and read, then zeroed with the clock running: by the ring's
+/// method, and, in a separate round, by memset. So they are in the caches as far as they fit, as
+/// after a consumer. Writer, reader and zeroer are one core. The last line of the output is one
+/// JSON object.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// Exact name of the provider that registers the memory: shm, tcp, net, …
     #[arg(long, value_name = "NAME")]
     provider: String,
-    /// Bytes that are zeroed by one call; takes K, M, G
+    /// Bytes zeroed by one call; takes K, M, G
     #[arg(long, value_name = "BYTES", value_parser = size::parse_positive, default_value = "64")]
     size: u64,
     /// Rounds of either method; in one, at least 16K are zeroed; takes K, M, G
     #[arg(long = "iters", value_name = "N", value_parser = size::parse_positive, default_value = "1000")]
     iterations: u64,
-    /// Core of the process [default: wherever the system puts it]
+    /// Core of the process [default: not pinned]
     #[arg(long, value_name = "N")]
     core: Option<usize>,
-    /// Only the JSON line
+    /// Print the JSON line only
     #[arg(long)]
     json: bool,
 }
 
-/// What is in the common part is of one call of the ring's method.
+/// The common part is of one call of the ring's method.
 #[derive(Debug, Serialize)]
 struct ZeroMetrics {
     memset_p50_us: Option<f64>,
@@ -56,12 +56,12 @@ struct ZeroMetrics {
     cache: &'static str,
     /// Calls in a round.
     calls: usize,
-    /// What the clock costs: taken off from each round.
+    /// Cost of the clock, subtracted from each round.
     clock_ns: u64,
     libfabric: String,
 }
 
-/// The memory, of a whole number of pieces.
+/// The memory, a whole number of pieces.
 struct ZeroRegion {
     region: MemoryRegion,
     size: usize,
@@ -90,7 +90,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let domain = Domain::open(&offer_query.offer()?)?;
     let count = MIN_ROUND_BYTES.div_ceil(size);
     let memory = HostMemory::zeroed(count * size)?;
-    // As a ring's memory is.
+    // As a ring's memory.
     let region = domain.register(memory, Access::REMOTE_WRITE)?;
     let pieces = ZeroRegion { region, size, count };
     let clock_ns = clock();
@@ -100,7 +100,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         for (method, samples) in [(Method::Ring, &mut ring), (Method::Memset, &mut memset)] {
             let (took, is_right) = pieces.round(method)?;
             verified &= is_right;
-            // The first round is to make pages.
+            // The first round allocates pages.
             if round > 0 {
                 samples.push(took.saturating_sub(clock_ns));
             }
@@ -133,17 +133,17 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     Report::new(common, found).conclude(arguments.json)
 }
 
-/// Nanoseconds between two looks at the clock.
+/// Nanoseconds between two reads of the clock.
 fn clock() -> u64 {
-    let looks = (0..CLOCK_SAMPLES).map(|_| {
+    let samples = (0..CLOCK_SAMPLES).map(|_| {
         let start = Instant::now();
         start.elapsed().as_nanos() as u64
     });
-    looks.collect::<Histogram>().quantile(0.5).unwrap_or_default()
+    samples.collect::<Histogram>().quantile(0.5).unwrap_or_default()
 }
 
 impl ZeroRegion {
-    /// Nanoseconds that it took, and whether all bytes were as they had to be.
+    /// The elapsed nanoseconds, and whether all bytes were correct.
     fn round(&self, method: Method) -> Result<(u64, bool), Failure> {
         self.region.fill(0..self.count * self.size, WRITTEN)?;
         let was_written = self.holds(WRITTEN)?;
@@ -167,12 +167,12 @@ impl ZeroRegion {
     fn by_memset(&self) {
         for piece in 0..self.count {
             let from = black_box(piece * self.size);
-            // SAFETY: inside the region; nobody else has a clone of it, or its key.
+            // SAFETY: inside the region; no other clone of it exists, and no peer has its key.
             unsafe { self.region.as_ptr().add(from).write_bytes(0, self.size) };
         }
     }
 
-    /// Reads all of it.
+    /// Does all of it have this value?
     fn holds(&self, byte: u8) -> Result<bool, Failure> {
         let mut bytes = [0; 4096];
         let length = self.count * self.size;
@@ -187,7 +187,7 @@ impl ZeroRegion {
 }
 
 impl Metrics for ZeroMetrics {
-    const FAILURE_TEXT: &str = "memory was not as it was left";
+    const FAILURE_TEXT: &str = "memory has wrong content";
 
     fn to_text(&self, common: &Common) -> String {
         let [p50, p99, _] = common.percentiles();

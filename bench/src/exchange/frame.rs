@@ -1,4 +1,4 @@
-//! What the two processes tell each other, and how it looks on the pipe: a line of JSON each.
+//! Frames between the two processes: a line of JSON each.
 
 use fabric::ring::{RingAnswer, RingOffer};
 use fabric::{Address, RemoteRegion};
@@ -7,27 +7,27 @@ use serde::{Deserialize, Serialize};
 use super::plan::Plan;
 use command::exit::Failure;
 
-/// Longest line. The longest real one holds an address and a region descriptor.
+/// Maximum length of a line. The longest has an address and a region descriptor.
 pub(crate) const MAX_LINE_LENGTH: usize = 64 * 1024;
 
-/// One message on the pipe.
+/// One frame.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Frame {
-    /// What to do. From the initiator, once, first.
+    /// The measurement. The first frame, from the initiator.
     Plan(Plan),
-    /// Where the sender's endpoint and memory are.
+    /// The sender's endpoint address and memory.
     Hello { address: Address, region: RemoteRegion },
     /// The sender's ring.
     Ring(RingOffer),
-    /// Where the sender wants to be told of credit.
+    /// Where the sender receives credit.
     Answer(RingAnswer),
-    /// The sender has come to the next meeting point.
+    /// The sender has reached the next barrier.
     Barrier,
-    /// The sender got something done since it last said so.
+    /// The sender made progress since its last heartbeat.
     Heartbeat,
-    /// What the sender found when it checked the data.
+    /// The result of the sender's verification.
     Verified { bytes: u64, bad: u64 },
-    /// The sender gives up.
+    /// The sender failed.
     Failed { exit: i32, message: String },
 }
 
@@ -42,19 +42,19 @@ pub(crate) fn encode(frame: &Frame) -> Result<Vec<u8>, Failure> {
     Ok(bytes)
 }
 
-/// Makes frames of bytes that come in pieces.
+/// Decodes frames from bytes that arrive in pieces.
 #[derive(Debug, Default)]
 pub(crate) struct Decoder {
     bytes: Vec<u8>,
 }
 
 impl Decoder {
-    /// Takes what was read.
+    /// Adds received bytes.
     pub(crate) fn push(&mut self, bytes: &[u8]) {
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// The next frame, once all of it is there.
+    /// The next frame, once complete.
     pub(crate) fn next(&mut self) -> Result<Option<Frame>, Failure> {
         let wrong = |why: String| Failure::failed(format!("the other process sent {why}"));
         let Some(end) = self.bytes.iter().position(|byte| *byte == b'\n') else {
@@ -84,20 +84,20 @@ mod tests {
         let bytes: Vec<u8> = frames.iter().flat_map(|frame| encode(frame).unwrap()).collect();
         for piece in 1..bytes.len() {
             let mut decoder = Decoder::default();
-            let mut got = Vec::new();
+            let mut decoded = Vec::new();
             for part in bytes.chunks(piece) {
                 decoder.push(part);
                 while let Some(frame) = decoder.next().unwrap() {
-                    got.push(frame);
+                    decoded.push(frame);
                 }
             }
-            assert_eq!(got, frames, "in pieces of {piece}");
+            assert_eq!(decoded, frames, "in pieces of {piece}");
             assert!(decoder.bytes.is_empty());
         }
     }
 
     #[test]
-    fn lines_without_end_and_nonsense_are_refused() {
+    fn endless_and_invalid_lines_are_errors() {
         let mut decoder = Decoder::default();
         decoder.push(&[b'x'; MAX_LINE_LENGTH - 1]);
         assert_eq!(decoder.next().unwrap(), None);

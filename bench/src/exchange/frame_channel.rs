@@ -1,4 +1,4 @@
-//! The pipes between the two processes, or the connection.
+//! The channel between the two processes: two pipes, or a connection.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
@@ -12,19 +12,19 @@ use super::plan::{Plan, STALL_TIMEOUT};
 use crate::process::set_nonblocking;
 use command::exit::{Exit, Failure};
 
-/// How long the other side may leave the pipe full.
+/// How long the other side may leave the channel full.
 const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What a look at the pipe found.
+/// Result of a poll.
 #[derive(Debug)]
 pub(crate) enum Received {
     Frame(Frame),
     Nothing,
-    /// The other process closed its end: it is gone, or going.
+    /// The other process closed its end, or exited.
     Closed,
 }
 
-/// Frames in both directions, never blocking for longer than asked.
+/// Frames in both directions, without blocking longer than a timeout.
 #[derive(Debug)]
 pub(crate) struct FrameChannel {
     reader: File,
@@ -33,7 +33,7 @@ pub(crate) struct FrameChannel {
 }
 
 impl FrameChannel {
-    /// Over two pipes, or over a connection that is given twice.
+    /// From two pipes, or from a connection that is passed twice.
     pub(crate) fn new(
         reader: impl Into<OwnedFd>,
         writer: impl Into<OwnedFd>,
@@ -44,14 +44,14 @@ impl FrameChannel {
         Ok(Self { reader, writer, decoder: Decoder::default() })
     }
 
-    /// The same once more, to send on.
+    /// A second handle, to send on.
     pub(crate) fn try_clone(&self) -> Result<Self, Failure> {
         let clone = |file: &File| file.try_clone().map_err(|error| broken("duplicating", &error));
         let (reader, writer) = (clone(&self.reader)?, clone(&self.writer)?);
         Ok(Self { reader, writer, decoder: Decoder::default() })
     }
 
-    /// The plan, which comes first.
+    /// The plan, which is the first frame.
     pub(crate) fn plan(&mut self) -> Result<Plan, Failure> {
         match self.wait_for("the plan", STALL_TIMEOUT)? {
             Received::Frame(Frame::Plan(plan)) => Ok(plan),
@@ -62,14 +62,14 @@ impl FrameChannel {
         }
     }
 
-    /// Tells the other process what went wrong; false if nobody could be told.
+    /// Reports a failure to the other process; false if it is gone.
     pub(crate) fn report(&mut self, failure: &Failure) -> bool {
         let message = failure.to_string().chars().take(4000).collect();
         let frame = Frame::Failed { exit: failure.exit() as i32, message };
         !failure.is_silent() && self.send(&frame).unwrap_or(false)
     }
 
-    /// Sends a frame; false if the other side is gone.
+    /// Sends a frame; false if the other process is gone.
     pub(crate) fn send(&mut self, frame: &Frame) -> Result<bool, Failure> {
         let bytes = encode(frame)?;
         let deadline = Instant::now() + SEND_TIMEOUT;
@@ -93,8 +93,8 @@ impl FrameChannel {
         Ok(true)
     }
 
-    /// The next frame, if it is there.
-    pub(crate) fn look(&mut self) -> Result<Received, Failure> {
+    /// The next frame, if one has arrived.
+    pub(crate) fn poll(&mut self) -> Result<Received, Failure> {
         loop {
             if let Some(frame) = self.decoder.next()? {
                 return Ok(Received::Frame(frame));
@@ -113,11 +113,11 @@ impl FrameChannel {
         }
     }
 
-    /// Sleeps until there is a frame, or the other side is gone.
+    /// Blocks until a frame arrives or the other process is gone.
     pub(crate) fn wait_for(&mut self, what: &str, timeout: Duration) -> Result<Received, Failure> {
         let deadline = Instant::now() + timeout;
         loop {
-            match self.look()? {
+            match self.poll()? {
                 Received::Nothing => {
                     if !wait(&self.reader, PollFlags::POLLIN, deadline)? {
                         return Err(deadline_failure(what, timeout));
@@ -129,8 +129,8 @@ impl FrameChannel {
     }
 }
 
-/// Is this how one learns that the other side is there no more? A connection is reset when
-/// the other side ends with something unread.
+/// Does this error mean that the other side has exited? A connection is reset if the other side
+/// exits with unread data.
 fn is_gone(kind: ErrorKind) -> bool {
     use ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset};
     matches!(kind, BrokenPipe | ConnectionReset | ConnectionAborted)
@@ -144,16 +144,16 @@ fn deadline_failure(what: &str, after: Duration) -> Failure {
     Failure::new(Exit::Deadline, format!("timed out after {after:?} waiting for {what}"))
 }
 
-/// False: the deadline has passed.
+/// False if the deadline has passed.
 fn wait(file: &File, events: PollFlags, deadline: Instant) -> Result<bool, Failure> {
-    let left = deadline.saturating_duration_since(Instant::now());
-    if left.is_zero() {
+    let remaining = deadline.saturating_duration_since(Instant::now());
+    if remaining.is_zero() {
         return Ok(false);
     }
     let mut entries = [PollFd::new(file.as_fd(), events)];
-    let timeout = PollTimeout::try_from(left.as_millis().max(1)).unwrap_or(PollTimeout::MAX);
+    let timeout = PollTimeout::try_from(remaining.as_millis().max(1)).unwrap_or(PollTimeout::MAX);
     match poll(&mut entries, timeout) {
-        // Interrupted, or nothing yet: the caller looks again.
+        // Interrupted, or no event yet: the caller polls again.
         Ok(_) | Err(nix::errno::Errno::EINTR) => Ok(true),
         Err(error) => Err(Failure::failed(format!("poll: {}", error.desc()))),
     }
@@ -175,40 +175,40 @@ mod tests {
     #[test]
     fn frames_go_both_ways() {
         let (mut here, mut there) = pair();
-        assert!(matches!(there.look().unwrap(), Received::Nothing));
+        assert!(matches!(there.poll().unwrap(), Received::Nothing));
         assert!(here.send(&Frame::Barrier).unwrap());
         assert!(here.send(&Frame::Heartbeat).unwrap());
-        assert!(matches!(there.look().unwrap(), Received::Frame(Frame::Barrier)));
+        assert!(matches!(there.poll().unwrap(), Received::Frame(Frame::Barrier)));
         let found = there.wait_for("a frame", Duration::from_secs(1)).unwrap();
         assert!(matches!(found, Received::Frame(Frame::Heartbeat)));
         assert!(there.send(&Frame::Barrier).unwrap());
-        assert!(matches!(here.look().unwrap(), Received::Frame(Frame::Barrier)));
+        assert!(matches!(here.poll().unwrap(), Received::Frame(Frame::Barrier)));
     }
 
     #[test]
-    fn waiting_ends_with_its_deadline() {
+    fn wait_ends_at_its_deadline() {
         let (mut here, _there) = pair();
-        let failure = here.wait_for("Godot", Duration::from_millis(20)).unwrap_err();
+        let failure = here.wait_for("a frame", Duration::from_millis(20)).unwrap_err();
         assert_eq!(failure.exit(), Exit::Deadline);
-        assert!(failure.to_string().contains("Godot"));
+        assert!(failure.to_string().contains("a frame"));
     }
 
     #[test]
-    fn a_closed_pipe_is_noticed() {
+    fn closed_pipe_is_reported() {
         let (mut here, there) = pair();
         drop(there);
-        assert!(matches!(here.look().unwrap(), Received::Closed));
+        assert!(matches!(here.poll().unwrap(), Received::Closed));
         assert!(!here.send(&Frame::Barrier).unwrap());
     }
 
     #[test]
-    fn a_connection_that_is_reset_is_a_closed_one() {
+    fn reset_connection_is_reported_as_closed() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let here = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (there, _) = listener.accept().unwrap();
         let mut here = FrameChannel::new(here.try_clone().unwrap(), here).unwrap();
         assert!(here.send(&Frame::Barrier).unwrap());
-        // Nobody read the frame: the system resets the connection.
+        // The frame is unread: the system resets the connection.
         drop(there);
         let found = here.wait_for("the end", Duration::from_secs(5)).unwrap();
         assert!(matches!(found, Received::Closed), "{found:?}");
@@ -216,10 +216,10 @@ mod tests {
     }
 
     #[test]
-    fn garbage_is_an_error() {
+    fn invalid_data_is_an_error() {
         let (mut here, mut there) = pair();
         there.writer.write_all(b"hello, world\n").unwrap();
-        let failure = here.look().unwrap_err();
+        let failure = here.poll().unwrap_err();
         assert!(failure.to_string().contains("cannot be read"), "{failure}");
     }
 }

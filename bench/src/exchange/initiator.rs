@@ -1,4 +1,4 @@
-//! The first process: it starts the second one, and never leaves it behind.
+//! The initiator: starts the target, and ends it.
 
 use std::process::Stdio;
 
@@ -14,9 +14,9 @@ use super::peer_watchdog::Role;
 use super::plan::Plan;
 use super::side::ExchangeSide;
 
-/// Starts the target and opens this side of the exchange.
+/// Starts the target and opens the initiator's side of the exchange.
 pub(crate) fn start(plan: &Plan, core: Option<usize>) -> Result<ExchangeSide, Failure> {
-    // What cannot be found here is not worth a second process.
+    // An unknown provider must fail before a process is started.
     let (offer, ordered) = plan.offer()?;
     warn_of_order(&offer, ordered);
     let (target, mut frame_channel) = start_target()?;
@@ -29,11 +29,11 @@ pub(crate) fn start(plan: &Plan, core: Option<usize>) -> Result<ExchangeSide, Fa
     ExchangeSide::open(plan, &offer, frame_channel, Role::Initiator(target))
 }
 
-/// Says so if an offer is not what was asked for.
+/// Warns if an offer lacks the requested order.
 pub(super) fn warn_of_order(offer: &fabric::Offer, ordered: bool) {
     if !ordered {
         let provider = &offer.capabilities().provider;
-        eprintln!("fabricast: {provider} does not promise the order that was asked for");
+        eprintln!("fabricast: {provider} does not guarantee the requested order");
     }
 }
 

@@ -1,8 +1,6 @@
-//! What ping-pongs and streams have in common: the memory and its stamps, the
-//! operations in flight, and the check of every byte.
+//! Common to ping-pong and stream: memory with stamps, operations in flight, and verification.
 //!
-//! Line by line the same exchange as `benches/raw/raw_fabric.c`, which is what
-//! this is compared with.
+//! Equal line by line to the exchange in `benches/raw/raw_fabric.c`, the C reference benchmark.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -15,11 +13,10 @@ use super::plan::{FabricExchange, Mode, Operation};
 use super::side::ExchangeSide;
 use command::exit::Failure;
 
-/// The token of the eight bytes that say "that was all" and "I have it all".
+/// Token of the eight-byte notices: end of the stream, and everything received.
 const END_TOKEN: u64 = u64::MAX;
 
-/// Where things lie in a side's memory: slots to send from, slots to receive
-/// into, and a page for the rest.
+/// Layout of a side's memory: slots to send from, slots to receive into, and a page for notices.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Layout {
     size: usize,
@@ -51,9 +48,8 @@ impl Layout {
     }
 }
 
-/// A side's memory and what is in it. The sender stamps both ends of a message
-/// with its sequence number before every operation, and the receiver looks at
-/// both; messages below 16 bytes are stamped all over.
+/// A side's memory. The sender stamps both ends of a message with its sequence number before every
+/// operation, and the receiver checks both; messages below 16 bytes consist of stamps.
 #[derive(Debug)]
 pub(crate) struct Payload {
     region: MemoryRegion,
@@ -112,16 +108,15 @@ impl Payload {
             self.region.read(offset, &mut bytes[..size])?;
             return Ok(bytes[..size].iter().all(|byte| *byte == sequence as u8));
         }
-        // The end first: what comes last says that the rest is there.
+        // The end first: once it has arrived, the rest has, too.
         Ok(self.load(offset + size - 8)? == sequence && self.load(offset)? == sequence)
     }
 
-    /// In a stream the writer may be some windows ahead, so that the slot may
-    /// hold a later message by now.
+    /// As [`Self::has`], or a later message: in a stream the writer may be some windows ahead.
     fn has_or_later(&self, slot: usize, sequence: u64) -> Result<bool, Failure> {
         let (offset, size) = (self.layout.receive(slot), self.layout.size);
         if size < 16 {
-            // One byte cannot tell; the check at the end does.
+            // One byte is not enough; the check at the end is.
             return Ok(true);
         }
         let fits = |stamp: u64| {
@@ -134,8 +129,8 @@ impl Payload {
         self.layout.slots as u64
     }
 
-    /// Both sides hold the same patterns in their slots to send from, so that
-    /// each can check what it was sent.
+    /// Fills the send slots with patterns known to both sides, so that each can verify received
+    /// data.
     fn fill(&self) -> Result<(), Failure> {
         let mut pattern = Vec::with_capacity(self.layout.size + 8);
         for slot in 0..self.layout.slots {
@@ -153,16 +148,16 @@ impl Payload {
         Ok(())
     }
 
-    /// Every byte between the stamps.
+    /// Are all bytes between the stamps correct?
     fn body_is_intact(&self, slot: usize, pattern: usize) -> Result<bool, Failure> {
-        let mut left = [0; 4096];
+        let mut received = [0; 4096];
         let mut right = [0; 4096];
         let (mut at, end) = (8, self.layout.size.saturating_sub(8));
         while at < end {
-            let length = (end - at).min(left.len());
-            self.region.read(self.layout.receive(slot) + at, &mut left[..length])?;
+            let length = (end - at).min(received.len());
+            self.region.read(self.layout.receive(slot) + at, &mut received[..length])?;
             self.region.read(self.layout.transmit(pattern) + at, &mut right[..length])?;
-            if left[..length] != right[..length] {
+            if received[..length] != right[..length] {
                 return Ok(false);
             }
             at += length;
@@ -171,8 +166,7 @@ impl Payload {
     }
 }
 
-/// What the target's slots hold for reads; never 0, to which the reader sets its
-/// own before.
+/// The stamp of the target's slots for reads; never 0, which the initiator writes before a read.
 pub(crate) fn read_stamp(slot: usize) -> u64 {
     slot as u64 % 255 + 1
 }
@@ -189,15 +183,15 @@ pub(crate) struct Measurement {
     immediate_sum: u64,
     outgoing: Vec<RegionSlice>,
     incoming: Vec<RegionSlice>,
-    there: Vec<RemoteSlice>,
+    remote: Vec<RemoteSlice>,
     notice_out: RegionSlice,
     notice_in: RegionSlice,
     busy: Vec<bool>,
-    /// Of each receive: the message it will be given, and the last it was.
+    // For each receive: the message it will get, and the last one it got.
     expected: Vec<u64>,
     taken: Vec<u64>,
     receives_posted: u64,
-    /// Receives that were taken and want posting again.
+    /// Completed receives to post again.
     used: VecDeque<usize>,
     notice_busy: bool,
     notices: u64,
@@ -215,14 +209,14 @@ impl Measurement {
         let outgoing: Result<_, _> =
             (0..slots).map(|slot| local(layout.transmit(slot), measure.size)).collect();
         // A read fetches what the other side would send.
-        let there = (0..slots).map(|slot| {
+        let remote = (0..slots).map(|slot| {
             let offset = match measure.operation {
                 Operation::Read => layout.transmit(slot),
                 _ => layout.receive(slot),
             } as u64;
             side.remote.slice(offset..offset + measure.size as u64)
         });
-        let there: Result<_, _> = there.collect();
+        let remote: Result<_, _> = remote.collect();
         let consumes = side.capabilities().immediates_consume_receives();
         let receives = match measure.operation {
             Operation::Send => slots,
@@ -247,7 +241,7 @@ impl Measurement {
             immediate_sum: 0,
             outgoing: outgoing?,
             incoming: incoming?,
-            there: there?,
+            remote: remote?,
             busy: vec![false; slots],
             expected: vec![0; receives],
             taken: vec![0; receives],
@@ -269,7 +263,7 @@ impl Measurement {
         self.busy[slot]
     }
 
-    /// Moves data and takes note of one completion, if there is one.
+    /// Moves data and processes one completion, if there is one.
     #[inline]
     pub(crate) fn progress(&mut self) -> Result<(), Failure> {
         match self.side.turn()? {
@@ -314,26 +308,25 @@ impl Measurement {
         Ok(())
     }
 
-    /// Posts the operation of this slot. The immediate, where there is one, is
-    /// the sequence number.
+    /// Posts the operation of this slot. The immediate, if any, is the sequence number.
     #[inline]
     pub(crate) fn post(&mut self, slot: usize) -> Result<(), Failure> {
         self.busy[slot] = true;
         let ExchangeSide { endpoint, queue, peer, .. } = &mut self.side;
-        let (here, there, token) = (&self.outgoing[slot], &self.there[slot], slot as u64);
+        let (local, remote, token) = (&self.outgoing[slot], &self.remote[slot], slot as u64);
         match self.measure.operation {
             Operation::WriteData => {
-                endpoint.write_data(queue, *peer, here, there, self.sent, token)?
+                endpoint.write_data(queue, *peer, local, remote, self.sent, token)?
             }
-            Operation::Write => endpoint.write(queue, *peer, here, there, token)?,
-            Operation::Read => endpoint.read(queue, *peer, &self.incoming[slot], there, token)?,
-            Operation::Send => endpoint.send(queue, *peer, here, token)?,
+            Operation::Write => endpoint.write(queue, *peer, local, remote, token)?,
+            Operation::Read => endpoint.read(queue, *peer, &self.incoming[slot], remote, token)?,
+            Operation::Send => endpoint.send(queue, *peer, local, token)?,
         };
         Ok(())
     }
 
-    /// The n-th receive that is posted takes the n-th message. Where immediates
-    /// use receives up, nothing is put into them.
+    /// The n-th posted receive gets the n-th message. Where immediates consume receives, the
+    /// buffers stay empty.
     fn post_receive(&mut self, slot: usize) -> Result<(), Failure> {
         self.receives_posted += 1;
         self.expected[slot] = self.receives_posted;
@@ -354,7 +347,7 @@ impl Measurement {
         Ok(())
     }
 
-    /// Gets ready for a notice, which is a message outside of what is measured.
+    /// Posts the receive of a notice, which is not measured.
     fn expect_notice(&mut self) -> Result<(), Failure> {
         let ExchangeSide { endpoint, queue, .. } = &mut self.side;
         endpoint.receive(queue, &self.notice_in, END_TOKEN)?;
@@ -365,7 +358,7 @@ impl Measurement {
         self.notice_busy = true;
         let ExchangeSide { endpoint, queue, peer, .. } = &mut self.side;
         endpoint.send(queue, *peer, &self.notice_out, END_TOKEN)?;
-        self.side.peer_watchdog.waiting_for = "a notice to leave";
+        self.side.peer_watchdog.waiting_for = "a notice to be sent";
         while self.notice_busy {
             self.progress()?;
         }
@@ -390,11 +383,11 @@ impl Measurement {
         Ok(())
     }
 
-    /// Both sides have come here. Each keeps driving its endpoint meanwhile, as
-    /// the other may still need that: the target of reads spends its life here.
+    /// Waits until both sides have called it. Drives the endpoint meanwhile, since the other side
+    /// may need that: the target of reads stays here.
     fn barrier(&mut self) -> Result<(), Failure> {
         self.side.peer_watchdog.send(&Frame::Barrier)?;
-        match self.next_frame("the other side to come to the same point")? {
+        match self.next_frame("the other side to reach the barrier")? {
             Frame::Barrier => Ok(()),
             frame => Err(unexpected(frame)),
         }
@@ -412,7 +405,7 @@ impl Measurement {
         }
     }
 
-    /// What comes before the clock starts.
+    /// Everything before the clock starts.
     pub(crate) fn begin(&mut self) -> Result<(), Failure> {
         let awaits_notice = if self.side.peer_watchdog.is_initiator() {
             self.measure.operation != Operation::Read
@@ -424,7 +417,7 @@ impl Measurement {
         }
         self.barrier()?;
         if self.side.peer_watchdog.is_initiator() {
-            // The target may leave the meeting a little later: not on our clock.
+            // The target may leave the barrier a little later: not on the clock.
             let start = Instant::now();
             while start.elapsed() < Duration::from_millis(1) {
                 self.progress()?;
@@ -433,20 +426,20 @@ impl Measurement {
         Ok(())
     }
 
-    /// What comes after the clock has stopped.
+    /// Everything after the clock has stopped.
     pub(crate) fn end(&mut self) -> Result<(), Failure> {
         self.drain()?;
         self.barrier()
     }
 
-    /// The highest sequence number so far that went to this slot; 0: none.
+    /// The highest sequence number so far of this slot; 0: none.
     pub(crate) fn last_of(&self, slot: usize) -> u64 {
         let (slot, slots) = (slot as u64, self.payload.slots());
         if self.sent > slot { slot + 1 + (self.sent - slot - 1) / slots * slots } else { 0 }
     }
 
-    /// Every byte of every slot that was received into, and what both sides
-    /// found together. Ends the measurement.
+    /// Verifies every byte of every receive slot, and combines the results of both sides. Ends the
+    /// measurement.
     pub(crate) fn check_and_finish(mut self) -> Result<bool, Failure> {
         let (operation, mode) = (self.measure.operation, self.measure.mode);
         let has_received = match operation {
@@ -471,20 +464,20 @@ impl Measurement {
             let sum = u128::from(self.sent) * u128::from(self.sent + 1) / 2;
             self.bad += u64::from(u128::from(self.immediate_sum) != sum);
         }
-        // Neither goes before the other has come here.
+        // Neither side ends before the other is here.
         self.side.peer_watchdog.send(&Frame::Verified { bytes: 0, bad: self.bad })?;
-        let there = match self.next_frame("the other side's verdict")? {
+        let remote_bad = match self.next_frame("the other side's result")? {
             Frame::Verified { bad, .. } => bad,
             frame => return Err(unexpected(frame)),
         };
-        if self.bad + there > 0 && self.side.peer_watchdog.is_initiator() {
+        if self.bad + remote_bad > 0 && self.side.peer_watchdog.is_initiator() {
             eprintln!(
-                "fabricast: {} checks failed at the initiator, {there} at the target",
+                "fabricast: {} checks failed at the initiator, {remote_bad} at the target",
                 self.bad
             );
         }
         self.side.finish()?;
-        Ok(self.bad == 0 && there == 0)
+        Ok(self.bad == 0 && remote_bad == 0)
     }
 }
 
@@ -505,7 +498,7 @@ mod tests {
         payload
     }
 
-    /// What the fabric would do.
+    /// Copies a message, as the fabric would.
     fn deliver(payload: &Payload, slot: usize) {
         let mut bytes = vec![0; payload.layout.size];
         payload.region.read(payload.layout.transmit(slot), &mut bytes).unwrap();
@@ -513,7 +506,7 @@ mod tests {
     }
 
     #[test]
-    fn what_arrives_is_recognised() {
+    fn received_messages_are_recognised() {
         for size in [1, 8, 15, 16, 17, 64, 4096, 10_001] {
             let payload = payload(size, 3);
             assert!(!payload.has(1, 7).unwrap(), "{size}");
@@ -531,7 +524,7 @@ mod tests {
     }
 
     #[test]
-    fn one_wrong_byte_is_found_wherever_it_is() {
+    fn wrong_byte_at_any_offset_is_found() {
         let size = 9000;
         let payload = payload(size, 2);
         payload.stamp_outgoing(0, 3).unwrap();

@@ -1,12 +1,11 @@
-//! Two processes that move data between them and check it.
+//! Two processes that move data through the fabric and verify it.
 //!
-//! The first process, the initiator, starts the second, the target, and both
-//! talk over the target's standard input and output in [`frame`]s: the
-//! [`plan`], the addresses, and where they are. All data goes through the fabric.
+//! The first process, the initiator, starts the second, the target. They exchange [`frame`]s over
+//! the target's standard input and output: the [`plan`], addresses and barriers. All data goes
+//! through the fabric.
 //!
-//! Both are single-threaded on purpose: with a second thread in the process the
-//! C library and libfabric pay for locks that the C program that we are compared
-//! with does not pay for.
+//! Both are single-threaded: with a second thread the C library and libfabric take locks, which the
+//! C reference benchmark does not pay for.
 
 pub(crate) mod frame;
 pub(crate) mod frame_channel;

@@ -1,4 +1,4 @@
-//! Watching over the other side: is it there, does it get anything done, what does it say.
+//! Detects that the other side exited, failed or makes no progress.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -10,32 +10,31 @@ use crate::process::reset_stall_alarm;
 use crate::worker::Worker;
 use command::exit::{Exit, Failure};
 
-/// Frames that may be waiting to be looked at. More means that the other side
-/// does not keep to the protocol.
+/// Maximum number of queued frames. More violate the protocol.
 const MAX_PENDING: usize = 8;
-/// How often the clock is looked at, in polls, while polling all the time.
+/// Polls between two checks of the clock, while busy-polling.
 const POLLS_PER_TICK: u32 = 1024;
 const TICK: Duration = Duration::from_millis(100);
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Which side this is.
+/// The role of this side.
 #[derive(Debug)]
 pub(crate) enum Role {
-    /// It started the other one.
+    /// Started the other side.
     Initiator(Worker),
-    /// It was started.
+    /// Was started by the other side.
     Target,
-    /// The other one is on another machine, or might be.
+    /// The other side may be on another machine.
     Remote {
-        /// Did this side bring the plan?
+        /// Did this side send the plan?
         is_initiator: bool,
     },
 }
 
-/// What one side knows of the other, besides what comes by the fabric.
+/// State of the other side, apart from the fabric.
 #[derive(Debug)]
 pub(crate) struct PeerWatchdog {
-    /// What the other side is waited for: for the message of a deadline.
+    /// What is awaited, for the message of a deadline.
     pub(crate) waiting_for: &'static str,
     pub(crate) waiting: Wait,
     provider: String,
@@ -46,8 +45,8 @@ pub(crate) struct PeerWatchdog {
     role: Option<Role>,
 }
 
-/// Did anybody get anything done lately? A side that only serves sees nothing
-/// happen for long, so both tell each other.
+/// Progress of either side. A side that only serves reads sees no events for long, so both send
+/// heartbeats.
 #[derive(Debug)]
 struct Progress {
     events: u64,
@@ -89,13 +88,13 @@ impl PeerWatchdog {
         matches!(self.role, Some(Role::Initiator(_) | Role::Remote { is_initiator: true }))
     }
 
-    /// Something came by the fabric.
+    /// Records an event of the fabric.
     #[inline(always)]
     pub(crate) fn record_progress(&mut self) {
         self.progress.events += 1;
     }
 
-    /// To be called at each look for something, whether or not there was something.
+    /// Call after each poll of the fabric.
     #[inline(always)]
     pub(crate) fn look_up(&mut self) -> Result<(), Failure> {
         self.polls = self.polls.wrapping_add(1);
@@ -107,7 +106,7 @@ impl PeerWatchdog {
         Failure::from(error).with_operation(format!("waiting for {}", self.waiting_for))
     }
 
-    /// The rare part of every wait: deadlines and deaths.
+    /// The rare part of every wait: deadlines and exits.
     #[cold]
     pub(crate) fn tick(&mut self) -> Result<(), Failure> {
         let now = Instant::now();
@@ -121,10 +120,10 @@ impl PeerWatchdog {
         {
             self.progress.announced = self.progress.events;
             self.progress.announced_at = now;
-            // Whether anybody is there to hear it, the next look tells.
+            // If the other side is gone, the next poll reports it.
             self.frame_channel.send(&Frame::Heartbeat)?;
         }
-        while let Some(frame) = self.look()? {
+        while let Some(frame) = self.poll_frame()? {
             self.queue_frame(frame)?;
         }
         if self.progress.events != self.progress.seen {
@@ -150,10 +149,10 @@ impl PeerWatchdog {
         Ok(())
     }
 
-    /// A frame that is there, leaving out signs of life.
-    fn look(&mut self) -> Result<Option<Frame>, Failure> {
+    /// The next frame except heartbeats.
+    fn poll_frame(&mut self) -> Result<Option<Frame>, Failure> {
         loop {
-            match self.frame_channel.look()? {
+            match self.frame_channel.poll()? {
                 Received::Frame(Frame::Heartbeat) => self.progress.last_progress = Instant::now(),
                 Received::Frame(Frame::Failed { exit, message }) => {
                     return Err(Failure::new(
@@ -163,7 +162,7 @@ impl PeerWatchdog {
                 }
                 Received::Frame(frame) => return Ok(Some(frame)),
                 Received::Nothing => return Ok(None),
-                // Who has said the last word may go; it is still to be heard.
+                // A side may exit after its last frame, which is still queued.
                 Received::Closed if !self.pending.is_empty() => return Ok(None),
                 Received::Closed => return Err(self.peer_gone()),
             }
@@ -183,11 +182,11 @@ impl PeerWatchdog {
         if self.frame_channel.send(frame)? { Ok(()) } else { Err(self.peer_gone()) }
     }
 
-    /// The next frame, if there is one.
+    /// The next frame, if one has arrived.
     pub(crate) fn receive(&mut self) -> Result<Option<Frame>, Failure> {
         let frame = match self.pending.pop_front() {
             Some(frame) => Some(frame),
-            None => self.look()?,
+            None => self.poll_frame()?,
         };
         if frame.is_some() {
             self.progress.events += 1;
@@ -195,12 +194,12 @@ impl PeerWatchdog {
         Ok(frame)
     }
 
-    /// How often to move data between two looks at the pipe.
+    /// Turns between two polls of the frame channel.
     pub(crate) fn turns_per_poll(&self) -> u32 {
         if self.waiting == Wait::Busy { 256 } else { 1 }
     }
 
-    /// The last word: waits for the other side's end, if that was started here.
+    /// Ends the exchange: waits for the exit of the target, if it was started here.
     pub(crate) fn end(self) -> Result<(), Failure> {
         match self.role {
             Some(Role::Initiator(target)) => target.finish(),

@@ -1,4 +1,4 @@
-//! One message at a time, to and fro; or one read after the other.
+//! One message at a time, back and forth; or one read after the other.
 
 use std::time::Instant;
 
@@ -7,21 +7,21 @@ use super::plan::{FabricExchange, Operation};
 use super::side::ExchangeSide;
 use command::exit::Failure;
 
-/// What came of a measurement.
+/// Result of a measurement.
 #[derive(Debug)]
 pub(crate) struct Measured {
     /// Nanoseconds: of a round trip or a read, or in a stream of a window.
     pub(crate) samples: Vec<u64>,
     /// Nanoseconds of the whole stream; 0 for a ping-pong.
     pub(crate) elapsed: u64,
-    /// Was every byte what it had to be, on both sides?
+    /// Was every byte correct, on both sides?
     pub(crate) verified: bool,
 }
 
 /// The initiator's side.
 pub(crate) fn run(side: ExchangeSide, measure: &FabricExchange) -> Result<Measured, Failure> {
     let mut measurement = Measurement::new(side, measure)?;
-    // Touched now: while the clock runs nothing is allocated.
+    // Allocated and touched before the clock starts.
     let mut samples = vec![1; usize::try_from(measure.iterations).unwrap_or(usize::MAX)];
     let mut warmup = vec![1; usize::try_from(measure.warmup).unwrap_or(usize::MAX)];
     if !warmup.is_empty() {
@@ -57,7 +57,7 @@ fn initiate(at: &mut Measurement, samples: &mut [u64]) -> Result<(), Failure> {
             at.payload.stamp_outgoing(slot, sequence)?;
         }
         at.post(slot)?;
-        // After the message: others are posted, this one is not urgent.
+        // After the message: other receives are posted, this one is not urgent.
         at.post_used_receives()?;
         if is_read {
             at.side.peer_watchdog.waiting_for = "a read";
@@ -77,7 +77,7 @@ fn initiate(at: &mut Measurement, samples: &mut [u64]) -> Result<(), Failure> {
 
 fn answer(at: &mut Measurement, count: u64) -> Result<(), Failure> {
     at.begin()?;
-    // The target of reads serves, at the meeting point.
+    // The target of reads serves in the barrier.
     let count = if at.measure.operation == Operation::Read { 0 } else { count };
     for _ in 0..count {
         at.sent += 1;
@@ -99,13 +99,13 @@ fn slot_of(at: &Measurement, sequence: u64) -> usize {
     }
 }
 
-/// The other side's message is here and looked at, and this side's last
-/// operation is done with its slot.
+/// Waits until the other side's message has arrived and is checked, and this side's last operation
+/// has released its slot.
 #[inline]
 fn await_message(at: &mut Measurement, slot: usize, sequence: u64) -> Result<(), Failure> {
     at.side.peer_watchdog.waiting_for = "the other side's message";
     if at.measure.operation == Operation::Write {
-        // Nobody tells: look at the memory itself.
+        // Plain writes have no completion here: poll the memory.
         while !at.payload.has(0, sequence)? || at.is_busy(0) {
             at.progress()?;
         }
@@ -115,7 +115,7 @@ fn await_message(at: &mut Measurement, slot: usize, sequence: u64) -> Result<(),
         at.progress()?;
     }
     if at.measure.operation == Operation::WriteData {
-        // A message was looked at as it was taken.
+        // Messages are checked when their receive completes.
         at.bad += u64::from(!at.payload.has(0, sequence)?);
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! What both processes have to know before they begin.
+//! The plan of a measurement, which both processes know before they start.
 
 use std::time::Duration;
 
@@ -15,22 +15,22 @@ use super::ring_exchange::RingExchange;
 use crate::local_offers;
 use command::exit::{Exit, Failure};
 
-/// What is measured.
+/// The measured operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[value(rename_all = "lowercase")]
 pub(crate) enum Operation {
-    /// A write with an immediate, which tells the target
+    /// A write with an immediate, which notifies the target
     WriteData,
-    /// A write; the target looks at its memory
+    /// A write; the target polls its memory
     Write,
-    /// A read; the target does nothing but serve
+    /// A read; the target only serves
     Read,
     /// A message
     Send,
 }
 
-/// In which pattern.
+/// The measured pattern.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Mode {
@@ -44,11 +44,11 @@ pub(crate) enum Mode {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Wait {
-    /// Look all the time
+    /// Busy-poll
     Busy,
-    /// Look for a while, then sleep
+    /// Busy-poll for a while, then block
     Adaptive,
-    /// Sleep at once
+    /// Block at once
     Block,
 }
 
@@ -71,7 +71,7 @@ impl Wait {
         }
     }
 
-    /// Between two messages: long enough for readers to be waiting again, in their way.
+    /// Pause between two messages: long enough for readers to wait again in this way.
     pub(crate) fn pause(self) -> Duration {
         match self {
             Self::Busy => Duration::from_nanos(500),
@@ -81,7 +81,7 @@ impl Wait {
     }
 }
 
-/// What libfabric is told of the threads that will call it.
+/// The threading model declared to libfabric.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum ThreadingMode {
@@ -96,7 +96,7 @@ pub(crate) fn name_of(value: impl ValueEnum) -> String {
     value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
 }
 
-/// Where to find the offer that both processes use.
+/// Where both processes find the offer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct OfferQuery {
     pub(crate) provider: String,
@@ -111,23 +111,23 @@ pub(crate) struct FabricExchange {
     pub(crate) operation: Operation,
     pub(crate) mode: Mode,
     pub(crate) size: usize,
-    /// Places to send from and to receive into; in a stream, operations in flight.
+    /// Send and receive slots; in a stream, operations in flight.
     pub(crate) slots: usize,
     pub(crate) iterations: u64,
     pub(crate) warmup: u64,
 }
 
 impl FabricExchange {
-    /// All slots of one side together.
+    /// Bytes of all slots of one side.
     const WINDOW_BYTES: u64 = 64 << 20;
 
-    /// As many slots as are wanted and sensible.
+    /// Number of slots: as requested, within limits.
     pub(crate) fn slots(operation: Operation, mode: Mode, size: usize, window: u64) -> usize {
         let stride = (size as u64).next_multiple_of(64);
         let most = (Self::WINDOW_BYTES / stride).max(1);
         let slots = match (mode, operation) {
             (Mode::Bw, _) => window.min(most),
-            // One receive is posted while the other's message is looked at.
+            // One receive is posted while the other's message is checked.
             (Mode::Lat, Operation::Send) => most.clamp(2, 4),
             (Mode::Lat, _) => 1,
         };
@@ -135,7 +135,7 @@ impl FabricExchange {
     }
 }
 
-/// What the two processes do.
+/// The exchange of the two processes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Exchange {
     FabricExchange(FabricExchange),
@@ -143,7 +143,7 @@ pub(crate) enum Exchange {
     RingExchange(RingExchange),
 }
 
-/// Everything the target is told.
+/// The plan, as it is sent to the target.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Plan {
     pub(crate) offer_query: OfferQuery,
@@ -153,14 +153,13 @@ pub(crate) struct Plan {
     pub(crate) exchange: Exchange,
 }
 
-/// A question that all questions of an exchange begin with.
+/// The query that all queries of an exchange are based on.
 fn query(threading: ThreadingMode) -> Query {
-    // Both sides poll: a provider's own progress thread would only take the core
-    // away from them.
+    // Both sides poll: a provider's progress thread would only take the core away.
     let query = Query::new(EndpointKind::Rdm).progress(Progress::Manual);
     match threading {
         ThreadingMode::Safe => query,
-        // A client cannot ask for this.
+        // A client cannot request this.
         // SAFETY: one thread of each process makes, uses and drops all objects of the domain.
         #[allow(unsafe_code)]
         ThreadingMode::Domain => unsafe { query.threading(Threading::Domain) },
@@ -168,23 +167,23 @@ fn query(threading: ThreadingMode) -> Query {
 }
 
 impl Plan {
-    /// The offer to use, and whether it promises the order that was asked for.
+    /// The offer to use, and whether it guarantees the requested order.
     ///
-    /// Without a hint for order some providers promise none.
+    /// Without a hint for order some providers guarantee none.
     pub(crate) fn offer(&self) -> Result<(Offer, bool), Failure> {
-        let mut wanted = Order::WRITE_AFTER_WRITE | Order::SEND_AFTER_WRITE;
+        let mut order = Order::WRITE_AFTER_WRITE | Order::SEND_AFTER_WRITE;
         if let Exchange::FabricExchange(measure) = &self.exchange
             && measure.operation == Operation::Send
         {
-            // The n-th receive that is posted takes the n-th message.
-            wanted |= Order::SEND_AFTER_SEND;
+            // The n-th posted receive gets the n-th message.
+            order |= Order::SEND_AFTER_SEND;
         }
         if let Exchange::RingExchange(ring_exchange) = &self.exchange
-            && let Some(offer) = self.tagged(wanted, ring_exchange.notify)
+            && let Some(offer) = self.tagged(order, ring_exchange.notify)
         {
             return Ok((offer, true));
         }
-        match self.offer_query.first(&self.offer_query.query().order(wanted)) {
+        match self.offer_query.first(&self.offer_query.query().order(order)) {
             Ok(offer) => Ok((offer, true)),
             Err(error) if error.kind() == ErrorKind::NoProvider => {
                 self.offer_query.offer().map(|offer| (offer, false))
@@ -193,17 +192,16 @@ impl Plan {
         }
     }
 
-    /// The plan as a server follows it, who was sent it by a client and uses this local
-    /// address. What is promised to libfabric of this process's threads is for this process
-    /// to say, and so is where it binds to.
+    /// The plan of a client as its server follows it, with the server's local address. Both the
+    /// threading model and the source address are for the server to decide.
     pub(crate) fn for_client(mut self, source: Option<&str>) -> Self {
         self.offer_query.threading = ThreadingMode::Safe;
         self.offer_query.source = source.map(str::to_owned);
         self
     }
 
-    /// An offer with tags, if a ring's notices are to be messages, and the provider has them:
-    /// by tags they are told from others, and some providers deliver no other messages.
+    /// An offer with tags, if a ring's notifications are messages and the provider has tags: these
+    /// separate them from other messages, and some providers deliver only tagged ones.
     fn tagged(&self, order: Order, notify: Option<NotifyMode>) -> Option<Offer> {
         let needs_messages = match notify {
             Some(notify) => notify == NotifyMode::Message,
@@ -220,14 +218,14 @@ impl Plan {
 }
 
 impl OfferQuery {
-    /// Binds to this local address, if none is asked for and the provider leaves the machine.
+    /// Binds to this local address, if no source is set and the provider is a network.
     pub(crate) fn bind_to(&mut self, local: &str) {
         if self.source.is_none() && self.is_network() == Some(true) {
             self.source = Some(local.to_owned());
         }
     }
 
-    /// Does the provider leave the machine? None: there is none.
+    /// Is the provider a network? None without an offer.
     pub(crate) fn is_network(&self) -> Option<bool> {
         let offers = local_offers::offers(&self.query(), None).ok()?;
         offers.first().map(|first| first.is_network)
@@ -237,7 +235,7 @@ impl OfferQuery {
         query(self.threading).provider(&self.provider)
     }
 
-    /// The offer to use where no order is asked for.
+    /// The offer to use, without a requirement of order.
     pub(crate) fn offer(&self) -> Result<Offer, Failure> {
         match self.first(&self.query()) {
             Ok(offer) => Ok(offer),
@@ -262,13 +260,13 @@ impl OfferQuery {
                 names.push(name);
             }
         }
-        let there = if names.is_empty() {
+        let known = if names.is_empty() {
             "no provider is available".to_owned()
         } else {
             format!("available: {}", names.join(", "))
         };
         let mut message = format!(
-            "no provider \"{}\" with RDM endpoints and one-sided transfers here; {there}",
+            "no provider \"{}\" with RDM endpoints and one-sided transfers here; {known}",
             self.provider
         );
         let layered = |name: &&String| name.split(';').any(|layer| layer == self.provider);
@@ -280,7 +278,7 @@ impl OfferQuery {
     }
 }
 
-/// How long two processes wait for each other while nothing happens at all.
+/// How long two processes wait for each other without any progress.
 pub(crate) const STALL_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[cfg(test)]
@@ -288,7 +286,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn windows_are_limited_by_memory() {
+    fn slots_are_limited_by_memory() {
         let slots =
             |mode, size, window| FabricExchange::slots(Operation::WriteData, mode, size, window);
         assert_eq!(slots(Mode::Bw, 1 << 20, 16), 16);
@@ -321,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_promises_nothing_of_the_servers_threads() {
+    fn client_cannot_set_the_threading_of_the_server() {
         let followed = plan().for_client(None);
         assert_eq!(followed.offer_query.threading, ThreadingMode::Safe);
         assert_eq!(followed.offer_query.source, None);
@@ -330,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_those_of_the_command_line() {
+    fn names_equal_those_of_the_command_line() {
         assert_eq!(name_of(Operation::WriteData), "writedata");
         assert_eq!(name_of(Mode::Bw), "bw");
         assert_eq!(name_of(Wait::Adaptive), "adaptive");

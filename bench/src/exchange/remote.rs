@@ -1,7 +1,7 @@
-//! The same between two machines: one waits for a client, who brings the plan.
+//! An exchange between two machines: a server waits for a client, which sends the plan.
 //!
-//! The two talk over TCP, in the frames that they would send through a pipe. What goes through the
-//! fabric goes between the addresses that this connection has, unless others are asked for.
+//! Both exchange the frames over TCP. The fabric uses the addresses of this connection, unless
+//! others are set.
 
 use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
@@ -19,8 +19,8 @@ use command::exit::{Exit, Failure};
 /// How long a client may take to connect.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Waits for a client at this address, and does what it wants, once. `provider` is the only one
-/// that it may want; `source` is the local address to use.
+/// Waits for a client at this address, and serves its exchange. `provider` is the only one that the
+/// client may request; `source` is the local address to use.
 pub(crate) fn serve(
     address: &str,
     provider: &str,
@@ -30,16 +30,16 @@ pub(crate) fn serve(
     let failed =
         |what: &str, error: std::io::Error| Failure::failed(format!("{what} {address}: {error}"));
     let listener = TcpListener::bind(address).map_err(|e| failed("listening at", e))?;
-    let here = listener.local_addr().map_err(|e| failed("listening at", e))?;
-    eprintln!("waiting for a client at {here}");
+    let local = listener.local_addr().map_err(|e| failed("listening at", e))?;
+    eprintln!("waiting for a client at {local}");
     let (stream, client) = listener.accept().map_err(|e| failed("accepting at", e))?;
     eprintln!("client connected: {client}");
     let local = local_of(&stream)?;
     let mut frame_channel = link_of(stream)?;
     let plan = frame_channel.plan()?;
     if plan.offer_query.provider != provider {
-        let wanted = &plan.offer_query.provider;
-        let why = format!("the client wants \"{wanted}\", and this serves \"{provider}\"");
+        let requested = &plan.offer_query.provider;
+        let why = format!("the client wants \"{requested}\", and this serves \"{provider}\"");
         return Err(report_to_client(&mut frame_channel, Failure::new(Exit::Usage, why)));
     }
     check(&plan).map_err(|failure| report_to_client(&mut frame_channel, failure))?;
@@ -51,7 +51,7 @@ pub(crate) fn serve(
     result.map_err(|failure| report_to_client(&mut reporter, failure))
 }
 
-/// Tells the client what went wrong; one that is gone is not told.
+/// Reports a failure to the client, if it is still connected.
 fn report_to_client(frame_channel: &mut FrameChannel, failure: Failure) -> Failure {
     frame_channel.report(&failure);
     failure

@@ -1,4 +1,4 @@
-//! Messages through rings: one each way, in memory of whoever reads.
+//! Messages through rings: one in each direction, in the reader's memory.
 
 use std::time::{Duration, Instant};
 
@@ -17,18 +17,17 @@ use super::side::ExchangeSide;
 use super::stamps::{StampCheck, stamp};
 use command::exit::Failure;
 
-/// Bytes of all places to send from together, at most; and how many there are at least, if
-/// messages are long.
+/// Maximum bytes of all send slots together, and minimum number of slots for long messages.
 const MAX_SOURCE_BYTES: u64 = 16 << 20;
 const MIN_SLOTS: u64 = 4;
-/// Turns without anything after which it is quiet.
+/// Turns without progress after which the peer is idle.
 const IDLE_TURNS: u32 = 1000;
 /// Messages between two samples of a stream.
 const WINDOW: u64 = 16;
-/// Longest sleep between two looks at the other side.
+/// Longest sleep between two polls of the frame channel.
 const SLEEP_SLICE: Duration = Duration::from_millis(10);
 
-/// What is measured.
+/// The measurement.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct RingExchange {
     pub(crate) mode: Mode,
@@ -36,18 +35,18 @@ pub(crate) struct RingExchange {
     pub(crate) size: u64,
     /// Bytes of each ring.
     pub(crate) capacity: u64,
-    /// Bytes that are released before the writer is told; 0: after each chunk.
+    /// Bytes that are released before the writer gets credit; 0: after each chunk.
     pub(crate) watermark: u64,
     /// Bytes of payload in a chunk, at most.
     pub(crate) chunk: u64,
-    /// How readers are told; None: by the best form that the provider can do.
+    /// How readers are notified; None: in the best way that the provider supports.
     pub(crate) notify: Option<NotifyMode>,
     pub(crate) iterations: u64,
     pub(crate) warmup: u64,
 }
 
 impl RingExchange {
-    /// Are there rings of this capacity?
+    /// Is this a valid capacity of a ring?
     pub(crate) fn has_valid_capacity(&self) -> bool {
         RingGeometry::new(self.capacity, 0).is_some()
     }
@@ -56,13 +55,12 @@ impl RingExchange {
         self.size.max(8).next_multiple_of(64)
     }
 
-    /// Bytes of all places to send from.
+    /// Bytes of all send slots.
     pub(super) fn source(&self) -> u64 {
         self.slots() * self.stride()
     }
 
-    /// Bytes that the side takes for it which did not ask for it: its ring, and what it sends
-    /// from, if it sends anything.
+    /// Memory of the target: its ring, and its send slots if it sends.
     pub(crate) fn memory_of_target(&self) -> u64 {
         match self.mode {
             Mode::Lat => self.capacity.saturating_add(self.source()),
@@ -70,12 +68,12 @@ impl RingExchange {
         }
     }
 
-    /// Bytes that the other side takes for it.
+    /// Memory of the initiator.
     pub(crate) fn memory_of_initiator(&self) -> u64 {
         self.capacity.saturating_add(self.source())
     }
 
-    /// Messages one way, with those that are not measured.
+    /// Messages in one direction, with the warm-up.
     pub(super) fn messages(&self) -> u64 {
         self.warmup + self.iterations
     }
@@ -85,7 +83,7 @@ impl RingExchange {
         self.messages().saturating_mul(self.size)
     }
 
-    /// Where samples go: while the clock runs nothing is allocated.
+    /// Memory of the samples: nothing is allocated while the clock runs.
     pub(super) fn sample_buffer(&self) -> Result<Vec<u64>, Failure> {
         let count = match self.mode {
             Mode::Lat => self.iterations.max(self.warmup),
@@ -93,20 +91,19 @@ impl RingExchange {
         };
         let mut samples = Vec::new();
         samples.try_reserve_exact(usize::try_from(count).unwrap_or(usize::MAX)).map_err(|_| {
-            Failure::failed(format!("there is no memory for the samples of {count} messages"))
+            Failure::failed(format!("allocate samples of {count} messages failed: out of memory"))
         })?;
         Ok(samples)
     }
 
-    /// Messages that may be on their way. Enough that the other side tells of what it read
-    /// before they are used up.
+    /// Messages in flight. Enough that credit returns before all slots are used.
     pub(super) fn slots(&self) -> u64 {
         let credit_interval = (self.watermark / self.stride()).min(MAX_CHUNKS);
         (MAX_SOURCE_BYTES / self.stride()).clamp(MIN_SLOTS, 2 * credit_interval + 64)
     }
 }
 
-/// One side.
+/// One side of the exchange.
 struct RingSide {
     port: Port,
     peer_watchdog: PeerWatchdog,
@@ -115,17 +112,17 @@ struct RingSide {
     source: MemoryRegion,
     ring_exchange: RingExchange,
     sent: u64,
-    /// Messages that the other side let go of.
+    /// Messages that the other side released.
     read: u64,
     received: u64,
     found: StampCheck,
 }
 
-/// What came of a run.
+/// Result of a run.
 pub(crate) struct RingResult {
     pub(crate) measured: Measured,
     pub(crate) notify: NotifyMode,
-    /// Credits that came, and how long the writer waited for them, in the measured part.
+    /// Credits received, and how long the writer waited for them, in the measured part.
     pub(crate) credits: u64,
     pub(crate) blocked: Duration,
 }
@@ -150,14 +147,14 @@ pub(crate) fn run(side: ExchangeSide, ring_exchange: &RingExchange) -> Result<Ri
     let after = side.port.sender(side.sender)?.statistics();
     let notify = side.port.sender(side.sender)?.notify();
     side.barrier()?;
-    let there = side.next_frame("what the other side found")?;
-    let Frame::Verified { bytes, bad } = there else { return Err(unexpected(there)) };
-    let here = match ring_exchange.mode {
+    let remote = side.next_frame("what the other side found")?;
+    let Frame::Verified { bytes, bad } = remote else { return Err(unexpected(remote)) };
+    let local = match ring_exchange.mode {
         Mode::Lat => side.found.bad(ring_exchange.size, ring_exchange.messages()),
-        // Nothing comes back.
+        // Nothing is sent back.
         Mode::Bw => 0,
     };
-    let verified = here == 0 && bad == 0 && bytes == ring_exchange.bytes();
+    let verified = local == 0 && bad == 0 && bytes == ring_exchange.bytes();
     side.finish()?;
     Ok(RingResult {
         measured: Measured { samples, elapsed, verified },
@@ -208,7 +205,7 @@ impl RingSide {
         let frame = next_frame(&mut port, &mut peer_watchdog, "the other side's answer")?;
         let Frame::Answer(answer) = frame else { return Err(unexpected(frame)) };
         port.connect(receiver, peer, &answer)?;
-        // Who only reads has nothing to send from.
+        // A side that only reads has no send slots.
         let length = if writes { ring_exchange.source() as usize } else { 64 };
         let source = domain.register(HostMemory::zeroed(length)?, Access::WRITE)?;
         source.enable_for(port.endpoint())?;
@@ -227,10 +224,10 @@ impl RingSide {
         })
     }
 
-    /// Both sides come here before either goes on.
+    /// Waits until both sides have called it.
     fn barrier(&mut self) -> Result<(), Failure> {
         self.peer_watchdog.send(&Frame::Barrier)?;
-        match self.next_frame("the meeting")? {
+        match self.next_frame("the barrier")? {
             Frame::Barrier => Ok(()),
             frame => Err(unexpected(frame)),
         }
@@ -253,9 +250,9 @@ impl RingSide {
         progress(&mut self.port, &mut self.peer_watchdog)
     }
 
-    /// Sends the next message: its number stands at both ends of it.
+    /// Sends the next message, with its number at both ends.
     fn send(&mut self) -> Result<(), Failure> {
-        self.peer_watchdog.waiting_for = "room in the other side's ring";
+        self.peer_watchdog.waiting_for = "credit of the other side's ring";
         while self.sent - self.read >= self.ring_exchange.slots() {
             self.process_credits()?;
         }
@@ -276,7 +273,7 @@ impl RingSide {
         Ok(())
     }
 
-    /// Takes note of what the other side let go of.
+    /// Processes credit.
     fn process_credits(&mut self) -> Result<(), Failure> {
         self.progress()?;
         while self.port.next_read(self.sender)?.is_some() {
@@ -285,7 +282,7 @@ impl RingSide {
         Ok(())
     }
 
-    /// Takes the next message, and looks at both ends of it.
+    /// Receives the next message, and checks both its ends.
     #[inline]
     fn receive(&mut self) -> Result<(), Failure> {
         self.peer_watchdog.waiting_for = "the other side's message";
@@ -303,7 +300,7 @@ impl RingSide {
             }
             idle = if self.progress()? { 0 } else { idle + 1 };
             if idle % IDLE_TURNS == IDLE_TURNS - 1 {
-                // The other side may wait for what was read and not told.
+                // The other side may wait for credit of what was read.
                 self.port.return_credit(self.receiver, true)?;
             }
         }
@@ -317,7 +314,7 @@ impl RingSide {
             let after = Instant::now();
             samples.push((after - before).as_nanos() as u64);
             before = after;
-            // After the message: nobody waits for it.
+            // After the message, which is not delayed.
             self.port.return_credit(self.receiver, false)?;
         }
         Ok(())
@@ -351,7 +348,7 @@ impl RingSide {
     }
 }
 
-/// Rings go on meanwhile: the other side may wait for credit.
+/// Drives the rings meanwhile: the other side may wait for credit.
 fn next_frame(
     port: &mut Port,
     peer_watchdog: &mut PeerWatchdog,
@@ -394,7 +391,7 @@ fn progress(port: &mut Port, peer_watchdog: &mut PeerWatchdog) -> Result<bool, F
     }
 }
 
-/// Sends so many messages, with the time that each of a few in a row took as a sample.
+/// Sends messages; a sample is the time of a few successive ones.
 pub(super) fn sampled(
     count: u64,
     samples: &mut Vec<u64>,

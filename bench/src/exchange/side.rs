@@ -1,5 +1,4 @@
-//! One side of an exchange: an endpoint with its queue and memory, the other
-//! side's, and the rules of waiting that hold for all of it.
+//! One side of an exchange: endpoint, completion queue, memory and peer, and how it waits.
 
 use std::time::Duration;
 
@@ -16,11 +15,10 @@ use super::plan::{Exchange, Plan, STALL_TIMEOUT, Wait};
 use crate::process::{cancel_stall_alarm, start_stall_alarm};
 use command::exit::{Exit, Failure};
 
-/// How long a sleep for completions may take before the pipe is looked at.
+/// Longest block for completions before the frame channel is polled.
 const SLEEP_SLICE: Duration = Duration::from_millis(10);
 
-/// One side. Its fields are what exchanges post with; waiting goes through
-/// [`turn`](Self::turn).
+/// One side. Exchanges post with its fields, and wait with [`turn`](Self::turn).
 #[derive(Debug)]
 pub(crate) struct ExchangeSide {
     pub(crate) endpoint: Endpoint,
@@ -32,7 +30,7 @@ pub(crate) struct ExchangeSide {
 }
 
 impl ExchangeSide {
-    /// Opens everything and gets to know the other side.
+    /// Opens everything and exchanges addresses with the other side.
     pub(crate) fn open(
         plan: &Plan,
         offer: &Offer,
@@ -46,7 +44,7 @@ impl ExchangeSide {
                 check_size(domain.capabilities(), measure.size)?;
                 (Layout::new(measure).length(), measure.slots * 4)
             }
-            // Rings bring their own memory.
+            // Rings have their own memory.
             Exchange::RingExchange(_) => (4096, 4096),
         };
         let options =
@@ -59,7 +57,7 @@ impl ExchangeSide {
             region.bind_endpoint(&endpoint)?;
         }
         region.enable()?;
-        // Pages are not to be made while the clock runs.
+        // Pages are allocated before the clock runs.
         region.fill(0..length, 0)?;
 
         let hello = Frame::Hello { address: endpoint.address()?, region: region.describe()? };
@@ -98,8 +96,8 @@ impl ExchangeSide {
         self.region.domain().capabilities()
     }
 
-    /// Moves data, and says what completed, if anything did. All waiting is done
-    /// by calling this again; it fails once nothing has happened for too long.
+    /// Moves data, and returns a completion, if there is one. All waits call this repeatedly; it
+    /// fails after too long without any event.
     #[inline(always)] // what polls is measured: a call and a copy less each time
     pub(crate) fn turn(&mut self) -> Result<Option<Completion>, Failure> {
         let outcome = match self.peer_watchdog.waiting {
@@ -123,7 +121,7 @@ impl ExchangeSide {
         }
     }
 
-    /// Waits in the way the queue was opened with, for a short while.
+    /// Waits for a short while, with the wait object of the queue.
     #[inline(never)]
     fn nap(&mut self) -> Result<Option<Outcome>, Failure> {
         match self.queue.wait(SLEEP_SLICE) {
@@ -139,7 +137,7 @@ impl ExchangeSide {
         }
     }
 
-    /// Ends the exchange: with the other side's own end, for the initiator.
+    /// Ends the exchange; the initiator waits for the end of the target.
     pub(crate) fn finish(self) -> Result<(), Failure> {
         let Self { endpoint, peer_watchdog, .. } = self;
         peer_watchdog.end()?;

@@ -1,5 +1,4 @@
-//! The stamps of messages, and whether they arrived: a message's number stands at both ends
-//! of it, wherever chunks cut it.
+//! Stamps of messages: a message's number is at both ends of it, across chunks.
 
 use fabric::MemoryRegion;
 use fabric::ring::ChunkView;
@@ -8,7 +7,7 @@ use command::exit::Failure;
 
 const STAMP: u64 = 8;
 
-/// Puts a message's number at both ends of it. Where they overlap the latter counts.
+/// Writes a message's number to both ends of it. Where they overlap the latter wins.
 #[inline(always)] // what it takes is measured
 pub(super) fn stamp(
     source: &MemoryRegion,
@@ -23,19 +22,19 @@ pub(super) fn stamp(
     Ok(())
 }
 
-/// What was found when messages were looked at.
+/// Result of checking stamps.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct StampCheck {
-    /// Bytes of payload that came.
+    /// Bytes of received payload.
     pub(super) bytes: u64,
     /// Bytes of stamps that were compared.
     compared: u64,
-    /// Pieces of stamps that were not what they had to be.
+    /// Pieces of stamps that were wrong.
     wrong: u64,
 }
 
 impl StampCheck {
-    /// Looks at what there is of the stamps in a chunk of the message of this number.
+    /// Checks the stamps in a chunk of the message with this number.
     #[inline(always)] // what it takes is measured
     pub(super) fn check_chunk(
         &mut self,
@@ -45,7 +44,7 @@ impl StampCheck {
     ) -> Result<(), Failure> {
         let (offset, length) = (view.header().offset, view.len() as u64);
         self.bytes += length;
-        // Most messages come in one chunk, and the time that this takes is measured, too.
+        // Most messages are one chunk, and this check is part of the measured time.
         if length == size && size >= 2 * STAMP {
             let (mut first, mut last) = ([0; STAMP as usize], [0; STAMP as usize]);
             view.read(0, &mut first)?;
@@ -58,7 +57,7 @@ impl StampCheck {
         self.compare(offset, length, size, number, |at, into| Ok(view.read(at, into)?))
     }
 
-    /// `read` copies from the chunk: so many of its bytes, from there on.
+    /// `read` copies bytes of the chunk from an offset.
     #[cold]
     #[inline(never)]
     fn compare(
@@ -71,7 +70,7 @@ impl StampCheck {
     ) -> Result<(), Failure> {
         let stamp = number.to_le_bytes();
         let last = size.saturating_sub(STAMP);
-        // Each stamp: where it begins in the message, and where it ends or is covered.
+        // For each stamp: its offset in the message, and its end.
         for (begin, end) in [(0, last.min(STAMP)), (last, size)] {
             let from = begin.max(offset);
             let to = end.min(offset.saturating_add(length));
@@ -82,13 +81,13 @@ impl StampCheck {
             let found = &mut found[..(to - from) as usize];
             read((from - offset) as usize, found)?;
             self.compared += to - from;
-            let wanted = &stamp[(from - begin) as usize..(to - begin) as usize];
-            self.wrong += u64::from(*found != *wanted);
+            let expected = &stamp[(from - begin) as usize..(to - begin) as usize];
+            self.wrong += u64::from(*found != *expected);
         }
         Ok(())
     }
 
-    /// How much is wrong after so many messages; what was not looked at is, too.
+    /// Number of wrong stamps after so many messages; missing ones are wrong.
     pub(super) fn bad(&self, size: u64, messages: u64) -> u64 {
         let stamps = messages.saturating_mul(size.min(2 * STAMP));
         let missing = messages.saturating_mul(size).abs_diff(self.bytes);
@@ -112,8 +111,8 @@ mod tests {
         bytes
     }
 
-    /// What is found in a message that comes in chunks of so many bytes.
-    fn look(message: &[u8], chunk: usize) -> StampCheck {
+    /// Checks a message in chunks of this size.
+    fn check(message: &[u8], chunk: usize) -> StampCheck {
         let mut found = StampCheck::default();
         let size = message.len() as u64;
         for (index, piece) in message.chunks(chunk).enumerate() {
@@ -129,11 +128,11 @@ mod tests {
     }
 
     #[test]
-    fn stamps_are_compared_wherever_chunks_cut_them() {
+    fn stamps_are_compared_across_chunks() {
         for size in (1..40).chain([1003]) {
             let message = message(size);
             for chunk in 1..=message.len() {
-                let found = look(&message, chunk);
+                let found = check(&message, chunk);
                 assert_eq!(found.compared, size.min(16), "{size} bytes by {chunk}");
                 assert_eq!(found.bad(size, 1), 0, "{size} bytes by {chunk}");
             }
@@ -141,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn each_wrong_byte_of_a_stamp_is_found() {
+    fn every_wrong_byte_of_a_stamp_is_found() {
         for size in [1, 7, 8, 9, 15, 16, 40] {
             let whole = message(size);
             for at in 0..whole.len() {
@@ -149,7 +148,7 @@ mod tests {
                 let mut altered = whole.clone();
                 altered[at] ^= 1;
                 for chunk in 1..=whole.len() {
-                    let bad = look(&altered, chunk).bad(size, 1);
+                    let bad = check(&altered, chunk).bad(size, 1);
                     assert_eq!(bad != 0, is_stamp, "byte {at} of {size} by {chunk}");
                 }
             }
@@ -157,11 +156,11 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_looked_at_is_bad() {
+    fn missing_message_counts_as_bad() {
         assert_ne!(StampCheck::default().bad(64, 1), 0);
         let half = StampCheck { bytes: 64, compared: 8, wrong: 0 };
         assert_ne!(half.bad(64, 1), 0);
-        let twice = look(&message(64), 64);
+        let twice = check(&message(64), 64);
         assert_eq!(twice.bad(64, 1), 0);
         assert_ne!(twice.bad(64, 2), 0, "a message is missing");
     }

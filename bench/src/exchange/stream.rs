@@ -1,6 +1,5 @@
-//! A window of operations in flight, each on a slot of its own. The clock stops
-//! when the target has said that everything is there; for reads, when the last
-//! completion is.
+//! A window of operations in flight, each with its own slot. The clock stops when the target has
+//! acknowledged the last message; for reads, at the last completion.
 
 use std::time::Instant;
 
@@ -14,8 +13,8 @@ use command::exit::Failure;
 pub(crate) fn run(side: ExchangeSide, measure: &FabricExchange) -> Result<Measured, Failure> {
     let mut measurement = Measurement::new(side, measure)?;
     let windows = measure.iterations / measure.slots as u64;
-    // One sample for each window but the first, which only fills the queue.
-    // Touched now: while the clock runs nothing is allocated.
+    // One sample for each window but the first, which only fills the queue. Allocated and touched
+    // before the clock starts.
     let mut samples = vec![1; usize::try_from(windows.saturating_sub(1)).unwrap_or(usize::MAX)];
     if measure.warmup > 0 {
         initiate(&mut measurement, measure.warmup, &mut [])?;
@@ -35,7 +34,7 @@ pub(crate) fn serve(side: ExchangeSide, measure: &FabricExchange) -> Result<(), 
     measurement.check_and_finish().map(drop)
 }
 
-/// Returns the time taken.
+/// Returns the elapsed time.
 fn initiate(at: &mut Measurement, count: u64, samples: &mut [u64]) -> Result<u64, Failure> {
     at.begin()?;
     let slots = at.measure.slots as u64;
@@ -70,7 +69,8 @@ fn initiate(at: &mut Measurement, count: u64, samples: &mut [u64]) -> Result<u64
     }
     at.drain()?;
     if at.measure.operation == Operation::Write {
-        // Nothing else tells the target, and one byte has only 256 stamps.
+        // Without an immediate only this notifies the target of the end; one byte has only 256
+        // stamps.
         at.send_notice()?;
     }
     if !is_read {
@@ -84,7 +84,7 @@ fn initiate(at: &mut Measurement, count: u64, samples: &mut [u64]) -> Result<u64
 fn answer(at: &mut Measurement, count: u64) -> Result<(), Failure> {
     at.begin()?;
     match at.measure.operation {
-        // It serves, at the meeting point.
+        // It serves in the barrier.
         Operation::Read => {}
         operation => {
             // What the initiator will have sent.

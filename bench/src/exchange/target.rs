@@ -1,4 +1,4 @@
-//! The second process: it does as it is told by the first, and ends with it.
+//! The target: follows the plan of the initiator, and exits with it.
 
 use std::io::IsTerminal;
 use std::os::fd::AsFd;
@@ -11,11 +11,14 @@ use super::{pingpong, ring_exchange, stream};
 use crate::process::{cancel_stall_alarm, pin, start_stall_alarm};
 use command::exit::{Exit, Failure};
 
-/// Runs until the initiator has had enough.
+/// Runs until the end of the exchange.
 pub(crate) fn run() -> Result<(), Failure> {
     let (input, output) = (std::io::stdin(), std::io::stdout());
     if input.is_terminal() || output.is_terminal() {
-        return Err(Failure::new(Exit::Usage, "this subcommand is for the program's own use"));
+        return Err(Failure::new(
+            Exit::Usage,
+            "this subcommand is internal: fabricast-bench starts it itself",
+        ));
     }
     let clone = |fd: std::os::fd::BorrowedFd<'_>| {
         fd.try_clone_to_owned().map_err(|e| Failure::failed(format!("duplicating a pipe: {e}")))
@@ -26,14 +29,14 @@ pub(crate) fn run() -> Result<(), Failure> {
     let mut reporter = frame_channel.try_clone()?;
     let result = run_plan(&plan, frame_channel, Role::Target);
     cancel_stall_alarm();
-    // The initiator tells the user; who lost it has nobody to tell.
+    // The initiator reports the failure to the user; without it there is no output.
     result.map_err(|failure| match reporter.report(&failure) {
         true => Failure::silent(failure.exit()),
         false => failure.with_operation("target"),
     })
 }
 
-/// One side of an exchange, as it was told.
+/// Opens and runs the target's side.
 pub(super) fn run_plan(
     plan: &Plan,
     frame_channel: FrameChannel,

@@ -1,9 +1,9 @@
-//! Which links carried the bytes: counters of the device and of the network interfaces.
+//! Which links moved the bytes: counters of the device and of the network interfaces.
 
 use gpu::{Device, DeviceName, LinkBytes, LinkCounters};
 use serde::Serialize;
 
-/// Which link carried how much while everything above happened, and what should have been.
+/// Bytes by link during the measurement, and the bytes that were moved.
 #[derive(Debug, Clone, Default, Serialize)]
 pub(super) struct LinkTraffic {
     pub(super) moved: u64,
@@ -11,12 +11,12 @@ pub(super) struct LinkTraffic {
     pub(super) nvlink_received: Option<u64>,
     pub(super) pcie_sent: Option<u64>,
     pub(super) pcie_received: Option<u64>,
-    /// By all network interfaces of this process's namespace.
+    /// Of all network interfaces of this network namespace.
     pub(super) interfaces_sent: Option<u64>,
     pub(super) unavailable_reason: Option<String>,
 }
 
-/// Counters, as they were before.
+/// Counters at the start.
 pub(super) struct LinkCounterSample {
     counters: Result<(LinkCounters, LinkBytes), String>,
     interfaces: Option<u64>,
@@ -25,7 +25,7 @@ pub(super) struct LinkCounterSample {
 impl LinkCounterSample {
     pub(super) fn begin(from: &Device, to: DeviceName) -> Self {
         let counters = if from.name() == to {
-            Err("one device: no link is taken".to_owned())
+            Err("one device: no link is used".to_owned())
         } else {
             LinkCounters::of(from)
                 .and_then(|counters| counters.read().map(|bytes| (counters, bytes)))
@@ -61,7 +61,7 @@ impl LinkCounterSample {
     }
 }
 
-/// Bytes that all network interfaces of this namespace have ever sent.
+/// Bytes sent by all network interfaces of this network namespace.
 pub(super) fn interfaces_sent() -> Option<u64> {
     const SENT: usize = 8;
     let text = std::fs::read_to_string("/proc/net/dev").ok()?;

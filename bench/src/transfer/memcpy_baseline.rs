@@ -1,4 +1,4 @@
-//! What a transfer is measured against.
+//! The baseline of a transfer.
 
 use gpu::{Device, DeviceName, Slice, Stream};
 use transfer::path::Operation;
@@ -6,7 +6,7 @@ use transfer::path::Operation;
 use crate::worker_group::now;
 use command::exit::Failure;
 
-/// The rival: both memories in one process, a copy, and a wait for it.
+/// The baseline `memcpy`: both memories in one process, a copy, and a wait for it.
 pub(super) struct MemcpyBaseline {
     stream: Stream,
     to: Slice,
@@ -22,12 +22,12 @@ impl MemcpyBaseline {
     ) -> Result<Self, Failure> {
         let far = Device::open(to)?;
         from.enable_peer(&far)?;
-        let mine = from.allocate(length)?.whole();
-        let theirs = far.allocate(length)?.whole();
+        let local = from.allocate(length)?.whole();
+        let remote = far.allocate(length)?.whole();
         let stream = from.stream()?;
         let (to, from) = match operation {
-            Operation::Put => (theirs, mine),
-            Operation::Get => (mine, theirs),
+            Operation::Put => (remote, local),
+            Operation::Get => (local, remote),
         };
         Ok(Self { stream, to, from })
     }

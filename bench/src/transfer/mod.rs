@@ -1,5 +1,5 @@
-//! `fabricast bench transfer`: puts and gets between the memories of two processes, beside a
-//! raw copy in one.
+//! `fabricast bench transfer`: puts and gets between the memories of two processes, compared with a
+//! copy within one.
 
 mod link_counters;
 mod memcpy_baseline;
@@ -30,29 +30,29 @@ use command::histogram::Histogram;
 use command::size;
 
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// Measurements of ours and of the rival's that are made in turn.
+/// Interleaved rounds of transfer and baseline.
 const ROUNDS: usize = 11;
-/// Times that everything is filled anew, moved and compared.
+/// How often everything is filled anew, moved and compared.
 const VERIFY_ROUNDS: u64 = 4;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 enum Direction {
-    /// From the memory of the process that begins it to the other's
+    /// From the initiator's memory to the target's
     Put,
-    /// From the other's memory
+    /// From the target's memory to the initiator's
     Get,
 }
 
-/// Where memory comes from.
+/// Type of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 enum Source {
     /// Allocated to be shared, as pools are
     SharedSegment,
-    /// As cudaMalloc does
+    /// As by cudaMalloc
     Plain,
-    /// Of the host, in a segment that both can map; --from and --to say which side
+    /// Host memory in a segment that both can map; --from and --to select which side
     Host,
 }
 
@@ -63,20 +63,19 @@ enum Baseline {
     Memcpy,
 }
 
-/// Moves bytes between the memories of two processes, and tells the other one.
+/// Moves bytes between the memories of two processes, and notifies the other one.
 ///
-/// The time of a put is from its beginning to when the other process has its notice, that
-/// of a get until the data is here. Both poll. The last line of the output is one JSON
-/// object.
+/// The time of a put is from its start until the other process has the notification, that of a get
+/// until the data is here. Both poll. The last line of the output is one JSON object.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// The device of the process that begins it [default: cuda:0 if there is one, else emulated:0]
+    /// Device of the initiator [default: cuda:0 if there is one, else emulated:0]
     #[arg(long, value_name = "DEVICE")]
     from: Option<DeviceName>,
-    /// The device of the other process [default: the next one, if there is one]
+    /// Device of the target [default: the next one, if there is one]
     #[arg(long, value_name = "DEVICE")]
     to: Option<DeviceName>,
-    /// Which way the bytes go
+    /// Direction of the transfer
     #[arg(long, value_enum, default_value = "put")]
     op: Direction,
     /// Bytes of a block; takes K, M, G
@@ -85,18 +84,18 @@ pub(crate) struct Arguments {
     /// Blocks of a request, in the order of a shuffle
     #[arg(long, value_name = "N", value_parser = size::parse_positive, default_value = "1")]
     batch: u64,
-    /// Requests that are timed
+    /// Timed requests
     #[arg(long = "iters", value_name = "N", value_parser = size::parse_positive, default_value = "200")]
     iterations: u64,
-    /// Where both memories come from
+    /// Type of both memories
     #[arg(long, value_enum, default_value = "shared")]
     memory: Source,
-    /// Have a fabric, too: the name of its provider, such as net (tcp since libfabric 1.18) or
+    /// Open a fabric, too: the name of its provider, such as net (tcp since libfabric 1.18) or
     /// "tcp;ofi_rxm"
     #[arg(long, value_name = "PROVIDER")]
     fabric: Option<String>,
-    /// Rails of that fabric, 1 to 8, each with a domain and a thread; blocks from 8 MiB on are
-    /// shared among them
+    /// Rails of that fabric, 1 to 8, each with a domain and a thread; blocks of 8 MiB and more are
+    /// split among them
     #[arg(long, value_name = "N", default_value = "1", requires = "fabric", value_parser = clap::value_parser!(u8).range(1..=8))]
     rails: u8,
     /// Treat the peer as remote, so that data goes over the fabric
@@ -105,20 +104,20 @@ pub(crate) struct Arguments {
     /// Interleave with this baseline
     #[arg(long, value_enum)]
     baseline: Option<Baseline>,
-    /// Read the counters of links and network interfaces before and after, and print which
-    /// carried how much
+    /// Read the counters of links and network interfaces before and after, and print the bytes of
+    /// each
     #[arg(long)]
     link_counters: bool,
-    /// Start the other process in PID, IPC, mount and network namespaces of its own
+    /// Start the other process in its own PID, IPC, mount and network namespaces
     #[arg(long)]
     isolated: bool,
-    /// Cores of the two, A,B [default: wherever the system puts them]
+    /// Cores of the two, A,B [default: not pinned]
     #[arg(long, value_name = "A,B", value_delimiter = ',')]
     cores: Option<Vec<usize>>,
     /// Print the verdict on every path
     #[arg(long)]
     explain: bool,
-    /// Only the JSON line
+    /// Print the JSON line only
     #[arg(long)]
     json: bool,
 }
@@ -137,7 +136,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let (from, to) = devices(arguments)?;
     let [first, second] = core_pair(arguments.cores.as_deref())?;
     let Some(length) = arguments.size.checked_mul(arguments.batch) else {
-        return Err(Failure::new(Exit::Usage, "--size times --batch is more than can be"));
+        return Err(Failure::new(Exit::Usage, "--size times --batch is too large"));
     };
     let is_of_host = |name: DeviceName| {
         arguments.memory == Source::Host || name.implementation != Implementation::Cuda
@@ -191,13 +190,13 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         moved: 0,
     };
     let mut report = run.measure(arguments, &from, to)?;
-    run.tell(END, 0)?;
+    run.notify(END, 0)?;
     let results = party.results()?;
     report.common.verified &= results.iter().all(|done| done.verified);
     report.conclude(arguments.json)
 }
 
-/// Every block goes where it is in the other memory, but in the order of a shuffle.
+/// Blocks with the same offset in both memories, in the order of a shuffle.
 fn blocks(arguments: &Arguments) -> Vec<Block> {
     let mut blocks: Vec<_> = (0..arguments.batch)
         .map(|number| {
@@ -225,17 +224,18 @@ struct Run {
 }
 
 impl Run {
-    fn tell(&mut self, tag: u64, number: u64) -> Result<(), Failure> {
+    fn notify(&mut self, tag: u64, number: u64) -> Result<(), Failure> {
         let token = self.agent.notify(self.peer, notice(tag, number)?)?;
         Ok(self.agent.wait(token, TIMEOUT).map(drop)?)
     }
 
-    fn ask(&mut self, tag: u64, number: u64) -> Result<u64, Failure> {
-        self.tell(tag, number)?;
+    fn request(&mut self, tag: u64, number: u64) -> Result<u64, Failure> {
+        self.notify(tag, number)?;
         next_notice(&mut self.agent).map(|(_, answer)| answer)
     }
 
-    /// One request. Nanoseconds until it is done here, and until the other side knows.
+    /// One request. Returns nanoseconds until it is complete here, and until the other side is
+    /// notified.
     fn once(&mut self, by: CopyMethod) -> Result<(u64, u64), Failure> {
         let begun = now();
         let is_put = self.operation == Operation::Put;
@@ -257,7 +257,7 @@ impl Run {
         let baseline =
             arguments.baseline.map(|_| MemcpyBaseline::new(from, to, self.operation, self.length));
         let baseline = baseline.transpose()?;
-        // Pages that nobody touched yet, clocks that are low yet.
+        // Warm-up: touch pages, raise clocks.
         self.side.fill(0, self.length)?;
         for _ in 0..3 {
             self.once(CopyMethod::Best)?;
@@ -266,10 +266,10 @@ impl Run {
         let counters = arguments.link_counters.then(|| LinkCounterSample::begin(from, to));
         self.moved = 0;
         let mut samples = Histogram::default();
-        let (mut ours, mut done, mut theirs, mut ratios) = (vec![], vec![], vec![], vec![]);
+        let (mut ours, mut done, mut baselines, mut ratios) = (vec![], vec![], vec![], vec![]);
         let each = (arguments.iterations as usize).div_ceil(ROUNDS).max(1);
         for round in 0..ROUNDS {
-            let (mut mine, mut raw) = (vec![], vec![]);
+            let (mut transfers, mut raw) = (vec![], vec![]);
             for turn in 0..2 {
                 if (turn + round) % 2 == 0 {
                     for _ in 0..each {
@@ -279,7 +279,7 @@ impl Run {
                             Operation::Get => until_done,
                         };
                         samples.add(time);
-                        mine.push(time);
+                        transfers.push(time);
                         done.push(until_done);
                     }
                 } else if let Some(baseline) = &baseline {
@@ -291,11 +291,11 @@ impl Run {
                     }
                 }
             }
-            if let (Some(mine), Some(raw)) = (middle(&mine), middle(&raw)) {
-                ratios.push((raw / mine * 1e6) as u64);
+            if let (Some(transfer), Some(raw)) = (middle(&transfers), middle(&raw)) {
+                ratios.push((raw / transfer * 1e6) as u64);
             }
-            ours.extend(mine);
-            theirs.extend(raw);
+            ours.extend(transfer);
+            baselines.extend(raw);
         }
         let carried = counters.map(|counters| counters.end(self.moved));
         let mut single = vec![];
@@ -307,7 +307,7 @@ impl Run {
         let verified = self.prove()?;
         let rate = |time: f64| self.length as f64 / time;
         let ours = middle(&ours).unwrap_or(f64::NAN);
-        let theirs = middle(&theirs);
+        let baseline_time = middle(&baselines);
         let common = Common {
             p50_us: Some(ours / 1e3),
             gb_per_s: rate(ours),
@@ -332,8 +332,8 @@ impl Run {
             isolated: arguments.isolated,
             local_completion_p50_us: middle(&done).unwrap_or(f64::NAN) / 1e3,
             baseline: arguments.baseline,
-            baseline_p50_us: theirs.map(|time| time / 1e3),
-            baseline_gb_per_s: theirs.map(rate),
+            baseline_p50_us: baseline_time.map(|time| time / 1e3),
+            baseline_gb_per_s: baseline_time.map(rate),
             ratio: middle(&ratios).map(|ratio| ratio / 1e6),
             loop_gb_per_s: middle(&single).map(rate),
             links: carried,
@@ -341,22 +341,22 @@ impl Run {
         Ok(Report::new(common, found))
     }
 
-    /// Fills, moves and compares all of it.
+    /// Fills, moves and compares everything.
     fn prove(&mut self) -> Result<bool, Failure> {
         let mut is_right = true;
         for number in 1..=VERIFY_ROUNDS {
             match self.operation {
                 Operation::Put => {
                     let sum = self.side.fill(number, self.length)?;
-                    // At the other side all of it is to be there with the notice.
-                    let tell = Some(notice(VERIFY, sum)?);
-                    let token = self.agent.put(&self.route, &self.blocks, tell);
+                    // The other side must have all data with the notification.
+                    let notification = Some(notice(VERIFY, sum)?);
+                    let token = self.agent.put(&self.route, &self.blocks, notification);
                     let token = token?;
                     self.agent.wait(token, TIMEOUT)?;
                     is_right &= next_notice(&mut self.agent)? == (ANSWER, sum);
                 }
                 Operation::Get => {
-                    let sum = self.ask(FILL, number)?;
+                    let sum = self.request(FILL, number)?;
                     let token = self.agent.get(&self.route, &self.blocks, None);
                     let token = token?;
                     self.agent.wait(token, TIMEOUT)?;

@@ -1,4 +1,4 @@
-//! What is told of a measurement.
+//! The report of a measurement.
 
 use serde::Serialize;
 
@@ -16,25 +16,25 @@ pub(super) struct TransferMetrics {
     pub(super) memory: Source,
     pub(super) batch: u64,
     pub(super) path: &'static str,
-    /// A device of the two is host memory: no GPU took part, whatever the path is called.
+    /// A device is emulated in host memory: no GPU took part, whatever the path is called.
     pub(super) emulated: bool,
     pub(super) fallback: Option<&'static str>,
     pub(super) isolated: bool,
-    /// Until the process that began it knows that the data is there.
+    /// Until the initiator knows that the data is there.
     pub(super) local_completion_p50_us: f64,
     pub(super) baseline: Option<Baseline>,
     pub(super) baseline_p50_us: Option<f64>,
     pub(super) baseline_gb_per_s: Option<f64>,
-    /// Bytes in a second, relative to the rival's in the same round; the median of the rounds,
-    /// which is not the quotient of the medians of all, since a machine is not equally fast in all.
+    /// Bytes per second relative to the baseline's in the same round; the median of the rounds,
+    /// which is not the quotient of the medians, since the speed of a machine changes.
     pub(super) ratio: Option<f64>,
-    /// A loop of single copies, for requests of many blocks.
+    /// A loop of single copies, for requests of several blocks.
     pub(super) loop_gb_per_s: Option<f64>,
     pub(super) links: Option<LinkTraffic>,
 }
 
 impl Metrics for TransferMetrics {
-    const FAILURE_TEXT: &str = "other bytes arrived";
+    const FAILURE_TEXT: &str = "received data is corrupted";
 
     fn to_text(&self, common: &Common) -> String {
         let mut text = format!(
@@ -42,7 +42,7 @@ impl Metrics for TransferMetrics {
             self.batch,
             size::print(common.bytes),
             self.path,
-            // By the way that GPUs would take.
+            // The path that GPUs would use.
             if self.emulated { " (emulated)" } else { "" },
             common.provider,
             self.peer,

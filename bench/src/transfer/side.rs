@@ -1,4 +1,4 @@
-//! A side: what it moves bytes from and to, what it hears and says, and what the other process does.
+//! A side: its memory, its notifications, and the task of the target.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -15,19 +15,19 @@ use crate::worker_group::{SharedSegment, WorkerResult, leave, now, take};
 use command::exit::Failure;
 use command::histogram::Histogram;
 
-// What notices mean.
-/// Timed; the data is when it was begun.
+// Tags of notifications.
+/// Timed; the data is its start time.
 pub(super) const TIMED: u64 = 1;
-/// Moved to be compared; the data is the checksum.
+/// To be compared; the data is the checksum.
 pub(super) const VERIFY: u64 = 2;
-/// To be filled with the pattern of this number.
+/// Fill the memory with the pattern of this number.
 pub(super) const FILL: u64 = 3;
-/// It is as was asked; the data is the checksum, or 0 if it is not.
+/// Done; the data is the checksum, or 0 on failure.
 pub(super) const ANSWER: u64 = 4;
-/// That was all.
+/// The end.
 pub(super) const END: u64 = 5;
 
-/// What the other process does.
+/// The task of the target.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Target {
     pub(super) directory: PathBuf,
@@ -37,7 +37,7 @@ pub(crate) struct Target {
     pub(super) wire: FabricSettings,
 }
 
-/// What a side moves bytes from and to.
+/// Memory of a side.
 pub(super) struct Side {
     pub(super) region: Region,
     pub(super) memory: Option<Memory>,
@@ -67,7 +67,7 @@ impl Side {
         Ok(Self { region, memory: Some(memory), host: None, stream })
     }
 
-    /// Fills all of it, differently for each number, and gives its checksum.
+    /// Fills all of it, differently for each number, and returns its checksum.
     pub(super) fn fill(&self, number: u64, length: u64) -> Result<u64, Failure> {
         const PATTERN_BYTES: u64 = 64 << 10;
         let spot = PATTERN_BYTES.min(length);
@@ -110,11 +110,11 @@ pub(super) fn notice(tag: u64, number: u64) -> Result<Notice, Failure> {
     Ok(Notice::new(tag, &number.to_le_bytes())?)
 }
 
-/// What the two are called.
+/// Labels of the two agents.
 pub(super) const INITIATOR_LABEL: &str = "initiator";
 const TARGET_LABEL: &str = "target";
 
-/// The next notice; what else happens does not matter here.
+/// The data of the next notification; other events do not matter here.
 pub(super) fn next_notice(agent: &mut Agent) -> Result<(u64, u64), Failure> {
     loop {
         match agent.next_event(TIMEOUT)? {
@@ -122,7 +122,7 @@ pub(super) fn next_notice(agent: &mut Agent) -> Result<(u64, u64), Failure> {
                 let number = notice.data().try_into().map(u64::from_le_bytes);
                 return Ok((notice.tag, number.unwrap_or_default()));
             }
-            // Others may come to look, and leave again.
+            // Other agents may connect and leave.
             Event::Left { label, .. }
                 if [INITIATOR_LABEL, TARGET_LABEL].contains(&label.as_str()) =>
             {
@@ -133,7 +133,7 @@ pub(super) fn next_notice(agent: &mut Agent) -> Result<(u64, u64), Failure> {
     }
 }
 
-/// A fabric that the two have beside what they share, or instead of it.
+/// The fabric of the two, besides shared memory or instead of it.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(super) struct FabricSettings {
     pub(super) provider: Option<String>,
@@ -159,7 +159,7 @@ pub(super) fn start(
     Ok(Agent::start(options)?)
 }
 
-/// What the other process does.
+/// Runs the target.
 pub(crate) fn serve(
     _shared: &SharedSegment,
     target: &Target,

@@ -266,8 +266,8 @@ impl PublishRun<'_> {
             if deadline.is_over() {
                 let cause = self.connectivity.cause(self.node, &self.arguments.topic);
                 let why = format!(
-                    "publish to topic \"{}\" failed: {found} of {} subscribed in time (--timeout). Start subscribers \
-                     first, or wait longer{cause}",
+                    "publish to topic \"{}\" failed: {found} of {} within --timeout{cause}. Start subscribers first, or \
+                     raise --timeout",
                     self.arguments.topic.escape_debug(),
                     text::count_of(expected.into(), "subscriber")
                 );

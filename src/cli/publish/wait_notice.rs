@@ -159,7 +159,7 @@ mod tests {
         rows.clear();
         assert_eq!(
             describe(&rows, "t", Wait::Release),
-            "waiting until all messages of topic \"t\" are released: a subscriber has messages still to read or to \
+            "waiting until all messages of topic \"t\" are released: a subscriber has messages to read or \
              release"
         );
     }
