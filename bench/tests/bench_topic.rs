@@ -1,5 +1,5 @@
-//! Measurements of topics, with few messages: that they end, check their data, say what they found,
-//! and leave nothing.
+//! Benchmarks of topics, with few messages: that they end, verify their data, report results, and
+//! leave nothing behind.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -10,7 +10,7 @@ use testkit::measurement_lock::lock_measurements;
 use testkit::processes::{cores, status};
 use testkit::temp_dir::TempDir;
 
-/// What it says in its last line.
+/// The last line of its output.
 #[track_caller]
 fn bench(name: &str, arguments: &[&str]) -> Value {
     let _alone = lock_measurements();
@@ -28,7 +28,7 @@ fn bench(name: &str, arguments: &[&str]) -> Value {
     found
 }
 
-/// The stages that it tells of, which all take some time or none.
+/// The stages of its report.
 #[track_caller]
 fn stages(found: &Value) -> Vec<&str> {
     let all = found["stages"].as_array().unwrap();
@@ -36,7 +36,7 @@ fn stages(found: &Value) -> Vec<&str> {
     all.iter().map(|stage| stage["stage"].as_str().unwrap()).collect()
 }
 
-/// The directories of everything that this one has a number for.
+/// The numbered directories of a directory in /proc.
 fn numbered(directory: &Path) -> Vec<PathBuf> {
     let all = std::fs::read_dir(directory).into_iter().flatten().flatten();
     let is_number = |name: &str| name.bytes().all(|byte| byte.is_ascii_digit());
@@ -45,13 +45,13 @@ fn numbered(directory: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Two who look all the time for what the other does need a core each: a process that is started
-/// by one that has a core of its own must not be left on it, and threads of nodes neither.
+/// Two busy-polling processes need a core each: a process must not stay on the core of the one that
+/// started it, nor must threads of nodes.
 #[test]
-fn whoever_is_started_has_a_core_of_its_own() {
+fn started_process_has_its_own_core() {
     let cores: Vec<_> = cores().iter().map(usize::to_string).collect();
     let [first, second, ..] = &cores[..] else {
-        testkit::skip!("there is one core only");
+        testkit::skip!("only one core is available");
     };
     let _alone = lock_measurements();
     let mut command = Command::new(env!("CARGO_BIN_EXE_fabricast-bench"));
@@ -71,7 +71,7 @@ fn whoever_is_started_has_a_core_of_its_own() {
             for thread in numbered(&process.join("task")) {
                 let (name, where_) =
                     (status(&thread, "Name"), status(&thread, "Cpus_allowed_list"));
-                // When they start, libraries look at the first core for a moment.
+                // When they start, libraries use the first core for a moment.
                 targets += usize::from(is_target && where_ == *second);
                 // So does the thread that opens a provider: it loads libfabric.
                 let is_bound = !["fabricast-bench", "fabricast-open"].contains(&name.as_str());
@@ -89,7 +89,7 @@ fn whoever_is_started_has_a_core_of_its_own() {
 }
 
 #[test]
-fn with_more_and_more_readers() {
+fn fan_out_reports_a_row_for_each_number_of_readers() {
     let found = bench("fan-out", &["--fan-out", "2", "--iters", "22"]);
     let rows = found["rows"].as_array().unwrap();
     let asleep = |row: &&Value| row["waiting"] == "block";
@@ -103,7 +103,7 @@ fn with_more_and_more_readers() {
 }
 
 #[test]
-fn within_a_node() {
+fn intra_node_report_is_consistent() {
     let found = bench("within", &["--iters", "33"]);
     assert!(found["p50_us"].as_f64() > Some(0.0), "{found}");
     assert_eq!((&found["iterations"], &found["bytes"]), (&33.into(), &64.into()), "{found}");
@@ -130,7 +130,7 @@ fn within_a_node() {
 }
 
 #[test]
-fn cores_may_be_fewer_or_more() {
+fn fewer_and_more_cores_than_processes_are_accepted() {
     let core = cores()[0].to_string();
     let found = bench("one core", &["--iters", "33", "--subscribers", "2", "--cores", &core]);
     assert_eq!(found["note"], "publisher and readers share one core", "{found}");
@@ -141,7 +141,7 @@ fn cores_may_be_fewer_or_more() {
 }
 
 #[test]
-fn between_nodes() {
+fn inter_node_report_is_consistent() {
     let found = bench("small", &["--inter-node", "--iters", "33", "--subscribers", "2"]);
     assert!(found["ring_p50_us"].as_f64() > Some(0.0), "{found}");
     assert!(found["messages_per_s"].as_f64() > Some(0.0), "{found}");
@@ -164,7 +164,7 @@ fn between_nodes() {
     assert!(alone.iter().all(|it| it["p99_us"].as_f64() >= it["p50_us"].as_f64()), "{found}");
     assert_eq!((&found["lanes"], &found["fan_out_ratio"]), (&1.into(), &Value::Null), "{found}");
     let threads = found["threads"].as_array().unwrap();
-    // Not every system counts what they compute.
+    // Not every system counts their CPU time.
     let is_counted = Path::new("/proc/self/schedstat").exists();
     for service in ["writer", "reader"].into_iter().filter(|_| is_counted) {
         assert!(threads.iter().any(|it| it["service"] == service), "{service}: {found}");
@@ -175,10 +175,10 @@ fn between_nodes() {
     assert!(found["ratio_to_slowest"].as_f64() > Some(0.0), "{found}");
 }
 
-/// The wire alone goes by as many lanes as the messages, and all readers' message takes turns with one
-/// of one reader.
+/// The ring throughput baseline has as many lanes as the messages, and messages of all readers are
+/// interleaved with those of one reader.
 #[test]
-fn several_lanes_and_readers() {
+fn several_lanes_and_readers_are_reported() {
     if cores().len() < 2 {
         eprintln!("one core has one lane");
         return;
@@ -194,14 +194,14 @@ fn several_lanes_and_readers() {
         assert!((ratio - found["p50_us"].as_f64().unwrap() / one).abs() < 1e-6, "{found}");
         let alone = found["alone"].as_array().unwrap();
         let stages: Vec<_> = alone.iter().map(|it| it["stage"].as_str().unwrap()).collect();
-        // From the host nothing is copied out.
+        // Host memory is not copied out.
         let expected = if wire_only { &["wire", "in"][..] } else { &["out", "wire", "in"] };
         assert_eq!(stages, expected, "{found}");
     }
 }
 
 #[test]
-fn beside_the_baseline() {
+fn baseline_is_reported_with_its_stages() {
     let arguments = ["--baseline", "thesis", "--iters", "11", "--size", "1M", "--subscribers", "2"];
     let found =
         bench("baseline", &[&arguments[..], &["--single-subscriber", "--cores", "auto"]].concat());
@@ -214,7 +214,7 @@ fn beside_the_baseline() {
 }
 
 #[test]
-fn idle_topics_and_many_at_once() {
+fn idle_topics_and_many_topics_are_reported() {
     let found = bench("idle", &["--idle-topics", "20", "--seconds", "1"]);
     assert!(found["cpu_percent"].is_number() && found["memory_of_each"].is_number(), "{found}");
     let many = ["--many-topics", "6", "--subscribers", "4", "--seconds", "1", "--size", "4K"];
@@ -228,7 +228,7 @@ fn idle_topics_and_many_at_once() {
 }
 
 #[test]
-fn what_cannot_be_is_refused() {
+fn invalid_options_are_usage_errors() {
     for arguments in [
         &["--size", "8"][..],
         &["--cores", "1000000"],

@@ -1,4 +1,4 @@
-//! Measurements that are interrupted: no process stays, and no directory.
+//! Interrupted benchmarks leave no process and no directory.
 
 use std::collections::BTreeSet;
 use std::os::unix::process::ExitStatusExt;
@@ -18,7 +18,7 @@ use testkit::temp_dir::TempDir;
 const UNSHARE: [&str; 7] =
     ["--pid", "--fork", "--kill-child", "--mount-proc", "--mount", "--ipc", "--net"];
 
-/// A measurement that would take for ever, with a directory for temporary files of its own.
+/// An endless benchmark, with its own directory for temporary files.
 struct Measurement {
     child: Child,
     directory: Rc<TempDir>,
@@ -39,19 +39,19 @@ impl Measurement {
         self.directory.entries()
     }
 
-    /// Waits until others take part in it.
+    /// Waits until it has started other processes.
     fn wait_for_others(&self, count: usize) -> BTreeSet<Process> {
-        poll_until("nobody else was started", || {
+        poll_until("no other process was started", || {
             let all = descendants(self.number());
             (all.len() >= count).then_some(all)
         })
     }
 
-    /// Ends it, and waits until it and all others are gone.
+    /// Ends it, and waits until all its processes have exited.
     fn end(&mut self, signal: Signal, others: &BTreeSet<Process>) {
         kill(Pid::from_raw(self.number()), signal).unwrap();
         let status = self.child.wait(ENDING);
-        // libfabric's shm catches signals, removes what it has, and ends the process with 1.
+        // libfabric's shm catches signals, removes its files, and exits with 1.
         let is_by_provider = signal != Signal::SIGKILL && status.code() == Some(1);
         assert!(is_by_provider || status.signal() == Some(signal as i32), "{status}");
         wait_until_gone(others);
@@ -65,13 +65,13 @@ fn bench(directory: &Path, arguments: &[&str]) -> Command {
     command
 }
 
-/// Only reached by what fails.
+/// Only a failing test waits so long.
 const ENDING: Duration = Duration::from_secs(60);
 const TRANSFER: [&str; 9] =
     ["transfer", "--from", "emulated:0", "--to", "emulated:1", "--size", "4K", "--iters", "1G"];
 
 #[test]
-fn who_is_asked_to_end_leaves_nothing() {
+fn terminated_benchmark_leaves_nothing() {
     let _alone = lock_measurements();
     for (name, arguments) in [
         ("transfer", &TRANSFER[..]),
@@ -89,11 +89,11 @@ fn who_is_asked_to_end_leaves_nothing() {
 }
 
 #[test]
-fn between_namespaces_too() {
+fn benchmark_between_namespaces_leaves_nothing() {
     let _alone = lock_measurements();
     let works = Command::new("unshare").args(UNSHARE).arg("true").stderr(Stdio::null()).status();
     if !works.is_ok_and(|status| status.success()) {
-        testkit::skip!("no namespaces can be made here");
+        testkit::skip!("namespaces are not permitted here");
     }
     for signal in [Signal::SIGTERM, Signal::SIGKILL] {
         let arguments = [&TRANSFER[..], &["--isolated"]].concat();
@@ -106,13 +106,13 @@ fn between_namespaces_too() {
 }
 
 #[test]
-fn what_the_killed_leave_the_next_one_removes() {
+fn next_benchmark_removes_what_a_killed_one_left() {
     let _alone = lock_measurements();
     let mut measurement = Measurement::start("killed", &TRANSFER);
     let others = measurement.wait_for_others(1);
     measurement.end(Signal::SIGKILL, &others);
     assert_eq!(measurement.left().len(), 1);
-    // One that runs is left alone.
+    // A running one is not touched.
     let second = Child::start(&mut bench(&measurement.directory, &TRANSFER));
     let mut second = Measurement { child: second, directory: Rc::clone(&measurement.directory) };
     let others = second.wait_for_others(1);
@@ -124,9 +124,9 @@ fn what_the_killed_leave_the_next_one_removes() {
     assert_eq!(second.left().len(), 0);
 }
 
-/// As by nohup, or in the background of a script.
+/// As by nohup, or in background jobs of a script.
 #[test]
-fn a_signal_that_is_ignored_ends_nothing() {
+fn ignored_signal_stays_ignored() {
     let _alone = lock_measurements();
     let directory = Rc::new(TempDir::new("ends-ignored"));
     let program = env!("CARGO_BIN_EXE_fabricast-bench");
@@ -141,10 +141,10 @@ fn a_signal_that_is_ignored_ends_nothing() {
 }
 
 #[test]
-fn processes_of_a_fabric_end_with_who_started_them() {
+fn processes_of_an_exchange_end_with_their_parent() {
     let _alone = lock_measurements();
     for command in ["fabric", "ring"] {
-        // Who is killed leaves memory of shm behind.
+        // A killed process leaves shared memory of provider shm.
         for (signal, provider) in
             [(Signal::SIGTERM, "shm"), (Signal::SIGINT, "shm"), (Signal::SIGKILL, "tcp;ofi_rxm")]
         {
@@ -158,7 +158,7 @@ fn processes_of_a_fabric_end_with_who_started_them() {
 }
 
 #[test]
-fn a_core_that_is_not_there_is_a_mistake_of_the_user() {
+fn missing_core_is_a_usage_error() {
     let _alone = lock_measurements();
     let directory = TempDir::new("ends-cores");
     for arguments in [

@@ -1,4 +1,4 @@
-//! Each measurement, with few messages: that it ends, checks its data, and says what it found.
+//! Each benchmark, with few messages: that it ends, verifies its data, and reports results.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -8,7 +8,7 @@ use serde_json::Value;
 use testkit::measurement_lock::lock_measurements;
 use testkit::processes::{children, poll_until};
 
-/// Runs the program to its end, which has to come soon.
+/// Runs the program to its end, within a minute.
 fn bench(arguments: &[&str]) -> Output {
     let start = Instant::now();
     let mut command = Command::new(env!("CARGO_BIN_EXE_fabricast-bench"));
@@ -30,7 +30,7 @@ fn succeed(arguments: &[&str]) -> String {
     out
 }
 
-/// The exit code and what was said about it.
+/// The exit code and standard error.
 fn fail(arguments: &[&str]) -> (i32, String) {
     let output = bench(arguments);
     let message = text(&output.stderr);
@@ -42,19 +42,19 @@ fn last_line(out: &str) -> Value {
     serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"))
 }
 
-/// RDM providers of this machine that the measurements are meant for.
+/// RDM providers of this machine that the benchmarks support.
 fn providers() -> Vec<&'static str> {
     let known = ["shm", "net", "tcp", "tcp;ofi_rxm"];
     let (_, message) = fail(&["zero", "--provider", "carrier-pigeon"]);
-    let names = message.split("there are: ").nth(1).unwrap_or_default();
+    let names = message.split("available: ").nth(1).unwrap_or_default();
     let names: Vec<_> = names.split([',', '.', '(']).map(str::trim).collect();
-    let here: Vec<_> = known.into_iter().filter(|name| names.contains(name)).collect();
-    assert!(!here.is_empty(), "no provider to test with: {message}");
-    here
+    let found: Vec<_> = known.into_iter().filter(|name| names.contains(name)).collect();
+    assert!(!found.is_empty(), "no provider to test with: {message}");
+    found
 }
 
 #[test]
-fn nonsense_is_a_usage_error() {
+fn invalid_options_are_usage_errors() {
     for more in [
         &["--size", "0"][..],
         &["--size", "12Q"],
@@ -76,7 +76,7 @@ fn nonsense_is_a_usage_error() {
 
 /// Every operation, both modes, several sizes: everything is verified.
 #[test]
-fn measurements_check_their_data() {
+fn measurements_verify_their_data() {
     let _alone = lock_measurements();
     for provider in providers() {
         for operation in ["writedata", "write", "read", "send"] {
@@ -110,7 +110,7 @@ fn measurements_check_their_data() {
 }
 
 #[test]
-fn the_json_line_has_the_agreed_keys() {
+fn json_line_has_the_agreed_keys() {
     let _alone = lock_measurements();
     let provider = &providers()[0];
     for threading in ["safe", "domain"] {
@@ -150,9 +150,9 @@ fn the_json_line_has_the_agreed_keys() {
     }
 }
 
-/// Several processes share the allocator and the queue, and all is there at the end.
+/// Several processes share the allocator and the queue, and nothing is lost.
 #[test]
-fn what_processes_share_is_measured() {
+fn shared_allocator_and_queue_are_measured() {
     let _alone = lock_measurements();
     for more in [
         &["alloc", "--processes", "2", "--iters", "2000"][..],
@@ -164,13 +164,13 @@ fn what_processes_share_is_measured() {
     ] {
         let out = succeed(more);
         let lines = if more[0] == "share" { 3 } else { 2 };
-        assert_eq!(out.lines().count(), lines, "lines for people, then the JSON line: {out}");
+        assert_eq!(out.lines().count(), lines, "lines of text, then the JSON line: {out}");
         let line = out.lines().last().unwrap_or_default();
         assert!(line.starts_with("{\"p50_us\":"), "{line}");
         let report = last_line(&out);
         assert_eq!(report["verified"], true, "{out}");
         assert!(report["program"].as_str().unwrap().starts_with("0."), "{out}");
-        assert!(report["histogram_ns"].is_null(), "hundreds of pairs are for programs: {out}");
+        assert!(report["histogram_ns"].is_null(), "hundreds of pairs are in the JSON only: {out}");
     }
     let out = succeed(&["alloc", "--iters", "200", "--json"]);
     assert!(!last_line(&out)["histogram_ns"].as_array().unwrap().is_empty(), "{out}");
@@ -187,7 +187,7 @@ fn what_processes_share_is_measured() {
 }
 
 #[test]
-fn messages_through_a_ring_are_checked() {
+fn messages_through_a_ring_are_verified() {
     let _alone = lock_measurements();
     for provider in providers() {
         for more in [
@@ -219,7 +219,7 @@ fn messages_through_a_ring_are_checked() {
 }
 
 #[test]
-fn a_ring_is_measured_between_a_server_and_a_client() {
+fn ring_is_measured_between_a_server_and_a_client() {
     let _alone = lock_measurements();
     for provider in providers() {
         for more in [&["--iters", "50"][..], &["--mode", "bw", "--size", "64K", "--iters", "64"]] {
@@ -228,9 +228,9 @@ fn a_ring_is_measured_between_a_server_and_a_client() {
                 .stderr(std::process::Stdio::piped())
                 .spawn()
                 .unwrap();
-            let mut said = std::io::BufReader::new(server.stderr.take().unwrap());
+            let mut errors = std::io::BufReader::new(server.stderr.take().unwrap());
             let mut line = String::new();
-            std::io::BufRead::read_line(&mut said, &mut line).unwrap();
+            std::io::BufRead::read_line(&mut errors, &mut line).unwrap();
             let address = line.trim().rsplit(' ').next().unwrap().to_owned();
             let arguments = [&["ring", "--provider", provider], more, &[&address]].concat();
             let out = succeed(&arguments);
@@ -238,12 +238,12 @@ fn a_ring_is_measured_between_a_server_and_a_client() {
             assert!(server.wait().unwrap().success(), "{provider} {more:?}");
         }
     }
-    let nobody = ["ring", "--provider", "shm", "127.0.0.1:1"];
-    assert!(fail(&nobody).1.contains("connecting to 127.0.0.1:1"));
+    let unreachable = ["ring", "--provider", "shm", "127.0.0.1:1"];
+    assert!(fail(&unreachable).1.contains("connect to 127.0.0.1:1 failed"));
 }
 
 #[test]
-fn zeroing_is_measured_and_checked() {
+fn zeroing_is_measured_and_verified() {
     let _alone = lock_measurements();
     for provider in providers() {
         for size in ["1", "64", "5000", "300K"] {
@@ -258,7 +258,7 @@ fn zeroing_is_measured_and_checked() {
 }
 
 #[test]
-fn sleeping_sides_get_there_too() {
+fn blocking_sides_complete() {
     let _alone = lock_measurements();
     for provider in providers() {
         for waiting in ["adaptive", "block"] {
@@ -285,10 +285,9 @@ fn sleeping_sides_get_there_too() {
     }
 }
 
-/// The second process dies in the middle of it: the first says how, and leaves
-/// no zombie behind.
+/// The target is killed: the initiator reports how, and leaves no zombie.
 #[test]
-fn a_dead_target_is_reported() {
+fn killed_target_is_reported() {
     let _alone = lock_measurements();
     let provider = &providers()[0];
     let bench = Command::new(env!("CARGO_BIN_EXE_fabricast-bench"))
@@ -301,7 +300,7 @@ fn a_dead_target_is_reported() {
     let target =
         poll_until("no second process was started", || children(bench.id() as i32).pop_first());
     let target = target.0.to_string();
-    // Some way into the measurement.
+    // In the middle of the measurement.
     std::thread::sleep(Duration::from_millis(500));
     assert!(Command::new("kill").args(["-9", &target]).status().unwrap().success());
     let output = bench.wait_with_output().unwrap();
@@ -311,9 +310,9 @@ fn a_dead_target_is_reported() {
     assert!(!Path::new(&format!("/proc/{target}")).exists(), "a zombie is left");
 }
 
-/// Also those of the command line, and before anything is begun.
+/// Also usage errors, and failures before the start.
 #[test]
-fn failures_with_json_are_one_line() {
+fn failure_with_json_is_one_line() {
     for (arguments, code) in [
         (&["fly", "--json"][..], 2),
         (&["ring", "--json"], 2),
@@ -332,7 +331,7 @@ fn failures_with_json_are_one_line() {
 }
 
 #[test]
-fn what_cannot_be_measured_here_is_refused_at_once() {
+fn too_large_measurement_fails_at_once() {
     let start = Instant::now();
     for arguments in [
         &["topic", "--size", "1024G"][..],
@@ -352,7 +351,7 @@ fn what_cannot_be_measured_here_is_refused_at_once() {
         let (code, message) = fail(arguments);
         assert!(code == 2 && message.contains("at most"), "{arguments:?}: {message}");
     }
-    // With fewer descriptors than the service would need.
+    // With fewer descriptors than the service needs.
     let mut command = Command::new("sh");
     let line = "ulimit -n 200; exec \"$0\" topic --idle-topics 300 --seconds 1";
     let output =
@@ -367,9 +366,9 @@ fn what_cannot_be_measured_here_is_refused_at_once() {
     assert!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
 }
 
-/// A path of GPUs, taken by memory of the host, is not to be mistaken for one.
+/// A path of GPUs with emulated devices must be recognizable.
 #[test]
-fn programs_are_told_that_no_gpu_took_part() {
+fn json_shows_that_no_gpu_took_part() {
     let _alone = lock_measurements();
     let arguments =
         ["transfer", "--from", "emulated:0", "--size", "64K", "--iters", "11", "--json"];

@@ -1,9 +1,10 @@
-//! What topics are compared with, as the thesis has it: a pageable copy out of the device, a Unix
-//! socket to a manager, TCP to the manager of the other node, shared memory to its readers, and a
-//! copy of each of them into memory of its own.
+//! The baseline `thesis`, the original design: a pageable copy out of the device, a Unix socket to
+//! a manager, TCP to the manager of the other node, shared memory to its readers, and a copy into
+//! each reader's own memory.
 //!
-//! In place of the thesis' iceoryx the last manager has a topic within its node: one copy into shared
-//! memory, and notices that take no longer. Managers take a message whole before they pass it on.
+//! Instead of iceoryx, which the thesis used, the last manager has a topic within its node: one
+//! copy into shared memory, and no slower wakeups. Managers receive a message completely before
+//! they send it on.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -30,33 +31,33 @@ use command::exit::Failure;
 use command::histogram::Histogram;
 use command::stages;
 
-/// When the message began, what it is for, when it was copied out, when the first manager had it,
-/// and its number.
+/// Header of a message: start time, kind, time when it was copied out, time when the first manager
+/// had it, and number.
 const HEADER: usize = 40;
-/// It is not timed, it is, or it is the last.
+/// Kinds: not timed, timed, the last.
 const UNTIMED: u64 = 0;
 const TIMED: u64 = 1;
 const LAST: u64 = 2;
-/// All that read it are done.
+/// Sent back when all readers are done with a message.
 const DONE: [u8; 1] = [1];
-/// The readers' line of turns.
+/// The pause line of the readers.
 const PAUSE_LINE: usize = 1;
 
-/// What a process does.
+/// The role of a process.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) enum Role {
-    /// Takes messages from a Unix socket, and sends them on by TCP.
+    /// Receives messages from a Unix socket, and sends them by TCP.
     Sender { socket: PathBuf, to: SocketAddr, size: u64 },
-    /// Takes them from there, and gives them to readers.
+    /// Receives them by TCP, and publishes them to readers.
     Receiver { at: SocketAddr, service: Service, kind: TopicKind, readers: u32 },
 }
 
-/// Who takes part, and where they meet.
+/// The processes, and their sockets.
 pub(super) struct Plan {
     socket: PathBuf,
     at: SocketAddr,
     service: Service,
-    /// In the memory of the host, where readers find it.
+    /// In host memory, for readers of the same node.
     kind: TopicKind,
     private: String,
     readers: u64,
@@ -118,7 +119,7 @@ impl Plan {
             .collect()
     }
 
-    /// What came of it, beside what ours took and its slowest stage takes, in microseconds.
+    /// Result, compared with the topic's latency and its slowest stage, in microseconds.
     pub(super) fn measured(
         &self,
         results: &[WorkerResult],
@@ -130,7 +131,7 @@ impl Plan {
         let (mut all, mut copied) = (Histogram::default(), Histogram::default());
         let mut notice = Histogram::default();
         for found in super::report::found(readers) {
-            found.topics.iter().for_each(|took| all.merge(took));
+            found.topics.iter().for_each(|times| all.merge(times));
             copied.merge(&found.private);
             notice.merge(&found.stages[stages::Stage::Wakeup as usize]);
         }
@@ -149,7 +150,7 @@ impl Plan {
         let sum: f64 = stages.iter().map(|(_, time)| time).sum();
         let p50_us = all.microseconds(0.5);
         let bound = (slowest > 0.0).then(|| sum / slowest);
-        let ratio = p50_us.zip(ours).map(|(theirs, ours)| theirs / ours);
+        let ratio = p50_us.zip(ours).map(|(baseline, ours)| baseline / ours);
         Measured {
             p50_us,
             p99_us: all.microseconds(0.99),
@@ -167,15 +168,16 @@ struct Stage {
     p50_us: f64,
 }
 
-/// What came of it.
+/// The result.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct Measured {
     p50_us: Option<f64>,
     p99_us: Option<f64>,
     stages: Vec<Stage>,
-    /// All its stages, relative to the slowest of ours alone: more cannot be won.
+    /// All its stages, relative to the slowest stage of the topic alone: the bound of what can be
+    /// won.
     bound: Option<f64>,
-    /// What it takes, relative to what ours takes; and that, relative to the bound.
+    /// Its latency relative to the topic's; and that relative to the bound.
     ratio: Option<f64>,
     fraction_of_bound: Option<f64>,
 }
@@ -196,7 +198,7 @@ impl Measured {
     }
 }
 
-/// The publisher of it: its messages begin in memory of its own.
+/// The publisher: its messages are in its own memory at the start.
 pub(super) struct BaselinePublisher {
     socket: UnixStream,
     contents: Contents,
@@ -226,7 +228,7 @@ impl BaselinePublisher {
         Ok(baseline_publisher)
     }
 
-    /// Publishes so many messages, each when all have copied the one before.
+    /// Publishes messages, each when all readers have copied the one before.
     pub(super) fn turn(&mut self, shared: &SharedSegment, count: u64) -> Result<(), Failure> {
         self.wake(shared)?;
         for _ in 0..count {
@@ -236,7 +238,7 @@ impl BaselinePublisher {
         Ok(())
     }
 
-    /// With the last messages, which are compared again, everybody ends.
+    /// The last messages, which are verified again, end all processes.
     pub(super) fn end(&mut self, shared: &SharedSegment) -> Result<(), Failure> {
         self.wake(shared)?;
         for _ in 1..VERIFIED_MESSAGES {
@@ -253,12 +255,12 @@ impl BaselinePublisher {
         Ok(())
     }
 
-    fn publish(&mut self, round: Round, what: u64) -> Result<(), Failure> {
+    fn publish(&mut self, round: Round, kind: u64) -> Result<(), Failure> {
         let Self { socket, contents, memory, pageable, next, .. } = self;
         contents.write(*next, round, |offset, part| memory.put(offset, part))?;
         let begun = now();
         memory.take(pageable)?;
-        let words = [begun, what, now(), 0, *next].map(u64::to_le_bytes).concat();
+        let words = [begun, kind, now(), 0, *next].map(u64::to_le_bytes).concat();
         let sent = socket.write_all(&words).and_then(|()| socket.write_all(pageable));
         sent.map_err(failed("sending to the manager"))?;
         *next += 1;
@@ -267,11 +269,11 @@ impl BaselinePublisher {
     }
 }
 
-/// Before the first that counts.
+/// Messages before the first that counts.
 const WARMUP_ROUNDS: [(Round, u64); 2] =
     [(Round::Verify, VERIFIED_MESSAGES), (Round::Warmup, WARMUP)];
 
-/// What readers do.
+/// The schedule of readers.
 fn schedule(each: u64) -> Vec<Turn> {
     let turn = |round, count| Turn::new(TurnTarget::Topic(0), round, count);
     let timed = (0..ROUNDS).flat_map(|_| [turn(Round::Timed, each), Turn::rest()]);
@@ -279,7 +281,7 @@ fn schedule(each: u64) -> Vec<Turn> {
     beginning.into_iter().chain(timed).chain([turn(Round::Verify, VERIFIED_MESSAGES)]).collect()
 }
 
-/// Who is to be connected with may not be there yet.
+/// Connects, with retries: the other process may not listen yet.
 fn connected<T>(connect: impl Fn() -> std::io::Result<T>) -> Result<T, Failure> {
     let end = Instant::now() + TIMEOUT;
     loop {
@@ -290,7 +292,7 @@ fn connected<T>(connect: impl Fn() -> std::io::Result<T>) -> Result<T, Failure> 
     }
 }
 
-/// The life of a manager.
+/// Runs a manager.
 pub(super) fn take(
     role: &Role,
     ready: impl FnOnce() -> Result<(), Failure>,
@@ -328,8 +330,8 @@ pub(super) fn take(
             debug_assert!(publisher.subscribers() == *readers);
             loop {
                 from.read_exact(&mut message).map_err(failed("taking a message"))?;
-                let came = now();
-                let [begun, what, copied, sent, number] =
+                let received = now();
+                let [begun, kind, copied, sent, number] =
                     [0, 1, 2, 3, 4].map(|at| word(&message, at));
                 let mut loan = publisher.loan(kind.size, TIMEOUT)?;
                 loan.write(0, &message[HEADER..])?;
@@ -337,15 +339,15 @@ pub(super) fn take(
                 loan.set_metadata(&stamps.bytes())?;
                 let lent = now();
                 loan.publish(TIMEOUT)?;
-                let ends = [begun, copied, sent, came, lent];
-                if what == TIMED {
+                let ends = [begun, copied, sent, received, lent];
+                if kind == TIMED {
                     for (samples, stage) in times.iter_mut().zip(ends.windows(2)) {
                         samples.add(stage[1].saturating_sub(stage[0]));
                     }
                 }
                 publisher.flush(TIMEOUT)?;
                 from.write_all(&DONE).map_err(failed("telling the other manager"))?;
-                if what == LAST {
+                if kind == LAST {
                     let found = TopicResult { topics: times.into(), ..TopicResult::default() };
                     return Ok(WorkerResult { found: Some(found), ..empty_result(0) });
                 }

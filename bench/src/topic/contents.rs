@@ -1,17 +1,17 @@
-//! What messages consist of, and how much of it is looked at: all of it in rounds of their own, so
-//! that caches are as full or empty in those that are timed as users have them; in these what
-//! users touch, too, the first and the last bytes, unless a device has them.
+//! Contents of messages, and how much is verified: everything in separate rounds, so that timed
+//! rounds leave caches as users have them; in timed rounds the first and last bytes, which users
+//! touch, too, unless the memory is a device's.
 
 use super::role::TopicKind;
 use super::schedule::Round;
 use crate::random_pattern::RandomPattern;
 use command::exit::Failure;
 
-/// What a message is compared with.
+/// Contents of messages of a topic.
 pub(super) struct Contents {
     kind: TopicKind,
     random_pattern: RandomPattern,
-    /// Its publisher writes all of it each time.
+    /// The publisher writes all of it each time.
     is_whole: bool,
 }
 
@@ -20,7 +20,7 @@ impl Contents {
         Self { kind: kind.clone(), random_pattern: RandomPattern::default(), is_whole }
     }
 
-    /// Writes the message of a number, as far as its round wants it.
+    /// Writes the message with a number, as far as its round requires.
     pub(super) fn write(
         &self,
         number: u64,
@@ -37,7 +37,7 @@ impl Contents {
         }
     }
 
-    /// Is the message of a number right, as far as its round has it compared?
+    /// Is the message with a number correct, as far as its round verifies it?
     pub(super) fn is_right(
         &mut self,
         number: u64,
@@ -66,7 +66,7 @@ mod tests {
         TopicKind { memory: memory.to_owned(), size: 3000, depth: 4, run: 7, writes_ends }
     }
 
-    /// How many bytes are written, and whether they are right for a number there.
+    /// How many bytes are written, and the memory.
     fn written(kind: &TopicKind, round: Round, is_whole: bool) -> (usize, Vec<u8>) {
         let (mut bytes, mut count) = (vec![0; 3000], 0);
         let written = Contents::new(kind, is_whole).write(5, round, |offset, part| {
@@ -88,14 +88,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_timed_is_touched_and_what_is_proved_is_compared() {
+    fn timed_messages_are_touched_and_verified_ones_compared() {
         let host = kind("host", true);
         let (all, mut bytes) = written(&host, Round::Verify, false);
         assert_eq!(all, 3000);
         assert!(is_right(&host, Round::Verify, 5, &bytes));
         bytes[1500] ^= 1;
-        assert!(!is_right(&host, Round::Verify, 5, &bytes), "one byte is another");
-        assert!(is_right(&host, Round::Timed, 5, &bytes), "it is not looked at");
+        assert!(!is_right(&host, Round::Verify, 5, &bytes), "one byte is wrong");
+        assert!(is_right(&host, Round::Timed, 5, &bytes), "not compared");
         bytes[2999] ^= 1;
         assert!(
             !is_right(&host, Round::Timed, 5, &bytes) && !is_right(&host, Round::Timed, 6, &bytes)
@@ -110,13 +110,13 @@ mod tests {
     }
 
     #[test]
-    fn what_a_device_has_is_left_alone() {
+    fn device_memory_is_not_touched_in_timed_rounds() {
         let device = kind("emulated:0", false);
         let (none, bytes) = written(&device, Round::Timed, false);
         assert_eq!(none, 0);
         assert!(is_right(&device, Round::Timed, 5, &bytes));
         assert!(!is_right(&device, Round::Verify, 5, &bytes));
-        // The publisher has it on the host, the reader on a device.
+        // The publisher's message is in host memory, the reader's in device memory.
         assert!(is_right(&kind("emulated:0", true), Round::Timed, 5, &bytes));
     }
 }

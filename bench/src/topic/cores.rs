@@ -1,4 +1,4 @@
-//! Which process runs where.
+//! Assignment of processes to cores.
 
 use std::str::FromStr;
 
@@ -7,12 +7,12 @@ use crate::process::Affinity;
 use command::exit::{Exit, Failure};
 use command::text;
 
-/// Fewer cores than these are not worth being given out.
+/// With fewer cores none are assigned.
 const LEAST: usize = 4;
-/// So many are left to the system where there are as many as the second.
+/// Cores left to the system, where there are at least as many as the second number.
 const SYSTEM: (usize, usize) = (2, 16);
 
-/// Which cores are used.
+/// The cores to use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum CoreChoice {
     Named(Vec<usize>),
@@ -26,38 +26,38 @@ impl FromStr for CoreChoice {
         if text == "auto" {
             return Ok(Self::Automatic);
         }
-        let of = |core: &str| core.parse().map_err(|_| format!("{core:?} is no number of a core"));
+        let of =
+            |core: &str| core.parse().map_err(|_| format!("{core:?} is not the number of a core"));
         text.split(',').map(of).collect::<Result<_, _>>().map(Self::Named)
     }
 }
 
-/// What the services of nodes have to do while something is measured.
+/// Load of the nodes' services during the measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Services {
-    /// They carry messages to another node.
+    /// They replicate messages to another node.
     Carry,
-    /// Messages go past them.
+    /// Messages bypass them.
     Rest,
 }
 
-/// Cores that are used: the first is the publisher's, the next ones the readers'. Where there are
-/// fewer, readers take turns with those that there are; a single one is everybody's. What is left
-/// is for the services of nodes, which carry messages: all of them together. None at all: nobody
-/// is confined.
+/// Cores in use: the first for the publisher, the next for readers. With fewer, readers share them;
+/// a single one is shared by all. The remaining ones are for the threads of the nodes' services.
+/// Without cores no process is pinned.
 #[derive(Debug, Clone)]
 pub(super) struct Cores {
     named: Vec<usize>,
     readers: usize,
-    /// Cores that readers have.
+    /// Number of cores of readers.
     own: usize,
     is_automatic: bool,
 }
 
 impl Cores {
-    /// For so many readers, and services that do so much.
+    /// For a number of readers, and a load of the services.
     ///
     /// # Errors
-    /// Cores that do not exist, or that this process may not use.
+    /// Cores that do not exist, or that are not allowed for this process.
     pub(super) fn new(
         choice: Option<&CoreChoice>,
         readers: u64,
@@ -85,9 +85,8 @@ impl Cores {
         Self { named: named.to_vec(), readers, own, is_automatic: false }
     }
 
-    /// Of these that may be used two thirds at least are the services' where they carry messages:
-    /// large ones go by one lane for each four of them. Else one is. Readers share the rest if there
-    /// are more.
+    /// Of the allowed cores at least two thirds are for the services where they replicate messages:
+    /// a service has one lane for each four cores. Otherwise one is. Readers share the rest.
     fn chosen(allowed: &[usize], readers: usize, services: Services) -> Self {
         let (left, from) = SYSTEM;
         let usable = if allowed.len() < from { allowed } else { &allowed[left..] };
@@ -100,7 +99,7 @@ impl Cores {
         Self { named: usable.to_vec(), readers, own, is_automatic: true }
     }
 
-    /// All of them, if there are any.
+    /// All cores.
     pub(super) fn all(&self) -> Option<Vec<usize>> {
         (!self.named.is_empty()).then(|| self.named.clone())
     }
@@ -116,15 +115,14 @@ impl Cores {
         }
     }
 
-    /// How readers wait that are to wait so: those that share cores nobody named sleep at some
-    /// time, as who looks all the time keeps the other from its message.
-    pub(super) fn waiting(&self, wanted: Wait) -> Wait {
+    /// The waiting mode of readers: readers that share automatically assigned cores must block at
+    /// some time, since busy-polling delays the other.
+    pub(super) fn waiting(&self, requested: Wait) -> Wait {
         let is_shared = self.is_automatic && self.own < self.readers;
-        if is_shared && wanted == Wait::Busy { Wait::Adaptive } else { wanted }
+        if is_shared && requested == Wait::Busy { Wait::Adaptive } else { requested }
     }
 
-    /// Does everybody look all the time who is to, and have a core for it? Where nobody is confined,
-    /// of so many.
+    /// Do all busy-polling processes have their own core? Without pinning, `allowed` cores count.
     pub(super) fn has_core_for_each(&self, everywhere: usize) -> bool {
         match self.named.len() {
             0 => !self.is_automatic && self.readers < everywhere,
@@ -136,8 +134,7 @@ impl Cores {
         self.named.get(1 + self.own..).unwrap_or_default()
     }
 
-    /// Of the two ends of something that is measured alone; nowhere in particular if they would
-    /// have to share one.
+    /// The cores of the two ends of a baseline; not pinned if they would share one.
     pub(super) fn core_pair(&self) -> [Option<usize>; 2] {
         match (self.publisher(), self.reader(0)) {
             (Some(one), Some(other)) if one != other => [Some(one), Some(other)],
@@ -145,14 +142,14 @@ impl Cores {
         }
     }
 
-    /// What has to be known of it to understand the figures.
+    /// A note that is needed to understand the results.
     pub(super) fn note(&self) -> Option<String> {
         let services = self.services();
         let own = text::count_of(self.own as u64, "core");
         let shared = format!("{} share {own}", text::count_of(self.readers as u64, "reader"));
         let served = format!("services have the cores {services:?}");
         match self.named.len() {
-            0 if self.is_automatic => Some("there are too few cores to give them out".to_owned()),
+            0 if self.is_automatic => Some("too few cores to assign them".to_owned()),
             0 => None,
             1 => Some("publisher and readers share one core".to_owned()),
             _ if self.own < self.readers && services.is_empty() => Some(shared),
@@ -168,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn few_are_shared_and_more_are_the_services() {
+    fn few_cores_are_shared_and_more_are_for_the_services() {
         let all = |named: &[usize], readers: u64| {
             let cores = Cores::named(named, readers as usize);
             let readers: Vec<_> = (0..readers).map(|which| cores.reader(which)).collect();
@@ -183,7 +180,7 @@ mod tests {
         assert_eq!((services, note.as_deref()), (vec![], Some("5 readers share 2 cores")));
         let (publisher, readers, services, two, note) = all(&[4], 2);
         assert_eq!((publisher, readers), (Some(4), vec![Some(4), Some(4)]));
-        assert_eq!((services, two), (vec![], [None, None]), "no two ends on one core");
+        assert_eq!((services, two), (vec![], [None, None]), "never two ends on one core");
         assert_eq!(note.as_deref(), Some("publisher and readers share one core"));
         let (_, readers, services, _, note) = all(&[4, 5, 6, 7], 1);
         assert_eq!((readers, services), (vec![Some(5)], vec![6, 7]));
@@ -197,9 +194,9 @@ mod tests {
     }
 
     #[test]
-    fn services_have_cores_for_several_lanes_also_with_many_readers() {
-        // Of so many cores, with so many readers: the publisher's, the readers', the services',
-        // and lanes for these.
+    fn services_have_cores_for_lanes_with_many_readers() {
+        // For so many cores and readers: the cores of publisher, readers and services, and lanes of
+        // these.
         for (count, readers, expected) in [
             (32, 1, (2, 1, 28, 8)),
             (32, 8, (2, 8, 21, 7)),
@@ -226,15 +223,15 @@ mod tests {
         }
         let few = Cores::chosen(&[3, 4], 8, Services::Carry);
         assert_eq!(few.waiting(Wait::Busy), Wait::Adaptive);
-        assert!(!few.has_core_for_each(9), "nobody looks all the time");
+        assert!(!few.has_core_for_each(9), "no process busy-polls");
         assert_eq!((few.publisher(), few.reader(5), few.all()), (None, None, None));
-        assert_eq!(few.note().as_deref(), Some("there are too few cores to give them out"));
-        assert_eq!(Cores::named(&[4, 5], 8).waiting(Wait::Busy), Wait::Busy, "as it was said");
+        assert_eq!(few.note().as_deref(), Some("too few cores to assign them"));
+        assert_eq!(Cores::named(&[4, 5], 8).waiting(Wait::Busy), Wait::Busy, "as requested");
     }
 
     #[test]
-    fn readers_have_the_cores_of_services_that_carry_nothing() {
-        // Of so many cores, with so many readers: the readers' and the services'.
+    fn readers_have_the_cores_of_idle_services() {
+        // For so many cores and readers: the cores of readers and services.
         for (count, readers, expected) in
             [(32, 8, (8, 21)), (32, 32, (28, 1)), (16, 8, (8, 5)), (8, 8, (6, 1)), (4, 1, (1, 2))]
         {
@@ -246,11 +243,11 @@ mod tests {
         let anywhere = Cores::named(&[], 8);
         assert!(!anywhere.has_core_for_each(8) && anywhere.has_core_for_each(9));
         assert!(Cores::named(&[4, 5, 6], 2).has_core_for_each(1));
-        assert!(!Cores::named(&[4, 5], 2).has_core_for_each(32), "of those that are named");
+        assert!(!Cores::named(&[4, 5], 2).has_core_for_each(32), "among the named cores");
     }
 
     #[test]
-    fn a_core_that_there_is_not_is_refused() {
+    fn missing_core_is_an_error() {
         let new = |choice: Option<&CoreChoice>| Cores::new(choice, 1, Services::Carry);
         assert!(new(Some(&CoreChoice::Named(vec![1_000_000]))).is_err());
         assert!(new(Some(&CoreChoice::Automatic)).is_ok() && new(None).is_ok());

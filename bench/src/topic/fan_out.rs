@@ -1,4 +1,4 @@
-//! Within a node, with one reader, two, four and so on, that look all the time or sleep.
+//! Within a node, with 1, 2, 4, … readers that busy-poll or block.
 
 use serde::Serialize;
 
@@ -8,18 +8,17 @@ use crate::report::{Common, Metrics, Report, format_figure};
 use command::exit::Failure;
 use command::text::table;
 
-/// Messages that are timed where readers sleep, if nothing else is said: of those there are some
-/// thousand in a second.
+/// Default number of messages where readers block, which takes about a millisecond for some of
+/// them.
 const ASLEEP: u64 = 4_000;
 
-/// What is in the common part is of the last row: as many readers as there are, asleep.
+/// The common part is of the last row: all readers, blocking.
 #[derive(Debug, Serialize)]
 struct FanOutMetrics {
     rows: Vec<Report<Row>>,
 }
 
-/// What each row is measured with. Those that look all the time need a core each: rows for which
-/// there are too few are left out.
+/// The rows. Busy-polling readers need a core each: rows with too few cores are left out.
 fn rows(most: u64, has_core_for_each: impl Fn(u64) -> bool) -> Vec<(Wait, u64)> {
     let readers = move || (0..).map(|power| 1 << power).take_while(move |count| *count < most);
     let all = move || readers().chain([most]);
@@ -47,7 +46,7 @@ pub(super) fn run(arguments: &Arguments, most: u64) -> Result<(), Failure> {
 }
 
 impl Metrics for FanOutMetrics {
-    const FAILURE_TEXT: &str = "other bytes were read";
+    const FAILURE_TEXT: &str = "received data is corrupted";
 
     fn to_text(&self, _common: &Common) -> String {
         let heads = [
@@ -84,10 +83,7 @@ impl Metrics for FanOutMetrics {
         };
         let heads = heads.map(str::to_owned).to_vec();
         let all: Vec<_> = std::iter::once(heads).chain(self.rows.iter().map(row)).collect();
-        format!(
-            "us, from the memory being borrowed until a reader has the message\n{}",
-            table(&all)
-        )
+        format!("us, from the loan of memory until a reader has the message\n{}", table(&all))
     }
 }
 
@@ -96,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn readers_double_and_who_looks_has_a_core() {
+    fn readers_double_and_busy_pollers_have_a_core() {
         let all = |most, cores| rows(most, |readers| readers < cores);
         let (busy, block) = (Wait::Busy, Wait::Block);
         let few = [(busy, 1), (block, 1), (block, 2), (block, 4), (block, 6)];

@@ -1,4 +1,4 @@
-//! What topics cost that nobody publishes in: time of the service, and memory.
+//! Cost of topics without messages: CPU time of the service, and memory.
 
 use std::time::{Duration, Instant};
 
@@ -18,15 +18,15 @@ use command::text;
 #[derive(Debug, Serialize)]
 struct IdleMetrics {
     topics: u64,
-    /// Of one core, in per cent, that the service takes.
+    /// CPU time of the service, in per cent of one core.
     cpu_percent: f64,
-    /// Of all processes, and of the segments that they share.
+    /// Memory of all processes and their segments, for each topic.
     bytes_per_topic: u64,
-    /// Until all were there.
+    /// Time until all topics were created.
     create_s: f64,
 }
 
-/// Seconds that a process has computed.
+/// CPU time of a process, in seconds.
 fn cpu_seconds(process: u32) -> Option<f64> {
     let tasks = std::fs::read_dir(format!("/proc/{process}/task")).ok()?;
     let each = tasks.flatten().filter_map(|task| {
@@ -36,7 +36,7 @@ fn cpu_seconds(process: u32) -> Option<f64> {
     Some(each.sum::<f64>() / 1e9)
 }
 
-/// Bytes of a process's own, or of the machine's segments.
+/// A value of a file in /proc, in bytes: memory of a process, or of the machine's segments.
 fn kibibytes(file: &str, name: &str) -> u64 {
     let text = std::fs::read_to_string(file).unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix(name)?.trim().strip_suffix(" kB"));
@@ -86,10 +86,10 @@ pub(super) fn run(arguments: &Arguments, topics: u64) -> Result<(), Failure> {
     let bytes_per_topic = memory(process).saturating_sub(before) / topics;
     let (from, since) = (cpu_seconds(process), Instant::now());
     std::thread::sleep(Duration::from_secs(arguments.seconds));
-    let took = cpu_seconds(process).zip(from).map(|(to, from)| to - from);
-    let took = took.ok_or_else(|| Failure::failed("the service is gone"))?;
-    let cpu_percent = took / since.elapsed().as_secs_f64() * 100.0;
-    // They all still work.
+    let used = cpu_seconds(process).zip(from).map(|(to, from)| to - from);
+    let used = used.ok_or_else(|| Failure::failed("the service has exited"))?;
+    let cpu_percent = used / since.elapsed().as_secs_f64() * 100.0;
+    // All topics still work.
     let mut verified = true;
     for (number, (publisher, subscriber)) in users.iter_mut().enumerate() {
         let bytes = vec![number as u8; arguments.size.min(64) as usize];
@@ -106,11 +106,11 @@ pub(super) fn run(arguments: &Arguments, topics: u64) -> Result<(), Failure> {
 }
 
 impl Metrics for IdleMetrics {
-    const FAILURE_TEXT: &str = "a topic does not work any more";
+    const FAILURE_TEXT: &str = "a topic no longer works";
 
     fn to_text(&self, _common: &Common) -> String {
         format!(
-            "{}: {:.3} % of a core, {} of memory each; made in {:.2} s\n",
+            "{}: {:.3} % of a core, {} of memory each; created in {:.2} s\n",
             text::count_of(self.topics, "idle topic"),
             self.cpu_percent,
             text::count_of(self.bytes_per_topic, "byte"),

@@ -1,5 +1,5 @@
-//! Between two nodes of this machine, each with a service of its own: as between two machines,
-//! since neither can pass the other a descriptor.
+//! Between two nodes of this machine, each with a dedicated service: as between two machines, since
+//! the nodes cannot pass descriptors.
 
 use std::net::{SocketAddr, TcpListener};
 
@@ -26,24 +26,24 @@ use command::exit::Failure;
 use command::histogram::Histogram;
 use command::stages::Stage;
 
-/// Messages from here on are large: what counts is how fast bytes come, not how soon.
+/// From this size on messages are large: throughput counts, not latency.
 const LARGE: u64 = 64 << 10;
-/// Bytes of a stream, and the most messages of it.
+/// Bytes of a stream, and its maximum number of messages.
 const STREAM: u64 = 1 << 30;
 const MAX_STREAM_MESSAGES: u64 = 200_000;
-/// Messages that wait, one at a time; and of a stream, up to so many bytes and messages: its
-/// publisher is to wait for room, not for the answer to each.
+/// Depth of the topics: one message at a time; and of a stream, limited by bytes and messages: its
+/// publisher should wait for space, not for each answer.
 const DEPTH: u32 = 4;
 const WAITING: u64 = 64 << 20;
 const MAX_WAITING: u64 = 1024;
 
-/// An address of this machine that nobody uses now.
+/// A free address of this machine.
 pub(super) fn address() -> Result<SocketAddr, Failure> {
     let found = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
     found.map_err(|error| Failure::failed(format!("looking for a free port: {error}")))
 }
 
-/// What carries messages.
+/// Options of replication.
 #[derive(Debug, Clone)]
 pub(super) struct ReplicationOptions {
     provider: Option<String>,
@@ -59,7 +59,7 @@ impl ReplicationOptions {
     }
 }
 
-/// The services of two nodes that know each other, below this directory.
+/// The services of two connected nodes, below this directory.
 pub(super) fn services(
     party: &WorkerGroup,
     budget: u64,
@@ -81,13 +81,13 @@ pub(super) fn services(
     }))
 }
 
-/// The topic that is timed.
+/// The timed topic.
 const ALL: &str = "all";
-/// Copies by themselves in each round.
+/// Copies of a baseline in each round.
 const COPIES: u64 = 2;
 
-/// How this node's messages go, and how long they have waited for room at the other node, in
-/// nanoseconds.
+/// The path of this node's messages, and how long they waited for credit of the other node's ring,
+/// in nanoseconds.
 fn sent(node: &Node) -> Result<(RingPath, u64), Failure> {
     let of_it = node.report()?.into_iter().find_map(|row| match row {
         Row::Sent { topic, path, stages, .. } if topic == ALL => {
@@ -95,30 +95,30 @@ fn sent(node: &Node) -> Result<(RingPath, u64), Failure> {
         }
         _ => None,
     });
-    of_it.ok_or_else(|| Failure::failed("the node does not say how messages go"))
+    of_it.ok_or_else(|| Failure::failed("the node does not report the path of messages"))
 }
 
-/// What takes turns.
+/// The interleaved items.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Item {
     /// Messages to all readers.
     All,
-    /// Messages to one of them, in a topic of its own.
+    /// Messages to one reader, in a separate topic.
     One,
-    /// The same by other means.
+    /// The baseline design.
     BaselinePublisher,
-    /// A ring alone, one message each way.
+    /// A ring by itself, one message in each direction.
     Ring,
-    /// The stages of a large message alone.
+    /// The stages of a large message by themselves.
     Stages,
 }
 
-/// Which topics there are, by number, and messages of them.
+/// The topics by number, and messages of each.
 #[derive(Debug, Clone)]
 struct Plan {
     items: Vec<Item>,
     each: u64,
-    /// Is there one for a stream? Else the first one is.
+    /// Is there a topic for a stream? Otherwise the first one is used.
     has_stream: bool,
     in_stream: u64,
     stream_depth: u32,
@@ -143,7 +143,7 @@ impl Plan {
         self.items.contains(&item)
     }
 
-    /// The number of the topic of a stream, and of the one with one reader.
+    /// Index of the topic of the stream, and of the one with one reader.
     fn stream(&self) -> usize {
         usize::from(self.has_stream)
     }
@@ -156,7 +156,7 @@ impl Plan {
         (0..=self.stream() + usize::from(self.has(Item::One))).map(TurnTarget::Topic)
     }
 
-    /// The topics' names and how many of their messages may wait.
+    /// Names of the topics and their depth.
     fn names(&self) -> Vec<(&'static str, u32)> {
         let mut all = vec![(ALL, DEPTH)];
         all.extend(self.has_stream.then_some(("stream", self.stream_depth)));
@@ -173,28 +173,29 @@ impl Plan {
     }
 
     fn verify_turns(&self) -> impl Iterator<Item = Turn> + use<> {
-        self.topics().map(|what| Turn::new(what, Round::Verify, VERIFIED_MESSAGES))
+        self.topics().map(|target| Turn::new(target, Round::Verify, VERIFIED_MESSAGES))
     }
 
-    /// All bytes are compared; then the first ones make rings, and pools that have to grow.
+    /// Verifies all bytes; then a warm-up creates rings, and grows pools.
     fn before(&self) -> impl Iterator<Item = Turn> + use<> {
-        self.verify_turns().chain(self.topics().map(|what| Turn::new(what, Round::Warmup, WARMUP)))
+        self.verify_turns()
+            .chain(self.topics().map(|target| Turn::new(target, Round::Warmup, WARMUP)))
     }
 
-    /// A stream, and all bytes are compared again.
+    /// A stream, and all bytes are verified again.
     fn after(&self) -> impl Iterator<Item = Turn> + use<> {
         let stream = Turn::new(TurnTarget::Topic(self.stream()), Round::Stream, self.in_stream);
         std::iter::once(stream).chain(self.verify_turns())
     }
 
-    /// What readers do.
+    /// The schedule of readers.
     fn schedule(&self) -> Vec<Turn> {
         let timed = in_turn(&self.items).map(|item| self.turn(item));
         self.before().chain(timed).chain(self.after()).collect()
     }
 }
 
-/// The topics of one place.
+/// The topics of one node.
 fn kinds(arguments: &Arguments, plan: &Plan, memory: MemoryLocation) -> Vec<(String, TopicKind)> {
     let kind = |depth: u32| TopicKind {
         memory: memory.to_string(),
@@ -206,7 +207,8 @@ fn kinds(arguments: &Arguments, plan: &Plan, memory: MemoryLocation) -> Vec<(Str
     plan.names().into_iter().map(|(name, depth)| (name.to_owned(), kind(depth))).collect()
 }
 
-/// Everybody but the publisher: the services first, then who ends as they do, then the readers.
+/// All processes but the publisher: first the services, then the processes that end with them, then
+/// the readers.
 struct RemainingWorkers {
     tasks: Vec<(Task, Option<usize>)>,
     last_to_end: usize,
@@ -218,7 +220,7 @@ impl RemainingWorkers {
         plan: &Plan,
         cores: &Cores,
         (party, both): (&WorkerGroup, &[Service; 2]),
-        there: &[(String, TopicKind)],
+        remote: &[(String, TopicKind)],
     ) -> Self {
         let mut parts: Vec<_> = both.iter().cloned().map(WorkerRole::Serve).collect();
         if plan.has(Item::Stages) {
@@ -237,7 +239,7 @@ impl RemainingWorkers {
         let last_to_end = parts.len();
         let schedule = plan.schedule();
         for reader in 0..arguments.subscribers {
-            let mut topics: Vec<_> = there.iter().cloned().map(Some).collect();
+            let mut topics: Vec<_> = remote.iter().cloned().map(Some).collect();
             if plan.has(Item::One) && reader > 0 {
                 topics[plan.one()] = None;
             }
@@ -261,16 +263,16 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let cores = Cores::new(arguments.cores.as_ref(), arguments.subscribers, Services::Carry)?;
     let plan = Plan::new(arguments);
     let to = arguments.remote_memory.unwrap_or(arguments.memory);
-    let here = kinds(arguments, &plan, arguments.memory);
-    let there = kinds(arguments, &plan, to);
-    let budget = here.iter().map(|(_, kind)| kind.budget(1)).sum();
+    let local = kinds(arguments, &plan, arguments.memory);
+    let remote = kinds(arguments, &plan, to);
+    let budget = local.iter().map(|(_, kind)| kind.budget(1)).sum();
     let by = ReplicationOptions::of(arguments);
     let both = services(&party, budget, by, cores.services())?;
     let RemainingWorkers { mut tasks, last_to_end } =
-        RemainingWorkers::new(arguments, &plan, &cores, (&party, &both), &there);
+        RemainingWorkers::new(arguments, &plan, &cores, (&party, &both), &remote);
     let baseline_plan = arguments
         .baseline
-        .map(|_| baseline::Plan::new(&party, arguments.subscribers, &there[0].1, plan.each));
+        .map(|_| baseline::Plan::new(&party, arguments.subscribers, &remote[0].1, plan.each));
     let baseline_plan = baseline_plan.transpose()?;
     if let Some(baseline_plan) = &baseline_plan {
         tasks.extend(baseline_plan.parts().into_iter().map(|part| (Task::Topic(part), None)));
@@ -278,29 +280,29 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     party.start_workers(&tasks)?;
     let node = join(&both[0].directory, "publisher", arguments.waiting)?;
     let mut lines = Vec::new();
-    for (name, kind) in &here {
+    for (name, kind) in &local {
         let topic = node.topic(name, &kind.settings()?)?;
         lines.push(TimedPublisher::new(&topic, kind, arguments.waiting, arguments.time_fill)?);
     }
-    // Whatever else starts threads or processes runs where it may.
+    // Threads and processes started from here on are not pinned.
     let anywhere = Affinity::now()?;
     let pin_publisher = || cores.publisher().map_or(Ok(()), pin);
     pin_publisher()?;
-    // Who carries messages to the other node.
+    // The replication to the other node counts as a subscriber.
     lines.iter().try_for_each(|line| line.wait_for(1))?;
     party.begin()?;
     publish(&mut lines, plan.before())?;
     let (ring_path, waited_before) = sent(&node)?;
     let mut baseline_publisher = baseline_plan
         .as_ref()
-        .map(|plan| BaselinePublisher::start(plan, &here[0].1))
+        .map(|plan| BaselinePublisher::start(plan, &local[0].1))
         .transpose()?;
     let mut copies = None;
     if plan.has(Item::Stages) {
         anywhere.restore()?;
-        copies = Some(StageCopies::new(arguments.memory, to, &here[0].1, ring_path.lanes)?);
+        copies = Some(StageCopies::new(arguments.memory, to, &local[0].1, ring_path.lanes)?);
         pin_publisher()?;
-        ring_path.tell(party.directory())?;
+        ring_path.write(party.directory())?;
         wire_turn(&party.shared)?;
     }
     let mut threads = ThreadUsages::of(&party.processes());
@@ -335,7 +337,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
             }
             Item::Stages => {
                 wire_turn(&party.shared)?;
-                // Where the services copy.
+                // On the cores of the services.
                 anywhere.restore()?;
                 set_affinity(cores.services())?;
                 copies.as_mut().map_or(Ok(()), |copies| copies.turn(COPIES))?;
@@ -363,7 +365,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         true => of_topic(readers, plan.one()),
         false => Histogram::default(),
     };
-    let alone: Vec<_> = copies.map_or_else(Vec::new, |copies| {
+    let baselines: Vec<_> = copies.map_or_else(Vec::new, |copies| {
         let wire = of_topic(&results[2..last_to_end], 0);
         let all = [
             (Stage::CopyOut, &copies.times[0]),
@@ -372,13 +374,13 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         ];
         all.into_iter().filter_map(|(stage, times)| Latency::of(stage.name(), times)).collect()
     });
-    let longest = alone.iter().map(|it| it.p50_us).fold(0.0, f64::max);
+    let longest = baselines.iter().map(|it| it.p50_us).fold(0.0, f64::max);
     let ring = median(ring);
     let baseline = baseline_plan.map(|plan| plan.measured(&results, one_way, longest));
     let stages = stages(readers);
     let of_all = stages.iter().map(|it| (it.stage, it.p50_us));
-    let of_alone = alone.iter().map(|it| (it.stage, it.p50_us));
-    let slowest_stage = slowest(of_alone).or_else(|| slowest(of_all)).map(str::to_owned);
+    let of_baselines = baselines.iter().map(|it| (it.stage, it.p50_us));
+    let slowest_stage = slowest(of_baselines).or_else(|| slowest(of_all)).map(str::to_owned);
     let verified = results.iter().all(|done| done.verified);
     let messages = plan.each * ROUNDS;
     let waiting = cores.waiting(arguments.waiting);
@@ -405,7 +407,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         ring_p50_us: ring,
         overhead_over_ring_us: one_way.zip(ring).map(|(all, ring)| all - ring),
         ratio_to_slowest: one_way.filter(|_| longest > 0.0).map(|all| all / longest),
-        stage_baselines: alone,
+        stage_baselines: baselines,
         baseline,
         note: cores.note(),
     };
@@ -436,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn readers_rest_while_something_else_is_measured() {
+    fn readers_pause_during_the_turns_of_others() {
         for (items, rests) in [
             (&[Item::All, Item::Ring][..], 1),
             (&[Item::All, Item::One, Item::Stages], 1),
@@ -445,8 +447,8 @@ mod tests {
             for has_stream in [false, true] {
                 let plan = plan(items, has_stream);
                 let schedule = plan.schedule();
-                let count = |what: TurnTarget, round| {
-                    let of_it = |turn: &&Turn| turn.what == what && turn.round == round;
+                let count = |target: TurnTarget, round| {
+                    let of_it = |turn: &&Turn| turn.what == target && turn.round == round;
                     schedule.iter().filter(of_it).map(|turn| turn.count).sum::<u64>()
                 };
                 let rest =

@@ -1,4 +1,4 @@
-//! What is told of messages between two nodes.
+//! Results of messages between two nodes.
 
 use serde::Serialize;
 
@@ -14,32 +14,32 @@ pub(super) struct InterNodeMetrics {
     pub(super) remote_memory: String,
     pub(super) path: String,
     pub(super) provider_between_nodes: String,
-    /// By which the messages went, as the node says.
+    /// The path of the messages, as the node reports it.
     pub(super) lanes: usize,
     pub(super) fill_is_timed: bool,
     /// Messages of which all bytes were compared.
     pub(super) verified_messages: u64,
     pub(super) publish_p50_us: Option<f64>,
     pub(super) stages: Vec<Latency>,
-    /// Of those alone, or of these.
+    /// The slowest stage: of the baselines of stages, or of the topic.
     pub(super) slowest_stage: Option<String>,
-    /// With one reader, measured in turn.
+    /// With one reader, interleaved.
     pub(super) single_subscriber_p50_us: Option<f64>,
     pub(super) single_subscriber_p99_us: Option<f64>,
     pub(super) fan_out_ratio: Option<f64>,
-    /// Of a message that was timed, until there was room in the ring of the other node.
+    /// Of a timed message, until the ring of the other node had credit.
     pub(super) credit_wait_us: f64,
-    /// Of both services, while the messages went that were timed.
+    /// Threads of both services, during the timed messages.
     pub(super) threads: Vec<ThreadUsage>,
-    /// Messages of a stream that may wait.
+    /// Depth of the stream's topic.
     pub(super) stream_depth: u32,
     pub(super) messages_per_s: f64,
     pub(super) stream_gb_per_s: f64,
-    /// The same, 64 bytes or so, by a ring alone, measured in turn.
+    /// Ring baseline with about 64 bytes, interleaved.
     pub(super) ring_p50_us: Option<f64>,
     pub(super) overhead_over_ring_us: Option<f64>,
-    /// Large ones: the stages by themselves, measured in turn, and what all takes relative to the
-    /// slowest.
+    /// Large messages: baselines of the stages, interleaved, and the topic's latency relative to
+    /// the slowest.
     pub(super) stage_baselines: Vec<Latency>,
     pub(super) ratio_to_slowest: Option<f64>,
     pub(super) baseline: Option<baseline::Measured>,
@@ -52,7 +52,7 @@ fn spread(stages: &[Latency]) -> String {
 }
 
 impl Metrics for InterNodeMetrics {
-    const FAILURE_TEXT: &str = "other bytes arrived";
+    const FAILURE_TEXT: &str = "received data is corrupted";
 
     fn to_text(&self, common: &Common) -> String {
         let lanes = text::count_of(self.lanes as u64, "lane");
@@ -74,7 +74,7 @@ impl Metrics for InterNodeMetrics {
         );
         if let Some(ratio) = self.fan_out_ratio {
             out.push_str(&format!(
-                "{ratio:.3} of what it takes with one reader (p50 {}, p99 {} us)\n",
+                "{ratio:.3} of the latency with one reader (p50 {}, p99 {} us)\n",
                 format_figure(self.single_subscriber_p50_us),
                 format_figure(self.single_subscriber_p99_us)
             ));
@@ -82,7 +82,7 @@ impl Metrics for InterNodeMetrics {
         if let Some(ring) = self.ring_p50_us {
             let beyond = format_figure(self.overhead_over_ring_us);
             out.push_str(&format!(
-                "a ring alone takes {ring:.3} us; the topic, {beyond} us more\n"
+                "a ring by itself takes {ring:.3} us; the topic, {beyond} us more\n"
             ));
         }
         let slowest = self.slowest_stage.as_deref().unwrap_or("?");
@@ -92,7 +92,7 @@ impl Metrics for InterNodeMetrics {
         ));
         if !self.stage_baselines.is_empty() {
             out.push_str(&format!(
-                "each alone: {}; all takes {} of the slowest\n",
+                "each by itself: {}; the total is {} of the slowest\n",
                 spread(&self.stage_baselines),
                 format_figure(self.ratio_to_slowest)
             ));
@@ -100,7 +100,7 @@ impl Metrics for InterNodeMetrics {
         if self.credit_wait_us > 0.0 {
             let waits = self.credit_wait_us;
             out.push_str(&format!(
-                "a message waits {waits:.1} us for room in the other node's ring\n"
+                "a message waits {waits:.1} us for credit of the other node's ring\n"
             ));
         }
         out.push_str(&thread_usage::to_text(&self.threads));

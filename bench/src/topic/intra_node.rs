@@ -1,4 +1,4 @@
-//! Within a node: from one process to others, through memory that all have.
+//! Within a node: from one process to others, through shared memory.
 
 use serde::Serialize;
 
@@ -31,25 +31,26 @@ pub(super) struct IntraNodeMetrics {
     pub(super) publish_p50_us: Option<f64>,
     pub(super) publish_p99_us: Option<f64>,
     pub(super) stages: Vec<Latency>,
-    /// A queue alone, measured in turn, and what the topic takes more.
+    /// The queue baseline, interleaved, and the overhead of the topic over it.
     pub(super) queue_p50_us: Option<f64>,
     pub(super) queue_p99_us: Option<f64>,
     overhead_over_queue_us: Option<f64>,
-    /// With one reader, measured in turn.
+    /// With one reader, interleaved.
     single_subscriber_p50_us: Option<f64>,
     single_subscriber_p99_us: Option<f64>,
     fan_out_ratio: Option<f64>,
     note: Option<String>,
 }
 
-/// First and last all bytes are compared; what is compared with each other takes turns.
+/// First and last all bytes are verified; what is compared is interleaved.
 fn schedule(each: u64, has_one: bool, warmup: u64) -> Vec<Turn> {
     let all = if has_one { &[ALL, TurnTarget::Queue, ONE][..] } else { &[ALL, TurnTarget::Queue] };
-    let topics = || all.iter().filter(|what| **what != TurnTarget::Queue);
-    let verify_turns = || topics().map(|what| Turn::new(*what, Round::Verify, VERIFIED_MESSAGES));
-    // Pools that have to grow, pages that nobody touched yet.
-    let warm = all.iter().map(|what| Turn::new(*what, Round::Warmup, warmup));
-    let timed = in_turn(all).map(|what| Turn::new(what, Round::Timed, each));
+    let topics = || all.iter().filter(|target| **target != TurnTarget::Queue);
+    let verify_turns =
+        || topics().map(|target| Turn::new(*target, Round::Verify, VERIFIED_MESSAGES));
+    // Warm-up: grows pools and touches pages.
+    let warm = all.iter().map(|target| Turn::new(*target, Round::Warmup, warmup));
+    let timed = in_turn(all).map(|target| Turn::new(target, Round::Timed, each));
     verify_turns().chain(warm).chain(timed).chain(verify_turns()).collect()
 }
 
@@ -57,12 +58,11 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     measure(arguments)?.conclude(arguments.json)
 }
 
-/// Which are used.
+/// Runs the measurement, and restores the affinity of this process.
 pub(super) fn cores(arguments: &Arguments) -> Result<Cores, Failure> {
     Cores::new(arguments.cores.as_ref(), arguments.subscribers, Services::Rest)
 }
 
-/// Leaves this process where it was, with nothing that was measured there.
 pub(super) fn measure(arguments: &Arguments) -> Result<Report<IntraNodeMetrics>, Failure> {
     let mut party = WorkerGroup::new(WORDS + queue_baseline::words())?;
     let cores = cores(arguments)?;
@@ -82,7 +82,7 @@ pub(super) fn measure(arguments: &Arguments) -> Result<Report<IntraNodeMetrics>,
         budget: kind.budget(2),
         cores: cores.services().to_vec(),
     };
-    // The service's threads are not where the publisher will be.
+    // The service's threads must not share the publisher's core.
     let anywhere = Affinity::now()?;
     set_affinity(&service.cores)?;
     let node = serve(&service)?;
@@ -161,7 +161,7 @@ pub(super) fn measure(arguments: &Arguments) -> Result<Report<IntraNodeMetrics>,
 }
 
 impl Metrics for IntraNodeMetrics {
-    const FAILURE_TEXT: &str = "other bytes were read";
+    const FAILURE_TEXT: &str = "received data is corrupted";
 
     fn to_text(&self, common: &Common) -> String {
         let fan_out = self.fan_out_ratio.map(|ratio| {
@@ -169,7 +169,7 @@ impl Metrics for IntraNodeMetrics {
                 format_figure(self.single_subscriber_p50_us),
                 format_figure(self.single_subscriber_p99_us),
             );
-            format!("; {ratio:.3} of what it takes with one reader (p50 {p50}, p99 {p99} us)")
+            format!("; {ratio:.3} of the latency with one reader (p50 {p50}, p99 {p99} us)")
         });
         let of_stage = |it: &Latency| format!(", {} {:.3}/{:.3}", it.stage, it.p50_us, it.p99_us);
         let stages = self.stages.iter().map(of_stage);
@@ -177,7 +177,7 @@ impl Metrics for IntraNodeMetrics {
         format!(
             "{} on {}, {}, {}: p50 {}, p99 {}, p99.9 {} us until it was read{}\n\
          p50 of the call that publishes {} us (p99 {}); p50/p99 of stages{}\n\
-         a queue alone takes {} us; the topic, {} us more\n{}",
+         a queue by itself takes {} us; the topic, {} us more\n{}",
             size::print(common.bytes),
             common.provider,
             text::count_of(self.subscribers, "reader"),
@@ -201,11 +201,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_timed_is_not_compared_in_full() {
+    fn timed_messages_are_not_compared_completely() {
         for has_one in [false, true] {
             let all = schedule(7, has_one, 5);
-            let count = |what: TurnTarget, round| {
-                let turns = all.iter().filter(|turn| turn.what == what && turn.round == round);
+            let count = |target: TurnTarget, round| {
+                let turns = all.iter().filter(|turn| turn.what == target && turn.round == round);
                 turns.map(|turn| turn.count).sum::<u64>()
             };
             assert_eq!(count(ALL, Round::Timed), 7 * ROUNDS);

@@ -1,4 +1,4 @@
-//! Many topics on two nodes at once: does any of them stall, or get less than the others?
+//! Many topics on two nodes at once: does any topic stall, or get a smaller share?
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -20,27 +20,27 @@ use command::exit::{Exit, Failure};
 use command::histogram::Histogram;
 use command::text;
 
-/// After the last message, until all have all of it.
+/// Time after the last message until all subscribers must have read everything.
 const DRAIN_TIME: Duration = Duration::from_secs(30);
-/// When there is nothing to do.
+/// Pause while there is nothing to do.
 const IDLE_SLEEP: Duration = Duration::from_micros(200);
 
-/// What a process does at its node.
+/// The task of a process.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct ManyTopicsRole {
     directory: PathBuf,
     kind: TopicKind,
     topics: u64,
-    /// Publishes those that this node has; or else reads those of both.
+    /// Publishes the topics of its node; otherwise reads those of both nodes.
     publishes: Option<u64>,
-    /// The topics of each node are dealt out to so many processes, of which this is one.
+    /// The topics of each node are distributed over so many processes, of which this is one.
     process: u64,
     processes: u64,
-    /// Of how many nodes each publishes its share of the topics.
+    /// Number of nodes that publish their share of the topics.
     nodes: u64,
-    /// Looks all the time, also when there is nothing to do.
+    /// Busy-polls, also while there is nothing to do.
     is_busy: bool,
-    /// How many read at a publisher's node, with the one who carries messages to the other.
+    /// Readers at a publisher's node, with the replication to the other node.
     readers: u32,
     seconds: u64,
 }
@@ -62,15 +62,15 @@ impl ManyTopicsRole {
 struct ManyTopicsMetrics {
     topics: u64,
     subscribers: u64,
-    /// Of each node, and of each subscriber.
+    /// For each node, and each subscriber.
     processes: u64,
     one_way: bool,
     messages: u64,
     messages_per_s: f64,
-    /// Of the topic that had the fewest messages, and the most, relative to the mean.
+    /// Messages of the topic with the fewest, and with the most, relative to the mean.
     smallest_share: f64,
     largest_share: f64,
-    /// The longest that any subscriber had nothing of a topic.
+    /// The longest time without a message of a topic, of any subscriber.
     longest_gap_ms: f64,
     lost: u64,
 }
@@ -89,7 +89,7 @@ pub(super) fn run(arguments: &Arguments, topics: u64) -> Result<(), Failure> {
         .iter()
         .map(|service| (Task::Topic(WorkerRole::Serve(service.clone())), None))
         .collect();
-    // Half of the subscribers at each node, and one at each at least.
+    // Half of the subscribers at each node, at least one.
     let near = arguments.subscribers.div_ceil(2);
     let readers = match arguments.one_way {
         false => [near, (arguments.subscribers - near).max(1)],
@@ -124,9 +124,9 @@ pub(super) fn run(arguments: &Arguments, topics: u64) -> Result<(), Failure> {
     }
     party.start_workers(&tasks)?;
     party.begin()?;
-    // Whoever reads does so for some time without a message; services, until they are told.
+    // Readers end after some time without a message, services by a signal.
     std::thread::sleep(Duration::from_secs(arguments.seconds));
-    // Services end when all others have.
+    // Services end after all other workers.
     let results = party.results_ending_with(2, end_all)?;
     let (readers_found, publishers) = results[2..].split_at(count as usize);
     let mut published = vec![0; topics as usize];
@@ -139,12 +139,12 @@ pub(super) fn run(arguments: &Arguments, topics: u64) -> Result<(), Failure> {
     let mut longest_gap = 0;
     let mut samples = Histogram::default();
     for (at, found) in found(readers_found).enumerate() {
-        // Each has read the topics of its own share.
+        // Each subscriber has read the topics of its share.
         let process = at as u64 / (readers[0] + readers[1]);
         longest_gap = longest_gap.max(found.longest_gap);
-        found.topics.iter().for_each(|took| samples.merge(took));
-        let mine = assigned_topics((topics, nodes), (process, processes)).zip(&found.shares);
-        let missing = mine.map(|(topic, mine)| published[topic as usize].abs_diff(*mine));
+        found.topics.iter().for_each(|times| samples.merge(times));
+        let counts = assigned_topics((topics, nodes), (process, processes)).zip(&found.shares);
+        let missing = counts.map(|(topic, count)| published[topic as usize].abs_diff(*count));
         lost += missing.sum::<u64>();
     }
     let messages: u64 = published.iter().sum();
@@ -168,7 +168,7 @@ pub(super) fn run(arguments: &Arguments, topics: u64) -> Result<(), Failure> {
 }
 
 impl Metrics for ManyTopicsMetrics {
-    const FAILURE_TEXT: &str = "messages were lost, or altered";
+    const FAILURE_TEXT: &str = "messages were lost or corrupted";
 
     fn to_text(&self, _common: &Common) -> String {
         format!(
@@ -187,12 +187,12 @@ impl Metrics for ManyTopicsMetrics {
     }
 }
 
-/// The topics that are this process's, of so many.
+/// The topics of this process.
 fn assigned_topics(
     (topics, nodes): (u64, u64),
     (process, processes): (u64, u64),
 ) -> impl Iterator<Item = u64> {
-    // Nodes have them in turn.
+    // Topics alternate between nodes.
     (0..topics).filter(move |topic| topic / nodes % processes == process)
 }
 
@@ -200,7 +200,7 @@ fn name(topic: u64) -> String {
     format!("many {topic}")
 }
 
-/// The life of such a process.
+/// Runs such a process.
 pub(super) fn take(
     shared: &SharedSegment,
     role: &ManyTopicsRole,
@@ -210,14 +210,14 @@ pub(super) fn take(
     let settings = role.kind.settings()?;
     match role.publishes {
         Some(node_number) => {
-            let mine: Vec<u64> =
+            let own: Vec<u64> =
                 role.topics().filter(|topic| topic % role.nodes == node_number).collect();
             let mut publishers = Vec::new();
-            for topic in &mine {
+            for topic in &own {
                 publishers.push(node.topic(&name(*topic), &settings)?.publisher()?);
             }
             ready()?;
-            publish(role, &mine, &publishers)
+            publish(role, &own, &publishers)
         }
         None => {
             let mut subscribers = Vec::new();
@@ -232,12 +232,12 @@ pub(super) fn take(
 
 fn publish(
     role: &ManyTopicsRole,
-    mine: &[u64],
+    own: &[u64],
     publishers: &[Publisher],
 ) -> Result<WorkerResult, Failure> {
-    let come = Instant::now() + DRAIN_TIME;
+    let deadline = Instant::now() + DRAIN_TIME;
     while publishers.iter().any(|publisher| publisher.subscribers() < role.readers) {
-        if Instant::now() > come {
+        if Instant::now() > deadline {
             return Err(Failure::new(Exit::Deadline, "not all subscribers were ready in time"));
         }
         std::thread::sleep(IDLE_SLEEP);
@@ -248,7 +248,7 @@ fn publish(
     let end = Instant::now() + Duration::from_secs(role.seconds);
     while Instant::now() < end {
         let mut is_busy = false;
-        for (topic, publisher) in mine.iter().zip(publishers) {
+        for (topic, publisher) in own.iter().zip(publishers) {
             let sent = &mut shares[*topic as usize];
             random_pattern.write(role.kind.content(*sent), |offset, part| {
                 bytes[offset as usize..][..part.len()].copy_from_slice(part);
@@ -282,7 +282,7 @@ fn read(
         TopicResult { shares: vec![0; subscribers.len()], topics, ..TopicResult::default() };
     let mut last: Vec<Option<Instant>> = vec![None; subscribers.len()];
     let mut verified = true;
-    // Who publishes waits until all is read; a while later nothing more comes.
+    // The publisher waits until everything is read; a while later no message follows.
     let mut quiet = Instant::now();
     while quiet.elapsed()
         < Duration::from_secs(2) + DRAIN_TIME * u32::from(found.shares.contains(&0))
@@ -318,7 +318,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_topic_is_dealt_to_one_process_and_published_by_one_node() {
+    fn each_topic_has_one_process_and_one_publishing_node() {
         for (topics, nodes, processes) in [(1, 1, 1), (8, 2, 1), (8, 2, 3), (7, 2, 2), (5, 1, 4)] {
             let all = (0..processes)
                 .map(|it| assigned_topics((topics, nodes), (it, processes)).collect());

@@ -31,26 +31,24 @@ use crate::random_pattern::HEADER;
 use command::exit::{Exit, Failure};
 use command::{size, text};
 
-/// The shares of what is measured in turn, as A B B A …: so many pairs.
+/// Interleaved rounds, as A B B A …: so many pairs.
 const ROUNDS: u64 = 11;
-/// Messages that are timed, if nothing else is said, and bytes that they have together where they
-/// are copied.
+/// Default number of timed messages, and the maximum of their bytes together where they are copied.
 const MESSAGES: u64 = 20_000;
 const BYTES: u64 = 2 << 30;
 
-/// Publishes messages that readers in other processes pull, look at and let go of.
+/// Publishes messages that readers in other processes pull, check and release.
 ///
-/// Without anything: within a node, from the memory being borrowed until a reader has the message.
-/// All bytes are compared in rounds of their own, before and after those that are timed; in these
-/// the first and the last ones, unless a device has them. The last line of the output is one JSON
-/// object.
+/// By default within a node, from the loan of memory until a reader has the message. All bytes are
+/// verified in separate rounds, before and after the timed ones; in these only the first and last
+/// bytes, unless a device has them. The last line of the output is one JSON object.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Arguments {
-    /// Within one node: loan, publish, pull, release; interleaved with a queue alone
+    /// Within one node: loan, publish, pull, release; interleaved with the queue baseline
     #[arg(long, group = "what")]
     intra_node: bool,
-    /// The same with one reader, two, four and so on to so many, that look all the time and that
-    /// sleep: how latency, and the call that publishes, grow with them
+    /// Within one node with 1, 2, 4, … readers up to this number, that busy-poll and that block:
+    /// growth of latency, and of the call that publishes
     #[arg(
         long,
         value_name = "READERS",
@@ -59,9 +57,9 @@ pub(crate) struct Arguments {
         value_parser = clap::value_parser!(u64).range(1..=32)
     )]
     fan_out: Option<u64>,
-    /// Between two nodes of this machine that do not know it: latency beside that of a ring, or
-    /// from --size 64K on beside the stages of a message, each of them alone and by as many lanes;
-    /// messages a second
+    /// Between two nodes of this machine without shared memory: latency compared with that of a
+    /// ring, or from --size 64K on with the stages of a message by themselves, with as many lanes;
+    /// messages per second
     #[arg(long, group = "what")]
     inter_node: bool,
     /// Cost of this many idle topics
@@ -70,64 +68,65 @@ pub(crate) struct Arguments {
     /// Fairness of this many topics on two nodes at once, each with --subscribers
     #[arg(long, value_name = "TOPICS", group = "what", value_parser = clap::value_parser!(u64).range(1..=256))]
     many_topics: Option<u64>,
-    /// The same by other means, interleaved with --inter-node: pageable copies, a Unix socket, TCP, a copy for
+    /// Interleave --inter-node with this baseline: pageable copies, a Unix socket, TCP, a copy for
     /// each reader
     #[arg(long, value_enum, group = "what")]
     baseline: Option<Baseline>,
     /// Bytes of a message; takes K, M, G
     #[arg(long, value_name = "BYTES", value_parser = size::parse_positive, default_value = "64")]
     size: u64,
-    /// Readers, each a process
+    /// Number of readers, each a process
     #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u64).range(1..=32))]
     subscribers: u64,
-    /// Measure in turn with one reader, too, and tell the ratio
+    /// Interleave with a single reader, too, and print the ratio
     #[arg(long)]
     single_subscriber: bool,
-    /// Messages that are timed; takes K, M, G [default: 20K; where they are copied no more than
-    /// 2 GiB together, but 22 at least]
+    /// Timed messages; takes K, M, G [default: 20K; where they are copied at most 2 GiB together,
+    /// but at least 22]
     #[arg(long = "iters", value_name = "N", value_parser = size::parse_positive)]
     iterations: Option<u64>,
     /// How readers and publishers wait
     #[arg(long, value_enum, default_value_t = Wait::Busy)]
     waiting: Wait,
-    /// In whose memory messages lie: host, or a device like cuda:0 or emulated:0
+    /// Memory of the messages: host, or a device such as cuda:0 or emulated:0
     #[arg(long, value_name = "PLACE", default_value = "host")]
     memory: MemoryLocation,
-    /// In whose memory they lie at the other node [default: the same]
+    /// Memory of the messages at the other node [default: the same]
     #[arg(long, value_name = "PLACE")]
     remote_memory: Option<MemoryLocation>,
-    /// Count the time to write the content, too
+    /// Include the time to write the content
     #[arg(long)]
     time_fill: bool,
-    /// What carries messages between nodes [default: the best provider]
+    /// Provider for messages between nodes [default: the best provider]
     #[arg(long, value_name = "NAME")]
     provider: Option<String>,
-    /// Lanes by which large messages go between nodes [default: automatic]
+    /// Lanes for large messages between nodes [default: automatic]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=16))]
     lanes: Option<u32>,
-    /// Threads of each service that carry messages between nodes [default: automatic]
+    /// Replication threads of each service [default: automatic]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=16))]
     workers: Option<u32>,
-    /// With --many-topics: processes that the topics of each node, and of each subscriber, are dealt out to
+    /// With --many-topics: number of processes of each node, and of each subscriber, that share the
+    /// topics
     #[arg(long, value_name = "N", default_value = "1", requires = "many_topics", value_parser = clap::value_parser!(u64).range(1..=32))]
     processes: u64,
     /// With --many-topics: only one node publishes, and only the other one reads
     #[arg(long, requires = "many_topics")]
     one_way: bool,
-    /// How long idle topics, or many at once, are watched
+    /// Duration of --idle-topics and --many-topics
     #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = clap::value_parser!(u64).range(1..=600))]
     seconds: u64,
     /// Cores of the publisher and of each reader, A,B,…: readers share them if there are fewer, and
-    /// the services of nodes have those that are left; or auto: one for each of them, but two thirds
-    /// for services that carry messages between nodes [default: wherever the system puts them]
+    /// the services of nodes have the rest; or auto: one for each, but two thirds for services that
+    /// replicate messages between nodes [default: not pinned]
     #[arg(long, value_name = "A,B|auto")]
     cores: Option<CoreChoice>,
-    /// Only the JSON line
+    /// Print the JSON line only
     #[arg(long)]
     json: bool,
 }
 
-/// What it is compared with.
+/// The baseline design.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Baseline {
     /// The design of the original thesis
@@ -135,20 +134,20 @@ enum Baseline {
 }
 
 impl Arguments {
-    /// Messages of each round; are they copied?
+    /// Messages of each round; fewer if they are copied.
     fn each(&self, is_copied: bool) -> u64 {
         let few = (BYTES / self.size).clamp(2 * ROUNDS, MESSAGES);
         let all = self.iterations.unwrap_or(if is_copied { few } else { MESSAGES });
         all.div_ceil(ROUNDS).max(1)
     }
 
-    /// Is there to be a topic with one reader beside that with all?
+    /// Is there a topic with one reader, besides that with all?
     fn has_one(&self) -> bool {
         self.single_subscriber && self.subscribers > 1
     }
 
-    /// Does the publisher write at both ends of a message that is timed? Bytes of a device are
-    /// left alone: users have it write them.
+    /// Does the publisher write both ends of a timed message? Not in device memory: users let the
+    /// device write it.
     fn writes_ends(&self) -> bool {
         self.time_fill || matches!(self.memory, MemoryLocation::Host)
     }
@@ -156,25 +155,25 @@ impl Arguments {
     fn check(&self) -> Result<(), Failure> {
         let refuse = |why: String| Err(Failure::new(Exit::Usage, why));
         if self.size < HEADER as u64 {
-            return refuse(format!("--size: what can be checked has {HEADER} bytes at least"));
+            return refuse(format!("--size is too small. Use at least {HEADER} bytes"));
         }
         intra_node::cores(self).map(drop)?;
         if self.size > TopicSettings::LARGEST {
             let most = size::print(TopicSettings::LARGEST);
-            return refuse(format!("--size: a message has at most {most}"));
+            return refuse(format!("--size is too large. Use at most {most}"));
         }
         let is_of_host = |place: MemoryLocation| match place {
             MemoryLocation::Host => true,
             MemoryLocation::Device(name) => name.implementation != Implementation::Cuda,
         };
-        // A message, and what it is made of or compared with; at each node.
+        // A message, and its source or the buffer to compare with; at each node.
         let places = match self.inter_node || self.baseline.is_some() {
             true => [Some(self.memory), Some(self.remote_memory.unwrap_or(self.memory))],
             false => [Some(self.memory), None],
         };
         let of_host =
             places.into_iter().flatten().filter(|place| is_of_host(*place)).count() as u64;
-        // The service of a node has one for each topic, and some more.
+        // The service of a node has a descriptor for each topic, and some more.
         let topics = self.idle_topics.or(self.many_topics).unwrap_or(2);
         let remedy = "Use fewer topics";
         command::process::check_descriptors("measure topics", topics + 64, remedy)?;
@@ -183,7 +182,7 @@ impl Arguments {
     }
 }
 
-/// Who looks all the time keeps others from what they wait for.
+/// Warns if busy-polling processes share cores.
 fn warn_of_cores(arguments: &Arguments) {
     let cores = std::thread::available_parallelism().map_or(1, usize::from) as u64;
     if arguments.waiting == Wait::Busy && arguments.subscribers + 1 > cores {
@@ -232,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn few_are_timed_only_where_they_are_copied() {
+    fn fewer_messages_are_timed_where_they_are_copied() {
         for (words, is_copied, expected) in [
             ("--size 64", false, 20_000),
             ("--size 1G", false, 20_000),
@@ -246,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn how_many_read_is_said_once() {
+    fn number_of_readers_is_set_by_one_option() {
         let is_taken = |words: &str| {
             let words = std::iter::once("topic").chain(words.split_whitespace());
             Line::try_parse_from(words).is_ok()
@@ -262,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_of_a_device_are_left_alone() {
+    fn device_memory_is_not_written_by_the_publisher() {
         assert!(arguments("--size 1M").writes_ends());
         assert!(!arguments("--memory emulated:0").writes_ends());
         assert!(arguments("--memory emulated:0 --time-fill").writes_ends());

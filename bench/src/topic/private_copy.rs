@@ -1,4 +1,4 @@
-//! Memory of one process only, with whose content messages begin, or where they end, by other means.
+//! Private memory of one process, the source or destination of messages of the baseline.
 
 use gpu::{Device, Memory, Stream};
 use pubsub::{MemoryLocation, Sample};
@@ -6,7 +6,7 @@ use pubsub::{MemoryLocation, Sample};
 use super::role::TIMEOUT;
 use command::exit::Failure;
 
-/// What is copied at a time between a message and a device: it stays in the cache meanwhile.
+/// Bytes copied at a time between a message and a device: they stay in the cache meanwhile.
 const CHUNK: usize = 1 << 20;
 
 /// Memory for a message.
@@ -15,7 +15,7 @@ pub(super) enum PrivateMemory {
     Device(Box<OnDevice>),
 }
 
-/// Memory of a device, and what it takes to copy to it.
+/// Memory of a device, with a stream to copy to it.
 pub(super) struct OnDevice {
     stream: Stream,
     memory: Memory,
@@ -36,7 +36,7 @@ impl PrivateMemory {
         }
     }
 
-    /// Copies a message here.
+    /// Copies a message to this memory.
     pub(super) fn copy(&mut self, sample: &Sample) -> Result<(), Failure> {
         let OnDevice { stream, memory, chunk } = match self {
             Self::Host(bytes) => return Ok(sample.read(0, bytes)?),
@@ -54,7 +54,7 @@ impl PrivateMemory {
         Ok(())
     }
 
-    /// Puts bytes here.
+    /// Writes bytes to this memory.
     pub(super) fn put(&mut self, offset: u64, bytes: &[u8]) -> Result<(), Failure> {
         match self {
             Self::Host(all) => {
@@ -68,7 +68,7 @@ impl PrivateMemory {
         }
     }
 
-    /// Copies all of it to pageable memory.
+    /// Copies everything to pageable memory.
     pub(super) fn take(&self, to: &mut [u8]) -> Result<(), Failure> {
         match self {
             Self::Host(all) => {

@@ -1,5 +1,5 @@
-//! A queue alone, of the same depth and with entries as long as those of topics: what nodes,
-//! publishers and subscribers add to it is seen beside it.
+//! The queue baseline: a queue of the depth and entry length of a topic's. The difference is the
+//! cost of nodes, publishers and subscribers.
 
 use std::time::{Duration, Instant};
 
@@ -21,7 +21,7 @@ fn setup() -> QueueSetup {
     QueueSetup { depth: DEPTH, overflow_policy: OverflowPolicy::Reject }
 }
 
-/// Words that it takes, behind those that all have.
+/// Words of the queue, after the common ones.
 pub(super) fn words() -> usize {
     BaselineQueue::required_words(setup())
 }
@@ -30,7 +30,7 @@ fn failed(error: QueueError) -> Failure {
     Failure::failed(format!("a queue: {error}"))
 }
 
-/// Its publisher.
+/// The publisher of the queue.
 pub(super) struct QueueBaseline<'a> {
     shared: &'a SharedSegment,
     queue: BaselineQueue,
@@ -39,7 +39,7 @@ pub(super) struct QueueBaseline<'a> {
 }
 
 impl<'a> QueueBaseline<'a> {
-    /// Makes it: to be called before anybody reads.
+    /// Creates the queue. Call before readers start.
     pub(super) fn make(shared: &SharedSegment) -> Result<(), Failure> {
         BaselineQueue::format(shared.part_from(WORDS)?, setup()).map(drop).map_err(failed)
     }
@@ -49,7 +49,7 @@ impl<'a> QueueBaseline<'a> {
         Ok(Self { shared, queue, spin: waiting.wait_strategy(), next: 0 })
     }
 
-    /// Publishes so many entries one at a time: the next when all have let go of the one before.
+    /// Publishes entries one at a time: the next when all readers have released the one before.
     pub(super) fn one_by_one(&mut self, count: u64, pause: Duration) -> Result<(), Failure> {
         let caller = self.shared.caller();
         for _ in 0..count {
@@ -64,14 +64,14 @@ impl<'a> QueueBaseline<'a> {
             let position = published.map_err(failed)?.position;
             let is_released = || self.queue.is_released(position).then_some(());
             let released = self.queue.wait_for_room_with(&mut self.spin, end, is_released);
-            released.ok_or_else(|| late("readers do not read any more"))?;
+            released.ok_or_else(|| late("readers stopped reading"))?;
             self.next += 1;
         }
         Ok(())
     }
 }
 
-/// One who reads it.
+/// A reader of the queue.
 pub(super) struct QueueBaselineReader {
     queue: BaselineQueue,
     subscriber: Subscriber,
@@ -86,17 +86,21 @@ impl QueueBaselineReader {
         Ok(Self { queue, subscriber, next: 0 })
     }
 
-    /// Reads so many. False if they are not what was published.
-    pub(super) fn read(&mut self, count: u64, mut came: impl FnMut(u64)) -> Result<bool, Failure> {
+    /// Reads a number of entries. False if they are not those published.
+    pub(super) fn read(
+        &mut self,
+        count: u64,
+        mut record: impl FnMut(u64),
+    ) -> Result<bool, Failure> {
         let mut is_right = true;
         for _ in 0..count {
             let taken = self.queue.take_until(&mut self.subscriber, Instant::now() + TIMEOUT);
             let time = now();
-            let taken = taken.ok_or_else(|| late("an entry did not come"))?;
+            let taken = taken.ok_or_else(|| late("an entry did not arrive"))?;
             let [stamp, number, both, ..] = taken.entry;
             is_right &= number == self.next && both == stamp ^ number;
             self.next += 1;
-            came(time.saturating_sub(stamp));
+            record(time.saturating_sub(stamp));
             if self.queue.release(&self.subscriber, taken.position).is_some() {
                 self.queue.mark_disposed(taken.position);
             }

@@ -1,4 +1,4 @@
-//! What is told of a measurement.
+//! Common results of the measurements of topics.
 
 use serde::Serialize;
 
@@ -11,7 +11,7 @@ use crate::worker_group::WorkerResult;
 use command::histogram::Histogram;
 use command::stages::Stage;
 
-/// How long a stage took.
+/// Duration of a stage.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct Latency {
     pub(super) stage: &'static str,
@@ -27,7 +27,7 @@ impl Latency {
     }
 }
 
-/// What all readers found of a topic.
+/// The merged results of all readers.
 pub(super) fn of_topic(results: &[WorkerResult], topic: usize) -> Histogram {
     let mut all = Histogram::default();
     for found in found(results) {
@@ -51,17 +51,17 @@ pub(super) fn stages(results: &[WorkerResult]) -> Vec<Latency> {
     Stage::ALL.into_iter().filter_map(of_stage).collect()
 }
 
-/// The stage that takes longest.
+/// The stage with the highest median.
 pub(super) fn slowest<'a>(stages: impl Iterator<Item = (&'a str, f64)>) -> Option<&'a str> {
     stages.max_by(|one, other| one.1.total_cmp(&other.1)).map(|(stage, _)| stage)
 }
 
-/// The way by which messages came.
+/// The path of the messages.
 pub(super) fn path(results: &[WorkerResult]) -> String {
     found(results).map(|found| found.path.clone()).find(|path| !path.is_empty()).unwrap_or_default()
 }
 
-/// What all measurements tell; readers waited so.
+/// The common part of all reports.
 pub(super) fn common(
     arguments: &Arguments,
     waiting: Wait,

@@ -1,4 +1,4 @@
-//! The processes of a measurement beside the first one: services of nodes, and readers.
+//! The workers of a measurement: services of nodes, and readers.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -22,24 +22,24 @@ use command::exit::{Exit, Failure};
 use command::histogram::Histogram;
 use command::stages;
 
-/// That each publisher may have.
+/// Loans of each publisher.
 const LOANS: u32 = 4;
 pub(super) const TIMEOUT: Duration = Duration::from_secs(60);
-/// What is said of a message beside its content: when it was published, how long it took before
-/// that to borrow its memory and to fill it, and its number.
+/// Stamps of a message: when it was published, how long the loan and the fill took before, and its
+/// number.
 const STAMPS: usize = 4;
-/// The word that ends services and others that wait for nothing else.
+/// The word that ends services and other waiting workers.
 const END_WORD: usize = 0;
-/// Rests that are over: two lines, whose readers rest by themselves.
+/// Ended pauses: two lines, for readers that pause independently.
 const RESUME_WORDS: usize = 1;
-/// Turns that are asked of the wire alone, and those that are done.
+/// Requested and completed turns of the ring throughput baseline.
 const WIRE_WORDS: (usize, usize) = (3, 4);
-/// Words that all share.
+/// Common words of all workers.
 pub(super) const WORDS: usize = 5;
-/// Longer than one who rests sleeps at a time.
+/// Longer than one sleep of a paused worker.
 pub(super) const WAKEUP_TIME: Duration = Duration::from_millis(4);
 
-/// What such a process does.
+/// The task of a worker.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) enum WorkerRole {
     Serve(Service),
@@ -49,21 +49,20 @@ pub(crate) enum WorkerRole {
     Wire(wire_baseline::WireEnd),
 }
 
-/// What one has found, beside the samples of [`WorkerResult`].
+/// The results of a worker, in addition to the samples of [`WorkerResult`].
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct TopicResult {
-    /// Nanoseconds of each message that was timed, by topic.
+    /// Nanoseconds of each timed message, by topic.
     pub(super) topics: Vec<Histogram>,
-    /// Of each entry of a queue alone.
+    /// Of each entry of the queue baseline.
     pub(super) queue: Histogram,
-    /// Of the stages of their way.
+    /// Of the stages of messages.
     pub(super) stages: [Histogram; stages::COUNT],
-    /// Of copies of the readers' own, where these are asked for.
+    /// Of copies to the readers' own memory, if requested.
     pub(super) private: Histogram,
-    /// By which way they came.
+    /// The path of the messages.
     pub(super) path: String,
-    /// Of those that came as fast as it goes: from the first message to the last, in nanoseconds,
-    /// and how many there were.
+    /// Of the stream: from the first message to the last, in nanoseconds, and their number.
     pub(super) streams: Vec<(u64, u64)>,
     /// Messages by topic.
     pub(super) shares: Vec<u64>,
@@ -77,11 +76,11 @@ pub(crate) struct Service {
     pub(super) directory: PathBuf,
     pub(super) network: Option<Network>,
     pub(super) budget: u64,
-    /// Where its threads run; anywhere if there are none.
+    /// The cores of its threads; not pinned without any.
     pub(super) cores: Vec<usize>,
 }
 
-/// How it is connected.
+/// Its network.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Network {
     pub(super) listen: SocketAddr,
@@ -91,14 +90,14 @@ pub(crate) struct Network {
     pub(super) workers: u32,
 }
 
-/// What topics are like.
+/// The settings and contents of a topic.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct TopicKind {
     pub(super) memory: String,
     pub(super) size: u64,
     pub(super) depth: u32,
     pub(super) run: u64,
-    /// What it begins and ends with is written each time.
+    /// The first and last bytes are written each time.
     pub(super) writes_ends: bool,
 }
 
@@ -120,7 +119,7 @@ impl TopicKind {
         Ok(matches!(self.memory.parse()?, MemoryLocation::Host))
     }
 
-    /// What so many topics may take, as nodes reckon, with a publisher each.
+    /// Memory that so many topics reserve, with a publisher each.
     pub(super) fn budget(&self, topics: u64) -> u64 {
         let (depth, largest) = (self.depth, self.size);
         let each = TopicSettings { depth, largest, ..TopicSettings::default() }.reserves(1);
@@ -132,19 +131,19 @@ impl TopicKind {
     }
 }
 
-/// Nanoseconds of the clock that all processes of a machine share, and messages have.
+/// Nanoseconds of the clock that all processes of a machine share, and that stamps messages.
 #[inline]
 pub(super) fn now() -> u64 {
     let time = nix::time::clock_gettime(nix::time::ClockId::CLOCK_REALTIME);
     time.map_or(0, |time| time.tv_sec() as u64 * 1_000_000_000 + time.tv_nsec() as u64)
 }
 
-/// What is attached to a message.
+/// The stamps attached to a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Stamps {
     pub(super) published: u64,
     pub(super) borrow: u64,
-    /// 0 if that is not counted.
+    /// 0 if not measured.
     pub(super) fill: u64,
     pub(super) number: u64,
 }
@@ -201,7 +200,7 @@ pub(super) fn serve(service: &Service) -> Result<Node, Failure> {
     })?)
 }
 
-/// Lets those end that wait for nothing else.
+/// Ends all waiting workers.
 pub(super) fn end_all(shared: &SharedSegment) -> Result<(), Failure> {
     shared.part()?.store(END_WORD, 1, Ordering::Release);
     Ok(())
@@ -211,33 +210,36 @@ pub(super) fn has_ended(shared: &SharedSegment) -> Result<bool, Failure> {
     Ok(shared.part()?.load(END_WORD, Ordering::Acquire) != 0)
 }
 
-/// Lets the readers of a line go on.
+/// Ends the pause of a line of readers.
 pub(super) fn next_turn(shared: &SharedSegment, line: usize) -> Result<(), Failure> {
     shared.part()?.fetch_add(RESUME_WORDS + line, 1);
-    // They are not to be awaited while a message is on its way.
+    // The pause must not be awaited while a message is in flight.
     std::thread::sleep(WAKEUP_TIME);
     Ok(())
 }
 
-/// Has the wire alone be measured once, and waits until it was.
+/// Requests a turn of the ring throughput baseline, and waits for it.
 pub(super) fn wire_turn(shared: &SharedSegment) -> Result<(), Failure> {
-    let asked = shared.part()?.fetch_add(WIRE_WORDS.0, 1) + 1;
+    let requested = shared.part()?.fetch_add(WIRE_WORDS.0, 1) + 1;
     let end = Instant::now() + 2 * TIMEOUT;
-    while shared.part()?.load(WIRE_WORDS.1, Ordering::Acquire) < asked {
+    while shared.part()?.load(WIRE_WORDS.1, Ordering::Acquire) < requested {
         if Instant::now() > end {
-            return Err(Failure::new(Exit::Deadline, "the wire alone was not measured"));
+            return Err(Failure::new(
+                Exit::Deadline,
+                "timed out waiting for the ring throughput baseline",
+            ));
         }
         std::thread::sleep(WAKEUP_TIME / 4);
     }
     Ok(())
 }
 
-/// How many turns of the wire alone are asked for.
+/// Number of requested turns of the ring throughput baseline.
 pub(super) fn wire_asked(shared: &SharedSegment) -> Result<u64, Failure> {
     Ok(shared.part()?.load(WIRE_WORDS.0, Ordering::Acquire))
 }
 
-/// So many are done.
+/// Reports so many turns as completed.
 pub(super) fn wire_done(shared: &SharedSegment, turns: u64) -> Result<(), Failure> {
     shared.part()?.store(WIRE_WORDS.1, turns, Ordering::Release);
     Ok(())
@@ -247,7 +249,7 @@ pub(super) fn empty_result(iterations: u64) -> WorkerResult {
     WorkerResult { iterations, verified: true, ..WorkerResult::default() }
 }
 
-/// The life of such a process.
+/// Runs a worker.
 pub(crate) fn take(
     shared: &SharedSegment,
     part: &WorkerRole,
@@ -255,7 +257,7 @@ pub(crate) fn take(
 ) -> Result<WorkerResult, Failure> {
     match part {
         WorkerRole::Serve(service) => {
-            // All its threads are where this one is.
+            // All its threads inherit this affinity.
             set_affinity(&service.cores)?;
             let _node = serve(service)?;
             ready()?;
@@ -271,7 +273,7 @@ pub(crate) fn take(
     }
 }
 
-/// Sleeps until it is this line's turn again, so often.
+/// Pauses until this line of readers was resumed so often.
 pub(super) fn rest(shared: &SharedSegment, line: usize, rests: u64) -> Result<(), Failure> {
     let end = Instant::now() + LONGEST;
     while shared.part()?.load(RESUME_WORDS + line, Ordering::Acquire) < rests {
@@ -292,7 +294,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn stamps_are_read_as_they_were_written() {
+    fn stamps_are_read_as_written() {
         let stamps = Stamps { published: 1, borrow: 2, fill: 3, number: u64::MAX };
         assert_eq!(Stamps::of(&stamps.bytes()), Some(stamps));
         assert_eq!(Stamps::of(&stamps.bytes()[1..]), None);

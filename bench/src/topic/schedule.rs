@@ -1,42 +1,41 @@
-//! What publisher and readers do, one turn after the other: all of them know it from the
-//! beginning.
+//! The schedule of publisher and readers, turn by turn, which all know from the start.
 
 use serde::{Deserialize, Serialize};
 
 use super::ROUNDS;
 
-/// Messages of a round that is compared in full.
+/// Messages of a round that is compared completely.
 pub(super) const VERIFIED_MESSAGES: u64 = 2;
 /// Messages before the first that counts.
 pub(super) const WARMUP: u64 = 5;
-/// The same, where messages lie already where they are read.
+/// The same, if messages are not copied between nodes.
 pub(super) const INTRA_NODE_WARMUP: u64 = 1000;
 
-/// What a turn is about.
+/// The target of a turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum TurnTarget {
     /// Messages of the topic with this number.
     Topic(usize),
-    /// Entries of a queue alone.
+    /// Entries of the queue baseline.
     Queue,
-    /// It is somebody else's turn: readers sleep until they are woken.
+    /// Another process is measured: readers sleep until they are resumed.
     Pause,
 }
 
-/// What messages of a turn are for.
+/// The purpose of a turn's messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Round {
     /// All their bytes are written and compared; nothing is timed.
     Verify,
-    /// As those that are timed, but not counted.
+    /// As timed messages, but not counted.
     Warmup,
     /// Timed, one at a time.
     Timed,
-    /// As fast as it goes.
+    /// At full speed.
     Stream,
 }
 
-/// So many messages in a row.
+/// A number of messages in a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Turn {
     pub(super) what: TurnTarget,
@@ -54,15 +53,15 @@ impl Turn {
     }
 }
 
-/// Some things in turn, A B C C B A A B C …: each is measured as often before as behind another.
+/// Interleaves items, A B C C B A A B C …: each is measured as often before as after another.
 pub(super) fn in_turn<T: Copy>(all: &[T]) -> impl Iterator<Item = T> + '_ {
     (0..ROUNDS as usize).flat_map(move |round| {
-        let place = move |at| if round % 2 == 0 { at } else { all.len() - 1 - at };
-        (0..all.len()).map(move |at| all[place(at)])
+        let index = move |at| if round % 2 == 0 { at } else { all.len() - 1 - at };
+        (0..all.len()).map(move |at| all[index(at)])
     })
 }
 
-/// How many messages of a schedule are compared in full.
+/// Number of messages of a schedule that are compared completely.
 pub(super) fn compared(schedule: &[Turn]) -> u64 {
     let verify_turns = schedule.iter().filter(|turn| turn.round == Round::Verify);
     verify_turns.map(|turn| turn.count).sum()
@@ -73,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_is_as_often_before_as_behind_the_other() {
+    fn each_item_is_as_often_before_as_after_another() {
         let two: Vec<_> = in_turn(&[0, 1]).collect();
         assert_eq!(two[..7], [0, 1, 1, 0, 0, 1, 1]);
         let three: Vec<_> = in_turn(&['a', 'b', 'c']).collect();

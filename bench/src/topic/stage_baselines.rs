@@ -1,5 +1,6 @@
-//! What a message between two nodes is compared with: a ring alone; and copies out of the memory
-//! where it lies and to where it is read, by themselves. What is on the wire alone is in `wire`.
+//! Baselines of a message between two nodes: a ring by itself; and copies out of the memory of the
+//! message and into that of the topic, by themselves. The throughput of the ring is in
+//! `wire_baseline`.
 
 use std::time::Instant;
 
@@ -15,14 +16,14 @@ use crate::exchange::ring_exchange::{self, RingExchange};
 use command::exit::{Exit, Failure};
 use command::histogram::Histogram;
 
-/// A ring between this process and another one, which is there as long as that takes: the median
-/// in microseconds, one way. In chunks as a bridge writes, on a core each, or where the system puts
-/// them: two who look all the time on one core take turns.
+/// A ring between this process and a temporary other one: the median in microseconds, one way. In
+/// chunks as replication writes them; each on its own core, or not pinned: two busy-polling
+/// processes on one core would delay each other.
 pub(super) fn ring(
     provider: &str,
     (size, iterations): (u64, u64),
     waiting: Wait,
-    [here, there]: [Option<usize>; 2],
+    [local, remote]: [Option<usize>; 2],
 ) -> Result<f64, Failure> {
     let WorkerOptions { chunk, ring, .. } = WorkerOptions::default();
     let ring_exchange = RingExchange {
@@ -40,27 +41,27 @@ pub(super) fn ring(
     let plan = Plan {
         offer_query,
         waiting,
-        core: there,
+        core: remote,
         exchange: Exchange::RingExchange(ring_exchange.clone()),
     };
-    let result = ring_exchange::run(initiator::start(&plan, here)?, &ring_exchange)?.measured;
+    let result = ring_exchange::run(initiator::start(&plan, local)?, &ring_exchange)?.measured;
     if !result.verified {
         return Err(Failure::new(
             Exit::DataCorrupted,
-            "the ring's data did not arrive as it was sent",
+            "data received through the ring is corrupted",
         ));
     }
     let samples: Histogram = result.samples.into_iter().collect();
     Ok(samples.microseconds(0.5).unwrap_or_default() / 2.0)
 }
 
-/// Copies of a message as a bridge makes them, piece by piece by way of as much memory as it has for
-/// that: out of a device into pinned memory, and in from a ring. From the host nothing is copied
-/// out: it is written from where it lies.
+/// Copies of a message as replication makes them, piece by piece through buffers of the same size:
+/// out of a device into pinned memory, and in from a ring. Host memory is not copied out: it is
+/// written directly.
 pub(super) struct StageCopies {
     out: Option<DeviceCopy>,
     into: Target,
-    /// Of each, in nanoseconds.
+    /// Nanoseconds of each copy.
     pub(super) times: [Histogram; 2],
 }
 
@@ -69,9 +70,9 @@ enum Target {
     Host { from: Vec<u8>, to: Vec<u8>, chunk: usize },
 }
 
-/// Between pieces of a message of a device and places that come round again.
+/// Between pieces of a message in device memory and buffers that are used in turn.
 struct DeviceCopy {
-    there: Slice,
+    device: Slice,
     stream: Stream,
     pinned: Memory,
     length: u64,
@@ -81,22 +82,22 @@ struct DeviceCopy {
 impl DeviceCopy {
     fn new(name: DeviceName, size: u64, length: u64, chunk: u64) -> Result<Self, Failure> {
         let device = Device::open(name)?;
-        let there = device.allocate(size)?.whole();
+        let message = device.allocate(size)?.whole();
         let stream = device.stream()?;
         let segment = Segment::create(Layout::new("fabricast bench copy", 1), length as usize);
         let segment = segment.map_err(|error| Failure::failed(error.to_string()))?;
         let pinned = transfer::pin(&segment, &device)?;
-        Ok(Self { there, stream, pinned, length, chunk })
+        Ok(Self { device: message, stream, pinned, length, chunk })
     }
 
     fn copy(&mut self, is_out: bool) -> Result<(), Failure> {
-        let size = self.there.length();
+        let size = self.device.length();
         for offset in (0..size).step_by(self.chunk as usize) {
             let piece = self.chunk.min(size - offset);
-            let place = self.pinned.slice(offset % self.length, piece);
-            let copied = place.and_then(|place| {
-                let there = self.there.slice(offset, piece)?;
-                let (to, from) = if is_out { (&place, &there) } else { (&there, &place) };
+            let buffer = self.pinned.slice(offset % self.length, piece);
+            let copied = buffer.and_then(|buffer| {
+                let message = self.device.slice(offset, piece)?;
+                let (to, from) = if is_out { (&buffer, &message) } else { (&message, &buffer) };
                 self.stream.copy(to, from)
             });
             copied?;
@@ -106,7 +107,7 @@ impl DeviceCopy {
 }
 
 impl StageCopies {
-    /// For messages that go by so many lanes. Each is made once, and not counted.
+    /// For messages with so many lanes. Each copy is made once before, not counted.
     pub(super) fn new(
         from: MemoryLocation,
         to: MemoryLocation,
@@ -137,7 +138,7 @@ impl StageCopies {
         Ok(copies)
     }
 
-    /// Makes each so often.
+    /// Makes each copy so often.
     pub(super) fn turn(&mut self, count: u64) -> Result<(), Failure> {
         for _ in 0..count {
             let begin = Instant::now();

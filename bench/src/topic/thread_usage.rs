@@ -1,5 +1,6 @@
-//! What the threads of a service did while messages went: who computes all the time is what the
-//! others wait for; who waits for a core lacks one; who takes pages meets memory for the first time.
+//! CPU usage of the services' threads during the measurement: a thread that computes all the time
+//! is the bottleneck; one that waits for a core lacks one; one with page faults touches memory for
+//! the first time.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -7,20 +8,20 @@ use std::time::Instant;
 
 use serde::Serialize;
 
-/// Threads of a process that are told of.
+/// Number of threads reported for each process.
 const REPORTED_THREADS: usize = 3;
-/// Of the time: less is nothing.
+/// Minimum share of the time; less is not reported.
 const MIN_SHARE: f64 = 0.005;
 
-/// What one thread of a service did.
+/// Usage of one thread of a service.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(super) struct ThreadUsage {
     service: &'static str,
     thread: String,
-    /// Parts of the time in which messages went.
+    /// Shares of the time in which messages were sent.
     computed: f64,
     run_queue_share: f64,
-    /// Page faults of each message.
+    /// Page faults per message.
     faults: f64,
 }
 
@@ -52,8 +53,8 @@ impl Count {
     }
 }
 
-/// The minor and major faults of a thread: behind its name, which may have anything in it, the
-/// eighth and the tenth field.
+/// Minor and major faults of a thread: fields eight and ten after its name, which may contain
+/// anything.
 fn faults(status: &str) -> Option<u64> {
     let (_, fields) = status.rsplit_once(')')?;
     let fields: Vec<_> = fields.split_whitespace().collect();
@@ -63,7 +64,7 @@ fn faults(status: &str) -> Option<u64> {
 
 type Counts = BTreeMap<(&'static str, u32), (String, Count)>;
 
-/// The threads of two services, at times.
+/// The threads of two services, at several times.
 #[derive(Debug)]
 pub(super) struct ThreadUsages {
     processes: [(&'static str, u32); 2],
@@ -100,12 +101,12 @@ impl ThreadUsages {
         all
     }
 
-    /// Messages are about to go.
+    /// Starts counting, before messages are sent.
     pub(super) fn begin(&mut self) {
         self.before = Some((self.count(), Instant::now()));
     }
 
-    /// They went.
+    /// Stops counting, after messages were sent.
     pub(super) fn end(&mut self) {
         let Some((before, since)) = self.before.take() else { return };
         self.nanoseconds += since.elapsed().as_nanos() as u64;
@@ -119,7 +120,7 @@ impl ThreadUsages {
         }
     }
 
-    /// Those of each service that computed most, for so many messages.
+    /// The busiest threads of each service, for so many messages.
     pub(super) fn busiest(&self, messages: u64) -> Vec<ThreadUsage> {
         let part = |nanoseconds: u64| nanoseconds as f64 / self.nanoseconds.max(1) as f64;
         let mut reported = Vec::new();
@@ -142,7 +143,7 @@ impl ThreadUsages {
     }
 }
 
-/// What they did, in a line.
+/// The threads, in a line.
 pub(super) fn to_text(threads: &[ThreadUsage]) -> String {
     let each = threads.iter().map(|it| {
         format!(
@@ -167,7 +168,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn faults_stand_behind_the_name_whatever_it_is() {
+    fn faults_are_read_after_any_thread_name() {
         let status = "7 (a) b ( c) S 1 7 7 0 -1 4194304 120 0 3 0 5 6 0 0 20 0 1";
         assert_eq!(faults(status), Some(123));
         assert_eq!(faults("7 (cut"), None);
@@ -175,10 +176,10 @@ mod tests {
     }
 
     #[test]
-    fn who_computes_is_seen() {
+    fn busy_thread_is_reported() {
         let mut threads = ThreadUsages::of(&[std::process::id()]);
         if threads.count().is_empty() {
-            testkit::skip!("the system does not count what threads compute");
+            testkit::skip!("the system does not count CPU time of threads");
         }
         threads.begin();
         let end = Instant::now() + std::time::Duration::from_millis(50);

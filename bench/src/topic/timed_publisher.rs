@@ -1,4 +1,4 @@
-//! The first process: it publishes, as its schedule says.
+//! The publisher of a measurement.
 
 use std::time::{Duration, Instant};
 
@@ -11,17 +11,17 @@ use crate::exchange::plan::Wait;
 use command::exit::{Exit, Failure};
 use command::text;
 
-/// A topic that it publishes in.
+/// A topic to publish to.
 pub(super) struct TimedPublisher {
     publisher: Publisher,
     contents: Contents,
     size: u64,
     next: u64,
-    /// Nanoseconds that publishing took, where that is timed.
+    /// Nanoseconds of the call that publishes, where it is timed.
     pub(super) publish_times: Vec<u64>,
-    /// Between two messages: long enough for readers to wait again.
+    /// Pause between two messages: long enough for readers to wait again.
     pause: Duration,
-    /// Is writing the content to be counted?
+    /// Does the time include writing the content?
     fill_is_timed: bool,
 }
 
@@ -45,14 +45,14 @@ impl TimedPublisher {
         })
     }
 
-    /// Waits until so many read: those that carry messages to another node count as one.
+    /// Waits for so many readers; the replication to another node counts as one.
     pub(super) fn wait_for(&self, readers: u32) -> Result<(), Failure> {
         let end = Instant::now() + TIMEOUT;
         while self.publisher.subscribers() < readers {
             if Instant::now() > end {
                 let found = self.publisher.subscribers();
                 let readers = text::count_of(readers.into(), "reader");
-                let why = format!("{found} of {readers} came");
+                let why = format!("wait for readers failed: {found} of {readers} subscribed");
                 return Err(Failure::new(Exit::Deadline, why));
             }
             std::thread::sleep(Duration::from_millis(1));
@@ -60,8 +60,8 @@ impl TimedPublisher {
         Ok(())
     }
 
-    /// Publishes what a turn says: one message at a time, the next when all readers have let go of
-    /// the one before; or a stream as fast as it goes.
+    /// Publishes the messages of a turn: one at a time, the next when all readers have released the
+    /// one before; or a stream at full speed.
     pub(super) fn turn(&mut self, turn: Turn) -> Result<(), Failure> {
         for _ in 0..turn.count {
             if turn.round == Round::Stream {
@@ -79,14 +79,14 @@ impl TimedPublisher {
     }
 
     fn publish(&mut self, round: Round) -> Result<(), Failure> {
-        let asked = now();
+        let requested = now();
         let mut loan = self.publisher.loan(self.size, TIMEOUT)?;
         let lent = now();
         self.contents.write(self.next, round, |offset, part| Ok(loan.write(offset, part)?))?;
         let written = now();
         let fill = if self.fill_is_timed { written.saturating_sub(lent) } else { 0 };
         let published = now();
-        let borrow = lent.saturating_sub(asked);
+        let borrow = lent.saturating_sub(requested);
         let stamps = Stamps { published, borrow, fill, number: self.next };
         loan.set_metadata(&stamps.bytes())?;
         loan.publish(TIMEOUT)?;

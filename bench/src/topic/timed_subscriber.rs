@@ -1,4 +1,4 @@
-//! One who reads.
+//! A reader of a measurement.
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -17,22 +17,22 @@ use crate::process::pin;
 use command::exit::{Exit, Failure};
 use command::stages::{self, Stage};
 
-/// What one does who reads.
+/// The task of a reader.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct SubscriberTask {
     pub(super) directory: PathBuf,
-    /// None: not one of this reader's.
+    /// None: not a topic of this reader.
     pub(super) topics: Vec<Option<(String, TopicKind)>>,
     pub(super) schedule: Vec<Turn>,
     pub(super) waiting: Wait,
     pub(super) core: Option<usize>,
-    /// Of which line's turns it rests.
+    /// Its pause line.
     pub(super) line: usize,
-    /// The memory of its own that it copies each message to, before it has it.
+    /// Its own memory, to which it copies each message before the time is taken.
     pub(super) private: Option<String>,
 }
 
-/// A topic that is read.
+/// A topic of the reader.
 struct TimedSubscriber {
     subscriber: Subscriber,
     contents: Contents,
@@ -75,7 +75,7 @@ pub(super) fn read(
             ..TopicResult::default()
         },
     };
-    // Threads that were started until now stay out of the way.
+    // Threads started until now do not disturb the measurement.
     if let Some(core) = reading.core {
         pin(core)?;
     }
@@ -92,9 +92,9 @@ pub(super) fn read(
                 let Some(queue) = &mut queue else { continue };
                 let is_timed = turn.round == Round::Timed;
                 let samples = &mut reader.found.queue;
-                reader.verified &= queue.read(turn.count, |took| {
+                reader.verified &= queue.read(turn.count, |time| {
                     if is_timed {
-                        samples.add(took);
+                        samples.add(time);
                     }
                 })?;
             }
@@ -132,22 +132,22 @@ impl Reader {
         let (mut first, mut last) = (None, 0);
         for _ in 0..turn.count {
             let sample = line.subscriber.pull(TIMEOUT)?;
-            let came = now();
-            let mut pulled = came;
+            let received = now();
+            let mut pulled = received;
             if let Some(private) = &mut self.private {
                 private.copy(&sample)?;
                 pulled = now();
             }
             let Some(stamps) = Stamps::of(&sample.metadata()) else {
-                return Err(Failure::new(Exit::DataCorrupted, "a message without its stamps came"));
+                return Err(Failure::new(Exit::DataCorrupted, "received a message without stamps"));
             };
             if is_timed {
                 let before = stamps.borrow + stamps.fill;
-                let took = pulled.saturating_sub(stamps.published) + before;
-                self.found.topics[topic].add(took);
-                self.add_stages(&sample, stamps, came);
+                let time = pulled.saturating_sub(stamps.published) + before;
+                self.found.topics[topic].add(time);
+                self.add_stages(&sample, stamps, received);
                 if self.private.is_some() {
-                    self.found.private.add(pulled.saturating_sub(came));
+                    self.found.private.add(pulled.saturating_sub(received));
                 }
             }
             let read = |offset, to: &mut [u8]| Ok(sample.read(offset, to)?);
@@ -157,14 +157,14 @@ impl Reader {
             if self.found.path.is_empty() {
                 self.found.path = sample.path().to_string();
             }
-            let letting_go = now();
+            let releasing = now();
             drop(sample);
             if is_timed {
-                let took = now().saturating_sub(letting_go);
-                self.found.stages[Stage::Release as usize].add(took);
+                let time = now().saturating_sub(releasing);
+                self.found.stages[Stage::Release as usize].add(time);
             }
-            first.get_or_insert(came);
-            last = came;
+            first.get_or_insert(received);
+            last = received;
         }
         self.iterations += turn.count;
         if let (Round::Stream, Some(first)) = (turn.round, first) {
@@ -178,9 +178,9 @@ impl Reader {
         let mut all = stages::durations(&sample.times(), is_remote, stamps.published, pulled);
         all[Stage::Loan as usize] = Some(stamps.borrow);
         all[Stage::Fill as usize] = Some(stamps.fill).filter(|fill| *fill > 0);
-        for (samples, took) in self.found.stages.iter_mut().zip(all) {
-            if let Some(took) = took {
-                samples.add(took);
+        for (samples, duration) in self.found.stages.iter_mut().zip(all) {
+            if let Some(duration) = duration {
+                samples.add(duration);
             }
         }
     }

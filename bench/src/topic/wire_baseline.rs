@@ -1,7 +1,7 @@
-//! The wire alone: messages of the same length through a ring as a bridge has it, of as many lanes,
-//! between two processes where those of services run. It takes turns with the messages of the
-//! topic, and sleeps meanwhile. Nothing but the wire: no device, no queue; what is written lies in
-//! as much memory as the bridge would write from, and what comes is let go of where it came.
+//! The ring throughput baseline: messages of the same length through a ring as replication uses it,
+//! with as many lanes, between two processes on the cores of the services. Interleaved with the
+//! messages of the topic; sleeps meanwhile. No device and no queue: messages are written from
+//! buffers of the same size as those of replication, and released where they arrive.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -26,34 +26,34 @@ use crate::worker_group::{SharedSegment, WorkerResult, find, leave};
 use command::exit::{Exit, Failure};
 use command::text;
 
-/// What stands before a message: when it began, its number, and whether it is timed.
+/// Header of a message: start time, number, and whether it is timed.
 const HEAD: usize = 64;
 const TOPIC: u32 = 1;
-/// Completions that may wait to be looked at, as a bridge has it.
+/// Capacity of the completion queue, as in replication.
 const QUEUE: usize = 4096;
-/// How often what is asked for is looked at while nothing happens.
+/// Interval of checking for requested turns.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 const MAX_SLEEP: Duration = Duration::from_millis(20);
-/// Turns without anything after which the writer is told all that was read.
+/// Turns without progress after which the writer gets credit of all that was read.
 const IDLE_TURNS: u32 = 16;
 
-/// One end of it.
+/// One end of the ring.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct WireEnd {
     pub(super) is_writer: bool,
-    /// Below it the ends meet, and are told how the topic's messages go.
+    /// Directory where the ends exchange addresses, and get the path of the topic's messages.
     pub(super) directory: PathBuf,
     pub(super) size: u64,
     pub(super) depth: u32,
-    /// The messages are copied out of a device first: by way of slots.
+    /// Messages are copied out of a device first, through slots.
     pub(super) is_staged: bool,
-    /// Messages of each turn, and in how many turns at the beginning they are not counted.
+    /// Messages of each turn, and number of turns at the start that do not count.
     pub(super) each: u64,
     pub(super) warmup: u64,
     pub(super) cores: Vec<usize>,
 }
 
-/// How the messages of the topic go.
+/// The path of the topic's messages.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct RingPath {
     pub(super) provider: String,
@@ -61,7 +61,7 @@ pub(super) struct RingPath {
 }
 
 impl RingPath {
-    /// As a node reports it: "ring of 3 lanes over net", or "ring over net".
+    /// Parses the path in a node's report: "ring of 3 lanes over net", or "ring over net".
     pub(super) fn of(path: &str) -> Option<Self> {
         let (ring, provider) = path.split_once(" over ")?;
         let lanes = match ring.strip_prefix("ring of ") {
@@ -71,13 +71,13 @@ impl RingPath {
         Some(Self { provider: provider.to_owned(), lanes })
     }
 
-    /// Tells it to both ends.
-    pub(super) fn tell(&self, directory: &Path) -> Result<(), Failure> {
+    /// Writes the path for both ends.
+    pub(super) fn write(&self, directory: &Path) -> Result<(), Failure> {
         leave(directory, "way", self)
     }
 }
 
-/// Waits until another process has left this. None if all is over before.
+/// Waits for a file of another process. None if the measurement ends first.
 fn wait_for_file<T: DeserializeOwned>(
     shared: &SharedSegment,
     directory: &Path,
@@ -97,10 +97,10 @@ fn wait_for_file<T: DeserializeOwned>(
 }
 
 fn late(why: &str) -> Failure {
-    Failure::new(Exit::Deadline, format!("the wire alone: {why}"))
+    Failure::new(Exit::Deadline, format!("measure the ring throughput baseline failed: {why}"))
 }
 
-/// Where the reader is reached, by each lane, and its ring.
+/// Addresses of the reader, for each lane, and its ring.
 #[derive(Debug, Serialize, Deserialize)]
 struct RingSetupOffer {
     address: Address,
@@ -108,25 +108,25 @@ struct RingSetupOffer {
     ring: RingOffer,
 }
 
-/// An endpoint with further lanes, opened as a bridge does.
+/// An endpoint with further lanes, opened as replication does.
 struct OpenEndpoint {
     port: Port,
     addresses: AddressVector,
 }
 
 impl OpenEndpoint {
-    fn new(way: &RingPath) -> Result<Self, Failure> {
+    fn new(path: &RingPath) -> Result<Self, Failure> {
         let caps = Requirements::ring(Locality::SameMachine).caps;
         let query = Query::new(EndpointKind::Rdm).source("127.0.0.1").caps(caps);
-        let offer = query.provider(&way.provider).first()?;
+        let offer = query.provider(&path.provider).first()?;
         let domain = Domain::open(&offer)?;
         let addresses = AddressVector::open(&domain)?;
         let options = QueueOptions { size: QUEUE, waiting: WaitStrategy::Block };
         let mut queue = CompletionQueue::open_with(&domain, options)?;
         let endpoint = Endpoint::builder(&domain).addresses(&addresses).queue(&mut queue).open()?;
         let mut port = Port::new(endpoint, queue);
-        if way.lanes > 1 {
-            let domains = (1..way.lanes).map(|_| Domain::open(&offer));
+        if path.lanes > 1 {
+            let domains = (1..path.lanes).map(|_| Domain::open(&offer));
             let domains = domains.collect::<fabric::Result<Vec<_>>>()?;
             port.add_lanes(LaneSet::open_on(&domains)?)?;
         }
@@ -134,7 +134,7 @@ impl OpenEndpoint {
     }
 }
 
-/// Looks all the time for as long as a bridge does, and sleeps then.
+/// Busy-polls as long as replication does, and blocks then.
 struct PollState {
     spin: Duration,
     moved: Instant,
@@ -146,7 +146,7 @@ impl PollState {
         Self { spin: WorkerOptions::default().spin, moved: Instant::now(), idle: 0 }
     }
 
-    fn look(&mut self, port: &mut Port) -> Result<(), Failure> {
+    fn wait(&mut self, port: &mut Port) -> Result<(), Failure> {
         let is_awake = self.moved.elapsed() < self.spin;
         match if is_awake { port.progress()? } else { port.wait(MAX_SLEEP)? } {
             PortEvent::Idle => {
@@ -167,17 +167,17 @@ impl PollState {
     }
 }
 
-/// The life of an end. If it fails nobody is to wait for its turns: why it did is its result.
+/// Runs an end. If it fails no process must wait for its turns: the error is its result.
 pub(super) fn take(
     shared: &SharedSegment,
     end: &WireEnd,
     ready: impl FnOnce() -> Result<(), Failure>,
 ) -> Result<WorkerResult, Failure> {
-    let taken = run_end(shared, end, ready);
-    if taken.is_err() {
+    let result = run_end(shared, end, ready);
+    if result.is_err() {
         wire_done(shared, u64::MAX)?;
     }
-    taken
+    result
 }
 
 fn run_end(
@@ -187,22 +187,22 @@ fn run_end(
 ) -> Result<WorkerResult, Failure> {
     set_affinity(&end.cores)?;
     ready()?;
-    let Some(way) = wait_for_file(shared, &end.directory, "way")? else {
+    let Some(path) = wait_for_file(shared, &end.directory, "way")? else {
         return Ok(empty_result(0));
     };
     if end.is_writer {
-        return match Writer::connect(shared, end, &way)? {
+        return match Writer::connect(shared, end, &path)? {
             Some(writer) => writer.write(shared, end),
             None => Ok(empty_result(0)),
         };
     }
-    match Reader::connect(shared, end, &way)? {
+    match Reader::connect(shared, end, &path)? {
         Some(reader) => reader.read(shared, end),
         None => Ok(empty_result(0)),
     }
 }
 
-/// Memory that one end writes from, as a domain knows it.
+/// Memory that one end writes from, registered with a domain.
 fn enabled(
     domain: &Domain,
     memory: &Arc<HostMemory>,
@@ -217,7 +217,7 @@ struct Writer {
     port: Port,
     sender: SenderId,
     head: MemoryRegion,
-    /// What payloads are written from, as each lane knows it.
+    /// Source of payloads, for each lane.
     payload: Vec<MemoryRegion>,
     chunk: u64,
     poll_state: PollState,
@@ -226,30 +226,30 @@ struct Writer {
 }
 
 impl Writer {
-    /// None if all is over before the other end comes.
+    /// None if the measurement ends before the other end connects.
     fn connect(
         shared: &SharedSegment,
         end: &WireEnd,
-        way: &RingPath,
+        path: &RingPath,
     ) -> Result<Option<Self>, Failure> {
         let options = WorkerOptions::default();
-        let mut here = OpenEndpoint::new(way)?;
-        // Before the ring is offered: some providers take writes of known peers only.
-        leave(&end.directory, "writer", &here.port.endpoint().address()?)?;
-        let there = wait_for_file::<RingSetupOffer>(shared, &end.directory, "ring")?;
-        let Some(there) = there else { return Ok(None) };
-        let offer = &there.ring;
-        let OpenEndpoint { port, addresses } = &mut here;
-        let peer = addresses.insert(&there.address)?;
+        let mut local = OpenEndpoint::new(path)?;
+        // Before the ring is offered: some providers accept writes of known peers only.
+        leave(&end.directory, "writer", &local.port.endpoint().address()?)?;
+        let remote = wait_for_file::<RingSetupOffer>(shared, &end.directory, "ring")?;
+        let Some(remote) = remote else { return Ok(None) };
+        let offer = &remote.ring;
+        let OpenEndpoint { port, addresses } = &mut local;
+        let peer = addresses.insert(&remote.address)?;
         let chunk = options.chunk.min(offer.capacity / 4);
-        let further = there.further.get(..offer.lanes.len().saturating_sub(1));
+        let further = remote.further.get(..offer.lanes.len().saturating_sub(1));
         let further = further.ok_or_else(|| Failure::failed("an address of a lane is missing"))?;
         let (sender, answer) = port.accept_on_lanes(peer, further, offer, chunk)?;
         leave(&end.directory, "answer", &answer)?;
         let lanes = port.sender(sender)?.lanes();
-        if lanes != way.lanes {
+        if lanes != path.lanes {
             let lanes = text::count_of(lanes as u64, "lane");
-            let why = format!("{lanes} of the wire alone, where messages have {}", way.lanes);
+            let why = format!("the baseline has {lanes} and the topic {}", path.lanes);
             return Err(Failure::failed(why));
         }
         let slots = options.chunk * options.slots_for(lanes) as u64;
@@ -257,20 +257,21 @@ impl Writer {
         let memory = Arc::new(HostMemory::zeroed(length as usize)?);
         let mut payload = Vec::new();
         for lane in 0..lanes {
-            let domain = port.lane_domain(lane).ok_or_else(|| Failure::failed("a lane is gone"))?;
+            let domain =
+                port.lane_domain(lane).ok_or_else(|| Failure::failed("a lane is missing"))?;
             payload.push(enabled(domain, &memory, port)?);
         }
         payload[0].fill(0..length as usize, 0x5a)?;
         let memory = Arc::new(HostMemory::zeroed(HEAD)?);
         let head = enabled(port.endpoint().domain(), &memory, port)?;
-        let OpenEndpoint { port, addresses } = here;
+        let OpenEndpoint { port, addresses } = local;
         let poll_state = PollState::new();
         let chunk = options.chunk;
         let _addresses = addresses;
         Ok(Some(Self { port, sender, head, payload, chunk, poll_state, next: 0, _addresses }))
     }
 
-    /// Writes as many messages as are asked for, in turns, until all is over.
+    /// Writes the messages of requested turns, until the measurement ends.
     fn write(mut self, shared: &SharedSegment, end: &WireEnd) -> Result<WorkerResult, Failure> {
         let mut turns = 0;
         while !has_ended(shared)? {
@@ -288,7 +289,7 @@ impl Writer {
         Ok(empty_result(self.next))
     }
 
-    /// Writes one, and waits until it is read.
+    /// Writes a message, and waits until it is read.
     fn message(&mut self, size: u64, is_timed: bool) -> Result<(), Failure> {
         let end = Instant::now() + TIMEOUT;
         let (head, mut at) = (HEAD as u64, 0);
@@ -301,7 +302,7 @@ impl Writer {
                 let part = self.head.slice(0..HEAD)?;
                 self.port.push_on_lane(0, self.sender, &mut message, &part, 0)?
             } else {
-                // A piece begins where one began before, until all of it is written.
+                // A piece continues where the last one ended.
                 if written - head >= at + self.chunk {
                     at = (written - head) / self.chunk * self.chunk;
                 }
@@ -309,14 +310,14 @@ impl Writer {
             };
             match pushed {
                 Pushed::Posted(_) | Pushed::Written => self.poll_state.record_progress(),
-                Pushed::Blocked(_) | Pushed::Busy => self.poll_state.look(&mut self.port)?,
+                Pushed::Blocked(_) | Pushed::Busy => self.poll_state.wait(&mut self.port)?,
             }
             if Instant::now() > end {
                 return Err(late("a message was not written"));
             }
         }
         while self.port.next_read(self.sender)?.is_none() {
-            self.poll_state.look(&mut self.port)?;
+            self.poll_state.wait(&mut self.port)?;
             if Instant::now() > end {
                 return Err(late("a message was not read"));
             }
@@ -331,20 +332,20 @@ impl Writer {
         at: u64,
         size: u64,
     ) -> Result<Pushed, Failure> {
-        let left = message.length() - message.written();
+        let remaining = message.length() - message.written();
         let lane = match self.payload.len() {
             1 => 0,
-            _ => match self.port.pick_lane(self.sender, left)? {
+            _ => match self.port.pick_lane(self.sender, remaining)? {
                 Some(lane) => lane,
                 None => return Ok(Pushed::Busy),
             },
         };
-        let region = self.payload.get(lane).ok_or_else(|| Failure::failed("a lane too many"))?;
+        let region = self.payload.get(lane).ok_or_else(|| Failure::failed("unknown lane"))?;
         let from = at % region.len() as u64;
         let length = self.chunk.min(size - at);
         let part = region.slice(from as usize..(from + length) as usize)?;
-        let place = HEAD as u64 + at;
-        Ok(self.port.push_on_lane(lane, self.sender, message, &part, place)?)
+        let offset = HEAD as u64 + at;
+        Ok(self.port.push_on_lane(lane, self.sender, message, &part, offset)?)
     }
 }
 
@@ -356,20 +357,20 @@ struct Reader {
 }
 
 impl Reader {
-    /// None if all is over before the other end comes.
+    /// None if the measurement ends before the other end connects.
     fn connect(
         shared: &SharedSegment,
         end: &WireEnd,
-        way: &RingPath,
+        path: &RingPath,
     ) -> Result<Option<Self>, Failure> {
-        let OpenEndpoint { mut port, addresses } = OpenEndpoint::new(way)?;
+        let OpenEndpoint { mut port, addresses } = OpenEndpoint::new(path)?;
         let writer = wait_for_file::<Address>(shared, &end.directory, "writer")?;
         let Some(writer) = writer else { return Ok(None) };
         let writer = addresses.insert(&writer)?;
-        let capacity = WorkerOptions::default().ring_size_for(way.lanes, end.size, end.depth);
+        let capacity = WorkerOptions::default().ring_size_for(path.lanes, end.size, end.depth);
         let options = RingOptions::new(port.endpoint(), capacity)?;
         let memory = HostMemory::zeroed(capacity as usize)?;
-        let ring = port.offer_on_lanes(&options, way.lanes, memory)?;
+        let ring = port.offer_on_lanes(&options, path.lanes, memory)?;
         let further = port.lane_addresses();
         let address = port.endpoint().address()?;
         let offered = RingSetupOffer { address, further, ring: port.ring_offer(ring)? };
@@ -380,18 +381,18 @@ impl Reader {
         Ok(Some(Self { port, ring, poll_state: PollState::new(), _addresses: addresses }))
     }
 
-    /// Reads until all is over.
+    /// Reads until the measurement ends.
     fn read(mut self, shared: &SharedSegment, end: &WireEnd) -> Result<WorkerResult, Failure> {
         let (mut samples, mut messages, mut verified) = (room(), 0, true);
         let mut head = [0; HEAD];
         loop {
-            // The other end says that it goes, by ending the ring.
+            // The other end ends the ring when it leaves.
             let view = match self.port.take(self.ring) {
                 Err(error) if error.kind() == fabric::ErrorKind::Closed => break,
                 view => view?,
             };
             let Some(view) = view else {
-                self.poll_state.look(&mut self.port)?;
+                self.poll_state.wait(&mut self.port)?;
                 if self.poll_state.idle == IDLE_TURNS {
                     self.port.return_credit(self.ring, true)?;
                 }
@@ -411,15 +412,15 @@ impl Reader {
             drop(view);
             self.port.return_credit(self.ring, false)?;
             if is_last {
-                let came = now();
+                let received = now();
                 let word =
                     |at: usize| head[at * 8..at * 8 + 8].try_into().map_or(0, u64::from_le_bytes);
                 verified &= word(1) == messages;
                 if word(2) != 0 {
-                    samples.add(came.saturating_sub(word(0)));
+                    samples.add(received.saturating_sub(word(0)));
                 }
                 messages += 1;
-                // Whoever writes the next one waits for this.
+                // The writer waits for this credit before the next message.
                 self.port.return_credit(self.ring, true)?;
             }
         }
@@ -433,10 +434,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_way_is_read_as_nodes_report_it() {
-        let way = |provider: &str, lanes| Some(RingPath { provider: provider.to_owned(), lanes });
-        assert_eq!(RingPath::of("ring over net"), way("net", 1));
-        assert_eq!(RingPath::of("ring of 3 lanes over tcp;ofi_rxm"), way("tcp;ofi_rxm", 3));
+    fn path_is_parsed_as_nodes_report_it() {
+        let path = |provider: &str, lanes| Some(RingPath { provider: provider.to_owned(), lanes });
+        assert_eq!(RingPath::of("ring over net"), path("net", 1));
+        assert_eq!(RingPath::of("ring of 3 lanes over tcp;ofi_rxm"), path("tcp;ofi_rxm", 3));
         for none in ["", "ring", "ring of lanes over net", "ring of -1 lanes over net"] {
             assert_eq!(RingPath::of(none), None, "{none}");
         }
