@@ -1,15 +1,15 @@
-//! Two processes, each with an agent and memory of a device: one puts a block into the other's
-//! memory and tells it so, the other one answers in its own, and the first gets that.
+//! Two processes, each with an agent and device memory: the first puts a block into the other's
+//! memory with a notification, the second answers in its own memory, and the first gets the answer.
 //!
 //! ```text
-//! cargo run --example agent              # cuda:0 if there is one, else a emulated of host memory
+//! cargo run --example agent              # cuda:0 if there is one, else a device emulated in host memory
 //! cargo run --example agent -- cuda:1    # another device
 //! ```
 //!
-//! The agents meet at a socket in a directory that both see. What they have to know of each other
-//! before (cards: some bytes, which tell of regions by name) travels through the pipes that the
-//! second process has anyway; it could be a file, a launcher or a message as well. By which path the bytes go,
-//! and why not by the others, is printed.
+//! The agents connect through a socket in a directory that both see. What they need to know before
+//! (cards and region descriptors: some bytes) is sent through the pipes of the second process; it
+//! could be a file, a launcher or a message as well. The example prints the chosen path, and why
+//! the others were rejected.
 
 use std::error::Error;
 use std::io::{self, Read, Write};
@@ -25,7 +25,7 @@ type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 const LENGTH: u64 = 4 << 20;
-/// What notices are about.
+/// Tags of notifications.
 const QUESTION: u64 = 1;
 const ANSWER: u64 = 2;
 
@@ -44,7 +44,7 @@ fn default_device() -> Result<String> {
     Ok(if has_cuda { "cuda:0" } else { "emulated:0" }.to_owned())
 }
 
-/// Memory of a device, and what fills and reads it.
+/// Memory of a device, and a stream to fill and read it.
 struct Buffer {
     memory: Memory,
     stream: Stream,
@@ -68,19 +68,19 @@ impl Buffer {
     }
 }
 
-/// What the first process sends: no two words are the same.
+/// The block of the first process: no two words are equal.
 fn question() -> Vec<u8> {
     (0..LENGTH as u32 / 4).flat_map(u32::to_le_bytes).collect()
 }
 
-/// What the second one makes of it.
+/// The answer of the second process.
 fn answer_to(question: &[u8]) -> Vec<u8> {
     question.iter().map(|byte| !byte).collect()
 }
 
 /// The first process.
 fn ask(device: &str) -> Result<()> {
-    // First, so that a device that is not there is said once, and nothing is started.
+    // First, so that a missing device is reported once, before a process is started.
     let buffer = Buffer::new(device)?;
     let directory = Directory::make()?;
     let mut other = AnsweringProcess::start(device, &directory.0)?;
@@ -90,29 +90,29 @@ fn ask(device: &str) -> Result<()> {
     let region = agent.register(&buffer.memory, Rights::ALL)?;
     send(&mut other.input()?, &agent.card().encode()?)?;
 
-    // Joined once: the path is chosen, and what it needs is mapped.
+    // The route is prepared once: the path is chosen, and the memory mapped.
     let peer = agent.connect(&their_card, PATIENCE)?;
     let route = agent.route_to(peer, "buffer", &region, PATIENCE)?;
-    println!("{} is taken:\n{}", route.path(), route.choice());
+    println!("{} selected:\n{}", route.path(), route.choice());
     if device.starts_with("emulated:") {
         println!("(the device is emulated in host memory; it takes the path that a GPU would)\n");
     }
 
-    // Put, with a notice: when the other one has that, it has the data.
+    // Put, with a notification: when the other agent has it, it has the data.
     buffer.write(&question())?;
     let token = agent.put_all(&route, Some(Notice::new(QUESTION, b"all of it")?))?;
     let put = agent.wait(token, PATIENCE)?;
     println!("put {} bytes", put.bytes);
 
-    // Get: here a tile of a matrix of 1024 x 1024 words, and then everything.
+    // Get: first a tile of a matrix of 1024 x 1024 words, then everything.
     wait_for(&mut agent, ANSWER)?;
     buffer.write(&vec![0; LENGTH as usize])?;
     let matrix = Subarray { extents: &[1024, 1024], origin: &[3, 500] };
     let tile = Strided::tile(4, &[100, 20], matrix, matrix)?;
     let token = agent.get(&route, &tile, None)?;
     agent.wait(token, PATIENCE)?;
-    let (expected, came) = (answer_to(&question()), buffer.read()?);
-    for (at, byte) in came.iter().enumerate() {
+    let (expected, received) = (answer_to(&question()), buffer.read()?);
+    for (at, byte) in received.iter().enumerate() {
         let (row, column) = (at / 4096, at % 4096 / 4);
         let is_inside = (3..103).contains(&row) && (500..520).contains(&column);
         assert_eq!(*byte, if is_inside { expected[at] } else { 0 }, "byte {at}");
@@ -120,9 +120,9 @@ fn ask(device: &str) -> Result<()> {
     println!("got a tile of {} bytes in {} rows", tile.bytes(), tile.count());
     let token = agent.get_all(&route, None)?;
     agent.wait(token, PATIENCE)?;
-    assert!(buffer.read()? == expected, "other bytes came");
+    assert!(buffer.read()? == expected, "received data is corrupted");
 
-    // Its pipe is closed: that is when it ends.
+    // Closing its pipe ends it.
     other.finish()?;
     println!("ok: {LENGTH} bytes there and back, by {}", route.path());
     Ok(())
@@ -140,13 +140,13 @@ fn answer(device: &str, directory: &Path) -> Result<()> {
 
     let notice = wait_for(&mut agent, QUESTION)?;
     assert_eq!(notice.data(), b"all of it");
-    let came = buffer.read()?;
-    assert!(came == question(), "other bytes came");
-    buffer.write(&answer_to(&came))?;
+    let received = buffer.read()?;
+    assert!(received == question(), "received data is corrupted");
+    buffer.write(&answer_to(&received))?;
     let token = agent.notify(asking, Notice::new(ANSWER, b"")?)?;
     agent.wait(token, PATIENCE)?;
 
-    // The memory stays until nobody needs it any more.
+    // The memory stays until the first process has read it.
     io::copy(&mut input, &mut io::sink())?;
     Ok(())
 }
@@ -155,13 +155,13 @@ fn wait_for(agent: &mut Agent, tag: u64) -> Result<Notice> {
     loop {
         match agent.next_event(PATIENCE)? {
             Event::Notice { notice, .. } if notice.tag == tag => return Ok(notice),
-            Event::Left { label, .. } => return Err(format!("\"{label}\" is gone").into()),
+            Event::Left { label, .. } => return Err(format!("\"{label}\" has left").into()),
             _ => {}
         }
     }
 }
 
-/// A length, and so many bytes.
+/// Sends the length and the bytes.
 fn send(to: &mut impl Write, bytes: &[u8]) -> Result<()> {
     to.write_all(&u32::try_from(bytes.len())?.to_le_bytes())?;
     to.write_all(bytes)?;
@@ -169,20 +169,20 @@ fn send(to: &mut impl Write, bytes: &[u8]) -> Result<()> {
 }
 
 fn receive(from: &mut impl Read) -> Result<Vec<u8>> {
-    /// Longer than any card.
+    /// Upper bound of the length of a card.
     const LONGEST: u32 = 1 << 16;
     let mut length = [0; 4];
     from.read_exact(&mut length)?;
     let length = u32::from_le_bytes(length);
     if length > LONGEST {
-        return Err("that is no card".into());
+        return Err("received data is not a card".into());
     }
     let mut bytes = vec![0; length as usize];
     from.read_exact(&mut bytes)?;
     Ok(bytes)
 }
 
-/// A directory that both see, and that goes with the first process.
+/// A directory of both processes, removed by the first.
 struct Directory(PathBuf);
 
 impl Directory {
@@ -199,7 +199,7 @@ impl Drop for Directory {
     }
 }
 
-/// This program again. It ends when its pipe is closed.
+/// The second process: this program. It ends when its pipe is closed.
 struct AnsweringProcess(Child);
 
 impl AnsweringProcess {
@@ -210,17 +210,17 @@ impl AnsweringProcess {
     }
 
     fn input(&mut self) -> Result<&mut impl Write> {
-        Ok(self.0.stdin.as_mut().ok_or("no pipe leads there")?)
+        Ok(self.0.stdin.as_mut().ok_or("the process has no standard input")?)
     }
 
     fn output(&mut self) -> Result<&mut impl Read> {
-        Ok(self.0.stdout.as_mut().ok_or("no pipe leads here")?)
+        Ok(self.0.stdout.as_mut().ok_or("the process has no standard output")?)
     }
 
     fn finish(&mut self) -> Result<()> {
         drop(self.0.stdin.take());
         let status = self.0.wait()?;
-        if status.success() { Ok(()) } else { Err(format!("the other one: {status}").into()) }
+        if status.success() { Ok(()) } else { Err(format!("the second process: {status}").into()) }
     }
 }
 

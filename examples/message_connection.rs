@@ -1,5 +1,5 @@
-//! Two ends of a connection (`FI_EP_MSG`): listening, connecting with a few bytes
-//! of data along, messages, a write into the other's memory, and an orderly end.
+//! Two ends of a connection (`FI_EP_MSG`): listen and connect with connection data, messages, a
+//! write into the other's memory, and an orderly shutdown.
 //!
 //! ```text
 //! cargo run --example message_connection                # the first provider at 127.0.0.1
@@ -7,11 +7,11 @@
 //! cargo run --example message_connection -- tcp 192.0.2.7
 //! ```
 //!
-//! Each end is a thread that owns its endpoint and its queues: nothing of the
-//! fabric is shared between them but the address to connect to.
+//! Each end is a thread that owns its endpoint and its queues: they share nothing of the fabric but
+//! the address to connect to.
 //!
-//! A connected endpoint takes what arrives in the order of its posted receives, so
-//! the receives are posted in the order in which the other end sends.
+//! A connected endpoint fills posted receives in order, so the receives are posted in the order in
+//! which the other end sends.
 
 use std::error::Error;
 use std::net::TcpListener;
@@ -27,7 +27,7 @@ use fabricast::fabric::{
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// Connection data is small change: verbs carries 56 bytes of it.
+/// Connection data is limited: 56 bytes with verbs.
 const GREETING: &[u8] = b"fabricast, protocol 1";
 const WELCOME: &[u8] = b"welcome";
 const QUESTION: &[u8] = b"where may I write?";
@@ -35,59 +35,59 @@ const THANKS: &[u8] = b"all there";
 /// A region's descriptor is the longest.
 const LONGEST_MESSAGE: usize = 2048;
 const LENGTH: usize = 256 << 10;
-/// Says that the bytes of the write are there.
+/// Immediate of the write: all its bytes have arrived.
 const WRITTEN: u64 = 42;
 
 fn main() -> Result<()> {
     let mut arguments = env::args().skip(1);
     let provider = arguments.next();
     let source = arguments.next().unwrap_or_else(|| "127.0.0.1".to_owned());
-    // Some providers open an endpoint only if they are told then where it is to
-    // connect to, so the port has to be known to both ends beforehand.
+    // Some providers open an endpoint only with a destination, so both ends need to know the port
+    // before.
     let port = TcpListener::bind((source.as_str(), 0))?.local_addr()?.port().to_string();
     let mut query = Query::new(EndpointKind::Msg);
     if let Some(provider) = provider {
         query = query.provider(provider);
     }
-    let here = query.clone().source_service(&source, &port).first()?;
-    let facts = here.capabilities();
+    let local = query.clone().source_service(&source, &port).first()?;
+    let facts = local.capabilities();
     println!("{} on {} ({})", facts.provider, facts.domain, facts.protocol_name);
-    let there = query.provider(&facts.provider).destination(&source, &port).first()?;
+    let remote = query.provider(&facts.provider).destination(&source, &port).first()?;
 
-    let (tell_address, address) = channel();
+    let (address_sender, address) = channel();
     thread::scope(|scope| {
-        let listening = scope.spawn(|| listen(&here, tell_address));
-        let connected = connect(&there, address);
+        let listening = scope.spawn(|| listen(&local, address_sender));
+        let connected = connect(&remote, address);
         let listened = listening.join().map_err(|_| "the listening thread panicked")?;
-        // Either may be the cause of the other.
+        // Either failure may be the cause of the other.
         match (listened, connected) {
             (Err(one), Err(other)) => Err(format!("listening: {one}; connecting: {other}").into()),
             (listened, connected) => listened.and(connected),
         }
     })?;
-    println!("{LENGTH} bytes written into the listener's memory, and an orderly end: ok");
+    println!("{LENGTH} bytes written into the listener's memory, and an orderly shutdown: ok");
     Ok(())
 }
 
-fn listen(offer: &Offer, tell_address: Sender<Address>) -> Result<()> {
+fn listen(offer: &Offer, address_sender: Sender<Address>) -> Result<()> {
     let fabric = Fabric::open(offer)?;
     let mut events = EventQueue::open(&fabric)?;
     let listener = Listener::open(&fabric, offer, &events)?;
-    tell_address.send(listener.address()?)?;
+    address_sender.send(listener.address()?)?;
 
     let Event::ConnectionRequest(request) = events.wait(TIMEOUT)? else {
-        return Err("something else than a connection request".into());
+        return Err("expected a connection request".into());
     };
     if !request.data.starts_with(GREETING) {
         listener.reject(&request, b"another protocol")?;
-        return Err("the other end speaks another protocol".into());
+        return Err("the other end uses another protocol".into());
     }
     let domain = Domain::open_on(&fabric, &request.offer)?;
     let mut end = End::open(&domain, &request.offer, events)?;
     let region = domain.register(HostMemory::zeroed(LENGTH)?, Access::REMOTE_WRITE)?;
 
-    // Before the connection is up, in the order of what will come: a question,
-    // then an immediate, which on some providers uses up a receive too.
+    // Before the connection is up, in the order of arrival: a question, then an immediate, which
+    // consumes a receive with some providers.
     let question = end.post_receive()?;
     if domain.capabilities().immediates_consume_receives() {
         end.endpoint.receive_immediate(&mut end.queue, 0)?;
@@ -103,7 +103,7 @@ fn listen(offer: &Offer, tell_address: Sender<Address>) -> Result<()> {
     end.send(THANKS)?;
 
     end.await_shutdown()?;
-    println!("the listener saw the connection end");
+    println!("the listener received the shutdown");
     Ok(end.endpoint.close()?)
 }
 
@@ -123,7 +123,7 @@ fn connect(offer: &Offer, address: Receiver<Address>) -> Result<()> {
     let (to, target) = (Peer::CONNECTED, remote.all());
     let write = end.endpoint.write_data(&mut end.queue, to, &source, &target, WRITTEN, 0)?;
     end.queue.complete(write, TIMEOUT)?;
-    // Only now: what is under way when a connection ends is lost.
+    // Only now: operations in flight at the shutdown are lost.
     expect(&end.received(thanks)?, THANKS)?;
     end.endpoint.disconnect()?;
     Ok(end.endpoint.close()?)
@@ -164,8 +164,8 @@ impl End {
         Ok(())
     }
 
-    /// Reads both queues: providers that leave progress to the application may
-    /// notice the end of a connection only while completions are polled for.
+    /// Reads both queues: providers with manual progress may notice the shutdown only while
+    /// completions are polled.
     fn await_shutdown(&mut self) -> Result<()> {
         let deadline = Instant::now() + TIMEOUT;
         while Instant::now() < deadline {
@@ -174,18 +174,18 @@ impl End {
                 Some(other) => return Err(format!("an unexpected event: {other:?}").into()),
                 None => {}
             }
-            // Nothing is in flight any more: a failure here tells of the end, too.
+            // Nothing is in flight any more: a failure here also means the shutdown.
             if self.queue.poll().is_none() {
                 thread::sleep(Duration::from_micros(100));
             }
         }
-        Err("the connection does not end".into())
+        Err("timed out waiting for the shutdown".into())
     }
 }
 
-/// Looks at the beginning only: some providers pad connection data.
+/// Compares the beginning only: some providers pad connection data.
 fn expect(found: &[u8], expected: &[u8]) -> Result<()> {
-    if found.starts_with(expected) { Ok(()) } else { Err("other bytes than expected".into()) }
+    if found.starts_with(expected) { Ok(()) } else { Err("received data is corrupted".into()) }
 }
 
 fn pattern() -> Vec<u8> {

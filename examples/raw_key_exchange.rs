@@ -1,20 +1,18 @@
-//! Raw registration keys (`FI_MR_RAW`): keys that do not fit 64 bits, or that the
-//! peer has to set up with its provider before it can use them.
+//! Raw registration keys (`FI_MR_RAW`): keys that do not fit 64 bits, or that the peer must map
+//! with its provider before use.
 //!
 //! ```text
 //! cargo run --example raw_key_exchange                     # net;ofi_rxm;ofi_mrail
 //! cargo run --example raw_key_exchange -- shm              # another: its keys are plain
 //! ```
 //!
-//! Few providers demand them. One that many machines have is `ofi_mrail`, which
-//! bundles several rails into one endpoint and so several keys into one; a single
-//! rail, the loopback, is enough to see it work. It has to be told its rails in an
-//! environment variable before libfabric is used for the first time, so the example
-//! replaces itself by a copy that has the variable set, and then starts the second
-//! process, which owns the memory.
+//! Few providers require them. A common one is `ofi_mrail`, which combines several rails into one
+//! endpoint and so several keys into one; a single rail, the loopback interface, is enough. Its
+//! rails are set in an environment variable before libfabric is first used, so the example executes
+//! itself again with the variable, and then starts the second process, which owns the memory.
 //!
-//! To exchange a raw key takes nothing more than to exchange a plain one: the
-//! region's descriptor says which it is, and attaching to the region maps it.
+//! A raw key is exchanged like a plain one: the region's descriptor has the type, and attaching to
+//! the region maps the key.
 
 use std::error::Error;
 use std::io::{self, Read, Write};
@@ -40,10 +38,10 @@ fn main() -> Result<()> {
     let arguments: Vec<String> = env::args().skip(1).collect();
     if env::var_os(RAILS).is_none() {
         let mut again = Command::new(env::current_exe()?);
-        // Comes back only if it fails.
+        // Returns only on failure.
         return Err(again.args(&arguments).env(RAILS, "127.0.0.1").exec().into());
     }
-    // Waits on the fabric have deadlines; this is one for the pipes.
+    // Waits on the fabric have timeouts; this is the timeout of the pipes.
     thread::spawn(|| {
         thread::sleep(2 * DEADLINE);
         eprintln!("not done within {:?}", 2 * DEADLINE);
@@ -60,7 +58,9 @@ fn write(provider: &str) -> Result<()> {
     let offer = match offer_of(provider) {
         Ok(offer) => offer,
         Err(error) if error.kind() == ErrorKind::NoProvider => {
-            println!("{provider} is not here, so with another and probably plain keys: {error}");
+            println!(
+                "{provider} is not available; using another one, probably with plain keys: {error}"
+            );
             let need =
                 Requirements { immediate_bytes: 0, ..Requirements::ring(Locality::SameMachine) };
             let (other, _) = choose(&Query::new(EndpointKind::Rdm), &need, &Policy::default())?;
@@ -69,7 +69,10 @@ fn write(provider: &str) -> Result<()> {
         Err(error) => return Err(error.into()),
     };
     let facts = offer.capabilities();
-    println!("{} demands {:?}, keys of {} bytes", facts.provider, facts.mr_mode, facts.mr_key_size);
+    println!(
+        "{} requires {:?}, keys of {} bytes",
+        facts.provider, facts.mr_mode, facts.mr_key_size
+    );
 
     let mut child = Command::new(env::current_exe()?)
         .args(["own", facts.provider.as_str()])
@@ -84,8 +87,8 @@ fn write(provider: &str) -> Result<()> {
 
     let region = RemoteRegion::decode(&receive_frame(&mut from_owner)?)?;
     match region.key() {
-        RemoteKey::Raw(key) => println!("the descriptor carries a raw key of {} bytes", key.len()),
-        _ => println!("the descriptor carries a plain key"),
+        RemoteKey::Raw(key) => println!("the descriptor has a raw key of {} bytes", key.len()),
+        _ => println!("the descriptor has a plain key"),
     }
     let remote = domain.attach(&region)?;
     let how = if remote.is_mapped() { "mapped" } else { "used as it is" };
@@ -95,15 +98,17 @@ fn write(provider: &str) -> Result<()> {
     let write = side.endpoint.write(&mut side.queue, owner, &source, &remote.all(), 0)?;
     side.queue.complete(write, DEADLINE)?;
     if receive_frame(&mut from_owner)? != b"found" {
-        return Err("the owner did not find what was written".into());
+        return Err("the owner found corrupted data".into());
     }
 
     if remote.is_mapped() {
-        // This provider has no writes with immediates (`fi_writedata`), and the kind
-        // of error tells that from a full queue or a wrong argument.
+        // This provider has no writes with immediates (`fi_writedata`); the error kind
+        // distinguishes that from a full queue or an invalid argument.
         let target = remote.all();
         match side.endpoint.write_data(&mut side.queue, owner, &source, &target, 1, 0) {
-            Err(error) if error.kind() == ErrorKind::NotSupported => println!("refused: {error}"),
+            Err(error) if error.kind() == ErrorKind::NotSupported => {
+                println!("not supported: {error}")
+            }
             Err(error) => return Err(error.into()),
             Ok(write) => drop(side.queue.complete(write, DEADLINE)?),
         }
@@ -126,7 +131,7 @@ fn own(provider: &str) -> Result<()> {
         region.bind_endpoint(&side.endpoint)?;
         region.enable()?;
     }
-    // To be seen, not needed: the descriptor has the right one in it.
+    // For display only: the descriptor has the right key.
     match (region.key(), region.raw_key()) {
         (Err(error), Ok((_, key))) => eprintln!("owner: raw key of {} bytes; {error}", key.len()),
         (Ok(_), Err(error)) => eprintln!("owner: plain key; {error}"),
@@ -135,8 +140,8 @@ fn own(provider: &str) -> Result<()> {
     }
     send_frame(&mut io::stdout(), &region.describe()?.encode())?;
 
-    // A bare write tells nobody, and on many providers arrives only if its target
-    // polls: so poll, look, and go on until the writer needs nothing any more.
+    // A plain write is not reported to the target, and with many providers completes only if the
+    // target polls: so poll and check until the writer has finished.
     let goodbye = thread::spawn(|| receive_frame(&mut io::stdin()).is_ok());
     let (mut bytes, expected, mut found) = (vec![0; LENGTH], pattern(), false);
     while !goodbye.is_finished() {
@@ -150,15 +155,15 @@ fn own(provider: &str) -> Result<()> {
         }
         thread::yield_now();
     }
-    if goodbye.join().unwrap_or(false) { Ok(()) } else { Err("the writer is gone".into()) }
+    if goodbye.join().unwrap_or(false) { Ok(()) } else { Err("the writer has exited".into()) }
 }
 
-/// Both processes ask for the same by name, and so get the same.
+/// Both processes request the same name, and so get the same offer.
 fn offer_of(provider: &str) -> fabric::Result<Offer> {
     Query::new(EndpointKind::Rdm).provider(provider).first()
 }
 
-/// What each of the two processes has.
+/// The state of each of the two processes.
 struct Side {
     endpoint: Endpoint,
     queue: CompletionQueue,

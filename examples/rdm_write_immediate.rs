@@ -3,14 +3,13 @@
 //! ```text
 //! cargo run --example rdm_write_immediate                  # the best provider for a ring
 //! cargo run --example rdm_write_immediate -- '=net'        # this one or none
-//! cargo run --example rdm_write_immediate -- 'tcp,^shm'    # tcp if it can be had, never shm
+//! cargo run --example rdm_write_immediate -- 'tcp,^shm'    # tcp if available, never shm
 //! ```
 //!
-//! The example starts itself again as its own peer. The two tell each other
-//! through pipes where they are and what may be written there; from then on
-//! everything goes through the fabric. Each block is written with its number as
-//! the immediate, so the peer learns which bytes are there without being sent a
-//! message. It answers in the same way, with the number of bytes it found right.
+//! The example starts itself again as its peer. Both exchange addresses and region descriptors
+//! through pipes; from then on all data goes through the fabric. Each block is written with its
+//! number as the immediate, so the peer learns which bytes have arrived without a message. It
+//! answers in the same way, with the number of correct bytes.
 
 use std::error::Error;
 use std::io::{self, Read, Write};
@@ -28,12 +27,12 @@ type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 const BLOCK: usize = 4096;
 const BLOCKS: usize = 16;
-/// Fits the 32 bits that are asked for when choosing; no block has this number.
+/// Fits the required 32 bits; no block has this number.
 const ANSWER: u64 = 0xffff_ffff;
 const DEADLINE: Duration = Duration::from_secs(20);
 
 fn main() -> Result<()> {
-    // Waits on the fabric have deadlines; this is one for the pipes.
+    // Waits on the fabric have timeouts; this is the timeout of the pipes.
     thread::spawn(|| {
         thread::sleep(2 * DEADLINE);
         eprintln!("not done within {:?}", 2 * DEADLINE);
@@ -49,8 +48,13 @@ fn main() -> Result<()> {
 fn write(policy: &str) -> Result<()> {
     let (mut side, choice) = Side::open(policy)?;
     print!("{choice}");
-    let taken = choice.taken().ok_or("nothing was taken")?;
-    println!("picked {} ({}): {}", taken.provider, taken.domain, taken.reasons.join("; "));
+    let selected = choice.taken().ok_or("no provider selected")?;
+    println!(
+        "selected {} ({}): {}",
+        selected.provider,
+        selected.domain,
+        selected.reasons.join("; ")
+    );
 
     let mut child = Command::new(env::current_exe()?)
         .args(["peer", policy])
@@ -72,7 +76,7 @@ fn write(policy: &str) -> Result<()> {
     }
     let answer = (side.drive(BLOCKS, 1)?, side.region.load_u64(0)?);
     if answer != (vec![ANSWER], (BLOCK * BLOCKS) as u64) {
-        return Err(format!("immediate and number of right bytes are {answer:?}").into());
+        return Err(format!("immediate and number of correct bytes are {answer:?}").into());
     }
     send_frame(&mut to_peer, b"done")?;
     child.wait()?.success().then_some(()).ok_or("the peer failed")?;
@@ -82,13 +86,13 @@ fn write(policy: &str) -> Result<()> {
 
 fn receive(policy: &str) -> Result<()> {
     let (mut side, _) = Side::open(policy)?;
-    // Before the address is out: the first write may follow at once.
+    // Before the address is sent: the first write may follow at once.
     side.expect_immediates(BLOCKS)?;
     side.introduce(&mut io::stdout())?;
     let (peer, remote) = side.meet(&mut io::stdin())?;
 
-    // An immediate says that the bytes of its own write are there. The order of
-    // writes is not promised, so their number tells that all of them are.
+    // An immediate means that the bytes of its own write have arrived. Writes may be reordered, so
+    // all have arrived when their number has.
     let mut arrived = side.drive(0, BLOCKS)?;
     arrived.sort_unstable();
     let mut bytes = vec![0; BLOCK * BLOCKS];
@@ -103,8 +107,8 @@ fn receive(policy: &str) -> Result<()> {
     side.endpoint.write_data(&mut side.queue, peer, &answer.all(), &target, ANSWER, 0)?;
     side.drive(1, 0)?;
 
-    // Done here is not yet arrived there: many providers move data only while
-    // they are polled. So this goes on until the other side has what it needs.
+    // Completed here does not mean arrived there: many providers move data only while they are
+    // polled. So poll until the other side has finished.
     let goodbye = thread::spawn(|| receive_frame(&mut io::stdin()).is_ok());
     while !goodbye.is_finished() {
         if let Some(outcome) = side.queue.poll() {
@@ -112,10 +116,10 @@ fn receive(policy: &str) -> Result<()> {
         }
         thread::yield_now();
     }
-    if goodbye.join().unwrap_or(false) { Ok(()) } else { Err("the writer is gone".into()) }
+    if goodbye.join().unwrap_or(false) { Ok(()) } else { Err("the writer has exited".into()) }
 }
 
-/// What each of the two processes has.
+/// The state of each of the two processes.
 struct Side {
     endpoint: Endpoint,
     queue: CompletionQueue,
@@ -124,7 +128,7 @@ struct Side {
 }
 
 impl Side {
-    /// Both processes choose by the same facts, so they take the same offer.
+    /// Both processes choose by the same facts, so they get the same offer.
     fn open(policy: &str) -> Result<(Self, Choice)> {
         let need = Requirements::ring(Locality::SameMachine);
         let policy: Policy = policy.parse()?;
@@ -134,7 +138,8 @@ impl Side {
         let mut queue = CompletionQueue::open(&domain)?;
         let endpoint = Endpoint::builder(&domain).addresses(&addresses).queue(&mut queue).open()?;
         let region = domain.register(HostMemory::zeroed(BLOCK * BLOCKS)?, Access::REMOTE_WRITE)?;
-        // On some providers a region is one endpoint's, and closed until that is said.
+        // With some providers a region is bound to one endpoint, and not accessible before it is
+        // enabled.
         if !region.is_enabled() {
             region.bind_endpoint(&endpoint)?;
             region.enable()?;
@@ -142,7 +147,7 @@ impl Side {
         Ok((Self { endpoint, queue, addresses, region }, choice))
     }
 
-    /// Says where this side is, and what of it may be written.
+    /// Sends this side's address and region descriptor.
     fn introduce(&self, pipe: &mut impl Write) -> Result<()> {
         send_frame(pipe, &self.endpoint.address()?.0)?;
         send_frame(pipe, &self.region.describe()?.encode())
@@ -153,7 +158,7 @@ impl Side {
         Ok((peer, self.endpoint.domain().attach(&RemoteRegion::decode(&receive_frame(pipe)?)?)?))
     }
 
-    /// Some providers use up a posted receive for each immediate.
+    /// Some providers consume a posted receive for each immediate.
     fn expect_immediates(&mut self, count: usize) -> Result<()> {
         if self.endpoint.domain().capabilities().immediates_consume_receives() {
             for _ in 0..count {
@@ -163,8 +168,8 @@ impl Side {
         Ok(())
     }
 
-    /// Waits until this many writes are done and this many immediates have
-    /// arrived, and returns the immediates.
+    /// Waits until this many writes have completed and this many immediates have arrived, and
+    /// returns the immediates.
     fn drive(&mut self, mut writes: usize, arrivals: usize) -> Result<Vec<u64>> {
         let end = Instant::now() + DEADLINE;
         let mut arrived = Vec::new();

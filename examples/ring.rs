@@ -1,7 +1,7 @@
-//! Two threads pass messages through a ring: one writes into memory of the other's, which looks
-//! at them where they lie. Two processes or machines would do the same; what the two channels
-//! here carry (address, terms, answer) would then travel by whatever the application has: or by a TCP
-//! connection that `ring::listen` and `ring::connect` make, as in `examples/ring_connection.rs`.
+//! Two threads exchange messages through a ring: one writes into the other's memory, which reads
+//! them in place. Two processes or machines would do the same; the contents of the two channels
+//! here (address, offer, answer) would be sent by any means of the application, or by a TCP
+//! connection of `ring::listen` and `ring::connect`, as in `examples/ring_connection.rs`.
 //!
 //! `cargo run --example ring [-- PROVIDER]`
 
@@ -26,7 +26,7 @@ fn main() -> Result<()> {
     let name = provider.clone();
     let reader = std::thread::spawn(move || read(name.as_deref(), &to_writer, &from_writer));
     let written = write(provider.as_deref(), &to_reader, &from_reader);
-    // Whatever came of it: libfabric does not like a process that ends in the middle of its calls.
+    // Join before returning: libfabric calls must not be interrupted by the exit of the process.
     drop(to_reader);
     let read = reader.join().expect("the reader panicked");
     written?;
@@ -36,14 +36,14 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// What the two sides tell each other.
+/// What the two sides exchange before.
 enum SetupMessage {
     Address(Address),
     Terms(Box<RingOffer>),
     Answer(RingAnswer),
 }
 
-/// A port, and where its peers are put down.
+/// A port, and the address vector of its peers.
 fn open(provider: Option<&str>) -> Result<(Port, AddressVector)> {
     let mut query = Query::new(EndpointKind::Rdm).source("127.0.0.1");
     if let Some(name) = provider {
@@ -62,23 +62,23 @@ fn write(
     from: &Receiver<SetupMessage>,
 ) -> Result<()> {
     let (mut port, addresses) = open(provider)?;
-    to.send(SetupMessage::Address(port.endpoint().address()?)).expect("the reader is there");
+    to.send(SetupMessage::Address(port.endpoint().address()?)).expect("the reader is running");
     let Ok(SetupMessage::Address(address)) = from.recv() else { panic!("no address") };
     let reader = addresses.insert(&address)?;
     let Ok(SetupMessage::Terms(ring_offer)) = from.recv() else { panic!("no ring offer") };
     let (ring, answer) = port.accept(reader, &ring_offer, 64 << 10)?;
-    to.send(SetupMessage::Answer(answer)).expect("the reader is there");
+    to.send(SetupMessage::Answer(answer)).expect("the reader is running");
 
     for (number, length) in LENGTHS.into_iter().enumerate() {
-        // Memory is registered once, as a rule; here each message has its own.
+        // Usually memory is registered once; here each message has its own region.
         let bytes: Vec<u8> = (0..length.max(1)).map(|at| (at * 7 + number) as u8).collect();
         let domain = port.endpoint().domain();
         let source = domain.register(HostMemory::from_vec(bytes)?, Access::WRITE)?;
         port.send(ring, number as u32, &source.slice(0..length)?, TIMEOUT)?;
-        // The memory must stay as it is until the reader is done with it: the region sees to that
-        // it stays, and nobody here changes it.
+        // The memory must not change until the reader is done: the region keeps it alive, and no
+        // other code writes to it.
     }
-    // Waits until everything is read, and tells the reader that there is no more.
+    // Waits until everything is read, and closes the ring.
     let statistics = port.close_sender(ring, TIMEOUT)?;
     println!("{} chunks, {:?} without credit", statistics.chunks, statistics.blocked_for);
     Ok(())
@@ -90,12 +90,12 @@ fn read(
     from: &Receiver<SetupMessage>,
 ) -> Result<usize> {
     let (mut port, addresses) = open(provider)?;
-    to.send(SetupMessage::Address(port.endpoint().address()?)).expect("the writer is there");
+    to.send(SetupMessage::Address(port.endpoint().address()?)).expect("the writer is running");
     let Ok(SetupMessage::Address(address)) = from.recv() else { panic!("no address") };
     let writer = addresses.insert(&address)?;
     let options = RingOptions::new(port.endpoint(), RING)?;
     let ring = port.offer(&options)?;
-    to.send(SetupMessage::Terms(Box::new(port.ring_offer(ring)?))).expect("the writer is there");
+    to.send(SetupMessage::Terms(Box::new(port.ring_offer(ring)?))).expect("the writer is running");
     let Ok(SetupMessage::Answer(answer)) = from.recv() else { panic!("no answer") };
     port.connect(ring, writer, &answer)?;
 
@@ -103,11 +103,11 @@ fn read(
     loop {
         let view = match port.receive(ring, TIMEOUT) {
             Ok(view) => view,
-            // The writer is done, and everything was read.
+            // The writer has closed the ring, and everything was read.
             Err(_) if port.receiver(ring)?.is_end_of_stream() => return Ok(total),
             Err(error) => return Err(error),
         };
-        // A chunk of a message, where it lies in the ring.
+        // A chunk of a message, in place in the ring.
         let mut bytes = vec![0; view.len()];
         view.read(0, &mut bytes)?;
         let from = view.header().offset as usize;
@@ -115,6 +115,6 @@ fn read(
         let is_right = |(at, byte): (usize, &u8)| *byte == ((from + at) * 7 + number) as u8;
         assert!(bytes.iter().enumerate().all(is_right), "message {number}");
         total += view.len();
-        // Dropped, its place is the writer's again.
+        // Dropping it returns its space to the writer.
     }
 }

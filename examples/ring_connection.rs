@@ -5,8 +5,8 @@
 //! cargo run --example ring_connection -- connect 10.0.0.1:7000     # on another machine
 //! ```
 //!
-//! Without arguments it is both, in two threads. `examples/ring.rs` is what lies beneath: endpoints, and
-//! terms that the application carries.
+//! Without arguments both run, in two threads. `examples/ring.rs` shows the level below: endpoints,
+//! and offers that the application sends.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ const LENGTHS: [usize; 5] = [0, 64, 5000, 1 << 20, 3];
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    // Whatever can connect writes messages here: for networks that are trusted.
+    // Any process that can connect can write messages: use it in trusted networks only.
     let setup = RingSetup::new().capacity(RING).insecure();
     match words[..] {
         [] => {
@@ -40,7 +40,7 @@ fn main() -> Result<()> {
 fn read(mut listener: RingListener) -> Result<()> {
     println!("listening at {}", listener.address());
     let mut reader = listener.accept(TIMEOUT)?;
-    println!("{} writes, by {}", reader.peer(), reader.provider());
+    println!("{} writes, through {}", reader.peer(), reader.provider());
     let mut messages = 0;
     loop {
         match reader.receive(TIMEOUT) {
@@ -48,7 +48,7 @@ fn read(mut listener: RingListener) -> Result<()> {
                 assert!(message == pattern(messages), "message {messages}");
                 messages += 1;
             }
-            // The writer closed the ring, and everything was read. All else is an error.
+            // The writer closed the ring, and everything was read. Anything else is an error.
             Err(error) if error.kind() == ErrorKind::Closed => break,
             Err(error) => return Err(error),
         }

@@ -1,14 +1,14 @@
-//! Two processes and a topic: one publishes messages, the other one reads them where they lie,
-//! without a copy.
+//! Two processes and a topic: one publishes messages, the other reads them in place, without a
+//! copy.
 //!
 //! ```text
 //! cargo run --release --example topics              # messages in the host's memory
 //! cargo run --release --example topics -- cuda:0    # or a device's, or emulated:0
 //! ```
 //!
-//! Both join the node of a directory; nothing has to be started before, since one of the processes
-//! serves it. Any number of readers could be there, in any order. A message is written once, into
-//! memory that all map; the publisher waits when sixteen of them were not given back yet.
+//! Both join the node of a directory; no service has to be started, since one of the processes
+//! serves the node. Any number of readers could run, started in any order. A message is written
+//! once, into memory that all map; the publisher waits while sixteen messages are not released.
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ use fabricast::pubsub::{Node, NodeOptions, TopicSettings};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// No wait is longer.
+/// Timeout of every wait.
 const PATIENCE: Duration = Duration::from_secs(20);
 const MESSAGES: u64 = 100;
 const LENGTH: u64 = 1 << 20;
@@ -29,9 +29,9 @@ fn main() -> Result<()> {
     let arguments: Vec<String> = env::args().skip(1).collect();
     match arguments.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
         [] => publish("host"),
-        [place] => publish(place),
+        [memory] => publish(memory),
         ["read", directory] => read(Path::new(directory)),
-        _ => Err("usage: topics [PLACE]".into()),
+        _ => Err("usage: topics [MEMORY]".into()),
     }
 }
 
@@ -40,48 +40,48 @@ fn join(directory: &Path, label: &str) -> Result<Node> {
     Ok(Node::join(NodeOptions { directory, label, ..Default::default() })?)
 }
 
-/// What is in a message: no two are the same.
+/// Content of a message: no two are equal.
 fn content(number: u64) -> Vec<u8> {
     (0..LENGTH / 8).flat_map(|word| (number << 32 | word).to_le_bytes()).collect()
 }
 
-/// The first process.
-fn publish(place: &str) -> Result<()> {
+/// The first process: the publisher.
+fn publish(memory: &str) -> Result<()> {
     let directory = Directory::make()?;
     let node = join(&directory.0, "publishes")?;
-    let settings = TopicSettings { memory: place.parse()?, largest: LENGTH, ..Default::default() };
+    let settings = TopicSettings { memory: memory.parse()?, largest: LENGTH, ..Default::default() };
     let publisher = node.topic("numbers", &settings)?.publisher()?;
     let mut reader = Reader::start(&directory.0)?;
     publisher.wait_for_subscribers(1, PATIENCE)?;
     for number in 0..MESSAGES {
-        // Memory of the topic's own. A program that can write there directly, a kernel for
-        // example, needs no copy at all: `loan.slice()` says where it is.
+        // Memory of the topic. A program that can write there directly, for example a kernel, needs
+        // no copy: `loan.slice()` is its address.
         let mut loan = publisher.loan(LENGTH, PATIENCE)?;
         loan.write(0, &content(number))?;
         loan.set_metadata(format!("number {number}").as_bytes())?;
         loan.publish(PATIENCE)?;
     }
-    // All of them were read, and given back.
+    // All messages were read and released.
     publisher.flush(PATIENCE)?;
     reader.finish()?;
-    println!("ok: {MESSAGES} messages of {LENGTH} bytes, on {place}");
+    println!("ok: {MESSAGES} messages of {LENGTH} bytes, on {memory}");
     Ok(())
 }
 
-/// The second process. It takes the topic as it is.
+/// The second process: the subscriber. It uses the topic as it is.
 fn read(directory: &Path) -> Result<()> {
     let mut subscriber = join(directory, "reads")?.subscribe("numbers", PATIENCE)?;
     for (number, sample) in (0..MESSAGES).zip(subscriber.samples(PATIENCE)) {
-        // The message as it lies there. It is given back when the sample is dropped.
+        // The message in place. It is released when the sample is dropped.
         let sample = sample?;
         assert_eq!(&*sample.metadata(), format!("number {number}").as_bytes());
-        assert!(sample.to_vec()? == content(number), "other bytes came");
+        assert!(sample.to_vec()? == content(number), "received data is corrupted");
     }
     assert_eq!(subscriber.missed(), 0);
     Ok(())
 }
 
-/// A directory that both see, and that goes with the first process.
+/// A directory of both processes, removed by the first.
 struct Directory(PathBuf);
 
 impl Directory {
@@ -99,7 +99,7 @@ impl Drop for Directory {
     }
 }
 
-/// This program again.
+/// The second process: this program.
 struct Reader(Child);
 
 impl Reader {

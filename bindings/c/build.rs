@@ -1,5 +1,4 @@
-//! Gives the shared library its name for the run-time linker, whose number is that of the
-//! binary interface, `FABRICAST_ABI` in `include/fabricast.h`.
+//! Sets the soname of the shared library, whose number is `FABRICAST_ABI` in `include/fabricast.h`.
 
 use std::path::Path;
 
@@ -18,6 +17,6 @@ fn main() {
     };
     println!("cargo::rustc-env=FABRICAST_ABI={number}");
     println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libfabricast.so.{number}");
-    // Threads of the library may run until the process ends: its code has to stay.
+    // Threads of the library may run until the process exits: its code must not be unloaded.
     println!("cargo::rustc-cdylib-link-arg=-Wl,-z,nodelete");
 }

@@ -1,4 +1,4 @@
-//! Memory that a caller names by its address, which may be a device's.
+//! Memory named by a caller's pointer, which may be device memory.
 #![allow(unsafe_code)]
 
 use std::ffi::CStr;
@@ -9,29 +9,29 @@ use pubsub::MemoryLocation;
 use crate::failure::{Failure, Result};
 use crate::ffi::CallerRange;
 
-/// What lies at an address.
+/// Memory of a caller.
 #[derive(Debug)]
 pub(crate) enum CallerMemory<'a> {
-    /// Bytes of the host's.
+    /// Bytes of host memory.
     Host(&'a [u8]),
-    /// Memory of a device.
+    /// Device memory.
     Device(Slice),
 }
 
-/// Where a caller's memory lies.
+/// Kind of a caller's pointer.
 enum PointerKind {
-    /// Unknown to all drivers: on the host, or not mapped.
+    /// Unknown to all drivers: host memory, or not mapped.
     Unregistered,
-    /// On the host, registered with or allocated by a driver.
+    /// Host memory registered with or allocated by a driver.
     Registered,
     Device(Device),
 }
 
-/// Asks the drivers that are in this process; CUDA is not loaded for that.
+/// Asks the drivers that this process has loaded; CUDA is not loaded for that.
 fn place(operation: &'static CStr, range: &CallerRange<'_>) -> Result<PointerKind> {
     let (address, length) = (range.address(), range.length() as u64);
     let Some(found) = PointerAttributes::of(address) else { return Ok(PointerKind::Unregistered) };
-    // Memory that was mapped consists of pieces, of which the driver names the first.
+    // Mapped memory consists of pieces; the driver reports the first.
     let end = found.base.saturating_add(found.length);
     let is_mapped = matches!(found.allocator, Allocator::Mapped { .. });
     if !is_mapped && found.length > 0 && address.saturating_add(length) > end {
@@ -46,7 +46,7 @@ fn place(operation: &'static CStr, range: &CallerRange<'_>) -> Result<PointerKin
     }
 }
 
-/// Finds out what is at an address, for a topic with its messages in `memory`.
+/// Finds the kind of memory at an address, for a topic with messages in `memory`.
 pub(crate) fn find<'a>(
     memory: MemoryLocation,
     operation: &'static CStr,
@@ -71,14 +71,14 @@ pub(crate) fn find<'a>(
     }
 }
 
-/// As memory that streams of a topic's device copy from, also after the call.
+/// As device memory from which streams of the topic's device copy, also after the call.
 pub(crate) fn slice(
     memory: MemoryLocation,
     operation: &'static CStr,
     range: CallerRange<'_>,
 ) -> Result<Slice> {
     let MemoryLocation::Device(name) = memory else {
-        return Err(Failure::invalid(operation, "the topic's messages lie on the host"));
+        return Err(Failure::invalid(operation, "the topic's messages are in host memory"));
     };
     let on_device = match place(operation, &range)? {
         PointerKind::Device(device) => device,
@@ -96,23 +96,23 @@ fn is_cuda(memory: MemoryLocation) -> bool {
     matches!(memory, MemoryLocation::Device(name) if name.implementation == Implementation::Cuda)
 }
 
-/// A caller's memory as a device knows it.
+/// A caller's memory as a slice of a device.
 fn foreign(device: &Device, range: &CallerRange<'_>) -> Slice {
-    // SAFETY: it is there during the call, or until a stream has come past its copy, as the caller
-    // promised, and it is read no longer.
+    // SAFETY: valid during the call, or until a stream has completed its copy, as the caller
+    // guarantees; it is not read later.
     let memory = unsafe { Memory::foreign(device, range.address(), range.length() as u64, ()) };
     memory.whole()
 }
 
-/// Can its first and last byte be read? A caller's pointer into a device's address space, of which
-/// the driver knows nothing, is found out so. True where the system does not let itself be asked.
+/// Can its first and last byte be read? Detects device pointers that the driver does not know. True
+/// where the system does not support the check.
 fn is_readable(range: &CallerRange<'_>) -> bool {
     let last = range.address() + (range.length() as u64 - 1);
     [range.address(), last].into_iter().all(|address| {
         let mut byte = 0_u8;
         let into = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
         let from = libc::iovec { iov_base: address as *mut _, iov_len: 1 };
-        // SAFETY: the system copies one byte to where there is room for it, or says that it cannot.
+        // SAFETY: the system copies one byte to valid memory, or returns an error.
         let read = unsafe {
             libc::process_vm_readv(libc::getpid(), &raw const into, 1, &raw const from, 1, 0)
         };
@@ -120,24 +120,24 @@ fn is_readable(range: &CallerRange<'_>) -> bool {
     })
 }
 
-/// A stream of a topic's device that something else made.
+/// Adopts a foreign stream of a topic's device.
 pub(crate) fn adopt(
     memory: MemoryLocation,
     operation: &'static CStr,
     stream: u64,
 ) -> Result<Stream> {
     let MemoryLocation::Device(name) = memory else {
-        let detail = "the topic's messages lie on the host, where no stream has to do with them";
+        let detail = "the topic's messages are in host memory, which streams are not used for";
         return Err(Failure::invalid(operation, detail));
     };
     let device = Device::open(name)?;
-    // SAFETY: a stream of that device until its handle is closed, as the caller promised.
+    // SAFETY: a stream of that device until its handle is closed, as the caller guarantees.
     Ok(unsafe { device.adopt_stream(stream) }?)
 }
 
 fn host(range: CallerRange<'_>) -> CallerMemory<'_> {
     let start = std::ptr::with_exposed_provenance::<u8>(range.address() as usize);
-    // SAFETY: not NULL, as its length is not 0, and so many bytes are there, as the range says.
+    // SAFETY: not NULL, as its length is not 0, and valid for its length, as the range guarantees.
     CallerMemory::Host(unsafe { std::slice::from_raw_parts(start, range.length()) })
 }
 
@@ -146,43 +146,43 @@ mod tests {
     use super::*;
 
     fn range(bytes: *const u8, length: usize) -> CallerRange<'static> {
-        // SAFETY: used as long as the bytes are there.
+        // SAFETY: used only while the bytes are valid.
         unsafe { CallerRange::from_c(c"test", "pointer", bytes.cast(), length) }.unwrap()
     }
 
     #[test]
-    fn plain_memory_is_the_hosts_wherever_the_topic_lies() {
+    fn plain_memory_is_host_memory_for_any_topic() {
         let bytes = *b"from the host";
-        for place in ["host", "emulated:0", "cuda:0"] {
+        for memory in ["host", "emulated:0", "cuda:0"] {
             let range = range(bytes.as_ptr(), bytes.len());
-            let found = find(place.parse().unwrap(), c"test", range).unwrap();
+            let found = find(memory.parse().unwrap(), c"test", range).unwrap();
             let CallerMemory::Host(found) = found else { panic!("{found:?}") };
             assert_eq!(found, bytes);
         }
     }
 
     #[test]
-    fn memory_of_a_device_is_found_whatever_the_topic_says() {
+    fn device_memory_is_detected_for_any_topic() {
         for number in 0..2 {
             let device = Device::open(gpu::DeviceName::emulated(number)).unwrap();
             let memory = device.allocate(1 << 20).unwrap();
             let start = std::ptr::with_exposed_provenance::<u8>(memory.address() as usize);
             let length = memory.length() as usize;
-            for place in ["host", "emulated:0", "cuda:0"] {
-                let place = place.parse().unwrap();
+            for memory in ["host", "emulated:0", "cuda:0"] {
+                let memory = memory.parse().unwrap();
                 let part = range(start.wrapping_add(100), 1000);
-                let found = find(place, c"test", part).unwrap();
+                let found = find(memory, c"test", part).unwrap();
                 let CallerMemory::Device(slice) = found else { panic!("{found:?}") };
                 assert_eq!(slice.length(), 1000);
                 let beyond = range(start.wrapping_add(100), length);
-                let refused = find(place, c"test", beyond).unwrap_err();
+                let refused = find(memory, c"test", beyond).unwrap_err();
                 assert_eq!(refused.status, crate::status::Status::InvalidArgument);
             }
         }
     }
 
     #[test]
-    fn unknown_addresses_are_refused_where_a_device_would_read_them() {
+    fn unknown_addresses_are_errors_for_device_topics() {
         let unmapped = range(std::ptr::without_provenance(4096), 8);
         let refused = find("cuda:0".parse().unwrap(), c"test", unmapped).unwrap_err();
         assert_eq!(refused.status, crate::status::Status::InvalidArgument);
@@ -193,8 +193,8 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_nowhere() {
-        // SAFETY: no bytes.
+    fn empty_range_is_host_memory() {
+        // SAFETY: no bytes are read.
         let range = unsafe { CallerRange::from_c(c"test", "pointer", std::ptr::null(), 0) };
         let found = find(MemoryLocation::Host, c"test", range.unwrap()).unwrap();
         assert!(matches!(found, CallerMemory::Host([])));

@@ -1,4 +1,4 @@
-//! Things that one thread uses at a time, with a limit to how long the next one waits.
+//! Objects that one thread uses at a time, with a timeout of the next one's wait.
 
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,10 +10,10 @@ use crate::failure::{Failure, Result};
 use crate::layout::Timeout;
 use crate::status::Status;
 
-/// Something that one thread uses at a time.
+/// An object that one thread uses at a time.
 #[derive(Debug)]
 pub(crate) struct Exclusive<T> {
-    /// None while somebody uses it.
+    /// None while a thread uses it.
     inner: Mutex<Option<T>>,
     returned: Doorbell<LocalWords>,
     is_closed: AtomicBool,
@@ -32,21 +32,22 @@ impl<T> Exclusive<T> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for one's turn.
+    /// Waits for exclusive use.
     pub(crate) fn take(
         &self,
         operation: &'static CStr,
         timeout: Timeout,
     ) -> Result<ExclusiveGuard<'_, T>> {
-        let look = || match self.check(operation) {
+        let attempt = || match self.check(operation) {
             Ok(()) => self.inner().take().map(Ok),
             Err(failure) => Some(Err(failure)),
         };
-        let found = match (look(), timeout) {
+        let found = match (attempt(), timeout) {
             (None, Timeout::For(_) | Timeout::Forever) => {
                 let interruption = Interruption::watch();
                 self.returned.wait(&mut WaitStrategy::Block, timeout.end(), || {
-                    look().or_else(|| interruption.occurred().then(|| Err(interrupted(operation))))
+                    attempt()
+                        .or_else(|| interruption.occurred().then(|| Err(interrupted(operation))))
                 })
             }
             (found, _) => found,
@@ -58,7 +59,7 @@ impl<T> Exclusive<T> {
         }
     }
 
-    /// Uses it, when it is one's turn.
+    /// Runs a function with exclusive use.
     pub(crate) fn with<R>(
         &self,
         operation: &'static CStr,
@@ -72,13 +73,13 @@ impl<T> Exclusive<T> {
         }
     }
 
-    /// Its handle was closed: whoever waits for it, or in it, should give up.
+    /// Marks the handle as closed: threads that wait for the object, or in it, give up.
     pub(crate) fn end(&self) {
         self.is_closed.store(true, Ordering::Release);
         self.returned.ring();
     }
 
-    /// Fails once its handle was closed.
+    /// Fails if the handle was closed.
     pub(crate) fn check(&self, operation: &'static CStr) -> Result<()> {
         if self.is_closed.load(Ordering::Acquire) {
             return Err(closed(operation));
@@ -92,7 +93,7 @@ fn in_use(status: Status, operation: &'static CStr) -> Failure {
 }
 
 fn interrupted(operation: &'static CStr) -> Failure {
-    let detail = "a signal handler ran in the waiting thread. Call again to go on";
+    let detail = "a signal handler ran in the waiting thread. Call again to continue";
     Failure::new(Status::Interrupted, operation, detail)
 }
 
@@ -100,7 +101,7 @@ fn closed(operation: &'static CStr) -> Failure {
     Failure::new(Status::Closed, operation, "another thread closed the handle meanwhile")
 }
 
-/// One's turn, as long as it is held. What is removed and not put back is nobody's any more.
+/// Exclusive use, until dropped. An object that is removed and not put back is gone.
 #[derive(Debug)]
 pub(crate) struct ExclusiveGuard<'a, T> {
     inner: Option<T>,
@@ -141,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn the_next_one_gets_it_back() {
+    fn object_is_returned_to_the_next_user() {
         let exclusive = Exclusive::new(1);
         exclusive
             .with(c"test", Timeout::Now, |inner| {
@@ -158,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn who_will_not_wait_is_told_so() {
+    fn use_without_waiting_fails_while_in_use() {
         let exclusive = Exclusive::new(1);
         let _taken = exclusive.take(c"test", Timeout::Now).unwrap();
         assert_eq!(value(&exclusive, Timeout::Now).unwrap_err().status, Status::WouldBlock);
@@ -167,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_hears_of_its_end() {
+    fn waiting_thread_is_woken_by_close() {
         let exclusive = Arc::new(Exclusive::new(1));
         let taken = exclusive.take(c"test", Timeout::Now).unwrap();
         let (sender, receiver) = channel();
@@ -185,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_removed_is_nobodys_turn_any_more() {
+    fn removed_object_is_no_longer_available() {
         let exclusive = Exclusive::new(1);
         assert_eq!(exclusive.take(c"test", Timeout::Now).unwrap().remove(), Some(1));
         assert_eq!(value(&exclusive, Timeout::Now).unwrap_err().status, Status::Closed);

@@ -1,4 +1,4 @@
-//! Why a call failed, and what the calling thread can ask about it afterwards.
+//! Why a call failed, and the calling thread's last error.
 
 use std::borrow::Cow;
 use std::cell::RefCell;
@@ -7,23 +7,23 @@ use std::fmt;
 
 use crate::status::Status;
 
-/// What calls give on this side of the boundary.
+/// Result of calls on the Rust side.
 pub(crate) type Result<T> = std::result::Result<T, Failure>;
 
 /// Why a call failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Failure {
     pub(crate) status: Status,
-    /// What was tried.
+    /// The operation.
     operation: Cow<'static, CStr>,
-    /// The whole of it, in words.
+    /// The whole message.
     message: Cow<'static, CStr>,
 }
 
-/// A text without what would end it too early.
+/// A C string without inner zeros.
 pub(crate) fn c_text(text: impl Into<String>) -> CString {
     let mut text = text.into();
-    text.retain(|letter| letter != '\0');
+    text.retain(|character| character != '\0');
     CString::new(text).unwrap_or_default()
 }
 
@@ -34,7 +34,7 @@ impl Failure {
         Self { status, operation: Cow::Borrowed(operation), message: Cow::Owned(message) }
     }
 
-    /// Costs no allocation: for what happens all the time.
+    /// Without allocation: for frequent failures.
     pub(crate) const fn fixed(
         status: Status,
         operation: &'static CStr,
@@ -47,7 +47,7 @@ impl Failure {
         Self::new(Status::InvalidArgument, operation, detail)
     }
 
-    /// In the words of what failed below.
+    /// With the message of the library's error.
     fn from_library(status: Status, operation: &str, error: &impl fmt::Display) -> Self {
         let message = Cow::Owned(c_text(error.to_string()));
         Self { status, operation: Cow::Owned(c_text(operation)), message }
@@ -80,9 +80,9 @@ thread_local! {
     static LAST: RefCell<Failure> = const { RefCell::new(NONE) };
 }
 
-/// Keeps it for this thread to ask about.
+/// Stores it as the thread's last error.
 pub(crate) fn set_last_error(failure: Failure) {
-    // A thread that is ending has nobody left who could ask.
+    // Not while the thread is ending.
     let _ = LAST.try_with(|last| last.replace(failure));
 }
 
@@ -90,17 +90,17 @@ pub(crate) fn clear_last_error() {
     set_last_error(NONE);
 }
 
-/// The last one's status.
+/// Status of the last error.
 pub(crate) fn last_status() -> Status {
     LAST.try_with(|last| last.borrow().status).unwrap_or(Status::Ok)
 }
 
-/// The last one's message, which stays where it is until this thread fails again.
+/// Message of the last error, valid until the next failure of this thread.
 pub(crate) fn last_message() -> *const std::ffi::c_char {
     LAST.try_with(|last| last.borrow().message.as_ptr()).unwrap_or(c"".as_ptr())
 }
 
-/// What the last one tried; stays as long.
+/// Operation of the last error; valid as long.
 pub(crate) fn last_operation() -> *const std::ffi::c_char {
     LAST.try_with(|last| last.borrow().operation.as_ptr()).unwrap_or(c"".as_ptr())
 }
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn what_failed_last_is_known_to_the_thread_that_it_failed_in() {
+    fn last_error_belongs_to_the_thread_that_failed() {
         assert_eq!(last_status(), Status::Ok);
         set_last_error(Failure::new(Status::Closed, c"push", "gone"));
         assert_eq!(last_status(), Status::Closed);
@@ -127,18 +127,18 @@ mod tests {
     }
 
     #[test]
-    fn a_message_has_operation_kind_and_detail() {
+    fn message_has_operation_kind_and_detail() {
         let failure = Failure::new(Status::TooLong, c"push", "5 bytes of 4");
-        assert_eq!(failure.message(), "push: too long: 5 bytes of 4");
+        assert_eq!(failure.message(), "push failed: too long: 5 bytes of 4");
     }
 
     #[test]
-    fn a_text_with_a_zero_is_not_cut_there() {
+    fn text_with_a_zero_is_not_cut() {
         assert_eq!(c_text("a\0b").as_c_str(), c"ab");
     }
 
     #[test]
-    fn an_error_of_pubsub_keeps_its_kind_and_its_words() {
+    fn error_of_pubsub_keeps_kind_and_text() {
         let error = "elsewhere".parse::<pubsub::MemoryLocation>().unwrap_err();
         let text = error.to_string();
         let failure = Failure::from(error);

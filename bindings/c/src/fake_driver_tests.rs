@@ -1,5 +1,5 @@
-//! The six functions in a process that has a CUDA driver: a made-up one, with memory that the
-//! processor cannot look at.
+//! The functions of rgaps.h in a process with a CUDA driver: a fake one, whose memory the processor
+//! cannot read.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_void};
@@ -21,7 +21,7 @@ fn is_loaded() -> bool {
 }
 
 #[test]
-fn device_pointers_are_found_by_the_driver_of_the_process() {
+fn device_pointers_are_detected_by_the_loaded_driver() {
     if std::env::var_os(CHILD).is_some() {
         return in_a_process_with_a_driver();
     }
@@ -48,14 +48,14 @@ fn device_pointers_are_found_by_the_driver_of_the_process() {
         .output()
         .unwrap();
     std::fs::remove_dir_all(directory).unwrap();
-    let said = String::from_utf8_lossy(&child.stderr);
-    assert!(child.status.success(), "{}: {said}", child.status);
+    let errors = String::from_utf8_lossy(&child.stderr);
+    assert!(child.status.success(), "{}: {errors}", child.status);
 }
 
 fn in_a_process_with_a_driver() {
     let plain: Vec<u8> = (0..LENGTH).map(|at| (at * 13) as u8).collect();
     let topic = c"fake".as_ptr().cast_mut();
-    // SAFETY: a text; handles that are open; pointers to as many bytes as are said, or to none.
+    // SAFETY: valid texts; open handles; pointers valid for the passed lengths.
     unsafe {
         let publisher = publisher_init(topic);
         let subscriber = subscriber_init(topic);
@@ -67,7 +67,7 @@ fn in_a_process_with_a_driver() {
             assert!(!at.is_null());
             std::slice::from_raw_parts(at, length).to_vec()
         };
-        // A pointer of the host's loads no driver.
+        // A host pointer loads no driver.
         assert_eq!(push(plain.as_ptr(), LENGTH), 0);
         assert_eq!(arrived(LENGTH), plain);
         assert!(!is_loaded());
@@ -89,7 +89,7 @@ fn in_a_process_with_a_driver() {
         assert_eq!((found.base, found.length), (memory, LENGTH as u64));
         assert_eq!(PointerAttributes::of(plain.as_ptr() as u64), None);
 
-        // The topic lies on the host, the message on the device.
+        // The topic is in host memory, the message in device memory.
         let pointer = std::ptr::with_exposed_provenance::<u8>(memory as usize);
         assert_eq!(push(pointer, LENGTH), 0);
         assert_eq!(arrived(LENGTH), from);

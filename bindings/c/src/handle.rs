@@ -1,8 +1,8 @@
-//! Handles: names that look like pointers.
+//! Handles: opaque numbers in pointer types.
 //!
-//! A handle is never an address: it cannot be followed by mistake on either side (its highest
-//! bits make it one that no process has), and one that was closed, or comes from the process
-//! that this one was forked from, is told from those that are open.
+//! A handle is never an address: its highest bits make it non-canonical, so that it cannot be
+//! dereferenced. Closed handles, and those of the parent process after a fork, are distinguished
+//! from open ones.
 
 use std::ffi::CStr;
 use std::fmt;
@@ -11,15 +11,15 @@ use std::marker::PhantomData;
 use crate::failure::{Failure, Result};
 use crate::status::Status;
 
-/// What a handle can name.
+/// A kind of object with handles.
 pub(crate) trait Kind {
-    /// Told apart in the handle: below 16.
+    /// Its number in the handle: below 16.
     const NUMBER: u64;
-    /// How it is called in messages.
+    /// Its name in messages.
     const NAME: &'static str;
 }
 
-// From the lowest bit on: generation, place, forks, kind, and a mark.
+// From the lowest bit: generation, slot, forks, kind, and a mark.
 const GENERATION_BITS: u32 = 32;
 const SLOT_BITS: u32 = 18;
 const FORK_BITS: u32 = 6;
@@ -28,15 +28,14 @@ const MARK_BITS: u32 = 4;
 const MARK: u64 = 0b1010;
 const _: () = assert!(GENERATION_BITS + SLOT_BITS + FORK_BITS + KIND_BITS + MARK_BITS == 64);
 
-/// Handles of a kind that can be open at once.
+/// Maximum number of open handles of a kind.
 pub(crate) const MAX_HANDLES: usize = 1 << SLOT_BITS;
 
-/// A handle of something.
+/// A handle of an object.
 pub(crate) struct Handle<K> {
     pub(crate) slot: u32,
     pub(crate) generation: u32,
-    /// How many forks ago the first process was that used the library, as far as a handle
-    /// can say.
+    /// Number of forks since the first process that used the library, modulo the bits in a handle.
     pub(crate) forks: u8,
     kind: PhantomData<fn(K)>,
 }
@@ -56,7 +55,7 @@ impl<K: Kind> fmt::Debug for Handle<K> {
     }
 }
 
-/// Forks, as far as a handle can say.
+/// The number of forks, modulo the bits in a handle.
 pub(crate) fn fork_count_bits(forks: u32) -> u8 {
     (forks % (1 << FORK_BITS)) as u8
 }
@@ -70,7 +69,7 @@ impl<K: Kind> Handle<K> {
         Self { slot, generation, forks, kind: PhantomData }
     }
 
-    /// As C knows it.
+    /// The handle as a C pointer.
     pub(crate) fn pointer(self) -> *mut K {
         let mut word = MARK;
         word = word << KIND_BITS | K::NUMBER;
@@ -80,7 +79,7 @@ impl<K: Kind> Handle<K> {
         std::ptr::without_provenance_mut(word as usize)
     }
 
-    /// What came from C.
+    /// The handle of a C pointer.
     pub(crate) fn of_pointer(operation: &'static CStr, pointer: *mut K) -> Result<Self> {
         let word = pointer.addr() as u64;
         let refuse = |detail: String| Err(Failure::new(Status::BadHandle, operation, detail));
@@ -117,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_handle_comes_back_as_it_was() {
+    fn handle_survives_conversion_to_a_pointer() {
         for (slot, generation, forks) in
             [(0, 1, 0), (MAX_HANDLES as u32 - 1, u32::MAX, 63), (17, 3, 1)]
         {
@@ -128,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_handle_of_the_kind_is_refused() {
+    fn handle_of_another_kind_is_an_error() {
         let cup = Handle::<Cup>::new(3, 4, 0).pointer();
         let words = [0, 1, 0x7fff_1234_5678, cup.addr(), usize::MAX];
         for word in words {
@@ -139,14 +138,14 @@ mod tests {
     }
 
     #[test]
-    fn a_handle_is_no_address() {
+    fn handle_is_not_a_valid_address() {
         let word = Handle::<Cup>::new(0, 0, 0).pointer().addr();
-        // Bit 47 up to 63 are the same in all addresses.
+        // Bits 47 to 63 are equal in all valid addresses.
         assert!(!matches!(word >> 47, 0 | 0x1ffff));
     }
 
     #[test]
-    fn forks_are_told_in_few_bits() {
+    fn fork_count_wraps_in_its_bits() {
         assert_eq!((fork_count_bits(0), fork_count_bits(63), fork_count_bits(64)), (0, 63, 0));
     }
 }

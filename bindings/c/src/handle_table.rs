@@ -1,4 +1,4 @@
-//! What the open handles of one kind name.
+//! The open handles of one kind, with their objects.
 
 use std::ffi::CStr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,7 +7,7 @@ use crate::failure::{Failure, Result};
 use crate::handle::{Handle, Kind, MAX_HANDLES};
 use crate::status::Status;
 
-/// What the open handles of one kind name.
+/// The open handles of one kind, with their objects.
 #[derive(Debug)]
 pub(crate) struct HandleTable<K> {
     forks: u8,
@@ -22,7 +22,7 @@ struct Slots<K> {
 
 #[derive(Debug)]
 struct Slot<K> {
-    /// Changes whenever it is vacated, so that old handles do not fit what comes next.
+    /// Changes whenever the slot is freed, so that old handles do not match the next object.
     generation: u32,
     object: Option<Arc<K>>,
 }
@@ -37,7 +37,7 @@ impl<K: Kind> HandleTable<K> {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives it a name.
+    /// Opens a handle of an object.
     pub(crate) fn open(&self, operation: &'static CStr, object: Arc<K>) -> Result<Handle<K>> {
         let mut slots = self.slots();
         let number = match slots.free.pop() {
@@ -56,7 +56,7 @@ impl<K: Kind> HandleTable<K> {
         Ok(Handle::new(number, slot.generation, self.forks))
     }
 
-    /// Looks it up.
+    /// The object of a handle.
     pub(crate) fn find(&self, operation: &'static CStr, handle: Handle<K>) -> Result<Arc<K>> {
         self.check_forks(operation, handle)?;
         let slots = self.slots();
@@ -68,7 +68,7 @@ impl<K: Kind> HandleTable<K> {
         }
     }
 
-    /// Takes its name away.
+    /// Closes a handle.
     pub(crate) fn close(&self, operation: &'static CStr, handle: Handle<K>) -> Result<Arc<K>> {
         self.check_forks(operation, handle)?;
         let mut slots = self.slots();
@@ -85,7 +85,7 @@ impl<K: Kind> HandleTable<K> {
         Ok(object)
     }
 
-    /// Handles that are open.
+    /// Number of open handles.
     pub(crate) fn count(&self) -> usize {
         let slots = self.slots();
         slots.all.len() - slots.free.len()
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_open_is_found_and_what_is_closed_is_not() {
+    fn only_open_handles_are_found() {
         let table = HandleTable::new(0);
         let (one, two) = (
             table.open(c"test", Arc::new(Cup(1))).unwrap(),
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn an_old_handle_does_not_fit_what_came_after() {
+    fn old_handle_does_not_match_the_next_object() {
         let table = HandleTable::new(0);
         let old = table.open(c"test", Arc::new(Cup(1))).unwrap();
         table.close(c"test", old).unwrap();
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_handle_of_another_process_is_told() {
+    fn handle_of_the_parent_process_is_detected() {
         let (parent, child) = (HandleTable::new(0), HandleTable::new(1));
         let handle = parent.open(c"test", Arc::new(Cup(1))).unwrap();
         assert_eq!(status(child.find(c"test", handle)), Status::Forked);
@@ -156,13 +156,13 @@ mod tests {
     }
 
     #[test]
-    fn places_that_never_were_are_no_handles() {
+    fn unused_slots_have_no_handles() {
         let table = HandleTable::<Cup>::new(0);
         assert_eq!(status(table.find(c"test", Handle::new(9, 1, 0))), Status::BadHandle);
     }
 
     #[test]
-    fn who_uses_it_keeps_it() {
+    fn object_in_use_survives_close() {
         let table = HandleTable::new(0);
         let handle = table.open(c"test", Arc::new(Cup(7))).unwrap();
         let used = table.find(c"test", handle).unwrap();

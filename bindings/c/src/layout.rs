@@ -1,7 +1,7 @@
-//! The structures of the interface, as C lays them out, and what their fields mean.
+//! The structures of the interface in C layout, and their conversion.
 //!
-//! They grow at the end, and have no gaps. A caller says how much of one he knows; what is
-//! behind that has its usual value, or is not told.
+//! They grow at the end, and have no gaps. A caller passes the size that it knows; fields after it
+//! have their default, or are not filled.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char, c_void};
@@ -18,37 +18,37 @@ use crate::failure::{Failure, Result};
 use crate::ffi::{Plain, Text};
 use crate::network::network;
 
-/// A structure that C fills or is given.
+/// A structure that C passes or receives.
 ///
 /// # Safety
-/// It is `repr(C)`; those that C fills begin with their size.
+/// It is `repr(C)`; structures that C passes begin with their size.
 pub(crate) unsafe trait Layout: Plain {
     /// Its size in the first version of the interface.
     const MIN_SIZE: usize;
 }
 
-/// A structure that C gives: what it does not say has its usual value.
+/// A structure that C passes: missing fields have their default.
 pub(crate) trait WithDefaults: Layout {
-    /// With the usual values, and all of it known.
+    /// With all defaults, in the full size.
     fn defaults() -> Self;
 }
 
-/// How long a call may wait.
+/// Timeout of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Timeout {
-    /// Not at all.
+    /// Does not wait.
     Now,
-    /// So long.
+    /// Waits for this time.
     For(Duration),
-    /// As long as it takes.
+    /// Waits forever.
     Forever,
 }
 
-/// As long as anything can take. Later moments are not to be reckoned with on all systems.
+/// The longest wait. Later times overflow on some systems.
 const FOREVER_DURATION: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
 impl Timeout {
-    /// Below 0 stands for ever.
+    /// Below 0 means forever.
     pub(crate) fn of_nanoseconds(nanoseconds: i64) -> Self {
         match u64::try_from(nanoseconds) {
             Err(_) => Self::Forever,
@@ -57,17 +57,17 @@ impl Timeout {
         }
     }
 
-    /// Below 0 stands for ever.
+    /// Below 0 means forever.
     pub(crate) fn of_milliseconds(milliseconds: i32) -> Self {
         Self::of_nanoseconds(i64::from(milliseconds) * 1_000_000)
     }
 
-    /// When it ends.
+    /// The deadline.
     pub(crate) fn end(self) -> Instant {
         Instant::now() + self.as_duration()
     }
 
-    /// As a duration; for ever is 100 years.
+    /// As a duration; forever is 100 years.
     pub(crate) fn as_duration(self) -> Duration {
         match self {
             Self::Now => Duration::ZERO,
@@ -77,7 +77,7 @@ impl Timeout {
     }
 }
 
-/// A time in a structure: below 0 is none.
+/// A time of a structure, which must not be negative.
 fn time(operation: &'static CStr, name: &str, nanoseconds: i64) -> Result<Duration> {
     match u64::try_from(nanoseconds) {
         Ok(nanoseconds) => Ok(Duration::from_nanos(nanoseconds)),
@@ -160,7 +160,7 @@ impl RawNodeOptions {
     }
 
     fn network(&self, operation: &'static CStr) -> Result<Option<NetworkOptions>> {
-        let said = |name: &str| {
+        let text = |name: &str| {
             let text = match name {
                 "listen" => self.listen,
                 "peers" => self.peers,
@@ -180,7 +180,7 @@ impl RawNodeOptions {
         network(
             operation,
             str::to_owned,
-            said,
+            text,
             (Some(lost_after), is_insecure, self.workers as usize),
         )
     }
@@ -218,7 +218,7 @@ impl WithDefaults for RawTopicSettings<'_> {
 }
 
 impl<'a> RawTopicSettings<'a> {
-    /// The name of the memory and that of the type are the caller's texts.
+    /// The texts for memory and type name are the caller's.
     pub(crate) fn of(settings: &TopicSettings, (memory, type_name): (Text<'a>, Text<'a>)) -> Self {
         Self {
             size: size_of::<Self>(),
@@ -248,7 +248,7 @@ impl<'a> RawTopicSettings<'a> {
             },
             depth: self.depth,
             largest: self.largest,
-            // What is more than can be said is too much all the same.
+            // A larger number is out of range as well.
             loans: u32::try_from(self.loans).unwrap_or(u32::MAX),
             release_deadline: time(operation, "release_deadline", self.release_deadline)?,
             type_name: match self.type_name.get(operation, "type_name")? {
@@ -311,12 +311,12 @@ impl RawCounters {
     }
 }
 
-/// A node's identity, as text that zeros end.
+/// A node's identity as zero-terminated text.
 fn identity(node: [u8; 16]) -> [u8; 40] {
     let mut all = [0; 40];
     let text = NodeId(node).to_string();
-    // One zero at least stays.
-    all[..39].iter_mut().zip(text.bytes()).for_each(|(place, byte)| *place = byte);
+    // At least one zero remains.
+    all[..39].iter_mut().zip(text.bytes()).for_each(|(to, byte)| *to = byte);
     all
 }
 
@@ -361,7 +361,7 @@ impl RawEvent {
                 let (publisher, node) = (publisher.as_u64(), identity(node));
                 Self { kind: 4, publisher, node, ..Self::default() }
             }
-            // What a later version adds has no number yet.
+            // Kinds of later versions have no number yet.
             Some(_) => Self { kind: u64::MAX, ..Self::default() },
         }
     }

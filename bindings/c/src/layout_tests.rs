@@ -1,4 +1,4 @@
-//! Sizes and places that C programs rely on, and what fields mean.
+//! Sizes and offsets that C programs rely on, and the conversion of fields.
 
 use std::mem::offset_of;
 
@@ -8,7 +8,7 @@ use crate::status::Status;
 
 /// `tests/programs/layout.c` has the same numbers.
 #[test]
-fn structures_lie_as_c_has_them() {
+fn structures_have_the_layout_of_c() {
     assert_eq!(size_of::<RawNodeOptions>(), 120);
     assert_eq!(offset_of!(RawNodeOptions, service_timeout), 24);
     assert_eq!(offset_of!(RawNodeOptions, waiting), 52);
@@ -29,19 +29,19 @@ fn structures_lie_as_c_has_them() {
 }
 
 #[test]
-fn the_first_version_is_whole() {
+fn first_version_of_each_structure_is_accepted() {
     assert_eq!(RawNodeOptions::MIN_SIZE, size_of::<RawNodeOptions>());
-    // Grown since, by "loans" and "type_name".
+    // Extended since by "loans" and "type_name".
     assert_eq!(RawTopicSettings::MIN_SIZE + 16, size_of::<RawTopicSettings<'_>>());
     assert_eq!(RawSent::MIN_SIZE, size_of::<RawSent>());
-    // What came later stands behind it.
+    // Later fields follow.
     assert_eq!(RawCounters::MIN_SIZE, offset_of!(RawCounters, missed_by_nodes));
     assert_eq!(RawEvent::MIN_SIZE, offset_of!(RawEvent, node));
     assert_eq!(RawSampleInfo::MIN_SIZE, size_of::<RawSampleInfo>());
 }
 
 #[test]
-fn a_timeout_is_now_some_time_or_for_ever() {
+fn timeout_is_now_finite_or_forever() {
     assert_eq!(Timeout::of_nanoseconds(0), Timeout::Now);
     assert_eq!(Timeout::of_nanoseconds(5), Timeout::For(Duration::from_nanos(5)));
     assert_eq!(Timeout::of_nanoseconds(-1), Timeout::Forever);
@@ -51,7 +51,7 @@ fn a_timeout_is_now_some_time_or_for_ever() {
 }
 
 #[test]
-fn usual_settings_mean_the_usual_ones() {
+fn default_settings_convert_to_the_defaults() {
     let defaults = TopicSettings::default();
     assert_eq!(RawTopicSettings::defaults().to_options(c"test").unwrap(), defaults);
     let text = c_text(defaults.memory.to_string());
@@ -60,7 +60,7 @@ fn usual_settings_mean_the_usual_ones() {
 }
 
 #[test]
-fn settings_keep_their_meaning() {
+fn settings_survive_conversion() {
     let settings = TopicSettings {
         memory: "emulated:1".parse().unwrap(),
         reliability: Reliability::DropNewest,
@@ -72,16 +72,16 @@ fn settings_keep_their_meaning() {
     };
     let raw = RawTopicSettings::of(&settings, (Text::of(c"emulated:1"), Text::of(c"Pose")));
     assert_eq!(raw.to_options(c"test").unwrap(), settings);
-    // No memory named is the host's.
+    // NULL means host memory.
     let raw = RawTopicSettings { memory: Text::default(), loans: 1 << 32, ..raw };
     let meant = raw.to_options(c"test").unwrap();
     assert_eq!(meant.memory.to_string(), "host");
-    // As many as nobody can have.
+    // More than any publisher can have.
     assert!(meant.loans > TopicSettings::MAX_LOANS);
 }
 
 #[test]
-fn settings_that_cannot_be_are_refused() {
+fn invalid_settings_are_errors() {
     let defaults = RawTopicSettings::defaults();
     let refused = [
         RawTopicSettings { memory: Text::of(c"moon:0"), ..defaults },
@@ -96,7 +96,7 @@ fn settings_that_cannot_be_are_refused() {
 }
 
 #[test]
-fn usual_options_mean_the_usual_ones() {
+fn default_options_convert_to_the_defaults() {
     let (options, defaults) =
         (RawNodeOptions::defaults().to_options(c"test").unwrap(), NodeOptions::default());
     assert_eq!(options.directory, defaults.directory);
@@ -107,7 +107,7 @@ fn usual_options_mean_the_usual_ones() {
 }
 
 #[test]
-fn options_keep_their_meaning() {
+fn options_survive_conversion() {
     let raw = RawNodeOptions {
         directory: Text::of(c"/run/here"),
         label: Text::of(c"camera"),
@@ -128,7 +128,7 @@ fn options_keep_their_meaning() {
     assert_eq!(options.network, None);
     let listening = RawNodeOptions { listen: Text::of(c"127.0.0.1:0"), insecure: 1, ..raw };
     let network = listening.to_options(c"test").unwrap().network.unwrap();
-    // As many as usual.
+    // 0 means the default number.
     assert_eq!((network.insecure, network.workers), (true, 0));
     let refused = [
         RawNodeOptions { service: 2, ..raw },
@@ -143,7 +143,7 @@ fn options_keep_their_meaning() {
 }
 
 #[test]
-fn a_node_is_named_as_everywhere() {
+fn node_identity_is_hexadecimal_text() {
     let named = identity([0xab; 16]);
     let text = CStr::from_bytes_until_nul(&named).unwrap().to_str().unwrap();
     assert_eq!(text, NodeId([0xab; 16]).to_string());

@@ -1,9 +1,8 @@
 //! Fabricast for C and C++: what `include/fabricast.h` and `include/rgaps.h` declare.
 //!
-//! What crosses the boundary is checked in [`boundary`], the only file that touches memory of
-//! the caller's but for [`device`]. Handles are names, looked up in tables ([`registry`],
-//! [`table`]), so that one that was closed is an error and never a wild pointer. Everything
-//! else is safe code over `pubsub`.
+//! Arguments are checked in [`ffi`], the only module that accesses memory of the caller, except
+//! [`device`]. Handles are looked up in tables ([`registry`], [`handle_table`]), so that a closed
+//! one is an error and never a wild pointer. The rest is safe code over `pubsub`.
 
 #[cfg(not(target_pointer_width = "64"))]
 compile_error!("handles have 64 bits: for machines with 64-bit pointers only");

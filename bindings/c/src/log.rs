@@ -1,4 +1,4 @@
-//! What the library logs, for a function of the host's.
+//! The library's log, passed to a callback of the program.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char, c_void};
@@ -28,7 +28,7 @@ impl FromC for Callback {
     }
 }
 
-/// What a callback is given; it is not looked at here.
+/// User data of the callback; not accessed here.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct UserData(*mut c_void);
 
@@ -45,10 +45,10 @@ impl FromC for UserData {
     }
 }
 
-/// Where lines go: a function of the host's, with its data.
+/// The callback with its data.
 pub(crate) type Sink = (unsafe extern "C" fn(i32, *const c_char, *mut c_void), UserData);
 
-/// In the order of their numbers.
+/// Levels in the order of their numbers.
 const LEVELS: [LevelFilter; 6] = [
     LevelFilter::OFF,
     LevelFilter::ERROR,
@@ -58,7 +58,7 @@ const LEVELS: [LevelFilter; 6] = [
     LevelFilter::TRACE,
 ];
 
-/// What is logged: a place in [`LEVELS`].
+/// Current level: an index of [`LEVELS`].
 static LEVEL: AtomicI32 = AtomicI32::new(0);
 
 fn filter() -> LevelFilter {
@@ -103,7 +103,7 @@ impl Subscriber for Log {
     fn exit(&self, _: &Id) {}
 }
 
-/// The message, and behind it `name=value` of each field.
+/// The message, followed by `name=value` of each field.
 #[derive(Default)]
 struct Line {
     message: String,
@@ -119,19 +119,19 @@ impl Visit for Line {
     }
 }
 
-/// Calls the host's function. What is logged by that function itself is left out.
+/// Calls the callback. Lines logged by the callback itself are dropped.
 fn log_line(level: i32, text: &CStr) {
     if IN_CALLBACK.replace(true) {
         return;
     }
     let log = &Registry::current().log;
-    // Held meanwhile: taking the function away waits for the end of its call.
-    // The level may have been lowered since the line was begun.
+    // Held meanwhile: removing the callback waits for the end of its call. The level may have
+    // changed since the line was begun.
     let sink = log.lock().unwrap_or_else(PoisonError::into_inner);
     let sink_now = sink.filter(|_| level <= LEVEL.load(Ordering::Relaxed));
     if let Some((callback, user_data)) = sink_now {
-        // SAFETY: the header says what the function may do, and that it and its data are there
-        // until it is taken away.
+        // SAFETY: the header states the rules of the callback; it and its data are valid until it
+        // is removed.
         unsafe { callback(level, text.as_ptr(), user_data.0) };
     }
     drop(sink);
@@ -139,7 +139,7 @@ fn log_line(level: i32, text: &CStr) {
 }
 
 export! {
-    /// Has what is logged told to a function, or to none.
+    /// Sets the log callback, or removes it.
     fn fabricast_set_log(
         level: i32,
         callback: Callback,
@@ -155,7 +155,7 @@ export! {
         *current = sink;
         drop(current);
         STARTED.call_once(|| {
-            // Nothing else in this library logs to anywhere.
+            // No other code of this library has a log destination.
             let _ = set_global_default(Log);
         });
         tracing::callsite::rebuild_interest_cache();

@@ -1,4 +1,4 @@
-//! How a node is connected to others, from texts of C's or of the environment.
+//! The network of a node, from texts of C or of the environment.
 
 use std::ffi::CStr;
 use std::fmt;
@@ -9,18 +9,19 @@ use pubsub::{NetworkOptions, NodeOptions};
 
 use crate::failure::{Failure, Result};
 
-/// How the caller calls a field of the options in which it is said.
+/// The caller's name of an option's field.
 pub(crate) type FieldName = fn(&str) -> String;
 
-/// By texts, each asked for by its field. None if nothing is said of where others are or come from.
+/// The network from texts, each requested by its field. None without any address of peers or of
+/// this node.
 pub(crate) fn network(
     operation: &'static CStr,
     name_of: FieldName,
-    said: impl Fn(&str) -> Result<Option<String>>,
+    text: impl Fn(&str) -> Result<Option<String>>,
     (lost_after, insecure, workers): (Option<Duration>, bool, usize),
 ) -> Result<Option<NetworkOptions>> {
-    let (listen, peers, rendezvous) = (said("listen")?, said("peers")?, said("rendezvous")?);
-    let (name, provider, source) = (said("name")?, said("provider")?, said("source")?);
+    let (listen, peers, rendezvous) = (text("listen")?, text("peers")?, text("rendezvous")?);
+    let (name, provider, source) = (text("name")?, text("provider")?, text("source")?);
     if listen.is_none() && peers.is_none() && rendezvous.is_none() {
         return Ok(None);
     }
@@ -41,7 +42,7 @@ pub(crate) fn network(
     }))
 }
 
-/// Refuses what could never connect the node to others, as the command `fabricast node` does.
+/// Fails for options that could never connect the node to others, as `fabricast node` does.
 pub(crate) fn check(
     operation: &'static CStr,
     name_of: FieldName,
@@ -62,7 +63,7 @@ pub(crate) fn check(
     if let Some(address) = network.first_address().filter(|_| !network.insecure) {
         let detail = format!(
             "nodes at {address} are not contacted: peers are not authenticated and traffic is not \
-             encrypted, so on loopback each user of the machine can connect. Set {} to agree to that",
+             encrypted, so on loopback each user of the machine can connect. Set {} to accept this",
             name_of("insecure")
         );
         return Err(Failure::invalid(operation, detail));
@@ -89,19 +90,19 @@ mod tests {
         texts: &[(&str, &str)],
         how: (Option<Duration>, bool, usize),
     ) -> Result<Option<NetworkOptions>> {
-        let said = |name: &str| {
+        let text = |name: &str| {
             Ok(texts.iter().find(|(is, _)| *is == name).map(|(_, text)| (*text).to_owned()))
         };
-        network(c"test", str::to_owned, said, how)
+        network(c"test", str::to_owned, text, how)
     }
 
     #[test]
-    fn nothing_said_is_no_network() {
+    fn no_addresses_means_no_network() {
         assert_eq!(of(&[("name", "here")], (None, true, 0)).unwrap(), None);
     }
 
     #[test]
-    fn what_is_said_counts() {
+    fn texts_are_converted_to_options() {
         let texts = [("listen", "127.0.0.1:7007"), ("peers", "one:1, two:2,"), ("source", "::1")];
         let network = of(&texts, (Some(Duration::from_secs(2)), false, 3)).unwrap().unwrap();
         assert_eq!(network.listen, Some("127.0.0.1:7007".parse().unwrap()));
@@ -112,30 +113,30 @@ mod tests {
     }
 
     #[test]
-    fn options_that_connect_nothing_are_refused_by_the_callers_names() {
+    fn useless_options_are_errors_with_the_callers_names() {
         let variable: FieldName = |field| format!("FABRICAST_{}", field.to_uppercase());
         let refused = |texts: &[(&str, &str)], name_of: FieldName| {
             let network = of(texts, (None, false, 0)).unwrap();
             let options = NodeOptions { network, ..NodeOptions::default() };
             check(c"test", name_of, &options).unwrap_err().message()
         };
-        let nowhere = "test: invalid argument: peers: \"nowhere\" is not like host:port";
+        let nowhere = "test failed: invalid argument: peers: \"nowhere\" is not like host:port";
         assert_eq!(refused(&[("peers", "one:1,nowhere")], str::to_owned), nowhere);
         let nowhere =
-            "test: invalid argument: FABRICAST_RENDEZVOUS: \"nowhere\" is not like host:port";
+            "test failed: invalid argument: FABRICAST_RENDEZVOUS: \"nowhere\" is not like host:port";
         assert_eq!(refused(&[("rendezvous", "nowhere")], variable), nowhere);
         for (name_of, name) in
             [(str::to_owned as FieldName, "insecure"), (variable, "FABRICAST_INSECURE")]
         {
             let message = refused(&[("listen", "127.0.0.1:7007")], name_of);
-            let start = "test: invalid argument: nodes at 127.0.0.1:7007 are not reached: ";
+            let start = "test failed: invalid argument: nodes at 127.0.0.1:7007 are not reached: ";
             assert!(message.starts_with(start), "{message}");
-            assert!(message.ends_with(&format!("Set {name} to agree to that")), "{message}");
+            assert!(message.ends_with(&format!("Set {name} to accept this")), "{message}");
         }
     }
 
     #[test]
-    fn addresses_that_are_none_are_refused_by_name() {
+    fn invalid_address_is_an_error_with_its_name() {
         let failure = of(&[("listen", "here")], (None, false, 0)).unwrap_err();
         assert!(failure.message().contains("listen is \"here\""), "{failure:?}");
     }

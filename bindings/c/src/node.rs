@@ -1,4 +1,4 @@
-//! Joining a node and leaving it; what the library tells of itself.
+//! Nodes; errors, versions and counters of the library.
 
 use std::ffi::{CString, c_char};
 
@@ -30,11 +30,11 @@ impl OpenNode {
 }
 
 export! {
-    /// Fills in the usual options.
+    /// Fills in the default options.
     fn fabricast_node_options_init(
         options: OutStruct<'_, RawNodeOptions>[size],
     ) -> i32, c"fill in a node's options" {
-        // The caller's, so that what he sets behind what is known here is noticed.
+        // The caller's size, so that unknown fields that it sets are detected.
         let size = options.size();
         options.put(RawNodeOptions { size, ..RawNodeOptions::defaults() })
     }
@@ -52,7 +52,7 @@ export! {
         node.put(registry::open(OPERATION, OpenNode::new(joined))?)
     }
 
-    /// Gives up a membership.
+    /// Leaves the node.
     fn fabricast_node_leave(node: Option<Handle<OpenNode>>) -> i32, c"leave a node" {
         registry::close(OPERATION, node)
     }
@@ -65,7 +65,7 @@ export! {
         identity.put(node.find(OPERATION)?.identity.as_ptr())
     }
 
-    /// Where its socket is.
+    /// The directory of its socket.
     fn fabricast_node_directory(
         node: Handle<OpenNode>,
         directory: Out<'_, *const c_char>,
@@ -73,7 +73,7 @@ export! {
         directory.put(node.find(OPERATION)?.directory.as_ptr())
     }
 
-    /// Forgets the thread's last error.
+    /// Clears the thread's last error.
     fn fabricast_error_clear() -> (), c"forget an error" {
         failure::clear_last_error();
         Ok(())
@@ -88,7 +88,7 @@ pub(crate) extern "C" fn fabricast_version() -> *const c_char {
     VERSION.as_ptr().cast()
 }
 
-/// The binary interface's number.
+/// The ABI number.
 #[allow(unsafe_code)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn fabricast_abi() -> u32 {
@@ -96,35 +96,35 @@ pub(crate) extern "C" fn fabricast_abi() -> u32 {
     NUMBER.parse().unwrap_or(u32::MAX)
 }
 
-/// A status in words.
+/// Name of a status.
 #[allow(unsafe_code)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn fabricast_status_name(status: i32) -> *const c_char {
     Status::of_number(status).map_or(c"not a status", Status::label).as_ptr()
 }
 
-/// The thread's last error's status.
+/// Status of the thread's last error.
 #[allow(unsafe_code)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn fabricast_error_status() -> i32 {
     failure::last_status() as i32
 }
 
-/// Its text.
+/// Message of the thread's last error.
 #[allow(unsafe_code)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn fabricast_error_message() -> *const c_char {
     failure::last_message()
 }
 
-/// What was tried.
+/// Operation of the thread's last error.
 #[allow(unsafe_code)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn fabricast_error_operation() -> *const c_char {
     failure::last_operation()
 }
 
-/// Handles that are open, and texts that were not freed.
+/// Number of open handles, and of texts that were not freed.
 #[allow(unsafe_code)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn fabricast_open_handles() -> usize {

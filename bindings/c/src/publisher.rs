@@ -1,4 +1,4 @@
-//! Publishers, and the memory that they borrow for messages.
+//! Publishers and loans.
 
 use std::ffi::{CStr, c_void};
 use std::ptr;
@@ -19,17 +19,17 @@ use crate::registry;
 use crate::status::Status;
 use crate::topic::OpenTopic;
 
-/// One who publishes.
+/// A publisher.
 #[derive(Debug)]
 pub(crate) struct OpenPublisher {
     pub(crate) publisher: Publisher,
     pub(crate) memory: MemoryLocation,
-    /// That messages were brought from last: to open one takes long.
+    /// The device that messages were last downloaded from, since opening one takes long.
     source: Mutex<Option<Device>>,
 }
 
 pub(crate) const NO_ROOM: Failure =
-    Failure::fixed(Status::WouldBlock, c"publish", c"publish: would block: there is no room");
+    Failure::fixed(Status::WouldBlock, c"publish", c"publish: would block: no space in the topic");
 
 const TOO_LATE: Failure = Failure::fixed(
     Status::DeadlineExceeded,
@@ -52,7 +52,7 @@ impl OpenPublisher {
         Ok(())
     }
 
-    /// From wherever it is.
+    /// Publishes memory of any kind.
     pub(crate) fn push_from(&self, found: &CallerMemory<'_>, timeout: Timeout) -> Result<()> {
         match (found, timeout) {
             (CallerMemory::Host(bytes), _) => return self.push(bytes, timeout),
@@ -61,14 +61,14 @@ impl OpenPublisher {
                 let before =
                     self.source.lock().unwrap_or_else(PoisonError::into_inner).replace(device);
                 drop(before);
-                // The copy from the device counts against the deadline, too.
+                // The copy from the device counts against the timeout, too.
                 let end = timeout.end();
                 let bytes = brought(slice, timeout)?;
-                let left = match timeout {
+                let remaining = match timeout {
                     Timeout::For(_) => Timeout::For(end.saturating_duration_since(Instant::now())),
                     _ => timeout,
                 };
-                return self.push(&bytes, left);
+                return self.push(&bytes, remaining);
             }
             (CallerMemory::Device(slice), Timeout::Now) => {
                 self.publisher.try_push_slice(slice)?.ok_or(NO_ROOM)?
@@ -80,14 +80,14 @@ impl OpenPublisher {
         Ok(())
     }
 
-    /// Can the topic's device copy from there?
+    /// Can the topic's device copy from this memory?
     fn is_on_such_a_device(&self, slice: &Slice) -> bool {
         let implementation = slice.memory().mapped_for().name().implementation;
         matches!(self.memory, MemoryLocation::Device(name) if name.implementation == implementation)
     }
 }
 
-/// A device's bytes on the host, for a topic whose messages lie there.
+/// Copies device memory to the host, for a topic in host memory.
 fn brought(slice: &Slice, timeout: Timeout) -> Result<Vec<u8>> {
     let mut bytes = vec![0; slice.length() as usize];
     let longest = match timeout {
@@ -102,10 +102,10 @@ fn brought(slice: &Slice, timeout: Timeout) -> Result<Vec<u8>> {
 const INTERRUPTED: Failure = Failure::fixed(
     Status::Interrupted,
     c"publish",
-    c"publish: interrupted: a signal handler ran in the waiting thread. Call again to go on",
+    c"publish: interrupted: a signal handler ran in the waiting thread. Call again to continue",
 );
 
-/// Why a loan was not published that is there still.
+/// Why a loan that still exists was not published.
 pub(crate) fn not_published(timeout: Timeout, interruption: &Interruption) -> Failure {
     match timeout {
         Timeout::Now => NO_ROOM,
@@ -114,10 +114,10 @@ pub(crate) fn not_published(timeout: Timeout, interruption: &Interruption) -> Fa
     }
 }
 
-/// Between two looks whether the handle was closed, during which a signal handler is not noticed.
+/// Interval of checks for a closed handle, during which a signal handler is not noticed.
 const CLOSE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Waits in pieces, each of which finds the handle again.
+/// Waits in pieces, each of which looks the handle up again.
 pub(crate) fn wait_for_subscribers(
     operation: &'static CStr,
     count: u64,
@@ -128,12 +128,12 @@ pub(crate) fn wait_for_subscribers(
         .map_err(|_| Failure::invalid(operation, "too many subscribers for a topic"))?;
     let end = timeout.end();
     loop {
-        let left = end.saturating_duration_since(Instant::now());
-        let waited = wait(count, left.min(CLOSE_CHECK_INTERVAL))?;
+        let remaining = end.saturating_duration_since(Instant::now());
+        let waited = wait(count, remaining.min(CLOSE_CHECK_INTERVAL))?;
         match waited.ended {
             Ok(_) => return Ok(()),
             Err(error) if error.kind() != ErrorKind::DeadlineExceeded => return Err(error.into()),
-            Err(_) if left > CLOSE_CHECK_INTERVAL => {}
+            Err(_) if remaining > CLOSE_CHECK_INTERVAL => {}
             Err(_) if timeout == Timeout::Now => {
                 return Err(Failure::new(
                     Status::WouldBlock,
@@ -142,18 +142,18 @@ pub(crate) fn wait_for_subscribers(
                 ));
             }
             Err(error) => {
-                // Of the whole wait, and not of its last piece.
-                let there = waited.subscribers;
-                let plural = if there == 1 { "" } else { "s" };
+                // Of the whole wait, not of its last piece.
+                let found = waited.subscribers;
+                let plural = if found == 1 { "" } else { "s" };
                 let within = timeout.as_duration();
-                let detail = format!("{there} subscriber{plural} of {count} after {within:?}");
+                let detail = format!("{found} subscriber{plural} of {count} after {within:?}");
                 return Err(error.with_detail(detail).into());
             }
         }
     }
 }
 
-/// How a piece of a wait for subscribers ended, and how many there are.
+/// How a piece of the wait ended, and the number of subscribers.
 pub(crate) struct SubscriberWait {
     ended: pubsub::Result<u32>,
     subscribers: u32,
@@ -166,7 +166,7 @@ impl SubscriberWait {
     }
 }
 
-/// Publishes what a handle names. If there is no room, or not in time, the loan is as it was.
+/// Publishes the loan of a handle. Without space, or after the timeout, the loan is unchanged.
 pub(crate) fn publish(
     operation: &'static CStr,
     loan: Handle<Exclusive<Loan>>,
@@ -174,14 +174,14 @@ pub(crate) fn publish(
     sent: OptionalOutStruct<'_, RawSent>,
     attempt: impl FnOnce(Loan, Duration) -> pubsub::Result<Attempt>,
 ) -> Result<()> {
-    // Only who has a deadline pays for a look at the clock.
+    // Only calls with a timeout read the clock.
     let start = matches!(timeout, Timeout::For(_)).then(Instant::now);
     let found = loan.find(operation)?;
     let mut taken = found.take(operation, timeout)?;
     let Some(lent) = taken.remove() else {
         return Err(NO_ROOM);
     };
-    // Without the time that it took to get one's turn.
+    // Without the time that the wait for exclusive use took.
     let waited = start.map_or(Duration::ZERO, |start| start.elapsed());
     let interruption = Interruption::watch();
     let done = match attempt(lent, timeout.as_duration().saturating_sub(waited)) {
@@ -192,14 +192,14 @@ pub(crate) fn publish(
         }
         Err(error) => Err(error),
     };
-    // It is no loan any more, also if another thread has closed the handle meanwhile.
+    // The loan is used up, also if another thread has closed the handle meanwhile.
     let _ = loan.close(operation).map(|closed| closed.end());
     let done = done?;
     sent.0.map_or(Ok(()), |sent| sent.put(RawSent::of(&done)))
 }
 
 export! {
-    /// One who publishes.
+    /// Opens a publisher.
     fn fabricast_publisher_open(
         topic: Handle<OpenTopic>,
         publisher: Out<'_, *mut OpenPublisher>,
@@ -208,7 +208,7 @@ export! {
         publisher.put(registry::open(OPERATION, OpenPublisher::new(&topic.topic)?)?)
     }
 
-    /// Does not publish any more.
+    /// Closes a publisher.
     fn fabricast_publisher_close(
         publisher: Option<Handle<OpenPublisher>>,
     ) -> i32, c"close a publisher" {
@@ -224,7 +224,7 @@ export! {
         identity.put(publisher.publisher.id().as_u64())
     }
 
-    /// How many would get a message now.
+    /// Number of subscribers that would get a message now.
     fn fabricast_publisher_subscribers(
         publisher: Handle<OpenPublisher>,
         count: Out<'_, u64>,
@@ -232,7 +232,7 @@ export! {
         count.put(u64::from(publisher.find(OPERATION)?.publisher.subscribers()))
     }
 
-    /// Waits until so many would get a message.
+    /// Waits for a number of subscribers.
     fn fabricast_publisher_wait_for_subscribers(
         publisher: Handle<OpenPublisher>,
         count: u64,
@@ -243,7 +243,7 @@ export! {
         })
     }
 
-    /// What it has done so far.
+    /// Counters of the publisher.
     fn fabricast_publisher_counters_of(
         publisher: Handle<OpenPublisher>,
         counters: OutStruct<'_, RawCounters>[size],
@@ -251,7 +251,7 @@ export! {
         counters.put(RawCounters::of(&publisher.find(OPERATION)?.publisher.counters()))
     }
 
-    /// Publishes bytes of the host's memory.
+    /// Publishes bytes of host memory.
     fn fabricast_publisher_push(
         publisher: Handle<OpenPublisher>,
         data: Bytes<'_>[length],
@@ -260,7 +260,7 @@ export! {
         publisher.find(OPERATION)?.push(data.0, timeout)
     }
 
-    /// Publishes memory of a device.
+    /// Publishes device memory.
     fn fabricast_publisher_push_device(
         publisher: Handle<OpenPublisher>,
         pointer: CallerRange<'_>[length],
@@ -271,7 +271,7 @@ export! {
         publisher.push_from(&found, timeout)
     }
 
-    /// Waits until all that it published was read.
+    /// Waits until all published messages are released.
     fn fabricast_publisher_flush(
         publisher: Handle<OpenPublisher>,
         timeout: Timeout,
@@ -286,7 +286,7 @@ export! {
         })
     }
 
-    /// Borrows memory for a message.
+    /// Loans memory for a message.
     fn fabricast_publisher_loan(
         publisher: Handle<OpenPublisher>,
         length: usize,
@@ -302,7 +302,7 @@ export! {
         loan.put(registry::open(OPERATION, Exclusive::new(borrowed))?)
     }
 
-    /// Where it is.
+    /// Address of the memory.
     fn fabricast_loan_memory(
         loan: Handle<Exclusive<Loan>>,
         address: Out<'_, *mut c_void>,
@@ -314,7 +314,7 @@ export! {
         })
     }
 
-    /// Writes into it.
+    /// Copies bytes into the loan.
     fn fabricast_loan_write(
         loan: Handle<Exclusive<Loan>>,
         offset: usize,
@@ -325,7 +325,7 @@ export! {
         })
     }
 
-    /// Attaches a few bytes to the message.
+    /// Attaches metadata to the message.
     fn fabricast_loan_set_metadata(
         loan: Handle<Exclusive<Loan>>,
         data: Bytes<'_>[length],
@@ -335,7 +335,7 @@ export! {
         })
     }
 
-    /// Publishes it. If there is no room, or not in time, the loan is as it was.
+    /// Publishes the loan. Without space, or after the timeout, the loan is unchanged.
     fn fabricast_loan_publish(
         loan: Handle<Exclusive<Loan>>,
         timeout: Timeout,
@@ -344,7 +344,7 @@ export! {
         publish(OPERATION, loan, timeout, sent, Loan::publish_within)
     }
 
-    /// Gives the memory back.
+    /// Discards the loan.
     fn fabricast_loan_discard(loan: Option<Handle<Exclusive<Loan>>>) -> i32, c"give a loan back" {
         if let Some(loan) = loan {
             loan.close(OPERATION)?.end();

@@ -1,7 +1,7 @@
-//! The tables of this process.
+//! The handle tables of this process.
 //!
-//! A forked child has tables of its own: it must not use what the parent's handles name, and
-//! the parent's locks may be held by threads that the child does not have.
+//! A forked child has its own tables: it must not use objects of the parent's handles, whose locks
+//! may be held by threads that the child does not have.
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
@@ -26,20 +26,20 @@ use crate::stream::OpenStream;
 use crate::subscriber::{OpenSample, OpenSubscriber};
 use crate::topic::OpenTopic;
 
-/// What the open handles of this process name.
+/// Objects of all open handles of this process.
 #[derive(Debug)]
 pub(crate) struct Registry {
     incarnation: ForkGeneration,
     forks: u32,
     tables: Tables,
     texts: Mutex<HashMap<usize, CString>>,
-    /// The membership that all handles of the simple interface have together.
+    /// The node that all handles of rgaps.h share.
     pub(crate) simple_node: Mutex<Weak<Node>>,
-    /// Where its log goes.
+    /// The log callback.
     pub(crate) log: Mutex<Option<Sink>>,
 }
 
-/// Which table.
+/// The table of a kind.
 pub(crate) trait Registered: Kind + Sized + 'static {
     fn table(registry: &Registry) -> &HandleTable<Self>;
 }
@@ -102,11 +102,11 @@ impl Registry {
         }
     }
 
-    /// This process's.
+    /// The registry of this process.
     pub(crate) fn current() -> &'static Self {
         loop {
             let found = CURRENT.load(Ordering::Acquire);
-            // SAFETY: it is null or came from a box below, and is never freed.
+            // SAFETY: null, or from a box below, which is never freed.
             let registry = unsafe { found.as_ref() };
             if let Some(registry) = registry
                 && registry.incarnation.is_current()
@@ -118,19 +118,19 @@ impl Registry {
             let stored =
                 CURRENT.compare_exchange(found, fresh, Ordering::AcqRel, Ordering::Acquire);
             if stored.is_err() {
-                // SAFETY: another thread was faster; nobody has seen this one.
+                // SAFETY: another thread was faster; no other reference to this one exists.
                 drop(unsafe { Box::from_raw(fresh) });
             }
         }
     }
 
-    /// Handles that are open, of all kinds, and texts that were not freed.
+    /// Number of open handles, and of texts that were not freed.
     pub(crate) fn count(&self) -> usize {
         let texts = self.texts.lock().unwrap_or_else(PoisonError::into_inner);
         self.tables.count() + texts.len()
     }
 
-    /// Hands a text to C, to be freed by it.
+    /// Passes a text to C, which must free it.
     pub(crate) fn lend_text(&self, text: CString) -> *mut c_char {
         let start = text.as_ptr().cast_mut();
         let mut texts = self.texts.lock().unwrap_or_else(PoisonError::into_inner);
@@ -138,26 +138,26 @@ impl Registry {
         start
     }
 
-    /// Frees it.
+    /// Frees a text of C.
     pub(crate) fn free_text(&self, operation: &'static CStr, address: usize) -> Result<()> {
         let mut texts = self.texts.lock().unwrap_or_else(PoisonError::into_inner);
         match texts.remove(&address) {
             Some(_) => Ok(()),
             None => {
-                let detail = "not a text that this library gave, or freed already";
+                let detail = "not a text of this library, or already freed";
                 Err(Failure::new(Status::BadHandle, operation, detail))
             }
         }
     }
 }
 
-/// Gives something a handle.
+/// Opens a handle of an object.
 pub(crate) fn open<K: Registered>(operation: &'static CStr, what: K) -> Result<*mut K> {
     let table = K::table(Registry::current());
     Ok(table.open(operation, Arc::new(what))?.pointer())
 }
 
-/// Takes a handle away, if there is one: what it named ends with its last use.
+/// Closes a handle, if it is not NULL: its object ends with its last use.
 pub(crate) fn close<K: Registered>(
     operation: &'static CStr,
     handle: Option<Handle<K>>,
@@ -166,12 +166,12 @@ pub(crate) fn close<K: Registered>(
 }
 
 impl<K: Registered> Handle<K> {
-    /// What it names.
+    /// The object of the handle.
     pub(crate) fn find(self, operation: &'static CStr) -> Result<Arc<K>> {
         K::table(Registry::current()).find(operation, self)
     }
 
-    /// What it named, for the last time.
+    /// Closes the handle, and returns its object.
     pub(crate) fn close(self, operation: &'static CStr) -> Result<Arc<K>> {
         K::table(Registry::current()).close(operation, self)
     }
@@ -182,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_text_is_freed_once() {
+    fn text_is_freed_once() {
         let registry = Registry::current();
         let address = registry.lend_text(c"{}".to_owned()).addr();
         registry.free_text(c"test", address).unwrap();
@@ -191,9 +191,9 @@ mod tests {
     }
 
     #[test]
-    fn there_is_one_for_all_threads() {
-        let here: *const Registry = Registry::current();
-        let there = std::thread::spawn(|| ptr::from_ref(Registry::current()).addr());
-        assert_eq!(here.addr(), there.join().unwrap());
+    fn all_threads_share_one_registry() {
+        let own: *const Registry = Registry::current();
+        let other = std::thread::spawn(|| ptr::from_ref(Registry::current()).addr());
+        assert_eq!(own.addr(), other.join().unwrap());
     }
 }

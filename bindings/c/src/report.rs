@@ -18,7 +18,7 @@ fn lend_report(operation: &'static CStr, rows: &[Row]) -> Result<*mut c_char> {
 }
 
 export! {
-    /// Who is at the node, and what goes on.
+    /// Reports on the node of a membership.
     fn fabricast_node_report(
         node: Handle<OpenNode>,
         json: Out<'_, *mut c_char>,
@@ -27,7 +27,7 @@ export! {
         json.put(lend_report(OPERATION, &rows)?)
     }
 
-    /// The same, without joining it.
+    /// Reports on the node of a directory, without joining it.
     fn fabricast_report(
         directory: Text<'_>,
         json: Out<'_, *mut c_char>,
@@ -37,7 +37,7 @@ export! {
         json.put(lend_report(OPERATION, &pubsub::report(&directory)?)?)
     }
 
-    /// Frees a text that the library gave.
+    /// Frees a text of this library.
     fn fabricast_text_free(text: Address) -> i32, c"free a text" {
         if text.0 == 0 {
             return Ok(());

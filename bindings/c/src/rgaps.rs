@@ -1,5 +1,5 @@
-//! The functions of `rgaps.h`: a publisher and a subscriber that are told nothing but the
-//! name of their topic. All else is told by the environment.
+//! The functions of `rgaps.h`: a publisher and a subscriber with only the name of a topic. All
+//! other settings are environment variables.
 
 mod environment;
 
@@ -23,17 +23,17 @@ use crate::status::Status;
 use crate::subscriber::{OpenSample, OpenSubscriber};
 use crate::variables;
 
-/// What `publisher_init` gives.
+/// Result of `publisher_init`.
 #[derive(Debug)]
 pub(crate) struct SimplePublisher {
     publisher: OpenPublisher,
     _node: Arc<Node>,
 }
 
-/// What `subscriber_init` gives.
+/// Result of `subscriber_init`.
 #[derive(Debug)]
 pub(crate) struct SimpleSubscriber {
-    /// Of the last message: its memory is the caller's until he wants the next one.
+    /// The last message: the caller may read its memory until the next pull.
     held: Mutex<Option<OpenSample>>,
     subscriber: OpenSubscriber,
     _node: Arc<Node>,
@@ -44,18 +44,18 @@ impl SimpleSubscriber {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives the last message back, and waits for the next one: where it is.
+    /// Releases the last message, and waits for the next one. Returns its address.
     fn pull(&self, operation: &'static CStr, timeout: Timeout) -> Result<*mut c_void> {
         drop(self.held().take());
         let sample = OpenSample::new(self.subscriber.pull(operation, timeout, None)?);
-        // A message of no bytes is somewhere, too: NULL would say that there is none.
+        // An empty message has an address, too: NULL would mean no message.
         let address = NonNull::new(sample.address()).unwrap_or(NonNull::dangling());
         *self.held() = Some(sample);
         Ok(address.as_ptr())
     }
 }
 
-/// The node that all of this process's share, as long as there are any; another one, if it was
+/// The node that all objects of this process share, while there are any; a new one, if the last was
 /// closed because its service was lost.
 fn node(
     operation: &'static CStr,
@@ -70,15 +70,15 @@ fn node(
         return Ok(node);
     }
     network::check(operation, variable_of, &options)?;
-    // Another thread may have looked for the others, in vain, and so may this one have waited.
+    // Another thread may have failed to join meanwhile, while this one waited.
     options.service_timeout = options.service_timeout.saturating_sub(start.elapsed());
     let node = Arc::new(Node::join(options)?);
     *shared = Arc::downgrade(&node);
     Ok(node)
 }
 
-/// A topic is as the environment says. Of what that does not say, whoever came first may have
-/// said more.
+/// Opens the topic with the settings of the environment. Settings that are not set there may differ
+/// from an existing topic's.
 fn topic(operation: &'static CStr, name: &str) -> Result<(Arc<Node>, Topic)> {
     variables::warn_misspelt();
     let environment = Environment { operation, value_of: |name: &str| std::env::var_os(name) };
@@ -98,14 +98,14 @@ fn topic(operation: &'static CStr, name: &str) -> Result<(Arc<Node>, Topic)> {
 }
 
 export! {
-    /// Publishes on a topic from now on.
+    /// Opens a publisher.
     fn publisher_init(topic_name: Text<'_>) -> *mut SimplePublisher, c"publisher_init" {
         let (node, topic) = topic(OPERATION, topic_name.required(OPERATION, "topic_name")?)?;
         let publisher = OpenPublisher::new(&topic)?;
         registry::open(OPERATION, SimplePublisher { publisher, _node: node })
     }
 
-    /// Waits until so many read the topic.
+    /// Waits for a number of subscribers.
     fn publisher_wait(
         publisher: Handle<SimplePublisher>,
         subscribers: usize,
@@ -117,7 +117,7 @@ export! {
         })
     }
 
-    /// Publishes a copy of what is at an address.
+    /// Publishes a copy of the memory at an address.
     fn publisher_push(
         publisher: Handle<SimplePublisher>,
         [message_size] device_pointer: CallerRange<'_>,
@@ -127,12 +127,12 @@ export! {
         publisher.publisher.push_from(&found, Timeout::Forever)
     }
 
-    /// Publishes no more.
+    /// Closes the publisher.
     fn publisher_destroy(publisher: Option<Handle<SimplePublisher>>) -> (), c"publisher_destroy" {
         registry::close(OPERATION, publisher)
     }
 
-    /// Reads what is published on a topic from now on.
+    /// Opens a subscriber.
     fn subscriber_init(topic_name: Text<'_>) -> *mut SimpleSubscriber, c"subscriber_init" {
         let (node, topic) = topic(OPERATION, topic_name.required(OPERATION, "topic_name")?)?;
         let subscriber = OpenSubscriber::new(&topic)?;
@@ -140,12 +140,12 @@ export! {
         registry::open(OPERATION, SimpleSubscriber { held, subscriber, _node: node })
     }
 
-    /// Gives the last message back, and waits for the next one.
+    /// Releases the last message, and waits for the next one.
     fn subscriber_pull(subscriber: Handle<SimpleSubscriber>) -> *mut c_void, c"subscriber_pull" {
         subscriber.find(OPERATION)?.pull(OPERATION, Timeout::Forever)
     }
 
-    /// The same, for so long at most.
+    /// As `subscriber_pull`, with a timeout.
     fn subscriber_pull_within(
         subscriber: Handle<SimpleSubscriber>,
         milliseconds: i32,
@@ -153,7 +153,7 @@ export! {
         subscriber.find(OPERATION)?.pull(OPERATION, Timeout::of_milliseconds(milliseconds))
     }
 
-    /// How long the last message is.
+    /// Length of the last message.
     fn subscriber_message_size(
         subscriber: Handle<SimpleSubscriber>,
     ) -> usize, c"subscriber_message_size" {
@@ -163,7 +163,7 @@ export! {
         Ok(held.as_ref().ok_or_else(none)?.sample.length() as usize)
     }
 
-    /// Reads no more.
+    /// Closes the subscriber.
     fn subscriber_destroy(
         subscriber: Option<Handle<SimpleSubscriber>>,
     ) -> (), c"subscriber_destroy" {
@@ -187,7 +187,7 @@ mod tests {
     const FAR: Duration = Duration::from_secs(60);
 
     #[test]
-    fn a_node_whose_service_was_lost_is_not_handed_out_again() {
+    fn node_with_lost_service_is_not_reused() {
         let name = format!("fabricast-c-shared-{}", std::process::id());
         let directory = std::env::temp_dir().join(name);
         let serve = || {
@@ -212,7 +212,7 @@ mod tests {
         drop(service);
         let end = Instant::now() + FAR;
         while first.check().is_ok() {
-            assert!(Instant::now() < end, "it does not notice");
+            assert!(Instant::now() < end, "timed out waiting for the loss");
             std::thread::sleep(Duration::from_millis(10));
         }
         let service = serve();

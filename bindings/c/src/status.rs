@@ -4,61 +4,60 @@ use std::ffi::CStr;
 
 use pubsub::ErrorKind;
 
-/// What every function of the interface answers: 0, or why not. A number that is part of the
-/// binary interface is never given to anything else.
+/// Result of every function of the interface. A number of the ABI is never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(i32)]
 pub(crate) enum Status {
-    /// It was done.
+    /// Success.
     Ok = 0,
-    /// Something below failed; the message says what.
+    /// Failure of a lower layer; see the message.
     Failed = -1,
-    /// An argument that can never be right.
+    /// An argument that is never valid.
     InvalidArgument = -2,
     /// The topic exists with other settings.
     SettingsDiffer = -3,
-    /// There is no such topic, node or publisher.
+    /// No such topic, node or publisher.
     NotFound = -4,
-    /// The budget does not allow it.
+    /// The budget is too small.
     OverBudget = -5,
-    /// The message is longer than the topic's largest.
+    /// The message is longer than the topic allows.
     TooLong = -6,
-    /// There is no place for one more.
+    /// A limit on the number of objects is reached.
     TooMany = -7,
-    /// Nothing was there, or no room was free, and the caller would not wait.
+    /// No message, or no space in the topic, and the call does not wait.
     WouldBlock = -8,
     /// The deadline passed.
     DeadlineExceeded = -9,
-    /// The subscriber was removed: it held samples for too long.
+    /// The subscriber was evicted: it held samples for too long.
     Evicted = -10,
-    /// The node service may not be used by this process.
+    /// This process is not allowed to use the node.
     Denied = -11,
-    /// Bytes from external that are no good.
+    /// Malformed external data.
     Malformed = -12,
     /// The other side speaks another version.
     VersionMismatch = -13,
-    /// The node, or what belongs to it, was closed or lost.
+    /// The node, or an object of it, was closed or lost.
     Closed = -14,
-    /// The handle belongs to the process that this one was forked from.
+    /// The handle belongs to the parent process.
     Forked = -15,
-    /// Not an open handle of this kind: closed, of another kind, or never one.
+    /// Not an open handle of this kind.
     BadHandle = -16,
-    /// A fault in the library itself.
+    /// An internal error (panic).
     Panicked = -17,
-    /// The message will never be there: its publisher was lost before a stream had written it.
+    /// The message will never be complete: its publisher was lost before a stream had written it.
     Poisoned = -18,
-    /// The publisher has as many loans already as its topic allows each.
+    /// The publisher has the maximum number of loans.
     TooManyLoans = -19,
-    /// The subscriber holds as many samples as a topic that drops messages allows each.
+    /// The subscriber holds the maximum number of samples of a topic that drops messages.
     TooManySamples = -20,
-    /// No provider can carry messages to other nodes, or libfabric is not installed.
+    /// No provider can replicate messages to other nodes, or libfabric is not installed.
     NoProvider = -21,
     /// A signal handler ran in the calling thread while it waited.
     Interrupted = -22,
 }
 
 impl Status {
-    /// In the order of their numbers, in words.
+    /// Labels in the order of the numbers.
     const ALL: [(Self, &CStr); 23] = [
         (Self::Ok, c"ok"),
         (Self::Failed, c"failed"),
@@ -85,12 +84,12 @@ impl Status {
         (Self::Interrupted, c"interrupted"),
     ];
 
-    /// What a number says that came from C.
+    /// The status of a number from C.
     pub(crate) fn of_number(number: i32) -> Option<Self> {
         Self::ALL.into_iter().map(|(status, _)| status).find(|status| *status as i32 == number)
     }
 
-    /// In words.
+    /// The label.
     pub(crate) fn label(self) -> &'static CStr {
         Self::ALL[-(self as i32) as usize].1
     }
@@ -118,7 +117,7 @@ impl From<ErrorKind> for Status {
             ErrorKind::Poisoned => Self::Poisoned,
             ErrorKind::NoProvider => Self::NoProvider,
             ErrorKind::Interrupted => Self::Interrupted,
-            // What a later version adds has no number yet.
+            // Kinds of later versions have no number yet.
             _ => Self::Failed,
         }
     }
@@ -129,10 +128,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_names_and_back() {
-        for (place, (status, label)) in Status::ALL.into_iter().enumerate() {
+    fn numbers_and_statuses_convert_both_ways() {
+        for (index, (status, label)) in Status::ALL.into_iter().enumerate() {
             assert_eq!(status.label(), label);
-            assert_eq!(status as i32, -(place as i32));
+            assert_eq!(status as i32, -(index as i32));
             assert_eq!(Status::of_number(status as i32), Some(status));
         }
         assert_eq!(Status::of_number(1), None);
@@ -140,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn labels_are_told_apart() {
+    fn labels_are_unique() {
         let mut labels: Vec<_> = Status::ALL.into_iter().map(|(_, label)| label).collect();
         labels.sort_unstable();
         labels.dedup();
@@ -148,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn the_header_has_the_same_numbers() {
+    fn header_has_the_same_numbers() {
         let header = include_str!("../include/fabricast.h");
         let stated: Vec<i32> = header
             .lines()

@@ -1,4 +1,4 @@
-//! Streams of devices, and messages in their order.
+//! Streams of devices, and messages in stream order.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -18,7 +18,7 @@ use crate::registry;
 use crate::subscriber::{OpenSample, OpenSubscriber};
 use crate::topic::OpenTopic;
 
-/// A stream that something else made.
+/// A foreign stream.
 #[derive(Debug)]
 pub(crate) struct OpenStream {
     stream: Stream,
@@ -33,7 +33,7 @@ impl OpenPublisher {
         Ok(())
     }
 
-    /// A message of no bytes, which are nowhere.
+    /// An empty message, which has no address.
     fn push_empty_on(&self, stream: &Stream, timeout: Timeout) -> Result<()> {
         let end = timeout.end();
         let loan = match timeout {
@@ -49,7 +49,7 @@ impl OpenPublisher {
 }
 
 export! {
-    /// Takes in a stream of a topic's device.
+    /// Adopts a stream of the topic's device.
     fn fabricast_stream_open(
         topic: Handle<OpenTopic>,
         handle: Address,
@@ -60,12 +60,12 @@ export! {
         stream.put(registry::open(OPERATION, OpenStream { stream: adopted })?)
     }
 
-    /// Does not use it any more.
+    /// Closes the handle of a stream.
     fn fabricast_stream_close(stream: Option<Handle<OpenStream>>) -> i32, c"let go of a stream" {
         registry::close(OPERATION, stream)
     }
 
-    /// Publishes memory of a device, when a stream has come so far.
+    /// Publishes device memory in the order of a stream.
     fn fabricast_publisher_push_on(
         publisher: Handle<OpenPublisher>,
         pointer: CallerRange<'_>[length],
@@ -80,7 +80,8 @@ export! {
         publisher.push_on(&stream.stream, &from, timeout)
     }
 
-    /// Publishes a loan that a stream writes. If there is no room, or not in time, it is as it was.
+    /// Publishes a loan that a stream writes. Without space, or after the timeout, the loan is
+    /// unchanged.
     fn fabricast_loan_publish_on(
         loan: Handle<Exclusive<Loan>>,
         stream: Handle<OpenStream>,
@@ -93,7 +94,7 @@ export! {
         })
     }
 
-    /// The next message, for which a stream waits.
+    /// The next message, which the stream waits for.
     fn fabricast_subscriber_pull_on(
         subscriber: Handle<OpenSubscriber>,
         stream: Handle<OpenStream>,
@@ -105,7 +106,7 @@ export! {
         sample.put(registry::open(OPERATION, OpenSample::new(pulled))?)
     }
 
-    /// How far a stream is with it.
+    /// Whether a sample is written.
     fn fabricast_sample_readiness(
         sample: Handle<OpenSample>,
         readiness: Out<'_, u64>,
@@ -117,14 +118,14 @@ export! {
         })
     }
 
-    /// Does not hold it any more when a stream has come so far.
+    /// Releases a sample in the order of a stream.
     fn fabricast_sample_release_on(
         sample: Handle<OpenSample>,
         stream: Handle<OpenStream>,
     ) -> i32, c"release a sample on a stream" {
         let stream = stream.find(OPERATION)?;
         let mut closed = sample.close(OPERATION)?;
-        // Another thread may be reading it still, and must not be the one to let go of it.
+        // Another thread may still read it, and must not be the one that releases it.
         let open = loop {
             match Arc::try_unwrap(closed) {
                 Ok(open) => break open,

@@ -1,4 +1,4 @@
-//! Subscribers, and the messages that they hold.
+//! Subscribers and samples.
 
 use std::ffi::{CStr, CString, c_void};
 use std::os::fd::AsRawFd;
@@ -19,14 +19,14 @@ use crate::registry;
 use crate::status::Status;
 use crate::topic::OpenTopic;
 
-/// One who reads.
+/// A subscriber.
 #[derive(Debug)]
 pub(crate) struct OpenSubscriber {
     pub(crate) subscriber: Exclusive<Subscriber>,
 }
 
-/// How long one waits without looking whether the handle was closed. A signal handler that runs during
-/// such a look is not noticed.
+/// Interval of checks for a closed handle. A signal handler that runs during such a check is not
+/// noticed.
 const CLOSE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 impl OpenSubscriber {
@@ -34,7 +34,8 @@ impl OpenSubscriber {
         Ok(Self { subscriber: Exclusive::new(topic.subscriber()?) })
     }
 
-    /// If there is a stream, it waits for what is not written yet.
+    /// Pulls the next message. With a stream, the stream waits for a message that is not written
+    /// yet.
     pub(crate) fn pull(
         &self,
         operation: &'static CStr,
@@ -51,9 +52,9 @@ impl OpenSubscriber {
                 return pulled?.ok_or(NO_MESSAGE);
             }
             loop {
-                let left = end.saturating_duration_since(Instant::now());
+                let remaining = end.saturating_duration_since(Instant::now());
                 let (is_last, slice) =
-                    (left <= CLOSE_CHECK_INTERVAL, left.min(CLOSE_CHECK_INTERVAL));
+                    (remaining <= CLOSE_CHECK_INTERVAL, remaining.min(CLOSE_CHECK_INTERVAL));
                 let pulled = match stream {
                     Some(stream) => subscriber.pull_on(stream, slice),
                     None => subscriber.pull(slice),
@@ -65,7 +66,7 @@ impl OpenSubscriber {
                     }
                     Err(_) if !is_last => self.subscriber.check(operation)?,
                     Err(error) => {
-                        // Of the whole wait, and not of its last piece.
+                        // Of the whole wait, not of its last piece.
                         let detail = format!("no message within {:?}", timeout.as_duration());
                         return Err(error.with_detail(detail).into());
                     }
@@ -75,7 +76,7 @@ impl OpenSubscriber {
     }
 }
 
-/// Who asks again and again pays for no words.
+/// Without allocation, for frequent polls.
 const NO_MESSAGE: Failure =
     Failure::fixed(Status::WouldBlock, c"pull", c"pull: would block: no message");
 
@@ -87,7 +88,7 @@ pub(crate) struct OpenSample {
     texts: OnceLock<Texts>,
 }
 
-/// Made when first asked for; they stay as long as the sample.
+/// Created when first requested; valid as long as the sample.
 #[derive(Debug)]
 struct Texts {
     memory: CString,
@@ -100,7 +101,7 @@ impl OpenSample {
         Self { sample, metadata: OnceLock::new(), texts: OnceLock::new() }
     }
 
-    /// A copy that stays where it is.
+    /// A copy at a stable address.
     fn metadata(&self) -> &[u8] {
         self.metadata.get_or_init(|| self.sample.metadata())
     }
@@ -143,7 +144,7 @@ impl OpenSample {
 }
 
 export! {
-    /// One who reads all that is published from now on.
+    /// Opens a subscriber, which receives all messages published from now on.
     fn fabricast_subscriber_open(
         topic: Handle<OpenTopic>,
         subscriber: Out<'_, *mut OpenSubscriber>,
@@ -152,7 +153,7 @@ export! {
         subscriber.put(registry::open(OPERATION, OpenSubscriber::new(&topic.topic)?)?)
     }
 
-    /// Does not read any more.
+    /// Closes a subscriber.
     fn fabricast_subscriber_close(
         subscriber: Option<Handle<OpenSubscriber>>,
     ) -> i32, c"close a subscriber" {
@@ -162,7 +163,7 @@ export! {
         Ok(())
     }
 
-    /// The next message.
+    /// Pulls the next message.
     fn fabricast_subscriber_pull(
         subscriber: Handle<OpenSubscriber>,
         timeout: Timeout,
@@ -172,7 +173,7 @@ export! {
         sample.put(registry::open(OPERATION, OpenSample::new(pulled))?)
     }
 
-    /// The next of what happened to the subscriber, if anything did.
+    /// The next event of the subscriber, if there is one.
     fn fabricast_subscriber_event(
         subscriber: Handle<OpenSubscriber>,
         event: OutStruct<'_, RawEvent>[size],
@@ -183,7 +184,7 @@ export! {
         })
     }
 
-    /// Readable as long as there may be something to pull.
+    /// A descriptor that is readable while there may be messages.
     fn fabricast_subscriber_descriptor(
         subscriber: Handle<OpenSubscriber>,
         descriptor: Out<'_, i32>,
@@ -194,7 +195,7 @@ export! {
         })
     }
 
-    /// Where a message is.
+    /// Address of a message.
     fn fabricast_sample_memory(
         sample: Handle<OpenSample>,
         address: Out<'_, *const c_void>,
@@ -205,7 +206,7 @@ export! {
         length.put(sample.sample.length() as usize)
     }
 
-    /// Copies a part of it to the host's memory.
+    /// Copies a part of a message to host memory.
     fn fabricast_sample_read(
         sample: Handle<OpenSample>,
         offset: usize,
@@ -215,18 +216,18 @@ export! {
         Ok(())
     }
 
-    /// Is it still held?
+    /// Is the message still held?
     fn fabricast_sample_check(sample: Handle<OpenSample>) -> i32, c"check a sample" {
         match sample.find(OPERATION)?.sample.is_valid() {
             true => Ok(()),
             false => {
-                let detail = "its subscriber was evicted, and the message may be gone";
+                let detail = "its subscriber was evicted, and the message may be overwritten";
                 Err(Failure::new(Status::Evicted, OPERATION, detail))
             }
         }
     }
 
-    /// What its publisher attached.
+    /// Metadata of a message.
     fn fabricast_sample_metadata(
         sample: Handle<OpenSample>,
         address: Out<'_, *const c_void>,
@@ -237,7 +238,7 @@ export! {
         length.put(sample.metadata().len())
     }
 
-    /// All that is known of it.
+    /// Information about a message.
     fn fabricast_sample_info_of(
         sample: Handle<OpenSample>,
         info: OutStruct<'_, RawSampleInfo>[size],
@@ -245,7 +246,7 @@ export! {
         info.put(sample.find(OPERATION)?.info())
     }
 
-    /// Does not hold it any more.
+    /// Releases a message.
     fn fabricast_sample_release(sample: Option<Handle<OpenSample>>) -> i32, c"release a sample" {
         registry::close(OPERATION, sample)
     }

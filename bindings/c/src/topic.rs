@@ -11,7 +11,7 @@ use crate::layout::{RawTopicSettings, WithDefaults};
 use crate::node::OpenNode;
 use crate::registry;
 
-/// A topic that somebody opened.
+/// An open topic.
 #[derive(Debug)]
 pub(crate) struct OpenTopic {
     pub(crate) topic: Topic,
@@ -31,16 +31,16 @@ impl OpenTopic {
 }
 
 export! {
-    /// Fills in the usual settings.
+    /// Fills in the default settings.
     fn fabricast_topic_settings_init(
         settings: OutStruct<'_, RawTopicSettings<'_>>[size],
     ) -> i32, c"fill in a topic's settings" {
-        // The caller's, so that what he sets behind what is known here is noticed.
+        // The caller's size, so that unknown fields that it sets are detected.
         let size = settings.size();
         settings.put(RawTopicSettings { size, ..RawTopicSettings::defaults() })
     }
 
-    /// Opens a topic, and makes it if settings are given.
+    /// Opens a topic, and creates it if settings are passed.
     fn fabricast_topic_open(
         node: Handle<OpenNode>,
         name: Text<'_>,
@@ -56,12 +56,12 @@ export! {
         topic.put(registry::open(OPERATION, OpenTopic::new(opened)?)?)
     }
 
-    /// Does not use it any more.
+    /// Closes a topic.
     fn fabricast_topic_close(topic: Option<Handle<OpenTopic>>) -> i32, c"close a topic" {
         registry::close(OPERATION, topic)
     }
 
-    /// Its name.
+    /// Name of the topic.
     fn fabricast_topic_name(
         topic: Handle<OpenTopic>,
         name: Out<'_, *const c_char>,
@@ -69,7 +69,7 @@ export! {
         name.put(topic.find(OPERATION)?.name.as_ptr())
     }
 
-    /// What it is like.
+    /// Settings of the topic.
     fn fabricast_topic_settings_of(
         topic: Handle<OpenTopic>,
         settings: OutStruct<'_, RawTopicSettings<'_>>[size],

@@ -1,4 +1,4 @@
-//! Variables of the environment that look like settings and are none.
+//! Warnings about environment variables that look like settings and are not.
 
 use std::sync::Once;
 
@@ -6,7 +6,7 @@ use pubsub::KNOWN_VARIABLES;
 
 const PREFIX: &str = "FABRICAST_";
 
-/// Logs a warning for each variable that is misspelt: once, when a log is there that shows it.
+/// Logs a warning for each misspelt variable: once, when a log exists that shows it.
 pub(crate) fn warn_misspelt() {
     static WARNED: Once = Once::new();
     if !tracing::event_enabled!(tracing::Level::WARN) {
@@ -20,14 +20,14 @@ pub(crate) fn warn_misspelt() {
     });
 }
 
-/// In the order of their names.
+/// Sorted by name.
 fn warnings(names: impl Iterator<Item = String>) -> Vec<String> {
     let mut warnings: Vec<_> = names
         .filter_map(|name| {
             let is_unknown = name.starts_with(PREFIX) && !KNOWN_VARIABLES.contains(&&*name);
             let near = is_unknown.then(|| pubsub::nearest_variable(&name, KNOWN_VARIABLES)).flatten()?;
             Some(format!(
-                "environment variable {} is ignored: no such setting. The nearest setting is {near}",
+                "environment variable {} is ignored: unknown setting. The nearest setting is {near}",
                 name.escape_debug()
             ))
         })
@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn misspelt_variables_are_told_with_the_nearest_setting() {
+    fn misspelt_variable_is_reported_with_the_nearest_setting() {
         let names = [
             "FABRICAST_TOPIC_DEPHT",
             "FABRICAST_DEPTH",
@@ -54,7 +54,7 @@ mod tests {
         let found = warnings(names.into_iter().map(str::to_owned));
         let of = |name: &str, near: &str| {
             format!(
-                "environment variable {name} is ignored: no such setting. The nearest setting is \
+                "environment variable {name} is ignored: unknown setting. The nearest setting is \
                  {near}"
             )
         };

@@ -1,5 +1,5 @@
-//! As `fabricast bench alloc` with one process: other allocators, in this process's
-//! own memory, without a lock.
+//! As `fabricast bench alloc` with one process: other allocators, in private memory, without a
+//! lock.
 //!
 //! allocators LARGEST fixed|drawn LIVE PAIRS
 
@@ -28,19 +28,19 @@ fn main() {
         );
     };
 
-    // In granules of 256 bytes, as ours.
+    // In granules of 256 bytes, as in Fabricast.
     let granules = |bytes: u64| bytes.div_ceil(256) as u32;
     let mut allocator: Allocator<u32> =
         Allocator::with_max_allocs(granules(2 * (live + 1) * largest), 4 * live as u32 + 64);
     let mut random = 0x9e37_79b9_7f4a_7c15 | 1;
-    let mut kept: Vec<_> = (0..live)
+    let mut held: Vec<_> = (0..live)
         .map(|_| allocator.allocate(granules(size(xorshift(&mut random)))).expect("room"))
         .collect();
     let start = Instant::now();
     for _ in 0..pairs {
         let which = (xorshift(&mut random) % live) as usize;
-        allocator.free(kept[which]);
-        kept[which] = allocator.allocate(granules(size(xorshift(&mut random)))).expect("room");
+        allocator.free(held[which]);
+        held[which] = allocator.allocate(granules(size(xorshift(&mut random)))).expect("room");
     }
     report("offset-allocator", start.elapsed().as_nanos() as f64 / pairs as f64);
 
@@ -50,15 +50,15 @@ fn main() {
     tlsf.insert_free_block(&mut memory);
     let layout = |bytes: u64| Layout::from_size_align(bytes as usize, 64).expect("a layout");
     let mut random = 0x9e37_79b9_7f4a_7c15 | 1;
-    let mut kept: Vec<_> = (0..live)
+    let mut held: Vec<_> = (0..live)
         .map(|_| tlsf.allocate(layout(size(xorshift(&mut random)))).expect("room"))
         .collect();
     let start = Instant::now();
     for _ in 0..pairs {
         let which = (xorshift(&mut random) % live) as usize;
         // SAFETY: allocated here, with this alignment, and not freed since.
-        unsafe { tlsf.deallocate(kept[which], 64) };
-        kept[which] = tlsf.allocate(layout(size(xorshift(&mut random)))).expect("room");
+        unsafe { tlsf.deallocate(held[which], 64) };
+        held[which] = tlsf.allocate(layout(size(xorshift(&mut random)))).expect("room");
     }
     report("rlsf", start.elapsed().as_nanos() as f64 / pairs as f64);
 }

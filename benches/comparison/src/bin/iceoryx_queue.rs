@@ -1,7 +1,6 @@
-//! As `fabricast bench queue`, with iceoryx2: a publisher, and readers in processes
-//! of their own; latency from before the call that sends to after the call that
-//! receives. Blocking readers wait on iceoryx2's event, which the publisher sends
-//! after each message.
+//! As `fabricast bench queue`, with iceoryx2: a publisher, and readers in their own processes;
+//! latency from before the call that sends to after the call that receives. Blocking readers wait
+//! for iceoryx2's event, which the publisher sends after each message.
 //!
 //! iceoryx_queue READERS busy|block MESSAGES [CORE,CORE,...]
 
@@ -16,13 +15,13 @@ type Message = [u64; 3];
 
 fn now() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: room for the time.
+    // SAFETY: a valid pointer to a timespec.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
 fn pin(core: usize) {
-    // SAFETY: a set of our own, of the size that is passed.
+    // SAFETY: our own set, of the passed size.
     unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
         libc::CPU_SET(core, &mut set);
@@ -89,12 +88,12 @@ fn publish(plan: &Plan, arguments: &[String]) -> Result<(), Box<dyn Error>> {
             .spawn()?;
         readers.push(child);
     }
-    // All are there once they can be counted.
+    // All readers are connected once they are counted.
     let end = Instant::now() + Duration::from_secs(30);
     while service.dynamic_config().number_of_subscribers() < plan.readers
         || event.dynamic_config().number_of_listeners() < plan.readers
     {
-        assert!(Instant::now() < end, "readers do not come");
+        assert!(Instant::now() < end, "timed out waiting for readers");
         std::thread::sleep(Duration::from_millis(1));
     }
     std::thread::sleep(Duration::from_millis(300));
@@ -159,7 +158,7 @@ fn read(plan: &Plan, name: &str, number: usize) -> Result<(), Box<dyn Error>> {
             None => std::hint::spin_loop(),
         }
         if samples.len() % 1024 == 0 {
-            assert!(Instant::now() < end, "messages do not come");
+            assert!(Instant::now() < end, "timed out waiting for messages");
         }
     }
     let bytes: Vec<u8> = samples.iter().flat_map(|sample| sample.to_ne_bytes()).collect();

@@ -1,4 +1,4 @@
-//! What C hands over: numbers, handles, texts, and memory of its own.
+//! Arguments of C: numbers, handles, texts, and memory.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::marker::PhantomData;
@@ -8,23 +8,22 @@ use crate::failure::{Failure, Result};
 use crate::handle::{Handle, Kind};
 use crate::layout::Timeout;
 
-/// The longest text that is read: a path's length.
+/// Maximum length of a text: that of a path.
 const LONGEST_TEXT: usize = 4096;
 
-/// Something that C hands over.
+/// An argument of C.
 pub(crate) trait Argument {
-    /// As it comes.
+    /// Its C type.
     type Raw: Copy;
 
-    /// Leaves nothing where a value is wanted, whatever fails afterwards. With the size that
-    /// was passed along, if one was.
+    /// Clears an output, whatever fails afterwards, with the size that was passed, if any.
     ///
     /// # Safety
-    /// What it points at, if it is not NULL, is there.
+    /// The pointer is valid, if it is not NULL.
     unsafe fn clear(_: Self::Raw, _: usize) {}
 }
 
-/// What is taken as it is.
+/// Arguments that are passed on unchanged.
 macro_rules! plain {
     ($($type:ident),*) => {$(
         impl Argument for $type {
@@ -39,11 +38,11 @@ macro_rules! plain {
     )*};
 }
 
-/// How it becomes what the body gets.
+/// Converts the argument.
 pub(crate) trait FromC: Argument + Sized {
     /// # Safety
-    /// What it points at, if it is not NULL, is there as long as the value is used, and is
-    /// not changed meanwhile by another thread.
+    /// The pointer is valid while the value is used, if it is not NULL, and no other thread changes
+    /// its memory meanwhile.
     unsafe fn from_c(operation: &'static CStr, name: &'static str, raw: Self::Raw) -> Result<Self>;
 }
 
@@ -69,7 +68,7 @@ impl<K: Kind> FromC for Handle<K> {
     }
 }
 
-/// A handle, or NULL, which stands for nothing at all.
+/// A handle, or NULL.
 impl<K> Argument for Option<Handle<K>> {
     type Raw = *mut K;
 }
@@ -80,7 +79,7 @@ impl<K: Kind> FromC for Option<Handle<K>> {
     }
 }
 
-/// Memory of the caller's, of whatever kind: nothing of it is looked at here.
+/// A caller's memory of any kind: it is not accessed here.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct CallerRange<'a> {
     address: u64,
@@ -94,8 +93,7 @@ impl Argument for CallerRange<'_> {
 
 impl CallerRange<'_> {
     /// # Safety
-    /// So many bytes are there, of some memory, and nobody writes to them, as long as the value
-    /// is used.
+    /// The memory of this length is valid, of any kind, and not written while the value is used.
     pub(crate) unsafe fn from_c(
         operation: &'static CStr,
         name: &'static str,
@@ -103,7 +101,7 @@ impl CallerRange<'_> {
         length: usize,
     ) -> Result<Self> {
         check_length(operation, name, raw, length)?;
-        // Others are to reach what is there by the number.
+        // Other code dereferences the number.
         let address = raw.expose_provenance() as u64;
         if address.checked_add(length as u64).is_none() {
             return refuse(operation, name, "is longer than memory can be");
@@ -120,7 +118,7 @@ impl CallerRange<'_> {
     }
 }
 
-/// An address that names something of ours, and is not followed.
+/// An address that names an object of this library, and is not dereferenced.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Address(pub(crate) usize);
 
@@ -138,7 +136,7 @@ pub(super) fn refuse<T>(operation: &'static CStr, name: &str, what: &str) -> Res
     Err(Failure::invalid(operation, format_args!("the argument \"{name}\" {what}")))
 }
 
-/// Not NULL, and where a `T` can lie.
+/// Not NULL, and aligned for a `T`.
 pub(super) fn check_pointer<T>(operation: &'static CStr, name: &str, raw: *const T) -> Result<()> {
     if raw.is_null() {
         return refuse(operation, name, "is NULL");
@@ -149,7 +147,7 @@ pub(super) fn check_pointer<T>(operation: &'static CStr, name: &str, raw: *const
     Ok(())
 }
 
-/// A text of C's, inside a structure or as an argument; may be NULL.
+/// A text of C, as an argument or in a structure; may be NULL.
 #[derive(Debug, Clone, Copy)]
 #[repr(transparent)]
 pub(crate) struct Text<'a> {
@@ -164,24 +162,23 @@ impl Default for Text<'_> {
 }
 
 impl<'a> Text<'a> {
-    /// One that lives on this side.
+    /// A text of Rust.
     pub(crate) fn of(text: &'a CStr) -> Self {
         Self { start: text.as_ptr(), lives: PhantomData }
     }
 
-    /// What it says; None if it is NULL.
+    /// The text; None if it is NULL.
     pub(crate) fn get(self, operation: &'static CStr, name: &str) -> Result<Option<&'a str>> {
         if self.start.is_null() {
             return Ok(None);
         }
         let start = self.start.cast::<u8>();
-        // SAFETY: whoever made it vouches for a text that ends with a zero; nothing behind
-        // that is read.
+        // SAFETY: its creator guarantees a zero-terminated text; nothing after the zero is read.
         let length = (0..=LONGEST_TEXT).find(|at| unsafe { *start.add(*at) } == 0);
         let Some(length) = length else {
             return refuse(operation, name, "is a text of more than 4096 bytes");
         };
-        // SAFETY: so many bytes were just read.
+        // SAFETY: these bytes were just read.
         let bytes = unsafe { std::slice::from_raw_parts(start, length) };
         match std::str::from_utf8(bytes) {
             Ok(text) => Ok(Some(text)),
@@ -189,7 +186,7 @@ impl<'a> Text<'a> {
         }
     }
 
-    /// What it says; NULL is an error.
+    /// The text; NULL is an error.
     pub(crate) fn required(self, operation: &'static CStr, name: &str) -> Result<&'a str> {
         match self.get(operation, name)? {
             Some(text) => Ok(text),
@@ -208,7 +205,7 @@ impl FromC for Text<'_> {
     }
 }
 
-/// Bytes of the caller's, to be read.
+/// Bytes of the caller, for reading.
 #[derive(Debug)]
 pub(crate) struct Bytes<'a>(pub(crate) &'a [u8]);
 
@@ -218,7 +215,7 @@ impl Argument for Bytes<'_> {
 
 impl Bytes<'_> {
     /// # Safety
-    /// So many bytes are there, and nobody writes to them, as long as the value is used.
+    /// The memory of this length is valid, and not written while the value is used.
     pub(crate) unsafe fn from_c(
         operation: &'static CStr,
         name: &'static str,
@@ -229,12 +226,12 @@ impl Bytes<'_> {
         if length == 0 {
             return Ok(Self(&[]));
         }
-        // SAFETY: not NULL, not longer than memory can be, and as the caller promised.
+        // SAFETY: not NULL, not longer than `isize::MAX`, and valid as the caller guarantees.
         Ok(Self(unsafe { std::slice::from_raw_parts(raw.cast(), length) }))
     }
 }
 
-/// Where the caller wants bytes.
+/// Bytes of the caller, for writing.
 #[derive(Debug)]
 pub(crate) struct OutBytes<'a>(pub(crate) &'a mut [u8]);
 
@@ -244,7 +241,7 @@ impl Argument for OutBytes<'_> {
 
 impl OutBytes<'_> {
     /// # Safety
-    /// There is room for so many bytes, and nobody else uses it as long as the value is used.
+    /// The memory of this length is valid, and not used by others while the value is used.
     pub(crate) unsafe fn from_c(
         operation: &'static CStr,
         name: &'static str,
@@ -255,8 +252,8 @@ impl OutBytes<'_> {
         if length == 0 {
             return Ok(Self(&mut []));
         }
-        // SAFETY: not NULL, not longer than memory can be, and as the caller promised. What
-        // C left uninitialised are bytes like any others, as seen from here.
+        // SAFETY: not NULL, not longer than `isize::MAX`, and valid as the caller guarantees.
+        // Memory that C left uninitialised has some value, as seen from here.
         Ok(Self(unsafe { std::slice::from_raw_parts_mut(raw.cast(), length) }))
     }
 }

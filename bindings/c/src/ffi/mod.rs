@@ -1,8 +1,8 @@
-//! The boundary: what C hands over is checked here, or is said to be trusted, and no panic
-//! gets past.
+//! The FFI boundary: arguments of C are checked here, or documented as trusted, and no panic
+//! crosses it.
 //!
-//! [`export!`] declares the functions that C sees. Each argument names what it must be; what
-//! the body gets is safe to use.
+//! [`export!`] declares the functions of the interface. Each argument has a type that checks it;
+//! the body gets safe values.
 #![allow(unsafe_code)]
 
 mod argument;
@@ -20,8 +20,8 @@ use crate::status::Status;
 pub(crate) use self::argument::{Address, Argument, Bytes, CallerRange, FromC, OutBytes, Text};
 pub(crate) use self::structure::{OptionalOutStruct, OptionalStruct, Out, OutStruct, Plain};
 
-/// Functions that C can call. Each says what it does, as its messages begin; an argument
-/// with a name in brackets before or behind it has that one's number of bytes.
+/// Functions of the interface. Each has an operation, with which its messages begin; an argument
+/// with a name in brackets before or behind it has the length of that argument.
 macro_rules! export {
     ($(
         $(#[$meta:meta])*
@@ -53,7 +53,7 @@ macro_rules! export {
                     };
                 )*
                 $(
-                    // SAFETY: the caller keeps to what the header says of this argument.
+                    // SAFETY: the caller follows the header for this argument.
                     let $argument = unsafe {
                         <$type>::from_c(
                             OPERATION, stringify!($argument), $argument $(, $before)? $(, $length)?
@@ -67,9 +67,9 @@ macro_rules! export {
 }
 pub(crate) use export;
 
-/// What C gets to see of a [`Result`].
+/// Conversion of a [`Result`] to C.
 pub(crate) trait Answer {
-    /// What the function gives on this side.
+    /// The result on the Rust side.
     type Value;
 
     fn done(value: Self::Value) -> Self;
@@ -95,7 +95,7 @@ impl Answer for () {
     fn failed(_: Status) -> Self {}
 }
 
-/// 0 if it failed.
+/// 0 on failure.
 impl Answer for usize {
     type Value = Self;
 
@@ -108,7 +108,7 @@ impl Answer for usize {
     }
 }
 
-/// NULL if it failed.
+/// NULL on failure.
 impl<T> Answer for *mut T {
     type Value = Self;
 
@@ -122,12 +122,12 @@ impl<T> Answer for *mut T {
 }
 
 thread_local! {
-    /// Does this thread run a callback of the host's?
+    /// Does this thread run the log callback?
     pub(crate) static IN_CALLBACK: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs a function's body; if it fails, or panics, the thread's last error says why. A callback calls
-/// none: it may run while the library holds a lock.
+/// Runs a function's body; on failure or panic the thread's last error is set. Fails in the log
+/// callback, which may run while the library holds a lock.
 pub(crate) fn call<A: Answer>(
     operation: &'static CStr,
     body: impl FnOnce() -> Result<A::Value>,

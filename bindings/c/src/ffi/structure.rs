@@ -1,4 +1,4 @@
-//! Values and structures that C gives, or wants.
+//! Outputs and structures of C.
 
 use std::ffi::CStr;
 use std::marker::PhantomData;
@@ -8,22 +8,22 @@ use super::argument::{Argument, FromC, check_pointer, refuse};
 use crate::failure::{Failure, Result};
 use crate::layout::{Layout, WithDefaults};
 
-/// What C can be given: any pattern of bytes is one of its values, zeros included.
+/// Types that C can be given: any pattern of bytes is a value, zeros included.
 ///
 /// # Safety
 /// That is so.
 pub(crate) unsafe trait Plain: Copy {
-    /// Every byte of what it is when there is nothing.
+    /// The byte of which an empty value consists.
     const EMPTY_BYTE: u8 = 0;
 }
 
-// SAFETY: numbers and addresses are what their bytes say.
+// SAFETY: numbers and addresses are valid for any bytes.
 unsafe impl Plain for usize {}
 // SAFETY: as above.
 unsafe impl Plain for u64 {}
 // SAFETY: as above.
 unsafe impl Plain for i32 {
-    /// Of the numbers of descriptors -1 is none, and 0 is one.
+    /// Descriptor -1 is none, since 0 is valid.
     const EMPTY_BYTE: u8 = 0xff;
 }
 // SAFETY: as above.
@@ -31,10 +31,10 @@ unsafe impl<T> Plain for *mut T {}
 // SAFETY: as above.
 unsafe impl<T> Plain for *const T {}
 
-/// Where the caller wants a value; [nothing](Plain::NOTHING) is there if the call fails, whatever for.
+/// An output; it is [empty](Plain::NOTHING) if the call fails, for any reason.
 #[derive(Debug)]
 pub(crate) struct Out<'a, T> {
-    place: *mut T,
+    target: *mut T,
     lives: PhantomData<&'a mut T>,
 }
 
@@ -43,7 +43,7 @@ impl<T: Plain> Argument for Out<'_, T> {
 
     unsafe fn clear(raw: *mut T, _: usize) {
         if !raw.is_null() && raw.is_aligned() {
-            // SAFETY: not NULL, aligned, and the caller promised room.
+            // SAFETY: not NULL, aligned, and valid as the caller guarantees.
             unsafe { raw.write_bytes(T::EMPTY_BYTE, 1) };
         }
     }
@@ -52,23 +52,23 @@ impl<T: Plain> Argument for Out<'_, T> {
 impl<T: Plain> FromC for Out<'_, T> {
     unsafe fn from_c(operation: &'static CStr, name: &'static str, raw: *mut T) -> Result<Self> {
         check_pointer(operation, name, raw)?;
-        Ok(Self { place: raw, lives: PhantomData })
+        Ok(Self { target: raw, lives: PhantomData })
     }
 }
 
 impl<T: Plain> Out<'_, T> {
-    /// Done, as the body of a function ends.
+    /// Writes the value, as the last step of a function.
     pub(crate) fn put(self, value: T) -> Result<()> {
-        // SAFETY: as when it was made.
-        unsafe { self.place.write(value) };
+        // SAFETY: checked when it was created.
+        unsafe { self.target.write(value) };
         Ok(())
     }
 }
 
-/// A structure that the caller wants filled, as far as he knows it; zeros, if the call fails.
+/// An output structure in the size that the caller knows; zeros, if the call fails.
 #[derive(Debug)]
 pub(crate) struct OutStruct<'a, T> {
-    place: *mut u8,
+    target: *mut u8,
     size: usize,
     lives: PhantomData<&'a mut T>,
 }
@@ -78,7 +78,7 @@ impl<T: Layout> Argument for OutStruct<'_, T> {
 
     unsafe fn clear(raw: *mut T, size: usize) {
         if !raw.is_null() && raw.is_aligned() && is_possible::<T>(size) {
-            // SAFETY: not NULL, and the caller promised room.
+            // SAFETY: not NULL, and valid as the caller guarantees.
             unsafe { raw.cast::<u8>().write_bytes(0, size) };
         }
     }
@@ -86,7 +86,7 @@ impl<T: Layout> Argument for OutStruct<'_, T> {
 
 impl<T: Layout> OutStruct<'_, T> {
     /// # Safety
-    /// There is room for so many bytes.
+    /// The pointer is valid for this size.
     pub(crate) unsafe fn from_c(
         operation: &'static CStr,
         name: &'static str,
@@ -95,26 +95,26 @@ impl<T: Layout> OutStruct<'_, T> {
     ) -> Result<Self> {
         check_pointer(operation, name, raw)?;
         check_size::<T>(operation, name, size)?;
-        Ok(Self { place: raw.cast(), size, lives: PhantomData })
+        Ok(Self { target: raw.cast(), size, lives: PhantomData })
     }
 
-    /// Fills it. The value may be one with another lifetime: only C reads it.
+    /// Writes it. The value may have another lifetime: only C reads it.
     pub(crate) fn put<U: Layout>(self, value: U) -> Result<()> {
         const { assert!(size_of::<U>() == size_of::<T>()) };
         let known = self.size.min(size_of::<U>());
-        // SAFETY: both are that long, and one is ours. Bytes between fields may be anything;
+        // SAFETY: both have that length, and one is owned. Bytes between fields may be anything;
         // layouts have none.
-        unsafe { ptr::copy_nonoverlapping((&raw const value).cast::<u8>(), self.place, known) };
+        unsafe { ptr::copy_nonoverlapping((&raw const value).cast::<u8>(), self.target, known) };
         Ok(())
     }
 
-    /// How much of it the caller knows.
+    /// The size that the caller knows.
     pub(crate) fn size(&self) -> usize {
         self.size
     }
 }
 
-/// The same, or NULL if he does not want it.
+/// An optional output structure, which may be NULL.
 #[derive(Debug)]
 pub(crate) struct OptionalOutStruct<'a, T>(pub(crate) Option<OutStruct<'a, T>>);
 
@@ -122,14 +122,14 @@ impl<T: Layout> Argument for OptionalOutStruct<'_, T> {
     type Raw = *mut T;
 
     unsafe fn clear(raw: *mut T, size: usize) {
-        // SAFETY: as the caller promised.
+        // SAFETY: as the caller guarantees.
         unsafe { OutStruct::<T>::clear(raw, size) };
     }
 }
 
 impl<T: Layout> OptionalOutStruct<'_, T> {
     /// # Safety
-    /// There is room for so many bytes, or the pointer is NULL.
+    /// The pointer is valid for this size, or NULL.
     pub(crate) unsafe fn from_c(
         operation: &'static CStr,
         name: &'static str,
@@ -139,12 +139,12 @@ impl<T: Layout> OptionalOutStruct<'_, T> {
         if raw.is_null() {
             return Ok(Self(None));
         }
-        // SAFETY: as the caller promised.
+        // SAFETY: as the caller guarantees.
         Ok(Self(Some(unsafe { OutStruct::from_c(operation, name, raw, size) }?)))
     }
 }
 
-/// The longest structure that a caller can mean.
+/// Maximum size of a structure of any version.
 const LONGEST_STRUCTURE: usize = 4096;
 
 fn is_possible<T: Layout>(size: usize) -> bool {
@@ -162,7 +162,7 @@ fn check_size<T: Layout>(operation: &'static CStr, name: &str, size: usize) -> R
     Ok(())
 }
 
-/// A structure that begins with its size; its usual values where C gives NULL.
+/// A structure that begins with its size; NULL means the defaults.
 #[derive(Debug)]
 pub(crate) struct OptionalStruct<T>(pub(crate) Option<T>);
 
@@ -180,7 +180,7 @@ impl<T: WithDefaults> FromC for OptionalStruct<T> {
         let size = unsafe { raw.cast::<usize>().read() };
         check_size::<T>(operation, name, size)?;
         let known = size.min(size_of::<T>());
-        // SAFETY: the caller's structure is that long, as it says itself.
+        // SAFETY: the caller's structure has the size that it contains.
         let unknown =
             unsafe { std::slice::from_raw_parts(raw.cast::<u8>().add(known), size - known) };
         if unknown.iter().any(|byte| *byte != 0) {
@@ -188,7 +188,7 @@ impl<T: WithDefaults> FromC for OptionalStruct<T> {
             return refuse(operation, name, what);
         }
         let mut value = T::defaults();
-        // SAFETY: both are that long, and any bytes are a value of a layout.
+        // SAFETY: both have that length, and any bytes are a value of a layout.
         unsafe {
             ptr::copy_nonoverlapping(raw.cast::<u8>(), (&raw mut value).cast::<u8>(), known);
         }

@@ -1,4 +1,4 @@
-//! What the environment says of the nodes and topics of `rgaps.h`.
+//! Environment variables of the nodes and topics of `rgaps.h`.
 
 use std::ffi::{CStr, OsString};
 use std::fmt;
@@ -10,7 +10,7 @@ use crate::failure::{Failure, Result};
 use crate::network::network;
 
 const DEVICE: &str = "FABRICAST_DEVICE";
-// As the command's settings are called.
+// Named as the command's settings.
 const MEMORY: &str = "FABRICAST_TOPIC_MEMORY";
 const LARGEST: &str = "FABRICAST_TOPIC_LARGEST";
 const DEPTH: &str = "FABRICAST_TOPIC_DEPTH";
@@ -25,7 +25,7 @@ const NODE_NAME: &str = "FABRICAST_NODE_NAME";
 const LOST_AFTER: &str = "FABRICAST_LOST_AFTER";
 const INSECURE: &str = "FABRICAST_INSECURE";
 
-/// What need not be at all: `none` takes back what was said, as with the command's settings.
+/// Optional settings: `none` unsets them, as with the command's settings.
 const OPTIONAL: [&str; 9] = [
     HOST_BUDGET,
     DEVICE_BUDGET,
@@ -39,15 +39,15 @@ const OPTIONAL: [&str; 9] = [
 ];
 const UNSET: &str = "none";
 
-/// The longest time that can be said, as with the command's settings: more is a mistake.
+/// The longest time, as with the command's settings: more is a mistake.
 const LONGEST: Duration = Duration::from_secs(30 * 86_400);
 
-/// A program that pulls keeps a message until its next pull, while it computes: its subscriber is not
-/// evicted for as long as that may take.
+/// Default release deadline: a program holds a message until its next pull, while it computes. Its
+/// subscriber is not evicted before that time.
 const DEFAULT_RELEASE_DEADLINE: Duration = Duration::from_secs(60);
 const DEFAULT_LARGEST: u64 = 16 << 20;
 
-/// What the environment says.
+/// The variables, and the operation for errors.
 pub(super) struct Environment<F> {
     pub(super) operation: &'static CStr,
     pub(super) value_of: F,
@@ -62,7 +62,7 @@ impl<F: Fn(&str) -> Option<OsString>> Environment<F> {
         Ok(value.filter(|value| !(value == UNSET && OPTIONAL.contains(&name))))
     }
 
-    /// Reads one, if it is said.
+    /// Reads a variable, if it is set.
     fn read<T>(
         &self,
         name: &str,
@@ -91,15 +91,15 @@ impl<F: Fn(&str) -> Option<OsString>> Environment<F> {
         self.read(name, "5 or 0.25, and at most a month", meaning)
     }
 
-    /// May a topic that is there be like this? What is said has to be so, and also where its
-    /// memory is and that nothing is left out: whoever uses it relies on these.
+    /// Is an existing topic with these settings acceptable? Settings that are set must be equal, as
+    /// must the memory and the reliability, which programs rely on.
     pub(super) fn allows(&self, wanted: &TopicSettings, found: &TopicSettings) -> bool {
-        let is_said = |name| matches!(self.get(name), Ok(Some(_)));
+        let is_set = |name| matches!(self.get(name), Ok(Some(_)));
         (found.memory, found.reliability) == (wanted.memory, wanted.reliability)
-            && (!is_said(LARGEST) || found.largest == wanted.largest)
-            && (!is_said(DEPTH) || found.depth == wanted.depth)
-            && (!is_said(LOANS) || found.loans == wanted.loans)
-            && (!is_said(RELEASE) || found.release_deadline == wanted.release_deadline)
+            && (!is_set(LARGEST) || found.largest == wanted.largest)
+            && (!is_set(DEPTH) || found.depth == wanted.depth)
+            && (!is_set(LOANS) || found.loans == wanted.loans)
+            && (!is_set(RELEASE) || found.release_deadline == wanted.release_deadline)
     }
 
     pub(super) fn topic_settings(&self) -> Result<TopicSettings> {
@@ -132,14 +132,14 @@ impl<F: Fn(&str) -> Option<OsString>> Environment<F> {
         options.service = service.unwrap_or(options.service);
         options.service_timeout = self.seconds(SERVICE_TIMEOUT)?.unwrap_or(options.service_timeout);
         let insecure = self.read(INSECURE, "true or false", |value| value.parse().ok())?;
-        let said = |field: &str| self.get(&variable_of(field));
+        let text = |field: &str| self.get(&variable_of(field));
         let how = (self.seconds(LOST_AFTER)?, insecure.unwrap_or(false), 0);
-        options.network = network(self.operation, variable_of, said, how)?;
+        options.network = network(self.operation, variable_of, text, how)?;
         Ok(options)
     }
 }
 
-/// The variable of a field of a node's options.
+/// The variable of a field of the node's options.
 pub(super) fn variable_of(field: &str) -> String {
     match field {
         "name" => NODE_NAME.to_owned(),
@@ -166,37 +166,37 @@ mod tests {
     use super::*;
     use crate::status::Status;
 
-    fn environment(said: &[(&str, &str)]) -> Environment<impl Fn(&str) -> Option<OsString>> {
+    fn environment(variables: &[(&str, &str)]) -> Environment<impl Fn(&str) -> Option<OsString>> {
         let value_of = |name: &str| {
-            said.iter().find(|(is, _)| *is == name).map(|(_, value)| OsString::from(value))
+            variables.iter().find(|(is, _)| *is == name).map(|(_, value)| OsString::from(value))
         };
         Environment { operation: c"test", value_of }
     }
 
     #[test]
-    fn only_what_is_said_is_insisted_on() {
-        let said = environment(&[(LARGEST, "4K")]);
-        let wanted = said.topic_settings().unwrap();
+    fn only_set_variables_must_match_the_topic() {
+        let variables = environment(&[(LARGEST, "4K")]);
+        let wanted = variables.topic_settings().unwrap();
         let by_another = TopicSettings { largest: 4096, ..TopicSettings::default() };
         assert_ne!(wanted.release_deadline, by_another.release_deadline);
-        assert!(said.allows(&wanted, &by_another));
-        assert!(!said.allows(&wanted, &TopicSettings { largest: 4097, ..by_another }));
+        assert!(variables.allows(&wanted, &by_another));
+        assert!(!variables.allows(&wanted, &TopicSettings { largest: 4097, ..by_another }));
         let drops = TopicSettings { reliability: Reliability::DropOldest, ..by_another };
-        assert!(!said.allows(&wanted, &drops));
+        assert!(!variables.allows(&wanted, &drops));
         let memory = "emulated:0".parse().unwrap();
-        assert!(!said.allows(&wanted, &TopicSettings { memory, ..by_another }));
+        assert!(!variables.allows(&wanted, &TopicSettings { memory, ..by_another }));
         let nothing = environment(&[]);
         let wanted = nothing.topic_settings().unwrap();
         assert!(nothing.allows(&wanted, &by_another));
         for (name, value) in [(DEPTH, "3"), (LOANS, "2"), (RELEASE, "7")] {
-            let said = [(name, value)];
-            let said = environment(&said);
-            assert!(!said.allows(&said.topic_settings().unwrap(), &by_another));
+            let variables = [(name, value)];
+            let variables = environment(&variables);
+            assert!(!variables.allows(&variables.topic_settings().unwrap(), &by_another));
         }
     }
 
     #[test]
-    fn none_takes_back_what_was_said() {
+    fn none_unsets_a_variable() {
         let all: Vec<_> = OPTIONAL.into_iter().map(|name| (name, UNSET)).collect();
         let (options, defaults) = (environment(&all).node_options(), NodeOptions::default());
         let options = options.unwrap();
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_utf_8_is_refused() {
+    fn variable_that_is_not_utf_8_is_an_error() {
         let value = <OsString as std::os::unix::ffi::OsStringExt>::from_vec(vec![0xff]);
         let value_of = |name: &str| (name == LABEL).then(|| value.clone());
         let failure = Environment { operation: c"test", value_of }.node_options();
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_said_is_host_memory_and_reliable() {
+    fn defaults_are_host_memory_and_reliable() {
         let environment = environment(&[]);
         let settings = environment.topic_settings().unwrap();
         assert_eq!(settings.memory, MemoryLocation::Host);
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_counts() {
+    fn variables_are_converted_to_settings() {
         let environment = environment(&[
             (DEVICE, "cuda:1"),
             (LARGEST, "1G"),
@@ -247,16 +247,17 @@ mod tests {
     }
 
     #[test]
-    fn other_nodes_are_said_by_the_environment_too() {
-        let said = [("FABRICAST_PEERS", "one:1,two:2"), (INSECURE, "true"), (LOST_AFTER, "2.5")];
-        let network = environment(&said).node_options().unwrap().network.unwrap();
+    fn network_is_set_by_variables() {
+        let variables =
+            [("FABRICAST_PEERS", "one:1,two:2"), (INSECURE, "true"), (LOST_AFTER, "2.5")];
+        let network = environment(&variables).node_options().unwrap().network.unwrap();
         assert_eq!(network.peers, ["one:1", "two:2"]);
         assert!(network.insecure);
         assert_eq!(network.lost_after, Duration::from_millis(2500));
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn invalid_variable_is_named() {
         for (name, value) in
             [(DEVICE, "gpu"), (LARGEST, "many"), (LARGEST, "99999999999G"), (DEPTH, "-1")]
         {
