@@ -11,7 +11,7 @@
 
 enum { WIDTH = 640, HEIGHT = 480 };
 
-/* What goes beside a frame. */
+/* Metadata of a frame. */
 struct about {
     uint32_t width, height;
     uint64_t number;
@@ -46,7 +46,7 @@ int main(int count, char **arguments)
         void *pixels;
         size_t length;
 
-        /* Written where it will be read: nothing is copied. */
+        /* Written in place: nothing is copied. */
         check(fabricast_publisher_loan(publisher, WIDTH * HEIGHT, FABRICAST_SECONDS(30), &loan));
         check(fabricast_loan_memory(loan, &pixels, &length));
         memset(pixels, (int)(number & 0xff), length);

@@ -1,6 +1,6 @@
 /*
  * subscribe [COUNT] - reads COUNT frames of the topic "frames", and checks them. Any number of
- * these read the same copy; each says "ready" when it would miss nothing any more.
+ * these read the same copy; each prints "ready" when it receives all further messages.
  *
  *     cc subscribe.c $(pkg-config --cflags --libs fabricast) -o subscribe
  */
@@ -12,7 +12,7 @@
 
 enum { WIDTH = 640, HEIGHT = 480 };
 
-/* What goes beside a frame. */
+/* Metadata of a frame. */
 struct about {
     uint32_t width, height;
     uint64_t number;
@@ -59,7 +59,7 @@ int main(int count, char **arguments)
                 return 1;
             }
         }
-        /* What was read in place is right if it was still held afterwards. */
+        /* Content that was read in place is valid if the sample is still held afterwards. */
         check(fabricast_sample_check(sample));
         check(fabricast_sample_release(sample));
     }
