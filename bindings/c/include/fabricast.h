@@ -61,7 +61,7 @@ typedef int32_t fabricast_status;
 #define FABRICAST_E_DENIED (-11)           /* not allowed to use this node */
 #define FABRICAST_E_MALFORMED (-12)        /* received or stored data is malformed */
 #define FABRICAST_E_VERSION_MISMATCH (-13) /* the other side uses another version */
-#define FABRICAST_E_CLOSED (-14)           /* the node was closed, or another thread closed the handle */
+#define FABRICAST_E_CLOSED (-14)           /* the node or the handle was closed */
 #define FABRICAST_E_FORKED (-15)           /* the handle belongs to the parent process */
 #define FABRICAST_E_BAD_HANDLE (-16)       /* not an open handle of this kind */
 #define FABRICAST_E_PANICKED (-17)         /* internal error (panic) in the library */
@@ -270,8 +270,9 @@ fabricast_status fabricast_publisher_subscribers(fabricast_publisher *publisher,
                                                  uint64_t *count);
 
 /* Waits until this node has so many subscribers. */
-fabricast_status fabricast_publisher_wait_for_subscribers(fabricast_publisher *publisher, uint64_t count,
-                                          fabricast_timeout timeout);
+fabricast_status fabricast_publisher_wait_for_subscribers(fabricast_publisher *publisher,
+                                                          uint64_t count,
+                                                          fabricast_timeout timeout);
 
 typedef struct fabricast_publisher_counters {
     uint64_t messages; /* published messages, with and without subscribers */
@@ -510,9 +511,9 @@ fabricast_status fabricast_loan_publish_on(fabricast_loan *loan, fabricast_strea
 
 /*
  * The next message, at once: later work of the stream waits until it is written. The stream
- * continues also if it never will be, since its publisher exited; fabricast_sample_readiness returns
- * the result afterwards. fabricast_subscriber_pull returns such a message when it is written, and
- * skips one that never will be, which counts as missed.
+ * continues also if it never will be, since its publisher exited; fabricast_sample_readiness
+ * returns the result afterwards. fabricast_subscriber_pull returns such a message when it is
+ * written, and skips one that never will be, which counts as missed.
  */
 fabricast_status fabricast_subscriber_pull_on(fabricast_subscriber *subscriber,
                                               fabricast_stream *stream,
