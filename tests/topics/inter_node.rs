@@ -9,7 +9,7 @@ use crate::test_node::{Process, TIMEOUT, TestNode, parse, topic};
 fn serve(test_node: &TestNode, more: &[&str]) -> (Process, String) {
     let mut node =
         test_node.start(&[&["node", "--insecure", "--listen", "127.0.0.1:0"][..], more].concat());
-    node.wait_for("serves node");
+    node.wait_for("serving node");
     let report = test_node.wait_until("an address", |report| report["node"]["listens"].is_string());
     (node, report["node"]["listens"].as_str().unwrap().to_owned())
 }
@@ -238,11 +238,11 @@ fn why_nothing_goes_to_other_nodes_is_told() {
     assert!(paths["not_carried"].is_null(), "{paths}");
     let sub = ["sub", "t", "--largest", "1M", "--insecure", "--peers", &address];
     let mut sub = test_nodes[1].start(&[&sub[..], &["--provider", "carrier-pigeon"]].concat());
-    sub.wait_for("no messages go between this node and others: ");
+    sub.wait_for("no topics are replicated with other nodes: ");
     let paths = wait_for_paths(&test_nodes[1], |paths| paths["not_carried"].is_string());
     assert!(paths["not_carried"].as_str().unwrap().contains("carrier-pigeon"), "{paths}");
     let text = test_nodes[1].succeed(&["paths", "--topics"]);
-    assert!(text.contains("no messages go between this node and others: "), "{text}");
+    assert!(text.contains("no topics are replicated with other nodes: "), "{text}");
     assert!(test_nodes[1].json(&["topics", "--json"])["not_carried"].is_string());
     sub.interrupt();
 }

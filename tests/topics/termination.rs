@@ -79,7 +79,7 @@ fn a_publisher_names_the_stopped_subscriber_that_serves_the_node() {
     publisher.wait_for(&format!(
         "waiting for room in topic \"t\": a subscriber has messages still to read or to release; process \
          {number} serves the node, which evicts subscribers that hold messages for too long, and does \
-         not answer: it is stopped. Resume it (kill -CONT {number}) or end it (kill -KILL {number}) (node \
+         not answer: it is stopped. Resume it (kill -CONT {number}) or kill it (kill -KILL {number}) (node \
          directory: "
     ));
     sub.signal(Signal::SIGCONT);

@@ -84,7 +84,7 @@ fn one_that_is_to_serve_and_does_not_is_not_waited_for_until_all_give_up() {
     let outside = options(&directory, ServiceMode::External, service_timeout);
     let error = Node::join(outside).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
-    let named = format!("process {} is there to serve", std::process::id());
+    let named = format!("process {} has priority", std::process::id());
     assert!(error.detail().contains(&named), "{error}");
     let service_timeout = Duration::from_secs(4);
     let node = Node::join(options(&directory, ServiceMode::Embedded, service_timeout)).unwrap();

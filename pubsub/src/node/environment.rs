@@ -58,13 +58,16 @@ pub fn nearest_variable<'a>(
     name: &str,
     known: impl IntoIterator<Item = &'a str>,
 ) -> Option<&'a str> {
+    /// Beyond it a long name is another one: Kubernetes sets `FABRICAST_SERVICE_HOST` for a service
+    /// that is called so.
+    const MAX_DISTANCE: usize = 4;
     fn setting(name: &str) -> &str {
         let name = name.strip_prefix(PREFIX).unwrap_or(name);
         name.strip_prefix("TOPIC_").unwrap_or(name)
     }
     let distance = |near: &str| strsim::osa_distance(setting(name), setting(near));
     let near = known.into_iter().min_by_key(|near| distance(near))?;
-    (distance(near) <= setting(near).len() / 3).then_some(near)
+    (distance(near) <= (setting(near).len() / 3).min(MAX_DISTANCE)).then_some(near)
 }
 
 /// A value of a variable, or why the text is none.

@@ -390,7 +390,7 @@ mod tests {
         assert!(Instant::now() >= end);
         let error = acquire_exclusive(end, || Ok(false), || Ok(Some(7))).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::AlreadyServed);
-        assert!(error.detail().starts_with("process 7 does"));
+        assert!(error.detail().starts_with("process 7 already serves"));
         acquire_exclusive(end, || Ok(true), || Ok(None)).unwrap();
     }
 }

@@ -389,7 +389,7 @@ mod tests {
         let open = std::os::unix::fs::PermissionsExt::from_mode(0o777);
         fs::set_permissions(&directory, open).unwrap();
         assert_eq!(prepare("test", &directory).unwrap_err().kind(), ErrorKind::Denied);
-        assert_eq!(refused(&directory), "others may write in it (mode 777): chmod go-w it");
+        assert_eq!(refused(&directory), "it is writable for other users (mode 777). chmod go-w it");
         let (file, link) = (directory.join("file"), directory.join("link"));
         fs::write(&file, "").unwrap();
         assert_eq!(refused(&file), "it is not a directory");

@@ -301,7 +301,7 @@ fn topic_of_another_type_is_refused_with_both_names_and_its_creator() {
     registry.set_creator(7, "process 42 (\"pilot\")".to_owned());
     let error = registry.open("pose", of_type(Some("Twist")), || 8).unwrap_err();
     assert_eq!((error.kind(), error.subject()), (ErrorKind::SettingsDiffer, Some("pose")));
-    for part in ["type Pose", "made by process 42 (\"pilot\")", "type Twist", "another type"] {
+    for part in ["type Pose", "created by process 42 (\"pilot\")", "type Twist", "another type"] {
         assert!(error.to_string().contains(part), "{part}: {error}");
     }
     // One that names no type takes any.

@@ -83,7 +83,7 @@ fn type_of_another_name_is_refused_and_of_another_module_is_not() {
     other.topic_of::<elsewhere::Pose>("pose").unwrap();
     let error = other.topic_of::<elsewhere::Twist>("pose").unwrap_err();
     assert_eq!((error.kind(), error.subject()), (ErrorKind::SettingsDiffer, Some("pose")));
-    let creator = format!("made by process {} ", std::process::id());
+    let creator = format!("created by process {} ", std::process::id());
     for part in ["type Pose", "type Twist", &creator] {
         assert!(error.to_string().contains(part), "{part}: {error}");
     }
