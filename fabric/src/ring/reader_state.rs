@@ -1,4 +1,4 @@
-//! The side that reads: what arrived, what may be let go of, when to say so.
+//! State of the reader: what arrived, what is released, when credit is due.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -10,64 +10,64 @@ use super::header::{ChunkHeader, HEADER_LEN};
 use super::immediate::{Immediate, RingNotice, expand_truncated};
 use super::writer_state::Chunk;
 
-/// A piece of the ring that belongs to a chunk, with what was left out before it. To be
-/// [released](Reader::release) once.
+/// The part of the ring that a chunk and the bytes skipped before it occupy. To be
+/// [released](ReaderState::release) once.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "what is not released is never written again"]
 pub struct ReleaseToken {
     sequence: u64,
 }
 
-/// Where a header is to be looked for.
+/// Where a header is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HeaderLocation {
     /// At an offset of the ring.
     Ring(u64),
-    /// At an offset of the headers that lie [apart](Layout::Apart).
+    /// At an offset of the [separate headers](ChunkLayout::SeparateHeader).
     Headers(u64),
 }
 
 /// A chunk that arrived.
 #[derive(Debug, PartialEq, Eq)]
 pub struct ArrivedChunk {
-    /// What stands before the payload.
+    /// The header.
     pub header: ChunkHeader,
-    /// Where the payload lies in the ring.
+    /// Offset of the payload in the ring.
     pub offset: u64,
-    /// Whether the message is whole with it.
+    /// Does the message end with it?
     pub is_last: bool,
-    /// To be released when the payload is not needed any more.
+    /// To be released once the payload is not needed.
     pub release_token: ReleaseToken,
 }
 
-/// What a peer did that no honest one does. The ring is of no use any more.
+/// A violation of the protocol by a peer. The ring is broken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ProtocolError {
-    /// Notices for more chunks than the ring can hold.
+    /// A notice for a chunk further ahead than the ring can hold.
     TooFarAhead {
-        /// The chunk that was told of.
+        /// The chunk in the notice.
         sequence: u64,
-        /// The chunk that is next.
+        /// The chunk expected next.
         next: u64,
     },
-    /// Where the next chunk should be there is none.
+    /// There is no chunk at the position of the next one.
     MissingChunk {
         /// Its position.
         position: u64,
     },
-    /// A chunk that does not continue its message, or is longer than one may be.
+    /// The chunk does not continue its message, or is longer than a chunk may be.
     Misplaced {
         /// Its sequence number.
         sequence: u64,
     },
-    /// Another number of bytes came than its header announces.
+    /// The number of bytes that arrived differs from the header.
     WrongLength {
         /// Its sequence number.
         sequence: u64,
-        /// Bytes that came.
+        /// Bytes that arrived.
         came: u64,
-        /// Bytes that were announced.
+        /// Bytes according to the header.
         announced: u64,
     },
 }
@@ -94,54 +94,52 @@ impl fmt::Display for ProtocolError {
 
 impl std::error::Error for ProtocolError {}
 
-/// The side that reads.
+/// State of the reader of a ring.
 #[derive(Debug)]
 pub struct ReaderState {
     geometry: RingGeometry,
     epoch: u32,
-    /// The number that credit is told under.
+    /// The ring index in credit notices.
     sender_index: u16,
     /// The lowest position that is not released.
     head: u64,
-    /// What the writer was told of it.
+    /// The head that was last sent as credit.
     credited_head: u64,
-    /// Credits may overtake each other where they are written to: one is told at a time.
+    /// Credits may overtake each other on the way to their slot: only one is in flight at a time.
     serializes_credits: bool,
     is_credit_in_flight: bool,
-    /// Where the next chunk begins, but for what may be left out before it.
+    /// Start of the next chunk, before any bytes that are skipped.
     next: u64,
     sequence: u64,
-    /// Chunks from the next one on that arrived: a bit each, by their numbers modulo
+    /// Chunks that arrived and were not taken: a bit each, by their number modulo
     /// [`RingGeometry::max_chunks`].
     arrived: Box<[u64]>,
-    /// How many bytes came with each, their lower 32 bits; 0 where the provider does not
-    /// tell.
+    /// Bytes that arrived with each, the lower 32 bits; 0 where the provider does not report it.
     lengths: Box<[u32]>,
-    /// Chunks that were taken, from the first that is not released on: where each ends,
-    /// and whether it was released.
+    /// Chunks taken, from the first unreleased one: where each ends, and whether it was released.
     taken: VecDeque<(u64, bool)>,
-    /// The header of a chunk whose notice came was not there.
+    /// A notice arrived before the header of its chunk.
     awaits_header: bool,
-    /// Chunks that were released since the writer was told.
+    /// Chunks released since the last credit.
     uncredited: u64,
-    /// Bytes to be released before the writer is told.
+    /// Bytes to be released before credit is due.
     watermark: u64,
     /// Chunks that may be in the ring.
     max_chunks: u64,
-    /// How many chunks there are, once the writer said that it is done.
+    /// Number of chunks in total, once the writer has sent the end notice.
     ends: Option<u64>,
-    /// The message that is next, and how much of it arrived.
+    /// Number of the next message, and how much of it arrived.
     message: u64,
     received: u64,
-    /// Length and topic of that, once a part of it came.
+    /// Its length and topic, once a part of it arrived.
     announced: Option<(u64, u32)>,
     duplicates: u64,
     unmatched_notices: u64,
 }
 
 impl ReaderState {
-    /// A reader of an empty ring, which tells the writer when so many bytes were released:
-    /// 0 for each chunk.
+    /// A reader of an empty ring, which returns credit for every `watermark` bytes released; 0: for
+    /// each chunk.
     pub fn new(geometry: RingGeometry, epoch: u32, watermark: u64) -> Self {
         Self {
             geometry,
@@ -169,35 +167,32 @@ impl ReaderState {
         }
     }
 
-    /// Goes on after so many messages, which came whole to a reader that is no more.
+    /// Continues after messages that an earlier reader completed.
     pub fn resume_after(self, completed_messages: u64) -> Self {
         Self { message: completed_messages, ..self }
     }
 
-    /// There will be at most so many chunks in the ring: the writer is told when a part of
-    /// these were released.
+    /// Limits the chunks in the ring: credit is due when a quarter of them were released.
     pub fn limit_chunks(&mut self, max_chunks: u64) {
         self.max_chunks = self.max_chunks.min(max_chunks).max(1);
     }
 
-    /// The number that the writer wants to be told of credit under, if it is not the
-    /// ring's.
+    /// Sets the ring index of credit notices, if the writer uses another one than this side.
     pub fn set_sender_index(&mut self, sender_index: u16) {
         self.sender_index = sender_index;
     }
 
-    /// Credits may overtake each other on their way to the one place that they are written to:
-    /// from now on none is told before the one before it [arrived](Self::credit_completed), or an
-    /// old one could hide the last.
+    /// Sends no credit before the previous one has [completed](Self::credit_completed). All are
+    /// written to one slot, where an overtaken one could otherwise hide the last.
     pub fn serialize_credits(&mut self) {
         self.serializes_credits = true;
-        // One that is due already, and could not be told before.
+        // A credit that is due already could not be sent before.
         self.is_credit_in_flight = self.credited_head > 0;
     }
 
-    /// A notice came: with its data, whatever came or did not come before it. `length` is
-    /// how many bytes came, as the provider tells it; 0 where it does not. A notice of
-    /// another epoch or ring is counted and forgotten, and so is one that came already.
+    /// Takes a notice, which implies its own data and nothing about other chunks. `length` is the
+    /// number of bytes that arrived, 0 if the provider does not report it. Notices of another epoch
+    /// or ring, and duplicates, are counted and ignored.
     #[inline]
     pub fn notice(&mut self, immediate: &Immediate, length: u64) -> Result<(), ProtocolError> {
         if !immediate.matches_epoch(self.epoch) || immediate.ring != self.geometry.ring() {
@@ -216,7 +211,7 @@ impl ReaderState {
         };
         match expand_truncated(self.sequence, sequence) {
             Some(sequence) if sequence >= self.sequence => {
-                // Those that are taken and not released are in the ring, too.
+                // Chunks that are taken and not released are in the ring, too.
                 let before = self.taken.len() as u64;
                 if sequence - self.sequence + before >= self.max_chunks {
                     let next = self.sequence;
@@ -234,13 +229,13 @@ impl ReaderState {
         Ok(())
     }
 
-    /// Chunks that came, taken or not.
+    /// Chunks that arrived, taken or not.
     pub fn came(&self) -> u64 {
         self.sequence + self.arrived.iter().map(|word| u64::from(word.count_ones())).sum::<u64>()
     }
 
-    /// Looks whether the next chunk is there, with its flag: for a reader that is not
-    /// told. `look` reads a header, `flag` a word at an offset of the ring.
+    /// Polls the ring for the next chunk and its flag, for a reader without notices. `look` reads a
+    /// header, `flag` a word at an offset of the ring.
     pub fn look(
         &mut self,
         look: impl Fn(HeaderLocation) -> [u8; HEADER_LEN as usize],
@@ -265,8 +260,8 @@ impl ReaderState {
         true
     }
 
-    /// The header of the next chunk: where the last one ended; or, if the rest of the ring was
-    /// left out, at its start.
+    /// The header of the next chunk: where the last one ended, or at the start of the ring if the
+    /// rest was skipped.
     #[inline]
     fn find(
         &self,
@@ -290,7 +285,7 @@ impl ReaderState {
         here(self.next).or_else(|| here(self.next + self.geometry.bytes_to_end(self.next)))
     }
 
-    /// The next chunk, if it is there. `look` reads a header.
+    /// The next chunk, if it has arrived. `look` reads a header.
     #[inline]
     pub fn take(
         &mut self,
@@ -302,7 +297,7 @@ impl ReaderState {
         }
         let Some(header) = self.find(look) else {
             return match self.geometry.layout() {
-                // Another write than the one whose notice came, and not bound to be first.
+                // The header is a write of its own, which the notice may overtake.
                 ChunkLayout::SeparateHeader => {
                     self.awaits_header = true;
                     Ok(None)
@@ -346,7 +341,7 @@ impl ReaderState {
         Ok(Some(ArrivedChunk { header, offset, is_last, release_token }))
     }
 
-    /// The bytes of a span are not needed any more. In any order.
+    /// Releases a chunk, in any order.
     pub fn release(&mut self, release_token: ReleaseToken) {
         let first = self.sequence - self.taken.len() as u64;
         let place = release_token.sequence.checked_sub(first).map(|place| place as usize);
@@ -361,14 +356,13 @@ impl ReaderState {
         debug_assert!(self.head <= self.next, "beyond what arrived");
     }
 
-    /// The number of the first chunk that was taken and is not released, and of the next one
-    /// to be taken.
+    /// Numbers from the first chunk that was taken and not released, to the next one to take.
     #[inline]
     pub fn unreleased(&self) -> Range<u64> {
         self.sequence - self.taken.len() as u64..self.sequence
     }
 
-    /// As [`release`](Self::release), for the first that is not released.
+    /// Releases the first chunk that is not released.
     #[inline]
     pub fn release_first(&mut self) {
         let Range { start, end } = self.unreleased();
@@ -377,9 +371,8 @@ impl ReaderState {
         }
     }
 
-    /// What to tell the writer, if it is time: so much was released that the watermark is
-    /// passed, or so many chunks that the writer would soon have no numbers left; or
-    /// nothing else is going on and something was released at all.
+    /// The credit to send, if it is due: the watermark is passed, a quarter of the chunks were
+    /// released, or the port is idle and anything was released.
     pub fn credit(&mut self, is_idle: bool) -> Option<Credit> {
         let uncredited = self.head - self.credited_head;
         let is_due = uncredited >= self.watermark || self.uncredited >= self.max_chunks.div_ceil(4);
@@ -392,34 +385,34 @@ impl ReaderState {
         Some(self.last_credit())
     }
 
-    /// What the writer was told last, or is to be told if that was not sent.
+    /// The last credit, sent or still to be sent.
     pub fn last_credit(&self) -> Credit {
         Credit { epoch: self.epoch, head: self.credited_head }
     }
 
-    /// The notice that a credit comes with.
+    /// The notice that accompanies a credit.
     pub fn credit_notice(&self) -> u32 {
-        // Those that were released since the writer was told are told with the next one.
+        // Chunks released since that credit belong to the next one.
         let released = self.unreleased().start - self.uncredited;
         self.notice_of(RingNotice::Credit { released: released as u16 })
     }
 
-    /// The credit that was told last is to be told again, since it may be lost.
+    /// Prepares the last credit to be sent again, since it may be lost.
     pub fn resend_credit(&mut self) {
         self.is_credit_in_flight = self.serializes_credits;
     }
 
-    /// The credit that was told last has arrived, or never will.
+    /// The last credit has arrived, or never will.
     pub fn credit_completed(&mut self) {
         self.is_credit_in_flight = false;
     }
 
-    /// Is one credit told at a time?
+    /// Is only one credit in flight at a time?
     pub fn serializes_credits(&self) -> bool {
         self.serializes_credits
     }
 
-    /// Is the next credit waiting for the last one to arrive?
+    /// Does the next credit wait for the last one to complete?
     pub fn is_credit_in_flight(&self) -> bool {
         self.is_credit_in_flight
     }
@@ -429,24 +422,24 @@ impl ReaderState {
         self.head
     }
 
-    /// What the writer was told of it.
+    /// The head that was last sent as credit.
     pub fn credited_head(&self) -> u64 {
         self.credited_head
     }
 
-    /// Was the next chunk looked for after its notice came, and its header not there? It is still on
-    /// its way then, and no notice tells when it is there.
+    /// Did the notice of the next chunk arrive before its header? No further notice reports the
+    /// header.
     #[inline]
     pub fn awaits_header(&self) -> bool {
         self.awaits_header
     }
 
-    /// Is the writer done, and everything taken?
+    /// Has the writer sent the end notice, and was every chunk taken?
     pub fn is_end_of_stream(&self) -> bool {
         self.ends == Some(self.sequence)
     }
 
-    /// What to tell the writer if nobody is going to read any more.
+    /// The notice that the reader has closed the ring.
     pub fn close_notice(&self) -> u32 {
         self.notice_of(RingNotice::ReaderClosed)
     }
@@ -460,27 +453,27 @@ impl ReaderState {
         self.epoch
     }
 
-    /// What both sides agree on.
+    /// The ring's geometry.
     pub fn geometry(&self) -> RingGeometry {
         self.geometry
     }
 
-    /// Messages that came whole, over all epochs.
+    /// Messages completed, over all epochs.
     pub fn completed_messages(&self) -> u64 {
         self.message
     }
 
-    /// Bytes that came of the message that is next.
+    /// Bytes that arrived of the next message.
     pub fn received(&self) -> u64 {
         self.received
     }
 
-    /// Notices that came more than once, and those of other epochs or rings.
+    /// Duplicate notices, and notices of other epochs or rings.
     pub fn ignored(&self) -> (u64, u64) {
         (self.duplicates, self.unmatched_notices)
     }
 
-    /// Number, word and bit of a chunk.
+    /// Index, word and bit of a chunk.
     #[inline]
     fn place(&self, sequence: u64) -> (usize, usize, u64) {
         let number = sequence % self.geometry.max_chunks();
