@@ -1,4 +1,4 @@
-//! The ends of rings, and the memory that has to outlive them.
+//! Closing rings, and the memory that has to outlive them.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use super::waiting::{Wait, deadline_exceeded};
 use super::{Port, ReceiverId, SenderId, find, open};
 use crate::{CompletionQueue, Endpoint, MemoryRegion, Peer, Result};
 
-/// How long a port that is closed goes on telling readers of the ends of their rings.
+/// How long closing a port continues to send end notices.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Memory of rings that peers may still write to. To be dropped after the endpoint is closed.
@@ -25,11 +25,11 @@ pub(super) struct QuarantinedMemory {
 }
 
 impl Port {
-    /// Closes the endpoint, and then lets go of all memory. What readers are still to be told of
-    /// the end of their rings is told first, if that takes no more than a second.
+    /// Closes the endpoint and then frees all memory. Pending end notices are sent first, for at
+    /// most one second.
     ///
     /// # Errors
-    /// What the provider says; the memory is kept for good then.
+    /// Errors of the provider; then the memory is never freed.
     pub fn close(mut self) -> Result<()> {
         let mut wait = Wait::new(CLOSE_TIMEOUT);
         let is_ending = |sender: &RingSender| sender.is_closing() && !sender.is_end_notice_sent();
@@ -47,7 +47,7 @@ impl Port {
         closed
     }
 
-    /// The memory of all rings, which are gone.
+    /// Drops all rings and returns their memory.
     fn quarantine_rings(&mut self) -> QuarantinedMemory {
         let mut quarantine = std::mem::take(&mut self.quarantine);
         for receiver in self.receivers.drain(..).flatten() {
@@ -58,16 +58,16 @@ impl Port {
         quarantine
     }
 
-    /// Closes the endpoint, and goes on with another one, of the same domain, and its queue: by
-    /// which the port is woken from now on. Further lanes are closed, too. All rings are gone, and so is all memory that was kept
-    /// because something might be on its way to it: their peers hear nothing of this by the fabric.
+    /// Closes the endpoint and continues with another one of the same domain, and with its queue,
+    /// which from now on provides the waker. Closes extra lanes, too. All rings are dropped and
+    /// quarantined memory is freed; peers get no notice over the fabric.
     ///
     /// # Errors
-    /// What the provider says: then the memory is kept for good, and what was posted may still be
-    /// under way.
+    /// Errors of the provider: then the memory is never freed, and posted operations may still be
+    /// in flight.
     pub fn replace_endpoint(&mut self, endpoint: Endpoint, queue: CompletionQueue) -> Result<()> {
         let old = std::mem::replace(&mut self.endpoint, endpoint);
-        // Not used again: ofi_rxm of libfabric 1.17 goes on asking an endpoint that is gone.
+        // Not used again: ofi_rxm of libfabric 1.17 keeps polling a closed endpoint.
         let mut old_queue = std::mem::replace(&mut self.queue, queue);
         let lanes = self.close_lanes();
         let quarantine = self.quarantine_rings();
@@ -88,18 +88,17 @@ impl Port {
         closed
     }
 
-    /// Bytes of memory that is kept because something may be on its way to it: of rings that
-    /// were given up. It goes when the endpoint does; who keeps a port through
-    /// the deaths of many writers may want to [renew](Self::renew) it when this grows.
+    /// Bytes of quarantined memory: rings that were abandoned and that writes may still reach. It
+    /// is freed with the endpoint. A port that outlives many killed writers should
+    /// [replace](Self::replace_endpoint) its endpoint when this grows.
     #[must_use]
     pub fn quarantined_bytes(&self) -> u64 {
         self.quarantine.rings.iter().map(|memory| memory.geometry.capacity()).sum()
     }
 
-    /// Rings that are gone, and whose share of the queue is kept all the same, since notices may
-    /// still come: of writers that do not say that they are done, and of readers that do not say
-    /// what they read last. None where the provider sees to it that queues do not overrun. The
-    /// shares come back when the port is [renewed](Self::renew).
+    /// Quotas of the queue that closed rings still hold, since notices may follow: of writers
+    /// without an end notice, and readers without a last credit. Always 0 where the provider keeps
+    /// queues from overrunning. [Replacing](Self::replace_endpoint) the endpoint returns them.
     #[must_use]
     pub fn quarantined_quotas(&self) -> usize {
         let is_kept = |sender: &RingSender| {
@@ -110,11 +109,11 @@ impl Port {
         limited.count() + senders.count()
     }
 
-    /// Closes the writing side: the reader is told that there will be nothing more, and gets
-    /// the rest. Waits until everything is read, and that was told.
+    /// Closes a sender: waits until everything is read, and until the end notice has arrived at the
+    /// reader.
     ///
     /// # Errors
-    /// As [`flush`](Self::flush); the ring is closed all the same.
+    /// As [`flush`](Self::flush); the ring is closed in any case.
     pub fn close_sender(&mut self, id: SenderId, timeout: Duration) -> Result<SenderStatistics> {
         let statistics = self.sender(id)?.statistics();
         let result = self.flush(id, timeout);
@@ -134,14 +133,14 @@ impl Port {
         Ok(statistics)
     }
 
-    /// Lets go of the writing side, whatever is on its way. The reader is told that there will be
-    /// nothing more, by the turns that follow; until then the ring's name is nobody else's.
+    /// Closes a sender without waiting. The end notice follows with later progress; until then the
+    /// sender index is not reused.
     pub fn drop_sender(&mut self, id: SenderId) {
         self.begin_close(id, false);
     }
 
-    /// Lets go of the writing side as [`drop_sender`](Self::drop_sender) does. The reader is told
-    /// surely if it is known to be there: then the end of the ring waits for that.
+    /// Closes a sender as [`drop_sender`](Self::drop_sender) does. With `confirm_delivery` the ring
+    /// waits until the end notice has arrived, which needs a live reader.
     pub(in super::super) fn begin_close(&mut self, id: SenderId, confirm_delivery: bool) {
         if let Ok(sender) = find(&mut self.senders, id.0) {
             sender.begin_close(confirm_delivery);
@@ -150,10 +149,9 @@ impl Port {
         }
     }
 
-    /// Lets go of the reading side. The writer is told that nobody reads any more, and answers
-    /// that it has nothing on its way; until that came, the memory stays, and the ring's
-    /// number is nobody else's: a write to memory that is gone would break the connection
-    /// for all rings. A writer that is dead never answers: then they stay until
+    /// Closes a receiver. The writer is notified and answers when nothing is in flight; until then
+    /// the memory stays and the ring index is not reused. A write to deregistered memory would
+    /// break the connection for all rings. A killed writer never answers: then they stay until
     /// [`forget`](Self::forget), and the memory until the port is dropped.
     ///
     /// # Errors
@@ -167,9 +165,9 @@ impl Port {
         Ok(statistics)
     }
 
-    /// Gives up a ring that is being closed, or of which the writer is known to be dead: its
-    /// number is free. Its memory is [kept](Self::quarantined) all the same: what a dead writer
-    /// had sent may still be on its way through the provider.
+    /// Abandons a ring that is being closed, or whose writer is known to be dead: its index is
+    /// free. Its memory is [quarantined](Self::quarantined_bytes), since writes of the dead process
+    /// may still be in flight in the provider.
     pub fn forget(&mut self, id: ReceiverId) {
         let place = self.receivers.get_mut(usize::from(id.ring));
         let place = place.filter(|place| {
@@ -180,9 +178,8 @@ impl Port {
         }
     }
 
-    /// Gives up a ring as by [`forget`](Self::forget), if it is still being closed: its writer may
-    /// be dead without anybody having noticed. If it is gone, that is well: one that has its number
-    /// by now stays.
+    /// Abandons a ring as [`forget`](Self::forget) does if it is still being closed: its writer may
+    /// have died unnoticed. Does nothing if the ring is gone, even if another ring has its index.
     pub fn forget_if_closing(&mut self, id: ReceiverId) {
         let place = self.receivers.get(usize::from(id.ring)).and_then(Option::as_ref);
         if place.is_some_and(|it| it.creation_epoch() == id.creation_epoch && it.is_closing()) {
@@ -190,7 +187,7 @@ impl Port {
         }
     }
 
-    /// For rings that are being closed.
+    /// Continues closing rings.
     #[cold]
     pub(super) fn progress_close(&mut self) -> bool {
         let now = Instant::now();
@@ -270,7 +267,7 @@ impl Port {
         has_moved
     }
 
-    /// A peer was not told of ends for too long: rings end without that.
+    /// A peer did not take end notices for too long: its rings end without them.
     fn abandon_end_notice(&mut self, peer: Peer) {
         for sender in self.senders.iter_mut().flatten().filter(|sender| sender.peer() == peer) {
             sender.abandon_end_notice();
@@ -283,7 +280,7 @@ impl Port {
                     .extend(place.take().and_then(|receiver| receiver.into_quarantined()));
             }
         }
-        // What is over now goes at the next look.
+        // The next step removes rings that have ended.
         self.needs_polling = true;
     }
 }
