@@ -1,4 +1,4 @@
-//! The writer's side before there is a ring: it connects, and goes through the handshake.
+//! The writer's side of the handshake.
 
 use std::io::ErrorKind as IoKind;
 use std::net::{SocketAddr, TcpStream};
@@ -14,11 +14,11 @@ use super::{OPERATION, RingWriter, provider_choice};
 use crate::waiting::Deadline;
 use crate::{Error, ErrorKind, Policy, Result};
 
-/// Pauses between attempts to connect.
+/// Pause between attempts to connect.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Connects to the first of these addresses where something listens, which the user calls `name`. Tries
-/// again as long as that is of use: while nothing listens at one of them, or does not answer.
+/// Connects to the first of these addresses where a program listens; errors name the peer `name`.
+/// Tries again while nothing listens at one of them, or it does not answer.
 pub(super) fn connect(
     policy: &Policy,
     addresses: &[SocketAddr],
@@ -26,8 +26,8 @@ pub(super) fn connect(
     timeout: Duration,
 ) -> Result<RingWriter> {
     let deadline = Deadline::after(timeout);
-    // Libfabric takes seconds to load its providers on some machines, and a connection that says
-    // nothing for so long may have to give way to others.
+    // Libfabric takes seconds to load its providers on some machines, and a connection that stays
+    // silent for so long may be evicted.
     provider_choice::usable_providers(None, policy)?;
     let stream = open_stream(addresses, name, &deadline, timeout)?;
     let named = |error: Error| error.with_peer(name);
@@ -60,14 +60,14 @@ fn open_stream(
     }
 }
 
-/// Tries each address once, with an equal share of the time that is left. Of the failures it gives the
-/// one that tells most.
+/// Tries each address once, with an equal share of the remaining time. Returns the most informative
+/// failure.
 fn connect_to_one(addresses: &[SocketAddr], deadline: &Deadline) -> std::io::Result<TcpStream> {
     let mut failure = std::io::Error::from(IoKind::TimedOut);
     for (address, untried) in addresses.iter().zip((1..=addresses.len() as u32).rev()) {
         let share = (deadline.left() / untried).max(Duration::from_millis(1));
         let error = match TcpStream::connect_timeout(address, share) {
-            // Where nothing listens, a port that was picked by chance can meet itself.
+            // Where nothing listens, a randomly picked local port can connect to itself.
             Ok(stream) if stream.local_addr().ok() == stream.peer_addr().ok() => {
                 IoKind::ConnectionRefused.into()
             }
@@ -81,7 +81,7 @@ fn connect_to_one(addresses: &[SocketAddr], deadline: &Deadline) -> std::io::Res
     Err(failure)
 }
 
-/// How much a failure to connect tells. A program may yet begin to listen where a connection was refused.
+/// How informative a failure is. Where a connection was refused, a program may yet begin to listen.
 fn rank(error: &std::io::Error) -> u8 {
     match error.kind() {
         IoKind::TimedOut => 0,

@@ -1,4 +1,4 @@
-//! The writing side of a ring between two programs.
+//! The writer of a ring between two programs.
 
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
@@ -16,29 +16,28 @@ const FLUSH: &str = "flushing a ring";
 const CLOSE: &str = "closing a ring";
 /// Bytes of a slot: the longest chunk.
 pub(super) const SLOT_LEN: usize = 64 << 10;
-/// Slots that messages are copied into, to be written from: the provider is busy with some while others
-/// are filled.
+/// Slots that messages are copied into: the provider reads some while others are filled.
 const SLOT_COUNT: usize = 16;
 
 /// Writes messages into a ring that another program reads: see [`connect`](super::connect).
 ///
-/// A message for which [`send`](Self::send) returned arrives without further calls: a thread of its own
-/// drives the ring while no call does. [`close`](Self::close) makes sure that everything was read.
+/// A sent message arrives without further calls: a background thread drives the ring between calls.
+/// [`close`](Self::close) waits until everything was read.
 ///
-/// The errors of its calls say what became of the reader:
+/// Errors report the state of the reader:
 ///
 /// - [`Closed`](ErrorKind::Closed): the reader closed the ring
-/// - [`ConnectionLost`](ErrorKind::ConnectionLost): the reader ended without that, or the connection
-///   broke; what it did not read is lost
+/// - [`ConnectionLost`](ErrorKind::ConnectionLost): the reader exited without closing, or the
+///   connection broke; unread messages are lost
 ///
-/// A forked child cannot use its parent's: `NotSupported`. What it drops stays as it is.
+/// A forked child cannot use its parent's writer: `NotSupported`. Dropping it there has no effect.
 #[derive(Debug)]
 pub struct RingWriter {
     progress_thread: ProgressThread,
     ring: SenderId,
     largest: u64,
     staging: Staging,
-    /// A message that is written in part.
+    /// A message that is partly written.
     unfinished: Option<Message>,
 }
 
@@ -46,7 +45,7 @@ pub struct RingWriter {
 #[derive(Debug)]
 struct Staging {
     region: MemoryRegion,
-    /// For each slot, the position up to which the provider has to be done before it is free.
+    /// Chunks up to this position must be locally complete before the slot is free.
     busy_to: [u64; SLOT_COUNT],
     next: usize,
 }
@@ -69,13 +68,13 @@ impl RingWriter {
         Ok(Self { progress_thread, ring, largest, staging, unfinished: None })
     }
 
-    /// Sends a message, of any length up to what the reader takes. The bytes may be changed as soon as
-    /// the call returns. It waits while the ring has no room, which is the reader's to make.
+    /// Sends a message, of any length that the reader accepts. The bytes may be changed as soon as
+    /// the call returns. Waits while the ring has no room.
     ///
     /// # Errors
-    /// `Closed`, `ConnectionLost`: see [`RingWriter`]; `Truncated` for a message that is longer than the
-    /// reader takes; `DeadlineExceeded`, after which the same message is to be sent again: what was
-    /// written of it already is not written twice. `InvalidArgument` if it is another one.
+    /// `Closed`, `ConnectionLost`: see [`RingWriter`]; `Truncated` if the message is longer than
+    /// the reader accepts; `DeadlineExceeded`, after which the same message must be sent again:
+    /// bytes already written are not written twice. `InvalidArgument` for another message.
     pub fn send(&mut self, message: &[u8], timeout: Duration) -> Result<()> {
         let deadline = Deadline::after(timeout);
         let length = message.len() as u64;
@@ -85,7 +84,7 @@ impl RingWriter {
             return Err(self.progress_thread.error(ErrorKind::Truncated, WRITE, detail));
         }
         let mut call = self.progress_thread.call(WRITE)?;
-        // The reader's own word comes first.
+        // The reader's close notice takes precedence.
         if call.sender(self.ring)?.broken().is_none() {
             self.progress_thread.check_peer(WRITE)?;
         }
@@ -122,8 +121,8 @@ impl RingWriter {
     /// Waits until the reader has read everything that was sent.
     ///
     /// # Errors
-    /// `Closed`, `ConnectionLost`: see [`RingWriter`]; `DeadlineExceeded`; `InvalidArgument` while a
-    /// message is written in part.
+    /// `Closed`, `ConnectionLost`: see [`RingWriter`]; `DeadlineExceeded`; `InvalidArgument` while
+    /// a message is partly written.
     pub fn flush(&mut self, timeout: Duration) -> Result<()> {
         if let Some(begun) = &self.unfinished {
             let detail =
@@ -146,14 +145,14 @@ impl RingWriter {
         }
     }
 
-    /// Waits until the reader has read everything, and tells it that nothing more comes. A reader that
-    /// ended by itself once it had read everything is not told, which is no error. A writer that is
-    /// dropped without being closed is one that died, to its reader.
+    /// Waits until the reader has read everything, and sends it the end notice. It is no error if
+    /// the reader has exited after reading everything. If a writer is dropped without closing, its
+    /// reader gets `ConnectionLost`.
     ///
     /// # Errors
-    /// As [`flush`](Self::flush). The ring is closed all the same, as if the writer had died: the reader
-    /// is given what arrived, and then `ConnectionLost`; or `Closed`, if only the answer of the reader
-    /// was late.
+    /// As [`flush`](Self::flush). The ring is closed in any case, as if the writer had exited: the
+    /// reader gets what arrived, and then `ConnectionLost`; or `Closed`, if only its answer was
+    /// late.
     pub fn close(mut self, timeout: Duration) -> Result<SenderStatistics> {
         let deadline = Deadline::after(timeout);
         self.flush(timeout)?;
@@ -164,7 +163,7 @@ impl RingWriter {
         let mut idle = 0;
         while call.rings().1 > 0 {
             if self.progress_thread.check_peer(CLOSE).is_err() {
-                // Not by `ProgressThread::close`, which would try to tell the reader for a while.
+                // Not by `ProgressThread::close`, which would repeat the end notice for a while.
                 return Ok(statistics);
             }
             if deadline.has_passed() {
@@ -181,7 +180,7 @@ impl RingWriter {
         Ok(statistics)
     }
 
-    /// Where the reader is.
+    /// The reader's address.
     #[must_use]
     pub fn peer(&self) -> SocketAddr {
         self.progress_thread.peer()
@@ -194,13 +193,13 @@ impl RingWriter {
     }
 }
 
-/// What a message waits for.
+/// The reason of a wait.
 struct Busy {
     with: &'static str,
     written: u64,
 }
 
-/// Writes what is left of a message. Where that has to wait, `may_wait` is asked first.
+/// Writes the rest of a message. Before each wait, `may_wait` is called.
 fn write(
     call: &mut PortGuard<'_>,
     ring: SenderId,
@@ -211,7 +210,7 @@ fn write(
 ) -> Result<()> {
     let mut idle = 0;
     while !message.is_written() {
-        // Marks say it all: what was read is not kept to be asked for.
+        // Positions are enough here, so the numbers of read messages are discarded.
         while call.next_read(ring)?.is_some() {}
         let slot = staging.next;
         if call.sender(ring)?.completed_to() < staging.busy_to[slot] {
