@@ -1,5 +1,5 @@
-//! A writer and a reader, the ring between them, and a wire that delays, reorders,
-//! repeats and breaks.
+//! A model of a writer, a reader and their ring, over a network that delays, reorders, duplicates
+//! and disconnects.
 
 use std::collections::VecDeque;
 
@@ -8,33 +8,33 @@ use proptest::prelude::*;
 use super::writer_state::exceeds;
 use super::*;
 
-/// Bytes that a message of this number has.
+/// Contents of a message at an offset.
 fn byte(message: u64, at: u64) -> u8 {
     (message.wrapping_mul(31) ^ at.wrapping_mul(7) ^ at >> 8) as u8
 }
 
-/// What is on its way to the reader: data, and the notice that comes after it, if one does.
+/// A write in flight to the reader: data, and the notice that follows it, if any.
 struct InFlightWrite {
     place: HeaderLocation,
     bytes: Vec<u8>,
-    /// A flag, and where.
+    /// Offset and value of the flag.
     flag: Option<(u64, u64)>,
     immediate: Option<u32>,
     epoch: u32,
 }
 
-/// How credit gets to the writer.
+/// How credit travels to the writer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum CreditPath {
-    /// Each in a message of its own, in any order.
+    /// In messages, in any order.
     Messages,
-    /// Into one place, in order, and then a notice.
+    /// Into one slot, in order, each followed by its notice.
     Ordered,
-    /// Into one place, in any order, and then a notice.
+    /// Into one slot, in any order, each followed by its notice.
     Unordered,
 }
 
-/// A credit on its way.
+/// A credit in flight.
 #[derive(Debug, Clone, Copy)]
 struct InFlightCredit {
     notice: u32,
@@ -47,26 +47,26 @@ struct RingModel {
     writer: WriterState,
     reader: ReaderState,
     memory: Vec<u8>,
-    /// Where headers lie, if apart.
+    /// Separate headers.
     headers: Vec<u8>,
     in_flight: Vec<InFlightWrite>,
     credit_path: CreditPath,
     credits: Vec<InFlightCredit>,
-    /// The one place that credit is written to.
+    /// The slot that credit is written to.
     credit_slot: [u8; 16],
-    /// Credits that arrived, and that the writer has not looked at.
+    /// Credits that arrived and that the writer has not read.
     unread_credits: VecDeque<InFlightCredit>,
     epoch: u32,
-    /// Lengths of all messages, and the one that is being written.
+    /// Lengths of all messages, and the message being written.
     lengths: Vec<u64>,
     current: Option<Message>,
-    /// What the reader has of the message that is next.
+    /// The part of the next message that the reader has.
     partial: Vec<u8>,
     completed_messages: u64,
-    /// With what is to be cleaned for each, where the reader looks for flags.
+    /// Chunks not released, each with the memory to clear for a reader that polls.
     held: Vec<(ReleaseToken, std::ops::Range<usize>)>,
     watermark: u64,
-    /// Notices of credit that may wait at the writer.
+    /// Limit of credit notices in the writer's queue.
     max_notices: u64,
 }
 
@@ -74,7 +74,7 @@ struct RingModel {
 enum Step {
     Begin(u64),
     Write,
-    /// Deliver one of those on their way: in order, or any.
+    /// Delivers a write in flight: the first, or any.
     Deliver(usize),
     Repeat(usize),
     Take,
@@ -82,7 +82,7 @@ enum Step {
     Credit {
         is_idle: bool,
     },
-    /// One of those on their way: in order, or any.
+    /// Delivers a credit in flight: the first, or any.
     CreditDelivered(usize),
     CreditRepeats(usize),
     CreditRead,
@@ -133,7 +133,7 @@ impl RingModel {
 
     fn reader(geometry: RingGeometry, epoch: u32, watermark: u64, path: CreditPath) -> ReaderState {
         let mut reader = ReaderState::new(geometry, epoch, watermark);
-        // Credit comes back under another number than the ring's.
+        // The writer uses another index than the reader.
         reader.set_sender_index(9);
         if path == CreditPath::Unordered {
             reader.serialize_credits();
@@ -151,7 +151,7 @@ impl RingModel {
         Self { max_notices, writer: self.writer.limit_notices(max_notices), ..self }
     }
 
-    /// Memory that is looked at for flags has to be clean.
+    /// Memory that is polled for flags has to be zeroed.
     fn fresh(layout: ChunkLayout, other: u8) -> u8 {
         if layout == ChunkLayout::TrailingFlag { 0 } else { other }
     }
@@ -161,7 +161,7 @@ impl RingModel {
         assert!(tail - credit <= self.geometry.capacity(), "production");
         assert!(self.reader.head() <= tail, "consumption");
         assert!(credit <= self.reader.head(), "lag");
-        // Those of an earlier epoch are counted by its own share, and a message may come twice.
+        // Earlier epochs have their own quota, and messages may be duplicated.
         if self.credit_path != CreditPath::Messages {
             let told = self.credits.iter().chain(&self.unread_credits);
             let waiting = told.filter(|told| told.epoch == self.epoch).count() as u64;
@@ -169,7 +169,7 @@ impl RingModel {
         }
     }
 
-    /// False if there was no room, or nothing to write.
+    /// False if there was no room, or no message to write.
     fn write(&mut self) -> bool {
         let Some(message) = &mut self.current else { return false };
         let Ok(chunk) = self.writer.plan(message) else { return false };
@@ -194,7 +194,7 @@ impl RingModel {
                 let place = HeaderLocation::Ring(chunk.header_at);
                 self.in_flight.push(fly(place, [header, body].concat(), notice));
             }
-            // Two writes, that need not land in order.
+            // Two writes, which may complete in any order.
             ChunkLayout::SeparateHeader => {
                 self.in_flight.push(fly(HeaderLocation::Headers(chunk.header_at), header, None));
                 self.in_flight.push(fly(HeaderLocation::Ring(chunk.payload_at), body, notice));
@@ -215,7 +215,7 @@ impl RingModel {
         }
         let which = which % self.in_flight.len();
         let InFlightWrite { place, bytes, flag, immediate, epoch } = self.in_flight.remove(which);
-        // Late writes of an old epoch land in memory that nobody looks at any more.
+        // Late writes of an old epoch hit memory that is not used any more.
         if epoch == self.epoch {
             let (memory, offset) = match place {
                 HeaderLocation::Ring(offset) => (&mut self.memory, offset as usize),
@@ -227,7 +227,7 @@ impl RingModel {
             }
         }
         if let Some(immediate) = immediate {
-            // Of headers apart, the length is that of the payload alone, if there is one.
+            // With separate headers, the length is that of the payload alone, if there is one.
             let length = bytes.len() as u64;
             self.reader.notice(&Immediate::decode(immediate), length).unwrap();
         }
@@ -282,7 +282,7 @@ impl RingModel {
         }
     }
 
-    /// A credit arrives: the writer may hear of it later, when others have arrived as well.
+    /// A credit arrives; the writer may read it later, after others.
     fn deliver_credit(&mut self, which: usize) {
         if self.credits.is_empty() {
             return;
@@ -291,7 +291,7 @@ impl RingModel {
         let which = if in_order { 0 } else { which % self.credits.len() };
         let told = self.credits.remove(which);
         self.unread_credits.push_back(told);
-        // That of an earlier epoch has another place, since names take turns.
+        // A credit of an earlier epoch has another slot, since indexes are used round robin.
         if told.epoch == self.epoch {
             self.credit_slot = told.bytes;
             self.reader.credit_completed();
@@ -309,13 +309,13 @@ impl RingModel {
         };
         if let Some(credit) = Credit::decode(bytes, self.writer.epoch()) {
             self.writer.credit(&credit);
-            // Told again, and late, it changes nothing.
+            // A late duplicate changes nothing.
             assert!(!self.writer.credit(&credit));
         }
         true
     }
 
-    /// The connection is lost, with what was on its way in part.
+    /// The connection is lost with the writes in flight.
     fn reconnect(&mut self) {
         self.epoch += 1;
         assert_eq!(self.reader.completed_messages(), self.completed_messages);
@@ -327,10 +327,10 @@ impl RingModel {
         self.partial.clear();
         self.held.clear();
         self.memory.fill(Self::fresh(self.geometry.layout(), 0xdd));
-        // All that is not whole is written again.
+        // Incomplete messages are written again.
         self.current = None;
-        // A connection that is closed does not deliver for ever: longer ago than the bits of
-        // a notice can tell there is nothing.
+        // A closed connection does not deliver forever: nothing in flight is older than the epoch
+        // bits of a notice can express.
         let epoch = self.epoch;
         self.in_flight.retain(|in_flight| epoch - in_flight.epoch < 8);
         self.credits.retain(|told| epoch - told.epoch < 8);
@@ -346,7 +346,7 @@ impl RingModel {
         if number == self.lengths.len() {
             self.lengths.push(length);
         }
-        // Else it is written again, after a break.
+        // After a reconnect the same message is written again.
         self.current = Some(self.writer.begin(3, self.lengths[number]));
     }
 
@@ -356,7 +356,7 @@ impl RingModel {
             Step::Write => drop(self.write()),
             Step::Deliver(which) => self.deliver(if in_order { 0 } else { which }),
             Step::Repeat(which) if !self.in_flight.is_empty() => {
-                // A notice without its data would be a lie: only one of what has landed.
+                // A notice must not precede its data: it is repeated only after delivery.
                 let which = which % self.in_flight.len();
                 let bits = self.in_flight[which].immediate;
                 self.deliver(which);
@@ -384,7 +384,7 @@ impl RingModel {
         self.check();
     }
 
-    /// Everything that can move does. False if nothing could.
+    /// Performs every step that is possible. False if there was none.
     fn pump(&mut self) -> bool {
         if self.writer.messages() < self.lengths.len() as u64 {
             self.next_message(0);
@@ -399,11 +399,11 @@ impl RingModel {
         while !self.held.is_empty() {
             self.release(0);
         }
-        // Quiet only when nothing else moves: the watermark does the rest.
+        // Idle only if nothing else moved: otherwise the watermark decides.
         self.credit(!has_moved);
         while !self.credits.is_empty() {
             has_moved = true;
-            // The last one first, where there is no order: an old one is there at the end.
+            // Last one first, where there is no order: an old credit arrives last.
             self.deliver_credit(self.credits.len() - 1);
         }
         while self.read_credit() {
@@ -426,7 +426,7 @@ impl RingModel {
         }
     }
 
-    /// Whatever happened before: from here on all goes through.
+    /// Completes all messages after any earlier steps.
     fn finish(&mut self) {
         self.pump_until(|model| model.completed_messages == model.lengths.len() as u64);
     }
@@ -467,7 +467,7 @@ proptest! {
     ) {
         prop_assume!(used <= capacity);
         let tail = head + used;
-        // As one would with offsets: free room in one piece, or around the end.
+        // The same with offsets: free room is in one piece, or wraps around the end.
         let (write, read) = (tail % capacity, head % capacity);
         let free = if used == capacity {
             0
@@ -504,7 +504,7 @@ fn a_full_ring_is_given_back_in_one_credit() {
         let geometry = RingGeometry::new(capacity, 0).unwrap();
         let mut writer = WriterState::new(geometry, 0, u64::MAX);
         let mut reader = ReaderState::new(geometry, 0, u64::MAX);
-        // Several rounds, so that positions lie anywhere.
+        // Several rounds, so that positions differ.
         for epoch in 1..6 {
             let mut headers = Vec::new();
             let mut message = writer.begin(0, 4 * capacity);
@@ -527,7 +527,7 @@ fn a_full_ring_is_given_back_in_one_credit() {
             assert!(writer.credit(&credit));
             assert!(writer.free() > free_before);
             assert_eq!(writer.free(), capacity);
-            // The message is far from written; the next round goes on with another epoch.
+            // The message is far from complete; the next round begins another epoch.
             (writer, reader) = (
                 WriterState::new(geometry, epoch, u64::MAX),
                 ReaderState::new(geometry, epoch, u64::MAX),
@@ -551,7 +551,7 @@ fn as_many_chunks_as_there_may_be_fit_and_no_more() {
     }
     assert!(sent <= MAX_CHUNKS && sent * geometry.granule() <= geometry.capacity());
     assert_eq!(sent, MAX_CHUNKS);
-    // A peer that goes on all the same is found out.
+    // A peer that writes more is detected.
     let notice = RingNotice::Chunk { sequence: sent as u16 };
     let beyond = Immediate { ring: 0, epoch: 0, notice };
     let error = reader.notice(&beyond, 0).unwrap_err();
@@ -577,7 +577,7 @@ fn many_small_chunks_need_no_quiet() {
     }
 }
 
-/// A chunk that was not looked for yet is a backlog: the port has nothing to look after.
+/// A chunk whose header was not read yet is a backlog, and needs no polling.
 #[test]
 fn only_headers_that_were_looked_for_are_missed() {
     let geometry = RingGeometry::new(4096, 0).unwrap().with_layout(ChunkLayout::SeparateHeader);
@@ -633,7 +633,7 @@ fn a_peer_that_lies_is_found_out() {
     assert_eq!(refused(ChunkHeader { offset: 50, length: 150, ..honest }), misplaced);
     assert_eq!(refused(ChunkHeader { payload: 0, ..honest }), misplaced);
     assert_eq!(refused(ChunkHeader { payload: 5000, length: 5000, ..honest }), misplaced);
-    // A message does not grow, nor change what it is about.
+    // Length and topic of a message do not change.
     for second in [ChunkHeader { length: 1 << 60, ..honest }, ChunkHeader { topic: 9, ..honest }] {
         let mut reader = ReaderState::new(geometry, 0, 0);
         told(&mut reader, 0).unwrap();
@@ -645,7 +645,7 @@ fn a_peer_that_lies_is_found_out() {
         let misplaced = ProtocolError::Misplaced { sequence: 1 };
         assert_eq!(reader.take(|_| second.encode()), Err(misplaced));
     }
-    // Notices of other rings, and of this one's past, are nobody's business.
+    // Notices of other rings and earlier epochs are ignored.
     let mut reader = ReaderState::new(geometry, 0, 0);
     let notice = RingNotice::Chunk { sequence: 0 };
     reader.notice(&Immediate { ring: 2, epoch: 0, notice }, 0).unwrap();
@@ -658,7 +658,7 @@ fn chunks_of_two_messages_do_not_mix() {
     let geometry = RingGeometry::new(4096, 1).unwrap();
     let mut writer = WriterState::new(geometry, 0, 64);
     let (mut first, other) = (writer.begin(0, 100), writer.begin(0, 5));
-    // Nothing is written of either: whichever comes first has the number.
+    // Neither is written: the first to be committed gets the number.
     assert!(writer.plan(&other).is_ok());
     let chunk = writer.plan(&first).unwrap();
     writer.commit(&mut first, &chunk);
@@ -698,7 +698,7 @@ fn credit_that_cannot_be_is_not_believed() {
     assert!(!told(0, 2, credit(1)), "another ring");
     assert!(!told(1, 1, credit(1)), "another epoch");
     assert!(!told(1, 2, RingNotice::ReaderClosed), "another notice");
-    // More chunks than were written are not believed.
+    // A credit notice for more chunks than were written is ignored.
     assert!(told(1, 2, credit(2)));
     assert_eq!(writer.unnoticed(), 1);
     let immediate = Immediate { ring: 1, epoch: 2, notice: credit(1) };
@@ -706,8 +706,8 @@ fn credit_that_cannot_be_is_not_believed() {
     assert_eq!(writer.unnoticed(), 0);
 }
 
-/// A writer that looks at its queue only when it can write nothing, and takes one notice then. The
-/// credit that it finds is the newest one, so each notice that it takes may free the whole ring.
+/// The writer takes one notice, and only when it cannot write. It reads the newest credit, so each
+/// notice may free the whole ring.
 #[test]
 fn waiting_credit_notices_never_exceed_the_writers_share() {
     const SHARE: u64 = 7;
@@ -729,7 +729,7 @@ fn waiting_credit_notices_never_exceed_the_writers_share() {
             while model.take() {
                 model.release(0);
             }
-            // It is quiet after each chunk, so each has a credit.
+            // Idle after each chunk, so each has a credit.
             model.credit(true);
             while !model.credits.is_empty() {
                 model.deliver_credit(model.credits.len() - 1);
@@ -741,8 +741,8 @@ fn waiting_credit_notices_never_exceed_the_writers_share() {
     }
 }
 
-/// A credit that later ones overtook by many rounds of the ring, and that has the lower bits of
-/// one that lies ahead.
+/// A credit that was overtaken by many rounds of the ring, and whose lower bits look like one
+/// ahead.
 #[test]
 fn a_credit_overtaken_by_later_ones_frees_nothing() {
     let geometry = RingGeometry::new(4096, 1).unwrap();
@@ -756,7 +756,7 @@ fn a_credit_overtaken_by_later_ones_frees_nothing() {
         writer.commit(&mut message, &chunk);
         reader.notice(&Immediate::decode(chunk.immediate), chunk.length()).unwrap();
         let arrived = reader.take(|_| chunk.header.encode()).unwrap().unwrap();
-        // What lies in the ring now is not read yet: no credit may free it.
+        // The chunk in the ring is unread: no credit may free it.
         for late in &overtaken {
             writer.credit(late);
             assert!(writer.known_head() <= reader.head(), "chunk {number} is freed unread");
@@ -765,7 +765,7 @@ fn a_credit_overtaken_by_later_ones_frees_nothing() {
         let credit = reader.credit(true).unwrap();
         if number % 17 == 1 {
             overtaken.push(credit);
-            // At most what one round of all numbers of 16 bits has.
+            // As many as one round of the 16 bits.
             if overtaken.len() > 300 {
                 overtaken.remove(0);
             }
@@ -793,7 +793,7 @@ fn without_order_the_next_credit_waits_for_the_last() {
     let first = reader.credit(true).unwrap();
     read_one(&mut reader);
     assert_eq!(reader.credit(true), None);
-    // Lost, it is told again, and still waited for.
+    // After a loss it is sent again, and the next one still waits.
     reader.credit_completed();
     reader.resend_credit();
     assert_eq!((reader.last_credit(), reader.credit(true)), (first, None));

@@ -17,7 +17,7 @@ fn unprotected_offer() -> crate::Offer {
     offer
 }
 
-/// As many shares as there are.
+/// All free quotas.
 fn take_all(queue_budget: &QueueBudget) -> (Vec<QueueQuota>, Error) {
     let mut quotas = Vec::new();
     loop {
@@ -41,18 +41,18 @@ fn all_rings_have_equal_shares_of_a_queue() {
     assert!(quotas.iter().all(|quota| quota.max_chunks() == 7));
     drop(quotas);
     assert_eq!(queue_budget.take(NotifyMode::Immediate, 3).unwrap().max_chunks(), 3);
-    // Larger ones where there is room for all rings that a port can have.
+    // Quotas are larger where all rings of a port have room.
     let queue_budget = QueueBudget::of(&facts, 1 << 20);
     assert_eq!(queue_budget.take(NotifyMode::Immediate, 1 << 14).unwrap().max_chunks(), 31);
-    // Where immediates use receives up, there are not more than these.
+    // Where immediates consume receives, the receives bound the quotas, too.
     let receiving =
         Capabilities { mode: facts.mode | Mode::RX_CQ_DATA, receive_depth: 32, ..facts.clone() };
     assert_eq!(take_all(&QueueBudget::of(&receiving, 4096)).0.len(), 4);
-    // Nor than the queue of a lane has room for.
+    // So do the entries of a lane's queue.
     let mut queue_budget = QueueBudget::of(&facts, 4096);
     queue_budget.limit(&facts, 192);
     assert_eq!(take_all(&queue_budget).0.len(), 16);
-    // And none of it matters where the provider sees to it.
+    // The provider keeps the queue from overrunning: no limit.
     let facts = Capabilities { resource_management: true, ..facts };
     let quota = QueueBudget::of(&facts, 16).take(NotifyMode::Immediate, 1 << 14).unwrap();
     assert_eq!((quota.max_chunks(), quota.is_limited()), (1 << 14, false));
@@ -66,7 +66,7 @@ fn a_queue_of_many_entries_has_thousands_of_rings() {
     for facts in [facts, direct] {
         let (quotas, _) = take_all(&QueueBudget::of(&facts, queue_entries(&facts)));
         assert!(quotas.len() >= 1900, "{} rings", quotas.len());
-        // The last is as large as the first.
+        // All quotas are equal.
         assert!(quotas.iter().all(|quota| quota.max_chunks() == 7));
     }
 }
@@ -104,7 +104,7 @@ fn notices_on_their_way_fit_the_reader_s_queue() {
         match writer.push(writing, &mut message, &source.all()).unwrap() {
             Pushed::Posted(_) => sent += 1,
             Pushed::Blocked(_) => break,
-            // Small providers hold a writer up whose peer does not look: it may take a look.
+            // Small providers block a writer until its peer polls.
             Pushed::Busy => drop(reader.progress().unwrap()),
             Pushed::Written => panic!("nothing was written"),
         }
@@ -114,7 +114,7 @@ fn notices_on_their_way_fit_the_reader_s_queue() {
     }
     assert!((1..ENTRIES as u64 / 2).contains(&sent), "{sent} notices for {ENTRIES} entries");
 
-    // It goes on when the reader does, with credit for a part of so few chunks.
+    // The writer continues with credit for a part of these chunks.
     let goal = 20 * sent;
     let (mut received, mut sent) = (0, sent);
     while received < goal {
@@ -171,7 +171,7 @@ fn pair() -> Pair {
 }
 
 impl Pair {
-    /// Turns both ports until something is so.
+    /// Makes progress on both ports until a condition holds.
     fn until(&mut self, what: &str, mut is_so: impl FnMut(&mut Self) -> bool) {
         let end = Instant::now() + TIMEOUT;
         while !is_so(self) {
@@ -205,7 +205,7 @@ fn a_share_is_kept_until_the_reader_tells_no_more() {
         pair.reader.receiver(pair.reading).unwrap().is_end_of_stream()
     });
     pair.until("the end is said", |pair| pair.writer.quarantined_quotas() == 1);
-    // The reader tells what it read last, and then nothing is left.
+    // The reader returns the last credit, which frees the quota.
     let reading = pair.reading;
     pair.reader.close_receiver(reading).unwrap();
     pair.until("the last credit comes", |pair| pair.writer.rings() == (0, 0));

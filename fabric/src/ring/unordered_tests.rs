@@ -1,4 +1,4 @@
-//! Rings by a provider that does not promise that writes keep their order.
+//! Rings on a provider that does not keep the order of writes.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -55,7 +55,7 @@ fn unordered(facts: Capabilities) -> Capabilities {
 }
 
 impl Pair {
-    /// Writes and reads so many messages, without a word to the writer.
+    /// Writes and reads messages, without returning credit.
     fn pass(&mut self, count: u64) {
         let end = Instant::now() + TIMEOUT;
         for _ in 0..count {
@@ -76,7 +76,7 @@ impl Pair {
         }
     }
 
-    /// Has a credit left, or been lost, that completes?
+    /// Is a credit with a completion in flight?
     fn is_on_its_way(&mut self) -> bool {
         self.reader.parts().1.in_flight() > 0
     }
@@ -89,7 +89,7 @@ fn a_credit_that_waits_for_the_one_before_it_is_news_when_that_arrives() {
     pair.pass(1);
     assert!(pair.reader.return_credit(pair.reading, true).unwrap());
     pair.pass(1);
-    // Some turns may have brought the first one there already.
+    // The first one may have arrived already.
     while !pair.is_on_its_way() {
         pair.reader.return_credit(pair.reading, true).unwrap();
         pair.pass(1);
@@ -173,7 +173,7 @@ fn one_credit_at_a_time_is_told_without_order() {
     let mut pair = pair(unordered);
     let Pair { writer, reader, writing, reading, source, .. } = &mut pair;
     let (writing, reading) = (*writing, *reading);
-    // Many times the ring: without credit it would not come to an end.
+    // Many times the ring: it blocks without credit.
     let (mut received, mut most) = (0, 0);
     let mut message = writer.begin(writing, 0, 1000).unwrap();
     let end = Instant::now() + TIMEOUT;
@@ -192,7 +192,7 @@ fn one_credit_at_a_time_is_told_without_order() {
             };
         }
         reader.return_all_credit(true);
-        // The reader posts nothing else that completes.
+        // No other operation of the reader has a completion.
         most = reader.parts().1.in_flight().max(most);
         assert!(most <= 1, "{most} credits are on their way");
     }
@@ -200,12 +200,12 @@ fn one_credit_at_a_time_is_told_without_order() {
     assert!(writer.sender(writing).unwrap().statistics().credits > 50);
 }
 
-/// Headers that lie apart are writes of their own. The reader's queue tells of the other write alone.
+/// Separate headers are writes of their own; only the other write gives a notice.
 #[test]
 fn a_header_that_its_notice_overtook_is_found_later() {
     let mut offer = Query::new(EndpointKind::Rdm).source("127.0.0.1").first().unwrap();
     let facts = offer.capabilities().clone();
-    // Gathers nothing: so header and payload do not leave together.
+    // Without gathering, header and payload are separate writes.
     let (send_order, receive_order, iov_limit) = (Order::empty(), Order::empty(), 1);
     let facts = Capabilities { send_order, receive_order, iov_limit, ..facts };
     offer.capabilities = Arc::new(facts);
@@ -244,7 +244,7 @@ fn a_header_that_its_notice_overtook_is_found_later() {
         let (payload, at_once) = (payload.unwrap(), PostOptions::token(1).timeout(Duration::ZERO));
         let end = Instant::now() + TIMEOUT;
         while writing.write_data(&mut posted, peer, &payload, &there, data, at_once).is_err() {
-            // Both sides have a part in the connection that comes up.
+            // Both sides have to make progress to connect.
             let (PortEvent::Idle | PortEvent::Ring) = port.progress().unwrap() else {
                 panic!("nobody's")
             };
@@ -261,7 +261,7 @@ fn a_header_that_its_notice_overtook_is_found_later() {
             (is_told, start.elapsed())
         };
         while !look(&mut port, &mut posted, Duration::from_millis(1)).0 {}
-        // Told of, and not there.
+        // The notice arrived, and the header did not.
         assert!(port.take(ring).unwrap().is_none());
         assert!(port.take(ring).unwrap().is_none());
         let there = remote_headers.slice(chunk.header_at..chunk.header_at + HEADER_LEN).unwrap();
