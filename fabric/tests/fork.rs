@@ -186,7 +186,7 @@ fn rings_go_on_when_a_child_drops_them() {
     let mut kept = Vec::new();
     for number in 0..300 {
         if number == 100 {
-            // With views of what came.
+            // With views of received chunks.
             (all, kept) = drop_in_child((all, kept));
         }
         let (writer, reader, source, ..) = &mut all;
@@ -228,7 +228,7 @@ fn connected_rings_refuse_a_child_and_go_on_in_its_parent() {
         (reader, connecting.join().unwrap().unwrap())
     };
     let rings = [pair(), pair()];
-    // In the meantime the threads of the rings have taken the ports, with their locks.
+    // By then the threads of the rings have locked the ports.
     let idle = Duration::from_millis(100);
     std::thread::sleep(idle);
     let refused = |error: Error| assert_eq!(error.kind(), ErrorKind::NotSupported, "{error}");

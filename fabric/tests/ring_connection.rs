@@ -1,4 +1,4 @@
-//! Rings between two programs, made by listening and connecting.
+//! Rings between two programs, established by listening and connecting.
 #![allow(missing_docs)]
 
 use std::fmt::Display;
@@ -14,7 +14,7 @@ use testkit::children::{self, Child};
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 const SHORT: Duration = Duration::from_millis(100);
-/// `net` is what `tcp` of libfabric 2.x was called before.
+/// libfabric 1.x calls the `tcp` of 2.x `net`.
 const PROVIDERS: [&str; 3] = ["net", "tcp", "tcp;ofi_rxm"];
 
 testkit::child_entry!(|words| {
@@ -28,7 +28,7 @@ testkit::child_entry!(|words| {
     result.unwrap();
 });
 
-/// In a child: sends two messages and begins nothing more.
+/// In a child: sends three messages and makes no further calls.
 fn write_and_wait(address: &str) -> Result<()> {
     let mut writer = ring::connect(address, TIMEOUT)?;
     writer.send(b"first", TIMEOUT)?;
@@ -40,7 +40,7 @@ fn write_and_wait(address: &str) -> Result<()> {
     Ok(())
 }
 
-/// In a child: listens, tells where, and reads one message.
+/// In a child: listens, prints the address, and reads one message.
 fn read_and_wait(address: &str) -> Result<()> {
     let mut listener = ring::listen(address)?;
     children::say(&listener.address().to_string());
@@ -51,7 +51,7 @@ fn read_and_wait(address: &str) -> Result<()> {
     Ok(())
 }
 
-/// In a child: as above, and goes on until there are no more; tells why.
+/// In a child: the same, then reads until an error and prints its kind.
 fn read_to_the_end(address: &str) -> Result<()> {
     let mut listener = ring::listen(address)?;
     children::say(&listener.address().to_string());
@@ -67,7 +67,7 @@ fn child(role: &str, address: &str) -> Child {
     Child::start(children::respawn([role, address]).stdout(Stdio::piped()))
 }
 
-/// Those of the providers that are here.
+/// Providers of the list that are present.
 fn providers() -> Vec<&'static str> {
     let offers = Query::new(EndpointKind::Rdm).source("127.0.0.1").offers().unwrap();
     let is_here = |name: &&str| offers.iter().any(|it| it.capabilities().provider == *name);
@@ -80,7 +80,7 @@ fn setup_of(provider: &str) -> RingSetup {
     RingSetup::new().policy(format!("={provider}").parse().unwrap())
 }
 
-/// Both ends of a ring, in one process.
+/// Both sides of a ring, in one process.
 fn pair_of(setup: &RingSetup) -> (RingReader, RingWriter) {
     let listener = setup.listen("127.0.0.1:0").unwrap();
     pair_at(setup, listener)
@@ -145,7 +145,7 @@ fn sent_message_arrives_while_its_writer_makes_no_calls() {
         let (mut reader, mut writer) = pair_of(&setup_of(provider));
         for length in [64, 5000, 1 << 20] {
             writer.send(&pattern(1, length), TIMEOUT).unwrap();
-            // Nothing drives the writer's endpoint now but its thread.
+            // Only the progress thread drives the writer's endpoint now.
             assert!(reader.receive(TIMEOUT).unwrap() == pattern(1, length), "{provider}: {length}");
         }
         writer.close(TIMEOUT).unwrap();
@@ -157,7 +157,7 @@ fn writer_goes_on_while_its_reader_makes_no_calls() {
     for provider in providers() {
         let setup = setup_of(provider).capacity(128 << 10);
         let (mut reader, mut writer) = pair_of(&setup);
-        // As much as fits: the reader has not made a call yet.
+        // Fills the ring: the reader has not made a call yet.
         writer.send(&pattern(0, 60_000), TIMEOUT).unwrap();
         writer.send(&pattern(1, 60_000), TIMEOUT).unwrap();
         assert_kind(writer.send(&pattern(2, 60_000), SHORT), ErrorKind::DeadlineExceeded);
@@ -166,7 +166,7 @@ fn writer_goes_on_while_its_reader_makes_no_calls() {
         // Long enough for the thread to sleep.
         std::thread::sleep(SHORT);
         drop(views);
-        // The reader's thread tells of the room.
+        // The reader's thread returns the credit.
         writer.send(&pattern(2, 60_000), TIMEOUT).unwrap();
         assert!(reader.receive(TIMEOUT).unwrap() == pattern(2, 60_000), "{provider}");
         writer.close(TIMEOUT).unwrap();
@@ -183,7 +183,7 @@ fn message_that_misses_its_deadline_goes_on_when_it_is_sent_again() {
     assert!(error.to_string().contains("send that again first"), "{error}");
     assert_kind(writer.flush(TIMEOUT), ErrorKind::InvalidArgument);
 
-    // Also the reader goes on with the message after a deadline.
+    // The reader continues the message after a deadline, too.
     assert_kind(reader.receive(SHORT), ErrorKind::DeadlineExceeded);
     assert_kind(reader.receive_chunk(SHORT), ErrorKind::InvalidArgument);
     let writing = std::thread::spawn(move || {
@@ -234,7 +234,7 @@ fn killed_writer_is_lost_after_what_came_before() {
     assert_eq!(reader.receive(TIMEOUT).unwrap(), b"first");
     assert_eq!(reader.receive(TIMEOUT).unwrap(), [3; 100_000]);
     assert_eq!(writer.line(TIMEOUT).as_deref(), Some("sent"));
-    // "last" was sent, and is let arrive.
+    // Time for "last" to arrive.
     std::thread::sleep(Duration::from_millis(200));
     writer.kill();
     let before = Instant::now();
@@ -244,13 +244,13 @@ fn killed_writer_is_lost_after_what_came_before() {
     assert_kind(reader.receive(TIMEOUT), ErrorKind::ConnectionLost);
 }
 
-/// Processor time that a process has taken, all its threads together.
+/// Processor time of a process, all its threads together.
 fn processor_time(process: u32) -> Duration {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
     let behind_name = stat.rsplit(')').next().unwrap();
     let ticks =
         behind_name.split_whitespace().skip(11).take(2).map(|it| it.parse::<u64>().unwrap());
-    // A hundred a second, on all machines that there are.
+    // USER_HZ is 100 on all supported machines.
     Duration::from_millis(10 * ticks.sum::<u64>())
 }
 
@@ -310,7 +310,7 @@ fn writer_closes_in_time_though_its_reader_is_gone() {
         let mut writer = setup_of(provider).connect(&address, TIMEOUT).unwrap();
         writer.send(b"first", TIMEOUT).unwrap();
         assert_eq!(reader.line(TIMEOUT).as_deref(), Some("read"));
-        // Everything was read: only the end is not told yet.
+        // Everything was read: only the end notice is missing.
         writer.flush(TIMEOUT).unwrap();
         reader.kill();
         let before = Instant::now();
@@ -343,7 +343,7 @@ fn writer_closes_in_time_though_its_reader_is_stopped() {
 fn connections_that_are_no_writers_hold_up_no_writer() {
     let listener = ring::listen("127.0.0.1:0").unwrap();
     let address = listener.address();
-    // More than there are handshakes at a time, and none of them says a word.
+    // More than concurrent handshakes, and all of them silent.
     let mut silent: Vec<_> = (0..20).map(|_| TcpStream::connect(address).unwrap()).collect();
     let garbage = [&b"GET / HTTP/1.1\r\n\r\n"[..], b"FcRn\xff\xff\xff\xff", b"FcRn\x01\0\0\0\x09"];
     let mut talkative: Vec<_> = garbage
@@ -362,11 +362,11 @@ fn connections_that_are_no_writers_hold_up_no_writer() {
     for stream in &mut talkative {
         stream.set_read_timeout(Some(TIMEOUT)).unwrap();
         let mut answer = Vec::new();
-        // Refused in a frame, and the connection ended; reset, where not all of it was read.
+        // Refused in a frame and closed; or reset, where not all bytes were read.
         let _ = stream.read_to_end(&mut answer);
         assert!(answer.is_empty() || answer.starts_with(b"FcRn"), "{answer:?}");
     }
-    // The first one gave way, and was told why.
+    // The first one was evicted, with a reason.
     silent[0].set_read_timeout(Some(TIMEOUT)).unwrap();
     let mut answer = Vec::new();
     silent[0].read_to_end(&mut answer).unwrap();
@@ -379,7 +379,7 @@ fn writer_gets_its_ring_before_silent_connections_behind_it() {
     let mut listener = ring::listen("127.0.0.1:0").unwrap();
     let address = listener.address();
     let connecting = connecting(&RingSetup::new(), address);
-    // So that it is the first.
+    // So that the writer is first.
     std::thread::sleep(SHORT);
     let silent: Vec<_> = (0..20).map(|_| TcpStream::connect(address).unwrap()).collect();
     let before = Instant::now();
@@ -405,7 +405,7 @@ fn more_writers_than_handshakes_at_a_time_have_a_ring_each() {
             })
         })
         .collect();
-    // All of them are in the system's backlog then.
+    // By then all of them are in the system's backlog.
     std::thread::sleep(Duration::from_millis(500));
     let mut got: Vec<_> = (0..WRITERS)
         .map(|_| {
@@ -498,7 +498,7 @@ fn connecting_in_vain_ends_with_its_deadline() {
     serving.join().unwrap();
 }
 
-/// What a name with several addresses means.
+/// The addresses of a name.
 struct Addresses(Vec<SocketAddr>);
 
 impl Display for Addresses {
@@ -518,7 +518,7 @@ impl ToSocketAddrs for Addresses {
 #[test]
 fn writer_tries_again_while_one_of_several_addresses_refuses() {
     let free = || TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    // No connection can be made to it, wherever the test runs.
+    // Cannot be connected to anywhere.
     let unreachable: SocketAddr = "255.255.255.255:7000".parse().unwrap();
     let setup = RingSetup::new().insecure();
     let error = setup.connect(Addresses(vec![unreachable]), TIMEOUT);
@@ -595,7 +595,7 @@ fn message_that_goes_on_arriving_keeps_no_call_beyond_its_deadline() {
 fn sides_without_a_provider_in_common_both_learn_it() {
     let found = providers();
     let [first, .., last] = found[..] else { testkit::skip!("only {found:?} is here") };
-    // A name stands for the layers above it, too.
+    // A policy for a name includes the layers above it.
     let only = |one: &str, other: &str| match other.contains(one) {
         true => RingSetup::new().policy(format!("={one},^{other}").parse().unwrap()),
         false => setup_of(one),

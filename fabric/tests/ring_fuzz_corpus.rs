@@ -1,4 +1,4 @@
-//! Replays what fuzzing a ring's reader starts from, and some scripts by chance.
+//! Replays the seeds of the reader's fuzz target, and some random scripts.
 #![allow(missing_docs)]
 
 use proptest::prelude::*;

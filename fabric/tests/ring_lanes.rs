@@ -1,4 +1,4 @@
-//! Rings of a port that go by several lanes.
+//! Rings of a port on several lanes.
 #![allow(missing_docs)]
 
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use fabric::{
 };
 
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// `net` is what `tcp` of libfabric 2.x was called before.
+/// libfabric 1.x calls the `tcp` of 2.x `net`.
 const PROVIDERS: [&str; 3] = ["net", "tcp", "tcp;ofi_rxm"];
 const CHUNK: u64 = 128 << 10;
 const RING: usize = 2 << 20;
@@ -24,7 +24,7 @@ fn offers() -> Vec<Offer> {
     Query::new(EndpointKind::Rdm).source("127.0.0.1").offers().unwrap()
 }
 
-/// Those of them that are here.
+/// Providers of the list that are present.
 fn providers() -> Vec<&'static str> {
     let offers = offers();
     let is_here = |name: &&str| offers.iter().any(|it| it.capabilities().provider == *name);
@@ -65,7 +65,7 @@ fn side(provider: &str, lanes: usize) -> LocalPort {
     LocalPort { port, addresses, at }
 }
 
-/// Connects a ring of one to another.
+/// Connects a ring from one port to the other.
 fn connect(writer: &mut LocalPort, reader: &mut LocalPort, lanes: usize) -> (SenderId, ReceiverId) {
     connect_over(writer, reader, lanes, HostMemory::zeroed(RING).unwrap())
 }
@@ -95,7 +95,7 @@ fn bytes_of(message: u64, length: usize) -> Vec<u8> {
     (0..length).map(at).collect()
 }
 
-/// The same memory, as all lanes know it, with a byte more than is wanted.
+/// The same memory, registered with each lane, one byte longer than the message.
 fn registered(port: &Port, bytes: Vec<u8>) -> Vec<MemoryRegion> {
     let mut bytes = bytes;
     bytes.push(0);
@@ -109,7 +109,7 @@ fn progress(port: &mut Port) {
     assert!(!matches!(progress, Ok(PortEvent::Other(_)) | Err(_)), "{progress:?}");
 }
 
-/// Writes a message; how many chunks each lane got is added up.
+/// Writes a message; adds up the chunks of each lane. False if the ring is broken.
 fn write(port: &mut Port, ring: SenderId, regions: &[MemoryRegion], by: &mut [u64]) -> bool {
     let length = regions[0].len() as u64 - 1;
     let mut message = port.begin(ring, 0, length).unwrap();
@@ -135,7 +135,7 @@ fn write(port: &mut Port, ring: SenderId, regions: &[MemoryRegion], by: &mut [u6
     true
 }
 
-/// Reads until there were so many messages, and holds some views for a while.
+/// Reads all messages, and keeps some views for a while.
 fn read(
     mut side: LocalPort,
     ring: ReceiverId,
@@ -184,7 +184,7 @@ const LENGTHS: [usize; 11] =
 fn messages_that_go_by_several_lanes_are_whole_and_in_order() {
     let lengths: Vec<usize> = LENGTHS.iter().copied().cycle().take(22).collect();
     for provider in providers() {
-        // As many on both sides, more at the writer, more at the reader, and one.
+        // Equal on both sides, more at the writer, more at the reader, and one.
         for (ours, theirs) in [(3, 3), (3, 2), (2, 4), (1, 1)] {
             let (mut writer, mut reader) = (side(provider, ours), side(provider, theirs));
             let (writing, reading) = connect(&mut writer, &mut reader, ours);
@@ -227,7 +227,7 @@ fn a_reader_that_goes_in_the_middle_breaks_its_ring_and_no_other() {
         let port = &mut writer.port;
         let regions = registered(port, bytes_of(0, 8 << 20));
         let mut message = port.begin(lost, 0, 8 << 20).unwrap();
-        // As much as there is room for; then nobody reads any more.
+        // Fills the ring; then its reader is dropped.
         for _ in 0..200 {
             if let Some(lane) = port.pick_lane(lost, CHUNK).unwrap() {
                 let _ =
@@ -243,7 +243,7 @@ fn a_reader_that_goes_in_the_middle_breaks_its_ring_and_no_other() {
         }
         port.flush(kept, TIMEOUT).unwrap();
         assert_eq!(done_receiver.iter().take(3).count(), 3);
-        // What was given to lanes is not read any more, sooner or later.
+        // Eventually the lanes read no memory of the lost ring any more.
         port.stop_sender(lost);
         let end = Instant::now() + TIMEOUT;
         while port.sender(lost).unwrap().unfinished() > 0 {
@@ -256,7 +256,7 @@ fn a_reader_that_goes_in_the_middle_breaks_its_ring_and_no_other() {
     }
 }
 
-/// Not even until the next ring comes, and also if somebody has a view of it at its end.
+/// Before another ring is opened, and even if views outlive the ring.
 #[test]
 fn the_memory_of_a_ring_that_is_closed_is_let_go_of() {
     for provider in providers() {
@@ -328,7 +328,7 @@ fn lanes_that_nothing_happens_to_sleep() {
     let side = side(providers()[0], 4);
     let before = cpu_time();
     std::thread::sleep(Duration::from_secs(2));
-    // Those of other tests in this process may end meanwhile.
+    // Lane threads of other tests in this process may end meanwhile.
     let took = cpu_time().saturating_sub(before);
     println!("{took:?} of processor time for three lanes in two seconds");
     let is_alone = std::env::var_os("NEXTEST").is_some();
@@ -336,7 +336,7 @@ fn lanes_that_nothing_happens_to_sleep() {
     drop(side);
 }
 
-/// Who looks after something else meanwhile, such as a device's copies, sleeps for microseconds.
+/// An owner with other work, such as device copies, waits for microseconds only.
 #[test]
 fn a_port_rests_no_longer_than_it_is_told_to() {
     for provider in providers() {
@@ -349,11 +349,11 @@ fn a_port_rests_no_longer_than_it_is_told_to() {
             );
             start.elapsed()
         };
-        // Others may keep the processor from it, but not each time.
+        // Other processes may take the core, but not each time.
         let shortest = (0..200).map(|_| rested(&mut port)).min().unwrap();
         assert!(shortest < Duration::from_micros(800), "{provider}: {shortest:?}");
-        // Nor after it was woken, which some providers take back only from who sleeps inside of
-        // them, for a millisecond at least.
+        // Nor after a wake-up, which some providers consume only in a sleep of at least a
+        // millisecond.
         let waker = port.parts().1.waker();
         let shortest = (0..200).map(|_| {
             waker.wake().unwrap();
@@ -365,7 +365,7 @@ fn a_port_rests_no_longer_than_it_is_told_to() {
     }
 }
 
-/// Of the lanes' threads of this process.
+/// Processor time of the lane threads of this process.
 fn cpu_time() -> Duration {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap().map(|task| task.unwrap().path());
     let of_lanes = tasks.filter(|task| {

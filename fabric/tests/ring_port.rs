@@ -1,4 +1,4 @@
-//! Messages that are put together from several memories, what left, and what happened for whom.
+//! Messages assembled from several memories, local completion, and ring events.
 #![allow(missing_docs)]
 
 use std::time::{Duration, Instant};
@@ -34,7 +34,7 @@ fn a_message_is_put_together_from_pieces() {
     let reading = port.offer(&options).unwrap();
     let (writing, answer) = port.accept(me, &port.ring_offer(reading).unwrap(), 16 << 10).unwrap();
     port.connect(reading, me, &answer).unwrap();
-    // Longer together than the ring.
+    // Together longer than the ring.
     let lengths = [100, 50_000, 7, 40_000];
     let pieces: Vec<Vec<u8>> =
         (1..).zip(lengths).map(|(fill, length): (u8, usize)| vec![fill; length]).collect();
@@ -85,7 +85,7 @@ fn a_message_of_no_bytes_is_put_together_from_nothing() {
     let (writing, answer) = port.accept(me, &port.ring_offer(reading).unwrap(), 16 << 10).unwrap();
     port.connect(reading, me, &answer).unwrap();
     let piece = domain.register(HostMemory::zeroed(64).unwrap(), Access::WRITE).unwrap();
-    // Wherever it is said to lie.
+    // Offsets of empty parts do not matter.
     for (part, at) in [(0..0, 0), (0..64, 0), (0..0, 9)] {
         let mut message = port.begin(writing, 5, 0).unwrap();
         let part = piece.slice(part).unwrap();
@@ -110,14 +110,14 @@ fn a_message_of_no_bytes_is_put_together_from_nothing() {
     assert_eq!(error.kind(), ErrorKind::OutOfBounds, "its byte is nowhere");
 }
 
-/// A ring's number is given again when it is closed; its name is not.
+/// The index of a closed ring is reused; its id is not.
 #[test]
 fn a_ring_that_is_gone_is_not_taken_for_one_that_has_its_number() {
     let (_domain, mut port, _me) = port();
     let options = RingOptions::new(port.endpoint(), 4096).unwrap();
     let first = port.offer(&options).unwrap();
     port.forget(first);
-    // All numbers have their turn before it is given again.
+    // All indexes are used before one is reused.
     let number = |port: &Port, ring| port.ring_offer(ring).unwrap().ring;
     let mut later = port.offer(&options).unwrap();
     while number(&port, later) != 0 {
@@ -126,7 +126,7 @@ fn a_ring_that_is_gone_is_not_taken_for_one_that_has_its_number() {
     }
     assert_ne!(first, later);
     for id in [first, later] {
-        // Not yet being closed, or none at all.
+        // Open, or already forgotten.
         port.forget_if_closing(id);
     }
     assert!(port.receiver(later).is_ok() && port.receiver(first).is_err());
@@ -153,7 +153,7 @@ fn what_left_is_told_and_so_is_for_whom_something_happened() {
         .collect();
     let source = domain.register(HostMemory::zeroed(10_000).unwrap(), Access::WRITE).unwrap();
     let (reading, writing) = rings[1];
-    // One that is copied, and one that is not.
+    // One message that is copied, and one that is not.
     for length in [10, 10_000] {
         let payload = source.slice(0..length).unwrap();
         let mut message = port.begin(writing, 0, length as u64).unwrap();

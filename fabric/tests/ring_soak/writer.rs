@@ -11,16 +11,15 @@ use crate::control_channel::{Instruction, Received, Report, WriterMode};
 use crate::failure::Failure;
 use crate::message::{MAX_MESSAGE_LENGTH, Message};
 
-/// Bytes of the memory that messages are written from.
+/// Bytes of the source memory.
 const SOURCE: usize = MAX_MESSAGE_LENGTH as usize + (4 << 20);
-/// Messages begin at multiples of this, and one without bytes takes as much.
+/// Messages begin at multiples of this, and an empty one occupies as much.
 const SOURCE_ALIGN: usize = 64;
-/// How long what is on its way may take before an endpoint is closed all the same.
+/// How long writes in flight may take before an endpoint is closed.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long closing the ring may take.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// A writer.
 struct Writer {
     child_context: ChildContext,
     seed: u64,
@@ -30,7 +29,7 @@ struct Writer {
     is_streaming: bool,
     source: Option<MemoryRegion>,
     source_slots: SourceSlots,
-    /// What is being written, and the place that it lies in.
+    /// The message being written, and its offset in the source memory.
     current: Option<(Written, usize)>,
 }
 
@@ -55,7 +54,7 @@ pub fn run(provider: &str, seed: u64) -> Result<(), Failure> {
 }
 
 impl Writer {
-    /// Writes and does as it is told, until it is told to end.
+    /// Writes and executes instructions, until it is asked to end.
     fn run_until_end(&mut self) -> Result<(), Failure> {
         loop {
             match self.child_context.instruction(self.local_port.as_mut(), self.is_streaming)? {
@@ -106,8 +105,8 @@ impl Writer {
         }
     }
 
-    /// Another endpoint. With writes on their way, rxm 1.17 crashes when one is closed: they
-    /// end first, or fail, since the reader is dead.
+    /// Opens a new endpoint. rxm 1.17 crashes if an endpoint is closed with writes in flight, so
+    /// these complete first, or fail because the reader is dead.
     fn renew(&mut self) -> Result<(), Failure> {
         self.drain();
         self.ring = None;
@@ -140,7 +139,7 @@ impl Writer {
         Ok(answer)
     }
 
-    /// Goes on with a message, or begins the next one. Returns after a while in any case.
+    /// Continues a message, or begins the next one. Returns after a short time in any case.
     fn write(&mut self) -> fabric::Result<()> {
         let (Some(local_port), Some(ring), Some(source)) =
             (&mut self.local_port, self.ring, &self.source)
@@ -155,7 +154,7 @@ impl Writer {
             let message = Message::new(self.seed, port.sender(ring)?.writer().messages());
             let Some(place) = self.source_slots.take(message.number, message.length as usize)
             else {
-                // The reader has to let go of an earlier one.
+                // The reader has to release an earlier one.
                 return match port.wait(WAIT_SLICE)? {
                     PortEvent::Other(Err(failure)) => Err(failure.error),
                     _ => Ok(()),
@@ -175,7 +174,7 @@ impl Writer {
         Ok(())
     }
 
-    /// The message at hand, and one more; then the ring is closed.
+    /// Completes the current message and one more, then closes the ring.
     fn finish(&mut self) -> Result<(), Failure> {
         let (Some(ring), true) = (self.ring, self.is_streaming) else { return Ok(()) };
         let end = Instant::now() + CLOSE_TIMEOUT;
@@ -209,7 +208,7 @@ impl Writer {
         sender.map_or(0, |sender| sender.writer().messages())
     }
 
-    /// Waits until nothing of the ring is on its way. Gives what is, all the same.
+    /// Waits until no write is in flight. Returns the number that still are.
     fn drain(&mut self) -> usize {
         let (Some(local_port), Some(ring)) = (&mut self.local_port, self.ring) else { return 0 };
         let end = Instant::now() + DRAIN_TIMEOUT;
@@ -224,7 +223,7 @@ impl Writer {
         }
     }
 
-    /// What the ring cannot go on with is the supervisor's to judge: it knows who died.
+    /// The supervisor judges whether a broken ring is a failure: it knows which process was killed.
     fn report_broken<T>(&mut self, result: fabric::Result<T>) -> Result<Option<T>, Failure> {
         match result {
             Ok(value) => Ok(Some(value)),
@@ -265,10 +264,10 @@ impl Writer {
     }
 }
 
-/// Where messages lie that are not known to be read: one after the other, around the end.
+/// Source memory of messages not known to be read: a circular buffer.
 #[derive(Debug, Default)]
 struct SourceSlots {
-    /// Number, beginning and end.
+    /// Number, start and end.
     taken: VecDeque<(u64, usize, usize)>,
 }
 
@@ -285,7 +284,7 @@ impl SourceSlots {
                     return None;
                 }
             }
-            // Around the end.
+            // Wrapped around the end.
             (Some((_, oldest, _)), Some((_, _, end))) => {
                 if oldest - end >= room {
                     *end
