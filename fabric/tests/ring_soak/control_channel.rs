@@ -115,23 +115,23 @@ pub enum Report {
     State {
         text: String,
     },
-    /// It gives up.
+    /// A failure; the process exits.
     Failed {
         is_wrong_data: bool,
         text: String,
     },
 }
 
-/// What a look at the line found.
+/// Result of a read of the control channel.
 #[derive(Debug)]
 pub enum Received<T> {
     Frame(T),
     Nothing,
-    /// The other process is gone.
+    /// The other process has exited.
     Closed,
 }
 
-/// One end: what comes are frames of `T`.
+/// One end, which receives frames of `T`.
 #[derive(Debug)]
 pub struct ControlChannel<T> {
     stream: UnixStream,
@@ -147,7 +147,7 @@ impl<T: DeserializeOwned> ControlChannel<T> {
         Ok(Self { stream, buffer: Vec::new(), from: 0, frames: PhantomData })
     }
 
-    /// False if the other process is gone.
+    /// False if the other process has exited.
     pub fn send(&mut self, frame: &impl Serialize) -> Result<bool, Failure> {
         let mut bytes = vec![0; 4];
         serde_json::to_writer(&mut bytes, frame)
@@ -166,7 +166,7 @@ impl<T: DeserializeOwned> ControlChannel<T> {
         }
     }
 
-    /// The next frame, if it comes within so long.
+    /// The next frame, if it arrives within the timeout.
     pub fn receive(&mut self, timeout: Duration) -> Result<Received<T>, Failure> {
         if let Some(frame) = self.next()? {
             return Ok(Received::Frame(frame));
@@ -218,7 +218,7 @@ impl<T> AsFd for ControlChannel<T> {
     }
 }
 
-/// Does one of these have something within so long?
+/// Does one of these become readable within the timeout?
 pub fn is_readable(descriptors: &[BorrowedFd<'_>], timeout: Duration) -> Result<bool, Failure> {
     let entries = descriptors.iter().map(|descriptor| PollFd::new(*descriptor, PollFlags::POLLIN));
     let mut entries: Vec<PollFd<'_>> = entries.collect();
