@@ -113,7 +113,7 @@ fn assert_kind<T>(result: Result<T>, kind: ErrorKind) -> Error {
 }
 
 #[test]
-fn messages_of_all_lengths_arrive_whole_and_in_order() {
+fn messages_of_all_lengths_arrive_complete_and_in_order() {
     const LENGTHS: [usize; 9] = [0, 1, 64, 257, 5000, 64 << 10, (64 << 10) + 1, 1 << 20, 3];
     for provider in providers() {
         let setup = setup_of(provider).capacity(256 << 10);
@@ -153,7 +153,7 @@ fn sent_message_arrives_while_its_writer_makes_no_calls() {
 }
 
 #[test]
-fn writer_goes_on_while_its_reader_makes_no_calls() {
+fn writer_continues_while_its_reader_makes_no_calls() {
     for provider in providers() {
         let setup = setup_of(provider).capacity(128 << 10);
         let (mut reader, mut writer) = pair_of(&setup);
@@ -174,7 +174,7 @@ fn writer_goes_on_while_its_reader_makes_no_calls() {
 }
 
 #[test]
-fn message_that_misses_its_deadline_goes_on_when_it_is_sent_again() {
+fn message_past_its_deadline_continues_when_sent_again() {
     let (mut reader, mut writer) = pair_of(&RingSetup::new().capacity(64 << 10));
     let long = pattern(5, 300_000);
     let error = assert_kind(writer.send(&long, SHORT), ErrorKind::DeadlineExceeded);
@@ -198,7 +198,7 @@ fn message_that_misses_its_deadline_goes_on_when_it_is_sent_again() {
 }
 
 #[test]
-fn message_longer_than_the_reader_takes_is_refused() {
+fn message_longer_than_the_limit_is_refused() {
     let (mut reader, mut writer) = pair_of(&RingSetup::new().largest(1000));
     let error = assert_kind(writer.send(&[0; 1001], TIMEOUT), ErrorKind::Truncated);
     assert!(error.to_string().contains("the reader takes 1000"), "{error}");
@@ -207,7 +207,7 @@ fn message_longer_than_the_reader_takes_is_refused() {
 }
 
 #[test]
-fn reader_that_closes_ends_its_writer() {
+fn closed_reader_ends_its_writer() {
     for provider in providers() {
         let (mut reader, mut writer) = pair_of(&setup_of(provider));
         writer.send(b"read", TIMEOUT).unwrap();
@@ -227,7 +227,7 @@ fn reader_that_closes_ends_its_writer() {
 }
 
 #[test]
-fn killed_writer_is_lost_after_what_came_before() {
+fn killed_writer_is_reported_after_its_last_message() {
     let mut listener = ring::listen("127.0.0.1:0").unwrap();
     let mut writer = child("write", &listener.address().to_string());
     let mut reader = listener.accept(TIMEOUT).unwrap();
@@ -255,7 +255,7 @@ fn processor_time(process: u32) -> Duration {
 }
 
 #[test]
-fn idle_side_takes_little_processor_time() {
+fn idle_writer_uses_little_cpu() {
     let mut listener = ring::listen("127.0.0.1:0").unwrap();
     let mut writer = child("write", &listener.address().to_string());
     let mut reader = listener.accept(TIMEOUT).unwrap();
@@ -271,7 +271,7 @@ fn idle_side_takes_little_processor_time() {
 }
 
 #[test]
-fn writer_that_is_dropped_is_lost_not_done() {
+fn dropped_writer_is_reported_lost_not_closed() {
     let (mut reader, mut writer) = pair_of(&RingSetup::new());
     writer.send(b"message", TIMEOUT).unwrap();
     assert_eq!(reader.receive(TIMEOUT).unwrap(), b"message");
@@ -303,7 +303,7 @@ fn killed_reader_ends_its_writer() {
 }
 
 #[test]
-fn writer_closes_in_time_though_its_reader_is_gone() {
+fn writer_closes_in_time_after_its_reader_was_killed() {
     for provider in providers() {
         let mut reader = child("read", "127.0.0.1:0");
         let address = reader.line(TIMEOUT).unwrap();
@@ -321,7 +321,7 @@ fn writer_closes_in_time_though_its_reader_is_gone() {
 }
 
 #[test]
-fn writer_closes_in_time_though_its_reader_is_stopped() {
+fn writer_closes_in_time_while_its_reader_is_stopped() {
     let mut reader = child("read on", "127.0.0.1:0");
     let address = reader.line(TIMEOUT).unwrap();
     let mut writer = ring::connect(&address, TIMEOUT).unwrap();
@@ -340,7 +340,7 @@ fn writer_closes_in_time_though_its_reader_is_stopped() {
 }
 
 #[test]
-fn connections_that_are_no_writers_hold_up_no_writer() {
+fn foreign_connections_do_not_delay_a_writer() {
     let listener = ring::listen("127.0.0.1:0").unwrap();
     let address = listener.address();
     // More than concurrent handshakes, and all of them silent.
@@ -375,7 +375,7 @@ fn connections_that_are_no_writers_hold_up_no_writer() {
 }
 
 #[test]
-fn writer_gets_its_ring_before_silent_connections_behind_it() {
+fn writer_is_accepted_before_later_silent_connections() {
     let mut listener = ring::listen("127.0.0.1:0").unwrap();
     let address = listener.address();
     let connecting = connecting(&RingSetup::new(), address);
@@ -392,7 +392,7 @@ fn writer_gets_its_ring_before_silent_connections_behind_it() {
 }
 
 #[test]
-fn more_writers_than_handshakes_at_a_time_have_a_ring_each() {
+fn more_writers_than_concurrent_handshakes_get_rings() {
     const WRITERS: u8 = 32;
     let mut listener = ring::listen("127.0.0.1:0").unwrap();
     let address = listener.address();
@@ -423,7 +423,7 @@ fn more_writers_than_handshakes_at_a_time_have_a_ring_each() {
 }
 
 #[test]
-fn several_writers_have_a_ring_each() {
+fn several_writers_get_a_ring_each() {
     let mut listener = ring::listen("127.0.0.1:0").unwrap();
     let address = listener.address();
     let writers: Vec<_> = (0..3_u8)
@@ -477,7 +477,7 @@ fn writer_may_connect_before_its_reader_listens() {
 }
 
 #[test]
-fn connecting_in_vain_ends_with_its_deadline() {
+fn failed_connect_ends_at_its_deadline() {
     let nowhere = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     assert_kind(ring::connect(nowhere, SHORT), ErrorKind::ConnectionRefused);
     // A listener that accepts nothing.
@@ -516,7 +516,7 @@ impl ToSocketAddrs for Addresses {
 }
 
 #[test]
-fn writer_tries_again_while_one_of_several_addresses_refuses() {
+fn writer_retries_while_one_of_several_addresses_refuses() {
     let free = || TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     // Cannot be connected to anywhere.
     let unreachable: SocketAddr = "255.255.255.255:7000".parse().unwrap();
@@ -543,7 +543,7 @@ fn writer_tries_again_while_one_of_several_addresses_refuses() {
 }
 
 #[test]
-fn address_that_does_not_answer_leaves_time_for_the_next_one() {
+fn unanswered_address_leaves_time_for_the_next_one() {
     // With a full backlog the system answers no further connection.
     let full = TcpListener::bind("127.0.0.1:0").unwrap();
     nix::sys::socket::listen(&full, nix::sys::socket::Backlog::new(1).unwrap()).unwrap();
@@ -568,7 +568,7 @@ fn address_that_does_not_answer_leaves_time_for_the_next_one() {
 }
 
 #[test]
-fn message_that_goes_on_arriving_keeps_no_call_beyond_its_deadline() {
+fn steadily_arriving_message_does_not_extend_the_deadline() {
     let (mut reader, mut writer) = pair_of(&RingSetup::new());
     let message = vec![7; 1 << 20];
     let sent = message.clone();
@@ -592,7 +592,7 @@ fn message_that_goes_on_arriving_keeps_no_call_beyond_its_deadline() {
 }
 
 #[test]
-fn sides_without_a_provider_in_common_both_learn_it() {
+fn both_sides_report_that_they_share_no_provider() {
     let found = providers();
     let [first, .., last] = found[..] else { testkit::skip!("only {found:?} is here") };
     // A policy for a name includes the layers above it.

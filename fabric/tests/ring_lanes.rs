@@ -181,7 +181,7 @@ const LENGTHS: [usize; 11] =
     [0, 1, 255, 70_000, 3 << 20, 64, 9_000_001, 131_072, 131_073, 5 << 20, 300_000];
 
 #[test]
-fn messages_that_go_by_several_lanes_are_whole_and_in_order() {
+fn messages_on_several_lanes_arrive_complete_and_in_order() {
     let lengths: Vec<usize> = LENGTHS.iter().copied().cycle().take(22).collect();
     for provider in providers() {
         // Equal on both sides, more at the writer, more at the reader, and one.
@@ -214,7 +214,7 @@ fn messages_that_go_by_several_lanes_are_whole_and_in_order() {
 }
 
 #[test]
-fn a_reader_that_goes_in_the_middle_breaks_its_ring_and_no_other() {
+fn reader_dropped_mid_message_breaks_only_its_ring() {
     for provider in providers() {
         let lanes = 3;
         let mut writer = side(provider, lanes);
@@ -258,7 +258,7 @@ fn a_reader_that_goes_in_the_middle_breaks_its_ring_and_no_other() {
 
 /// Before another ring is opened, and even if views outlive the ring.
 #[test]
-fn the_memory_of_a_ring_that_is_closed_is_let_go_of() {
+fn memory_of_a_closed_ring_is_freed() {
     for provider in providers() {
         let (mut writer, mut reader) = (side(provider, 3), side(provider, 3));
         for is_held in [false, true] {
@@ -304,7 +304,7 @@ fn the_memory_of_a_ring_that_is_closed_is_let_go_of() {
 }
 
 #[test]
-fn lanes_that_cannot_be_are_refused() {
+fn invalid_lanes_are_refused() {
     let first = providers()[0];
     let (mut writer, mut reader) = (side(first, 2), side(first, 3));
     let domain = Domain::open(&offer(first)).unwrap();
@@ -324,7 +324,7 @@ fn lanes_that_cannot_be_are_refused() {
 }
 
 #[test]
-fn lanes_that_nothing_happens_to_sleep() {
+fn idle_lanes_sleep() {
     let side = side(providers()[0], 4);
     let before = cpu_time();
     std::thread::sleep(Duration::from_secs(2));
@@ -338,7 +338,7 @@ fn lanes_that_nothing_happens_to_sleep() {
 
 /// An owner with other work, such as device copies, waits for microseconds only.
 #[test]
-fn a_port_rests_no_longer_than_it_is_told_to() {
+fn wait_does_not_exceed_its_limit() {
     for provider in providers() {
         let mut port = side(provider, 1).port;
         let rested = |port: &mut Port| {

@@ -28,7 +28,7 @@ fn progress(port: &mut Port) {
 }
 
 #[test]
-fn a_message_is_put_together_from_pieces() {
+fn message_is_assembled_from_several_regions() {
     let (domain, mut port, me) = port();
     let options = RingOptions::new(port.endpoint(), 64 << 10).unwrap();
     let reading = port.offer(&options).unwrap();
@@ -78,7 +78,7 @@ fn a_message_is_put_together_from_pieces() {
 }
 
 #[test]
-fn a_message_of_no_bytes_is_put_together_from_nothing() {
+fn empty_message_is_assembled_from_empty_parts() {
     let (domain, mut port, me) = port();
     let options = RingOptions::new(port.endpoint(), 64 << 10).unwrap();
     let reading = port.offer(&options).unwrap();
@@ -112,7 +112,7 @@ fn a_message_of_no_bytes_is_put_together_from_nothing() {
 
 /// The index of a closed ring is reused; its id is not.
 #[test]
-fn a_ring_that_is_gone_is_not_taken_for_one_that_has_its_number() {
+fn id_of_a_forgotten_ring_does_not_name_its_successor() {
     let (_domain, mut port, _me) = port();
     let options = RingOptions::new(port.endpoint(), 4096).unwrap();
     let first = port.offer(&options).unwrap();
@@ -137,7 +137,7 @@ fn a_ring_that_is_gone_is_not_taken_for_one_that_has_its_number() {
 }
 
 #[test]
-fn what_left_is_told_and_so_is_for_whom_something_happened() {
+fn completed_position_and_one_event_per_ring_are_reported() {
     let (domain, mut port, me) = port();
     port.enable_events();
     let options =

@@ -15,7 +15,7 @@ fn open(provider: &str) -> (Endpoint, CompletionQueue) {
 
 /// The name of a shm endpoint must be unique on the machine, so an address cannot be its name.
 #[test]
-fn an_ip_address_is_the_source_of_several_endpoints_at_once() {
+fn one_source_address_serves_several_endpoints() {
     let offers = Query::new(EndpointKind::Rdm).source("127.0.0.1").offers().unwrap();
     let mut providers: Vec<_> =
         offers.iter().map(|offer| offer.capabilities().provider.clone()).collect();

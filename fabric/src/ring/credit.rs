@@ -50,7 +50,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn credit_is_read_whole_and_of_its_epoch(
+        fn torn_credit_and_other_epochs_are_rejected(
             head: u64, other in any::<u64>(), epoch: u32, later: u32,
         ) {
             let credit = Credit { epoch, head };
@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn empty_memory_is_no_credit() {
+    fn zeroed_memory_is_no_credit() {
         for epoch in [0, 1, u32::MAX] {
             assert_eq!(Credit::decode([0; LENGTH], epoch), None);
         }

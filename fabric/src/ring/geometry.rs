@@ -176,7 +176,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_fits_is_what_takes_no_more(granules in 16_u64..200, room in 1_u64..100, layout in 0_usize..3) {
+        fn max_payload_is_the_largest_that_fits(granules in 16_u64..200, room in 1_u64..100, layout in 0_usize..3) {
             let layout = [ChunkLayout::InlineHeader, ChunkLayout::SeparateHeader, ChunkLayout::TrailingFlag][layout];
             let geometry = RingGeometry::new(granules * 128, 1).unwrap().with_layout(layout);
             let room = room * geometry.granule();

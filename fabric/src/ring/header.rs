@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_written_is_read_and_changes_are_noticed() {
+    fn header_round_trips_and_every_bit_flip_is_detected() {
         let header = ChunkHeader {
             epoch: 3,
             position: 1 << 40,

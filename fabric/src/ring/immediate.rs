@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_the_epoch_the_lower_bits_travel() {
+    fn immediate_carries_the_lower_bits_of_the_epoch() {
         let notice = RingNotice::Chunk { sequence: 40_000 };
         let immediate = Immediate { ring: 1023, epoch: 17, notice };
         let decoded = Immediate::decode(immediate.encode());
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn the_nearest_is_found() {
+    fn truncated_number_expands_to_the_nearest() {
         assert_eq!(expand_truncated(0, 0), Some(0));
         assert_eq!(expand_truncated(0, 5), Some(5));
         assert_eq!(expand_truncated(0, 0xffff), None, "before the first");
@@ -128,7 +128,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_pattern_means_one_thing(bits: u32) {
+        fn every_bit_pattern_decodes_uniquely(bits: u32) {
             let immediate = Immediate::decode(bits);
             let again = immediate.encode();
             // Kinds without an amount ignore those bits.
@@ -138,7 +138,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_near_is_found(expected in 0_u64..1 << 48, difference in -32_768_i64..32_768) {
+        fn truncated_number_near_the_expected_is_recovered(expected in 0_u64..1 << 48, difference in -32_768_i64..32_768) {
             if let Some(meant) = expected.checked_add_signed(difference) {
                 prop_assert_eq!(expand_truncated(expected, meant as u16), Some(meant));
             }

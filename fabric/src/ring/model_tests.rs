@@ -436,7 +436,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
-    fn every_message_comes_once_whole_and_in_order(
+    fn every_message_arrives_once_complete_and_in_order(
         steps in steps(5000),
         granules in 8_u64..64,
         max_payload in 1_u64..3000,
@@ -459,7 +459,7 @@ proptest! {
     }
 
     #[test]
-    fn the_check_is_that_of_both_geometries(
+    fn exceeds_agrees_with_offset_arithmetic(
         capacity in 1_u64..200,
         head in 0_u64..1000,
         used in 0_u64..200,
@@ -481,7 +481,7 @@ proptest! {
 }
 
 #[test]
-fn messages_may_be_many_times_the_ring() {
+fn messages_may_be_many_times_longer_than_the_ring() {
     let sizes = [(1024, 64), (4096, 3000), (1 << 20, u64::MAX)];
     let layouts =
         [ChunkLayout::InlineHeader, ChunkLayout::SeparateHeader, ChunkLayout::TrailingFlag];
@@ -499,7 +499,7 @@ fn messages_may_be_many_times_the_ring() {
 }
 
 #[test]
-fn a_full_ring_is_given_back_in_one_credit() {
+fn one_credit_frees_a_full_ring() {
     for capacity in [1024, 1152, 2 << 20, (2 << 20) + 512, 4 << 20, 1 << 30, MAX_CAPACITY] {
         let geometry = RingGeometry::new(capacity, 0).unwrap();
         let mut writer = WriterState::new(geometry, 0, u64::MAX);
@@ -537,7 +537,7 @@ fn a_full_ring_is_given_back_in_one_credit() {
 }
 
 #[test]
-fn as_many_chunks_as_there_may_be_fit_and_no_more() {
+fn ring_holds_exactly_max_chunks() {
     let geometry = RingGeometry::new(4 << 20, 0).unwrap();
     let mut writer = WriterState::new(geometry, 0, 1);
     let mut reader = ReaderState::new(geometry, 0, 0);
@@ -559,7 +559,7 @@ fn as_many_chunks_as_there_may_be_fit_and_no_more() {
 }
 
 #[test]
-fn many_small_chunks_need_no_quiet() {
+fn credit_for_small_chunks_does_not_wait_for_idle() {
     let geometry = RingGeometry::new(64 << 20, 0).unwrap();
     let mut writer = WriterState::new(geometry, 0, 64);
     let mut reader = ReaderState::new(geometry, 0, u64::MAX);
@@ -579,7 +579,7 @@ fn many_small_chunks_need_no_quiet() {
 
 /// A chunk whose header was not read yet is a backlog, and needs no polling.
 #[test]
-fn only_headers_that_were_looked_for_are_missed() {
+fn header_is_awaited_only_after_a_failed_take() {
     let geometry = RingGeometry::new(4096, 0).unwrap().with_layout(ChunkLayout::SeparateHeader);
     let mut writer = WriterState::new(geometry, 0, u64::MAX);
     let mut reader = ReaderState::new(geometry, 0, 0);
@@ -597,7 +597,7 @@ fn only_headers_that_were_looked_for_are_missed() {
 }
 
 #[test]
-fn a_peer_that_lies_is_found_out() {
+fn protocol_violations_are_detected() {
     let geometry = RingGeometry::new(4096, 1).unwrap();
     let told = |reader: &mut ReaderState, sequence| {
         let notice = RingNotice::Chunk { sequence };
@@ -677,7 +677,7 @@ fn chunks_of_two_messages_do_not_mix() {
 }
 
 #[test]
-fn credit_that_cannot_be_is_not_believed() {
+fn impossible_credit_is_ignored() {
     let geometry = RingGeometry::new(4096, 1).unwrap();
     let mut writer = WriterState::new(geometry, 2, 64);
     let mut message = writer.begin(0, 64);
@@ -709,7 +709,7 @@ fn credit_that_cannot_be_is_not_believed() {
 /// The writer takes one notice, and only when it cannot write. It reads the newest credit, so each
 /// notice may free the whole ring.
 #[test]
-fn waiting_credit_notices_never_exceed_the_writers_share() {
+fn waiting_credit_notices_never_exceed_the_writers_quota() {
     const SHARE: u64 = 7;
     for path in [CreditPath::Ordered, CreditPath::Unordered, CreditPath::Messages] {
         let model =
@@ -744,7 +744,7 @@ fn waiting_credit_notices_never_exceed_the_writers_share() {
 /// A credit that was overtaken by many rounds of the ring, and whose lower bits look like one
 /// ahead.
 #[test]
-fn a_credit_overtaken_by_later_ones_frees_nothing() {
+fn overtaken_credit_frees_nothing() {
     let geometry = RingGeometry::new(4096, 1).unwrap();
     let mut writer = WriterState::new(geometry, 0, 1000);
     let mut reader = ReaderState::new(geometry, 0, 0);
@@ -776,7 +776,7 @@ fn a_credit_overtaken_by_later_ones_frees_nothing() {
 }
 
 #[test]
-fn without_order_the_next_credit_waits_for_the_last() {
+fn without_write_order_the_next_credit_waits_for_the_last() {
     let geometry = RingGeometry::new(4096, 1).unwrap();
     let mut writer = WriterState::new(geometry, 0, 100);
     let mut reader = ReaderState::new(geometry, 0, 0);
@@ -803,7 +803,7 @@ fn without_order_the_next_credit_waits_for_the_last() {
 }
 
 #[test]
-fn what_the_reader_let_go_of_is_room() {
+fn released_bytes_are_free_room() {
     assert!(!exceeds(1000, 24, 0, 1024));
     assert!(exceeds(1000, 25, 0, 1024));
     assert!(!exceeds(1000, 25, 64, 1024), "the reader let go of 64 bytes");

@@ -29,7 +29,7 @@ fn take_all(queue_budget: &QueueBudget) -> (Vec<QueueQuota>, Error) {
 }
 
 #[test]
-fn all_rings_have_equal_shares_of_a_queue() {
+fn rings_have_equal_quotas_of_a_queue() {
     let facts = unprotected_offer().capabilities().clone();
     let facts = Capabilities { transmit_depth: 64, receive_depth: 128, ..facts };
     let queue_budget = QueueBudget::of(&facts, 192);
@@ -59,7 +59,7 @@ fn all_rings_have_equal_shares_of_a_queue() {
 }
 
 #[test]
-fn a_queue_of_many_entries_has_thousands_of_rings() {
+fn long_queue_admits_thousands_of_rings() {
     let facts = unprotected_offer().capabilities().clone();
     let facts = Capabilities { transmit_depth: 1024, receive_depth: 16384, ..facts };
     let direct = Capabilities { mode: facts.mode | Mode::RX_CQ_DATA, ..facts.clone() };
@@ -72,7 +72,7 @@ fn a_queue_of_many_entries_has_thousands_of_rings() {
 }
 
 #[test]
-fn notices_on_their_way_fit_the_reader_s_queue() {
+fn notices_in_flight_fit_the_readers_queue() {
     const ENTRIES: usize = 128;
     let domain = Domain::open(&unprotected_offer()).unwrap();
     let mut sides = Vec::new();
@@ -194,7 +194,7 @@ impl Pair {
 }
 
 #[test]
-fn a_share_is_kept_until_the_reader_tells_no_more() {
+fn quota_is_held_until_the_last_credit_arrives() {
     let mut pair = pair();
     pair.send();
     pair.send();
@@ -214,7 +214,7 @@ fn a_share_is_kept_until_the_reader_tells_no_more() {
 }
 
 #[test]
-fn shares_of_rings_that_were_given_up_are_counted() {
+fn quotas_of_forgotten_rings_are_counted() {
     let mut pair = pair();
     pair.send();
     let reading = pair.reading;

@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn attempts_to_tell_a_dead_peer_become_rare_and_end() {
+    fn end_notices_to_a_dead_peer_back_off_and_stop() {
         let (start, mut retries, peer) = (Instant::now(), Retries::default(), Peer::CONNECTED);
         let (mut now, mut attempts, mut longest) = (start, 0, Duration::ZERO);
         loop {
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn rings_of_one_peer_are_tried_together_and_others_are_not_held_up() {
+    fn rings_of_a_peer_retry_together_without_delaying_others() {
         let (now, mut retries) = (Instant::now(), Retries::default());
         let (dead, other) = (Peer::CONNECTED, Peer::ANY);
         assert!(retries.allows(dead, now) && !retries.refused(dead, now));
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_no_ring_waits_for_is_forgotten() {
+    fn peer_without_waiting_rings_is_forgotten() {
         let (now, mut retries, peer) = (Instant::now(), Retries::default(), Peer::CONNECTED);
         assert!(!retries.refused(peer, now));
         retries.sweep();

@@ -83,7 +83,7 @@ impl Pair {
 }
 
 #[test]
-fn a_credit_that_waits_for_the_one_before_it_is_news_when_that_arrives() {
+fn completed_credit_queues_an_event_for_the_waiting_one() {
     let mut pair = pair(unordered);
     pair.reader.enable_events();
     pair.pass(1);
@@ -107,7 +107,7 @@ fn a_credit_that_waits_for_the_one_before_it_is_news_when_that_arrives() {
 }
 
 #[test]
-fn credit_that_completes_is_not_taken_for_what_others_lost() {
+fn completed_credit_is_not_resent_after_lost_injects() {
     let mut pair = pair(unordered);
     pair.pass(1);
     assert!(pair.reader.return_credit(pair.reading, true).unwrap());
@@ -127,7 +127,7 @@ fn credit_that_completes_is_not_taken_for_what_others_lost() {
 }
 
 #[test]
-fn order_that_does_not_cover_a_credit_is_none() {
+fn credit_longer_than_the_ordered_write_is_serialized() {
     for (most, at_a_time) in [(usize::MAX, false), (16, false), (15, true), (0, true)] {
         let order = Order::WRITE_AFTER_WRITE;
         let mut pair = pair(|facts| Capabilities {
@@ -143,7 +143,7 @@ fn order_that_does_not_cover_a_credit_is_none() {
 }
 
 #[test]
-fn rings_are_polled_only_where_order_covers_a_chunk() {
+fn polling_needs_write_order_for_a_chunk() {
     let offer = Query::new(EndpointKind::Rdm).source("127.0.0.1").first().unwrap();
     let facts = offer.capabilities().clone();
     let order = Order::WRITE_AFTER_WRITE;
@@ -169,7 +169,7 @@ fn rings_are_polled_only_where_order_covers_a_chunk() {
 }
 
 #[test]
-fn one_credit_at_a_time_is_told_without_order() {
+fn without_write_order_one_credit_is_in_flight() {
     let mut pair = pair(unordered);
     let Pair { writer, reader, writing, reading, source, .. } = &mut pair;
     let (writing, reading) = (*writing, *reading);
@@ -202,7 +202,7 @@ fn one_credit_at_a_time_is_told_without_order() {
 
 /// Separate headers are writes of their own; only the other write gives a notice.
 #[test]
-fn a_header_that_its_notice_overtook_is_found_later() {
+fn header_overtaken_by_its_notice_is_found_later() {
     let mut offer = Query::new(EndpointKind::Rdm).source("127.0.0.1").first().unwrap();
     let facts = offer.capabilities().clone();
     // Without gathering, header and payload are separate writes.

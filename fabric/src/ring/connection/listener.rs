@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn handshake_has_its_time_only_while_accept_runs() {
+    fn handshake_timeout_counts_only_while_accept_runs() {
         let mut listener = RingSetup::new().listen("127.0.0.1:0").unwrap();
         let mut evictable = TcpStream::connect(listener.address()).unwrap();
         accept_in_vain(&mut listener);
@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn silent_handshakes_give_way_only_to_waiting_connections() {
+    fn silent_handshakes_are_evicted_only_for_waiting_connections() {
         let mut listener = RingSetup::new().listen("127.0.0.1:0").unwrap();
         let connect = |_| TcpStream::connect(listener.address()).unwrap();
         let mut first: Vec<_> = (0..MAX_HANDSHAKES).map(connect).collect();

@@ -69,7 +69,7 @@ fn time_of_threads() -> Duration {
 }
 
 #[test]
-fn idle_ring_told_by_messages_takes_little_processor_time() {
+fn idle_ring_in_message_mode_uses_little_cpu() {
     let (Reading { local_port, ring, stream, writer: peer }, mut writer) =
         pair_by(NotifyMode::Message);
     let provider = "any".to_owned();
@@ -92,7 +92,7 @@ fn idle_ring_told_by_messages_takes_little_processor_time() {
 }
 
 #[test]
-fn writer_closes_in_time_where_only_tcp_tells_that_its_reader_is_gone() {
+fn writer_closes_in_time_after_only_tcp_disconnected() {
     let (Reading { mut local_port, ring, stream, .. }, mut writer) = pair_by(NotifyMode::Immediate);
     let writing = std::thread::spawn(move || {
         writer.send(b"message", TIMEOUT).unwrap();
@@ -145,7 +145,7 @@ fn frames_arrive_in_any_pieces() {
 }
 
 #[test]
-fn frames_that_are_none_are_refused() {
+fn malformed_frames_are_refused() {
     let kind = |bytes: &[u8]| take_frame(&mut bytes.to_vec()).unwrap_err().kind();
     let good = encode(&Frame::Ready);
     // At the first byte, not once a whole header has arrived.

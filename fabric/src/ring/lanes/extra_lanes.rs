@@ -311,7 +311,7 @@ mod tests {
     use crate::{CompletionQueue, Endpoint, EndpointKind, Query};
 
     #[test]
-    fn there_is_an_end_to_addresses() {
+    fn peer_addresses_of_a_lane_are_bounded() {
         let offer = Query::new(EndpointKind::Rdm).source("127.0.0.1").first().unwrap();
         let domain = Domain::open(&offer).unwrap();
         let addresses = AddressVector::open(&domain).unwrap();

@@ -120,7 +120,7 @@ mod tests {
     use crate::Query;
 
     #[test]
-    fn lanes_follow_cards_and_cores() {
+    fn default_lane_count_follows_nics_and_cores() {
         let offer = Query::new(EndpointKind::Rdm).source("127.0.0.1").first().unwrap();
         let mut copying = offer.capabilities().clone();
         (copying.nic, copying.reaches_other_machines) = (None, true);

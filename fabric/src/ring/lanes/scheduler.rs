@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_known_of_lanes_that_are_never_picked_does_not_count() {
+    fn rates_of_excluded_lanes_are_ignored() {
         let mut scheduler = LaneScheduler::new(3, 1, 4 << 20);
         // The first lane is much faster than the others, and idle.
         for now in 0..10 {
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lane_that_stands_still_holds_up_no_more_than_it_has() {
+    fn stalled_lane_gets_no_more_chunks() {
         let mut scheduler = LaneScheduler::new(2, 0, 4 << 20);
         let mut to_the_dead = 0;
         for now in 0..1000 {

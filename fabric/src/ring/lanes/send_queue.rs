@@ -162,7 +162,7 @@ mod tests {
     /// Separate headers are written first: the header of a chunk was posted, and there is never
     /// room for its payload.
     #[test]
-    fn a_chunk_that_was_half_posted_holds_up_nobody_once_it_is_given_up() {
+    fn abandoned_partial_chunk_does_not_block_its_lane() {
         let offer = Query::new(EndpointKind::Rdm).source("127.0.0.1").first().unwrap();
         let domain = Domain::open(&offer).unwrap();
         let addresses = AddressVector::open(&domain).unwrap();

@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_of_many_lanes_is_left_to_what_is_no_share_of_a_large_message() {
+    fn lane_0_carries_no_stripes_beside_three_extra_lanes() {
         for lanes in 1..=3 {
             assert_eq!(in_flight(lanes), vec![MAX_IN_FLIGHT as usize; lanes], "few are all wanted");
         }
@@ -121,7 +121,7 @@ mod tests {
 
     /// Other chunks on lane 0, such as headers, count as before and do not delay other lanes.
     #[test]
-    fn what_goes_by_the_first_of_many_lanes_is_waited_for() {
+    fn completed_to_includes_chunks_on_lane_0() {
         let mut stripe_tracker = StripeTracker::new(5, 1 << 19);
         stripe_tracker.posted(0, (0, 64), 40, 0);
         for at in 0..16 {
@@ -141,7 +141,7 @@ mod tests {
         /// Lanes complete in any order, each its own chunks in sequence. The completed position is
         /// the start of the first incomplete chunk.
         #[test]
-        fn what_has_left_is_told_from_all_lanes(
+        fn completed_to_is_the_first_incomplete_chunk_of_all_lanes(
             chunks in proptest::collection::vec((0..4_usize, 1..1000_u64, 0..3_u64), 1..60),
             order in proptest::collection::vec(0..4_usize, 0..200),
         ) {
