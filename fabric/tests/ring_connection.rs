@@ -72,7 +72,7 @@ fn providers() -> Vec<&'static str> {
     let offers = Query::new(EndpointKind::Rdm).source("127.0.0.1").offers().unwrap();
     let is_here = |name: &&str| offers.iter().any(|it| it.capabilities().provider == *name);
     let found: Vec<_> = PROVIDERS.into_iter().filter(is_here).collect();
-    assert!(!found.is_empty(), "none of {PROVIDERS:?} is here");
+    assert!(!found.is_empty(), "none of {PROVIDERS:?} is present");
     found
 }
 
@@ -180,7 +180,7 @@ fn message_past_its_deadline_continues_when_sent_again() {
     let error = assert_kind(writer.send(&long, SHORT), ErrorKind::DeadlineExceeded);
     assert!(error.to_string().contains("of 300000 bytes were written"), "{error}");
     let error = assert_kind(writer.send(b"another", TIMEOUT), ErrorKind::InvalidArgument);
-    assert!(error.to_string().contains("send that again first"), "{error}");
+    assert!(error.to_string().contains("Send that message again first"), "{error}");
     assert_kind(writer.flush(TIMEOUT), ErrorKind::InvalidArgument);
 
     // The reader continues the message after a deadline, too.
@@ -201,7 +201,7 @@ fn message_past_its_deadline_continues_when_sent_again() {
 fn message_longer_than_the_limit_is_refused() {
     let (mut reader, mut writer) = pair_of(&RingSetup::new().largest(1000));
     let error = assert_kind(writer.send(&[0; 1001], TIMEOUT), ErrorKind::Truncated);
-    assert!(error.to_string().contains("the reader takes 1000"), "{error}");
+    assert!(error.to_string().contains("the reader takes at most 1000"), "{error}");
     writer.send(&[1; 1000], TIMEOUT).unwrap();
     assert_eq!(reader.receive(TIMEOUT).unwrap(), [1; 1000]);
 }
@@ -346,7 +346,7 @@ fn foreign_connections_do_not_delay_a_writer() {
     // More than concurrent handshakes, and all of them silent.
     let mut silent: Vec<_> = (0..20).map(|_| TcpStream::connect(address).unwrap()).collect();
     let garbage = [&b"GET / HTTP/1.1\r\n\r\n"[..], b"FcRn\xff\xff\xff\xff", b"FcRn\x01\0\0\0\x09"];
-    let mut talkative: Vec<_> = garbage
+    let mut malformed: Vec<_> = garbage
         .into_iter()
         .map(|bytes| {
             let mut stream = TcpStream::connect(address).unwrap();
@@ -359,7 +359,7 @@ fn foreign_connections_do_not_delay_a_writer() {
     assert!(before.elapsed() < Duration::from_secs(5), "{:?}", before.elapsed());
     writer.send(b"through", TIMEOUT).unwrap();
     assert_eq!(reader.receive(TIMEOUT).unwrap(), b"through");
-    for stream in &mut talkative {
+    for stream in &mut malformed {
         stream.set_read_timeout(Some(TIMEOUT)).unwrap();
         let mut answer = Vec::new();
         // Refused in a frame and closed; or reset, where not all bytes were read.
@@ -371,7 +371,10 @@ fn foreign_connections_do_not_delay_a_writer() {
     let mut answer = Vec::new();
     silent[0].read_to_end(&mut answer).unwrap();
     let answer = String::from_utf8_lossy(&answer);
-    assert!(answer.contains("it sent nothing for 1s, while others waited"), "{answer}");
+    assert!(
+        answer.contains("no handshake frame for 1s, while other connections waited"),
+        "{answer}"
+    );
 }
 
 #[test]
@@ -478,8 +481,8 @@ fn writer_may_connect_before_its_reader_listens() {
 
 #[test]
 fn failed_connect_ends_at_its_deadline() {
-    let nowhere = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    assert_kind(ring::connect(nowhere, SHORT), ErrorKind::ConnectionRefused);
+    let unused = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    assert_kind(ring::connect(unused, SHORT), ErrorKind::ConnectionRefused);
     // A listener that accepts nothing.
     let mut listener = ring::listen("127.0.0.1:0").unwrap();
     let error = ring::connect(listener.address(), Duration::from_millis(500));
@@ -525,10 +528,10 @@ fn writer_retries_while_one_of_several_addresses_refuses() {
     let error = assert_kind(error, ErrorKind::ConnectionLost);
     assert!(error.to_string().contains("unreachable"), "{error}");
 
-    for place in 0..2 {
+    for index in 0..2 {
         let address = free();
         let mut both = vec![unreachable];
-        both.insert(place, address);
+        both.insert(index, address);
         let error = setup.connect(Addresses(both.clone()), SHORT);
         let error = assert_kind(error, ErrorKind::ConnectionRefused);
         assert!(error.to_string().contains("nothing listens"), "{error}");
@@ -594,7 +597,7 @@ fn steadily_arriving_message_does_not_extend_the_deadline() {
 #[test]
 fn both_sides_report_that_they_share_no_provider() {
     let found = providers();
-    let [first, .., last] = found[..] else { testkit::skip!("only {found:?} is here") };
+    let [first, .., last] = found[..] else { testkit::skip!("only {found:?} is present") };
     // A policy for a name includes the layers above it.
     let only = |one: &str, other: &str| match other.contains(one) {
         true => RingSetup::new().policy(format!("={one},^{other}").parse().unwrap()),

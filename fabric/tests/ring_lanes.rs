@@ -57,8 +57,8 @@ fn side(provider: &str, lanes: usize) -> LocalPort {
     let mut at = vec![endpoint.address().unwrap()];
     let mut port = Port::new(endpoint, queue);
     if lanes > 1 {
-        let further: Vec<_> = (1..lanes).map(|_| Domain::open(&offer).unwrap()).collect();
-        port.add_lanes(LaneSet::open_on(&further).unwrap()).unwrap();
+        let extra: Vec<_> = (1..lanes).map(|_| Domain::open(&offer).unwrap()).collect();
+        port.add_lanes(LaneSet::open_on(&extra).unwrap()).unwrap();
     }
     at.extend(port.lane_addresses());
     assert_eq!((port.lanes(), at.len()), (lanes, lanes));
@@ -81,8 +81,8 @@ fn connect_over(
     let ring_offer: RingOffer = reader.port.ring_offer(reading).unwrap();
     let lanes = ring_offer.lanes.len();
     let peer = writer.addresses.insert(&reader.at[0]).unwrap();
-    let further = &reader.at[1..lanes];
-    let accepted = writer.port.accept_on_lanes(peer, further, &ring_offer, CHUNK).unwrap();
+    let extra = &reader.at[1..lanes];
+    let accepted = writer.port.accept_on_lanes(peer, extra, &ring_offer, CHUNK).unwrap();
     let (writing, answer): (SenderId, RingAnswer) = accepted;
     assert_eq!(writer.port.sender(writing).unwrap().lanes(), lanes);
     let peer = reader.addresses.insert(&writer.at[0]).unwrap();
@@ -144,9 +144,9 @@ fn read(
 ) -> LocalPort {
     let (mut held, mut state) = (Vec::<ChunkView>::new(), 1_u64);
     let end = Instant::now() + TIMEOUT;
-    let (mut number, mut came) = (0, Vec::new());
+    let (mut number, mut received) = (0, Vec::new());
     while number < lengths.len() {
-        assert!(Instant::now() < end, "{number} messages and {} bytes", came.len());
+        assert!(Instant::now() < end, "{number} messages and {} bytes", received.len());
         let Some(view) = side.port.take(ring).unwrap() else {
             held.clear();
             progress(&mut side.port);
@@ -154,14 +154,14 @@ fn read(
         };
         assert_eq!(
             (view.header().message, view.header().offset),
-            (number as u64, came.len() as u64)
+            (number as u64, received.len() as u64)
         );
-        let from = came.len();
-        came.resize(from + view.len(), 0);
-        view.read(0, &mut came[from..]).unwrap();
+        let from = received.len();
+        received.resize(from + view.len(), 0);
+        view.read(0, &mut received[from..]).unwrap();
         if view.is_last() {
-            assert!(came == bytes_of(number as u64, lengths[number]), "message {number}");
-            (number, came) = (number + 1, Vec::new());
+            assert!(received == bytes_of(number as u64, lengths[number]), "message {number}");
+            (number, received) = (number + 1, Vec::new());
             done_sender.send(()).unwrap();
         }
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -188,7 +188,7 @@ fn messages_on_several_lanes_arrive_complete_and_in_order() {
         for (ours, theirs) in [(3, 3), (3, 2), (2, 4), (1, 1)] {
             let (mut writer, mut reader) = (side(provider, ours), side(provider, theirs));
             let (writing, reading) = connect(&mut writer, &mut reader, ours);
-            let (done_sender, _heard): (Sender<()>, Receiver<()>) = channel();
+            let (done_sender, _done_receiver): (Sender<()>, Receiver<()>) = channel();
             let of_reader = lengths.clone();
             let thread =
                 std::thread::spawn(move || read(reader, reading, &of_reader, &done_sender));
@@ -218,12 +218,12 @@ fn reader_dropped_mid_message_breaks_only_its_ring() {
     for provider in providers() {
         let lanes = 3;
         let mut writer = side(provider, lanes);
-        let (mut goes, mut stays) = (side(provider, lanes), side(provider, lanes));
-        let (lost, _) = connect(&mut writer, &mut goes, lanes);
-        let (kept, reading) = connect(&mut writer, &mut stays, lanes);
+        let (mut lost_reader, mut kept_reader) = (side(provider, lanes), side(provider, lanes));
+        let (lost, _) = connect(&mut writer, &mut lost_reader, lanes);
+        let (kept, reading) = connect(&mut writer, &mut kept_reader, lanes);
         let lengths = [4 << 20, 64, 6 << 20];
         let (done_sender, done_receiver) = channel();
-        let thread = std::thread::spawn(move || read(stays, reading, &lengths, &done_sender));
+        let thread = std::thread::spawn(move || read(kept_reader, reading, &lengths, &done_sender));
         let port = &mut writer.port;
         let regions = registered(port, bytes_of(0, 8 << 20));
         let mut message = port.begin(lost, 0, 8 << 20).unwrap();
@@ -235,11 +235,11 @@ fn reader_dropped_mid_message_breaks_only_its_ring() {
             }
             progress(port);
         }
-        drop(goes);
+        drop(lost_reader);
         let mut by = vec![0; lanes];
         for (number, length) in (0..).zip(lengths) {
             let regions = registered(port, bytes_of(number, length));
-            assert!(write(port, kept, &regions, &mut by), "{provider}: the other ring goes on");
+            assert!(write(port, kept, &regions, &mut by), "{provider}: the other ring broke");
         }
         port.flush(kept, TIMEOUT).unwrap();
         assert_eq!(done_receiver.iter().take(3).count(), 3);
@@ -266,10 +266,10 @@ fn memory_of_a_closed_ring_is_freed() {
             let (writing, reading) = connect_over(&mut writer, &mut reader, 3, Arc::clone(&memory));
             let regions = registered(&writer.port, bytes_of(0, RING / 4));
             let mut message = writer.port.begin(writing, 0, (RING / 4) as u64).unwrap();
-            let (mut came, mut held) = (0, Vec::new());
+            let (mut received, mut held) = (0, Vec::new());
             let end = Instant::now() + TIMEOUT;
-            while came < RING / 4 {
-                assert!(Instant::now() < end, "{came} bytes came");
+            while received < RING / 4 {
+                assert!(Instant::now() < end, "{received} bytes");
                 if let Some(lane) = writer.port.pick_lane(writing, CHUNK).unwrap() {
                     let part = regions[lane].all();
                     let _ =
@@ -278,7 +278,7 @@ fn memory_of_a_closed_ring_is_freed() {
                 progress(&mut writer.port);
                 progress(&mut reader.port);
                 while let Some(view) = reader.port.take(reading).unwrap() {
-                    came += view.len();
+                    received += view.len();
                     held.extend(is_held.then_some(view));
                 }
             }
@@ -295,7 +295,7 @@ fn memory_of_a_closed_ring_is_freed() {
                 drop(held);
             }
             while Arc::strong_count(&memory) > 1 {
-                assert!(Instant::now() < end, "{provider}: it is kept by somebody");
+                assert!(Instant::now() < end, "{provider}: the memory is still referenced");
                 progress(&mut reader.port);
             }
         }
@@ -314,11 +314,11 @@ fn invalid_lanes_are_refused() {
     let memory = HostMemory::zeroed(RING).unwrap();
     let reading = reader.port.offer_on_lanes(&options, 9, memory).unwrap();
     let ring_offer = reader.port.ring_offer(reading).unwrap();
-    assert_eq!(ring_offer.lanes.len(), 3, "no more than there are");
+    assert_eq!(ring_offer.lanes.len(), 3, "limited to the lanes of the port");
     let peer = writer.addresses.insert(&reader.at[0]).unwrap();
-    for further in [&reader.at[1..], &reader.at[1..2], &[]] {
-        let error = writer.port.accept_on_lanes(peer, further, &ring_offer, CHUNK).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::MalformedDescriptor, "{} further", further.len());
+    for extra in [&reader.at[1..], &reader.at[1..2], &[]] {
+        let error = writer.port.accept_on_lanes(peer, extra, &ring_offer, CHUNK).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::MalformedDescriptor, "{} extra addresses", extra.len());
     }
     assert_eq!(writer.port.rings(), (0, 0));
 }
@@ -341,7 +341,7 @@ fn idle_lanes_sleep() {
 fn wait_does_not_exceed_its_limit() {
     for provider in providers() {
         let mut port = side(provider, 1).port;
-        let rested = |port: &mut Port| {
+        let wait_time = |port: &mut Port| {
             let start = Instant::now();
             assert!(
                 matches!(port.wait(Duration::from_micros(50)), Ok(PortEvent::Idle)),
@@ -350,15 +350,15 @@ fn wait_does_not_exceed_its_limit() {
             start.elapsed()
         };
         // Other processes may take the core, but not each time.
-        let shortest = (0..200).map(|_| rested(&mut port)).min().unwrap();
+        let shortest = (0..200).map(|_| wait_time(&mut port)).min().unwrap();
         assert!(shortest < Duration::from_micros(800), "{provider}: {shortest:?}");
         // Nor after a wake-up, which some providers consume only in a sleep of at least a
         // millisecond.
         let waker = port.parts().1.waker();
         let shortest = (0..200).map(|_| {
             waker.wake().unwrap();
-            rested(&mut port);
-            rested(&mut port)
+            wait_time(&mut port);
+            wait_time(&mut port)
         });
         let shortest = shortest.min().unwrap();
         assert!(shortest < Duration::from_micros(800), "{provider}, woken: {shortest:?}");

@@ -18,8 +18,8 @@ fn port() -> (Domain, Port, Peer) {
     let mut queue = CompletionQueue::open(&domain).unwrap();
     let builder = Endpoint::builder(&domain).addresses(&addresses);
     let endpoint = builder.queue(&mut queue).open().unwrap();
-    let me = addresses.insert(&endpoint.address().unwrap()).unwrap();
-    (domain, Port::new(endpoint, queue), me)
+    let own_peer = addresses.insert(&endpoint.address().unwrap()).unwrap();
+    (domain, Port::new(endpoint, queue), own_peer)
 }
 
 fn progress(port: &mut Port) {
@@ -29,11 +29,12 @@ fn progress(port: &mut Port) {
 
 #[test]
 fn message_is_assembled_from_several_regions() {
-    let (domain, mut port, me) = port();
+    let (domain, mut port, own_peer) = port();
     let options = RingOptions::new(port.endpoint(), 64 << 10).unwrap();
     let reading = port.offer(&options).unwrap();
-    let (writing, answer) = port.accept(me, &port.ring_offer(reading).unwrap(), 16 << 10).unwrap();
-    port.connect(reading, me, &answer).unwrap();
+    let (writing, answer) =
+        port.accept(own_peer, &port.ring_offer(reading).unwrap(), 16 << 10).unwrap();
+    port.connect(reading, own_peer, &answer).unwrap();
     // Together longer than the ring.
     let lengths = [100, 50_000, 7, 40_000];
     let pieces: Vec<Vec<u8>> =
@@ -46,12 +47,12 @@ fn message_is_assembled_from_several_regions() {
     let whole = wanted.len() as u64;
     let mut message = port.begin(writing, 5, whole).unwrap();
     let second = port.push_part(writing, &mut message, &regions[1].all(), 100).unwrap_err();
-    assert_eq!(second.kind(), ErrorKind::OutOfBounds, "the first piece is to be first");
+    assert_eq!(second.kind(), ErrorKind::OutOfBounds, "the first piece comes first");
 
-    let (mut came, mut at, mut piece, mut is_over) = (Vec::new(), 0, 0, false);
+    let (mut received, mut at, mut piece, mut is_over) = (Vec::new(), 0, 0, false);
     let end = Instant::now() + TIMEOUT;
     while !is_over {
-        assert!(Instant::now() < end, "{} of {whole} bytes", came.len());
+        assert!(Instant::now() < end, "{} of {whole} bytes", received.len());
         if piece < regions.len() {
             let part = regions[piece].all();
             let pushed = port.push_part(writing, &mut message, &part, at).unwrap();
@@ -63,27 +64,28 @@ fn message_is_assembled_from_several_regions() {
         }
         progress(&mut port);
         while let Some(view) = port.take(reading).unwrap() {
-            assert_eq!(view.header().offset, came.len() as u64);
-            let from = came.len();
-            came.resize(from + view.len(), 0);
-            view.read(0, &mut came[from..]).unwrap();
+            assert_eq!(view.header().offset, received.len() as u64);
+            let from = received.len();
+            received.resize(from + view.len(), 0);
+            view.read(0, &mut received[from..]).unwrap();
             // No chunk has bytes of two pieces.
-            assert!(came[from..].iter().all(|byte| *byte == came[from]));
+            assert!(received[from..].iter().all(|byte| *byte == received[from]));
             is_over = view.is_last();
         }
     }
-    assert!(came == wanted);
+    assert!(received == wanted);
     let done = port.push_part(writing, &mut message, &regions[0].all(), 0).unwrap();
     assert_eq!(done, Pushed::Written);
 }
 
 #[test]
 fn empty_message_is_assembled_from_empty_parts() {
-    let (domain, mut port, me) = port();
+    let (domain, mut port, own_peer) = port();
     let options = RingOptions::new(port.endpoint(), 64 << 10).unwrap();
     let reading = port.offer(&options).unwrap();
-    let (writing, answer) = port.accept(me, &port.ring_offer(reading).unwrap(), 16 << 10).unwrap();
-    port.connect(reading, me, &answer).unwrap();
+    let (writing, answer) =
+        port.accept(own_peer, &port.ring_offer(reading).unwrap(), 16 << 10).unwrap();
+    port.connect(reading, own_peer, &answer).unwrap();
     let piece = domain.register(HostMemory::zeroed(64).unwrap(), Access::WRITE).unwrap();
     // Offsets of empty parts do not matter.
     for (part, at) in [(0..0, 0), (0..64, 0), (0..0, 9)] {
@@ -107,13 +109,13 @@ fn empty_message_is_assembled_from_empty_parts() {
     let mut message = port.begin(writing, 5, 1).unwrap();
     let nothing = piece.slice(0..0).unwrap();
     let error = port.push_part(writing, &mut message, &nothing, 0).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::OutOfBounds, "its byte is nowhere");
+    assert_eq!(error.kind(), ErrorKind::OutOfBounds, "the part does not have the byte");
 }
 
 /// The index of a closed ring is reused; its id is not.
 #[test]
 fn id_of_a_forgotten_ring_does_not_name_its_successor() {
-    let (_domain, mut port, _me) = port();
+    let (_domain, mut port, _own_peer) = port();
     let options = RingOptions::new(port.endpoint(), 4096).unwrap();
     let first = port.offer(&options).unwrap();
     port.forget(first);
@@ -138,7 +140,7 @@ fn id_of_a_forgotten_ring_does_not_name_its_successor() {
 
 #[test]
 fn completed_position_and_one_event_per_ring_are_reported() {
-    let (domain, mut port, me) = port();
+    let (domain, mut port, own_peer) = port();
     port.enable_events();
     let options =
         RingOptions { watermark: 0, ..RingOptions::new(port.endpoint(), 64 << 10).unwrap() };
@@ -146,8 +148,8 @@ fn completed_position_and_one_event_per_ring_are_reported() {
         .map(|_| {
             let reading = port.offer(&options).unwrap();
             let ring_offer = port.ring_offer(reading).unwrap();
-            let (writing, answer) = port.accept(me, &ring_offer, 16 << 10).unwrap();
-            port.connect(reading, me, &answer).unwrap();
+            let (writing, answer) = port.accept(own_peer, &ring_offer, 16 << 10).unwrap();
+            port.connect(reading, own_peer, &answer).unwrap();
             (reading, writing)
         })
         .collect();
@@ -170,14 +172,14 @@ fn completed_position_and_one_event_per_ring_are_reported() {
             progress(&mut port);
             view = view.or(port.take(reading).unwrap());
         }
-        assert!(port.sender(writing).unwrap().writer().known_head() < tail, "it is held");
+        assert!(port.sender(writing).unwrap().writer().known_head() < tail, "the view is held");
         drop(view);
         while port.sender(writing).unwrap().writer().known_head() < tail {
             assert!(Instant::now() < end);
             progress(&mut port);
         }
         let mut events: Vec<_> = std::iter::from_fn(|| port.next_event()).collect();
-        events.sort_by_key(|events| matches!(events, RingEvent::Sender(_)));
+        events.sort_by_key(|event| matches!(event, RingEvent::Sender(_)));
         assert_eq!(
             events,
             [RingEvent::Receiver(reading), RingEvent::Sender(writing)],

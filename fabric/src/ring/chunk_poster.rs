@@ -60,7 +60,7 @@ pub(super) fn parse_write_token(token: u64) -> Option<(SenderInstance, u16)> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Posted {
     /// There was no room: post it again unchanged.
-    No,
+    NoRoom,
     /// In flight; a completion follows.
     Sent,
     /// Copied; no completion follows.
@@ -101,8 +101,8 @@ impl PostedChunks {
 
     #[inline]
     fn done(&mut self, number: u64) {
-        let place = number.checked_sub(self.first).map(|place| place as usize);
-        if let Some((_, is_done)) = place.and_then(|place| self.pending.get_mut(place)) {
+        let index = number.checked_sub(self.first).map(|index| index as usize);
+        if let Some((_, is_done)) = index.and_then(|index| self.pending.get_mut(index)) {
             *is_done = true;
         }
         while let Some((end, true)) = self.pending.front() {
@@ -225,32 +225,32 @@ impl ChunkPoster {
         payload: Option<(&MemoryRegion, usize)>,
     ) -> Result<Posted> {
         let length = chunk.header.payload as usize;
-        let whole = HEADER_LEN as usize + length;
+        let total = HEADER_LEN as usize + length;
         let is_short = self.mode == NotifyMode::Immediate
             && self.geometry.layout() == ChunkLayout::InlineHeader
-            && whole <= MAX_COPIED_WRITE.min(endpoint.inject_limit());
+            && total <= MAX_COPIED_WRITE.min(endpoint.inject_limit());
         if is_short && payload.is_none_or(|(region, _)| !region.kind().is_device()) {
             // The provider would copy it, too; and there is no completion to wait for.
             let mut bytes = [0; MAX_COPIED_WRITE];
             bytes[..HEADER_LEN as usize].copy_from_slice(&chunk.header.encode());
             if let Some((region, from)) = payload {
-                region.read(from, &mut bytes[HEADER_LEN as usize..whole])?;
+                region.read(from, &mut bytes[HEADER_LEN as usize..total])?;
             }
             let target = RemoteTarget { memory: &self.ring, offset: chunk.header_at };
             let data = Some(chunk.immediate.into());
-            let bytes = &bytes[..whole];
+            let bytes = &bytes[..total];
             match endpoint.try_inject_write(queue, self.peer, bytes, target, data)? {
                 InjectOutcome::Accepted => {
                     let post_number = self.posted_chunks.begin(self.end_of(chunk));
                     self.posted_chunks.done(post_number);
                     return Ok(Posted::Copied);
                 }
-                InjectOutcome::WouldBlock => return Ok(Posted::No),
+                InjectOutcome::WouldBlock => return Ok(Posted::NoRoom),
                 InjectOutcome::NotSupported => {}
             }
         }
         let is_posted = self.post_long(endpoint, queue, chunk, payload)?;
-        Ok(if is_posted { Posted::Sent } else { Posted::No })
+        Ok(if is_posted { Posted::Sent } else { Posted::NoRoom })
     }
 
     fn post_long(
@@ -278,16 +278,16 @@ impl ChunkPoster {
         };
         let posted = self.post_in(slot, endpoint, queue, chunk, payload);
         let end = self.end_of(chunk);
-        let place = &mut self.slots[usize::from(slot)];
-        let owes_flag =
+        let state = &mut self.slots[usize::from(slot)];
+        let is_flag_pending =
             matches!(self.partial, Some((PartialChunk::Flag(_), partial)) if partial == slot);
-        if matches!(posted, Ok(true)) || owes_flag {
-            place.immediate = chunk.immediate;
-            place.payload = chunk.header.payload;
-            place.post_number = self.posted_chunks.begin(end);
-            if !owes_flag {
+        if matches!(posted, Ok(true)) || is_flag_pending {
+            state.immediate = chunk.immediate;
+            state.payload = chunk.header.payload;
+            state.post_number = self.posted_chunks.begin(end);
+            if !is_flag_pending {
                 self.partial = None;
-                place.pending += 1;
+                state.pending += 1;
             }
             return posted.map(|_| true);
         } else if self.partial.is_none_or(|(_, partial)| partial != slot) {
@@ -332,28 +332,31 @@ impl ChunkPoster {
         let flag = [LocalSegment { region: headers, offset: flag_at, length: FLAG_LEN as usize }];
         let (only_header, only_body) = ([header], [body.unwrap_or(header)]);
 
-        let near = |offset| RemoteTarget { memory: &self.ring, offset };
+        let in_ring = |offset| RemoteTarget { memory: &self.ring, offset };
         // The write to post first, if there are two, and the one that completes the chunk.
         let (first, last) = match (&self.remote_headers, chunk.flag_at, body) {
             (Some(memory), ..) => {
-                let far = RemoteTarget { memory, offset: chunk.header_at };
+                let in_headers = RemoteTarget { memory, offset: chunk.header_at };
                 match body {
-                    Some(_) => {
-                        (Some((&only_header[..], far)), (&only_body[..], near(chunk.payload_at)))
-                    }
-                    None => (None, (&only_header[..], far)),
+                    Some(_) => (
+                        Some((&only_header[..], in_headers)),
+                        (&only_body[..], in_ring(chunk.payload_at)),
+                    ),
+                    None => (None, (&only_header[..], in_headers)),
                 }
             }
-            (None, Some(at), _) => (Some((both, near(chunk.header_at))), (&flag[..], near(at))),
-            (None, None, _) => (None, (both, near(chunk.header_at))),
+            (None, Some(at), _) => {
+                (Some((both, in_ring(chunk.header_at))), (&flag[..], in_ring(at)))
+            }
+            (None, None, _) => (None, (both, in_ring(chunk.header_at))),
         };
         let plain = PostOptions::token(self.token | u64::from(slot)).timeout(Duration::ZERO);
         let options = match self.mode {
             NotifyMode::Message => plain.flags(TransferFlags::DELIVERY_COMPLETE),
             NotifyMode::Immediate | NotifyMode::Polling => plain,
         };
-        let is_half = self.partial.is_some();
-        if !is_half {
+        let is_second_write = self.partial.is_some();
+        if !is_second_write {
             headers.write(at, &chunk.header.encode())?;
             headers.store_u64(flag_at, Chunk::flag(chunk.header.sequence))?;
             self.slots[usize::from(slot)].pending = 0;
@@ -383,18 +386,18 @@ impl ChunkPoster {
     /// A write of this slot completed. Returns the bytes of payload if its chunk is complete.
     #[inline]
     pub(super) fn completed(&mut self, slot: u16) -> Option<u32> {
-        let place = self.slots.get_mut(usize::from(slot))?;
-        place.pending = place.pending.saturating_sub(1);
+        let state = self.slots.get_mut(usize::from(slot))?;
+        state.pending = state.pending.saturating_sub(1);
         // The first of two writes does not complete the chunk while the second is not posted.
-        if place.pending > 0 || self.partial.is_some_and(|(_, partial)| partial == slot) {
+        if state.pending > 0 || self.partial.is_some_and(|(_, partial)| partial == slot) {
             return None;
         }
         if self.mode == NotifyMode::Message {
-            self.pending_notices.push_back(place.immediate);
+            self.pending_notices.push_back(state.immediate);
         }
         self.free.push(slot);
-        self.posted_chunks.done(place.post_number);
-        Some(place.payload)
+        self.posted_chunks.done(state.post_number);
+        Some(state.payload)
     }
 
     /// A write of this slot failed: no pending notice is sent any more.

@@ -44,10 +44,10 @@ pub(super) struct CreditSlot {
 impl CreditSlot {
     /// The slot of this sender, cleared of an earlier sender's credit.
     pub(super) fn new(credit_memory: &MemoryRegion, sender_index: u16, epoch: u32) -> Result<Self> {
-        let place =
+        let slot =
             Self { credit_memory: credit_memory.clone(), at: credit_offset(sender_index), epoch };
-        place.credit_memory.write(place.at, &[0; credit::LENGTH])?;
-        Ok(place)
+        slot.credit_memory.write(slot.at, &[0; credit::LENGTH])?;
+        Ok(slot)
     }
 
     /// The last credit written, if it is complete and of this epoch.

@@ -6,13 +6,13 @@
 //!      4     4  epoch
 //!      8     8  position of this header
 //!     16     8  sequence number of the chunk
-//!     24     8  number of the message
+//!     24     8  index of the message
 //!     32     8  length of the message
-//!     40     8  where the payload lies in the message
+//!     40     8  offset of the payload in the message
 //!     48     4  length of the payload
 //!     52     4  topic
 //!     56     4  0
-//!     60     4  checksum of all that stands before
+//!     60     4  checksum of the bytes before
 //! ```
 //!
 //! The position distinguishes an old header, left in the ring from an earlier round, from the
@@ -62,8 +62,8 @@ impl ChunkHeader {
         ];
         words[7] = u64::from(checksum(&words)) << 32;
         let mut bytes = [0; HEADER_LEN as usize];
-        for (place, word) in bytes.chunks_exact_mut(8).zip(words) {
-            place.copy_from_slice(&word.to_le_bytes());
+        for (slot, word) in bytes.chunks_exact_mut(8).zip(words) {
+            slot.copy_from_slice(&word.to_le_bytes());
         }
         bytes
     }
@@ -73,8 +73,8 @@ impl ChunkHeader {
     #[inline]
     pub fn decode(bytes: &[u8; HEADER_LEN as usize]) -> Option<Self> {
         let mut words = [0; HEADER_LEN as usize / 8];
-        for (word, place) in words.iter_mut().zip(bytes.chunks_exact(8)) {
-            *word = u64::from_le_bytes(place.try_into().ok()?);
+        for (word, slot) in words.iter_mut().zip(bytes.chunks_exact(8)) {
+            *word = u64::from_le_bytes(slot.try_into().ok()?);
         }
         let magic = u64::from(u32::from_le_bytes(MAGIC));
         if words[0] & 0xffff_ffff != magic || words[7] != u64::from(checksum(&words)) << 32 {

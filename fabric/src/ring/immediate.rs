@@ -4,10 +4,10 @@
 //! 31 30   29 … 26   25 … 16   15 … 0
 //! kind    epoch     ring      amount
 //!
-//! kind 0  a chunk arrived; amount: its sequence number, its lower 16 bits
-//!      1  the reader lets go of the ring; amount: 0
-//!      2  credit; amount: how many chunks the reader released, the lower 16 bits
-//!      3  the writer is done; amount: how many chunks it wrote, the lower 16 bits
+//! kind 0  a chunk arrived; amount: lower 16 bits of its sequence number
+//!      1  the reader closes the ring; amount: 0
+//!      2  credit; amount: lower 16 bits of the number of chunks released
+//!      3  the writer closes the ring; amount: lower 16 bits of the number of chunks
 //! ```
 //!
 //! Kinds 0 and 3 go to the reader and carry the reader's index of the ring. Kinds 1 and 2 go to the
@@ -123,7 +123,7 @@ mod tests {
         assert_eq!(expand_truncated(0x1_0000, 0xffff), Some(0xffff));
         assert_eq!(expand_truncated(0xffff, 0), Some(0x1_0000));
         assert_eq!(expand_truncated(0x1_0000, 0x7fff), Some(0x1_7fff));
-        assert_eq!(expand_truncated(0x1_0000, 0x8000), Some(0x8000), "the past");
+        assert_eq!(expand_truncated(0x1_0000, 0x8000), Some(0x8000), "before the expected number");
     }
 
     proptest! {
@@ -132,8 +132,8 @@ mod tests {
             let immediate = Immediate::decode(bits);
             let again = immediate.encode();
             // Kinds without an amount ignore those bits.
-            let has_none = immediate.notice == RingNotice::ReaderClosed;
-            prop_assert!(again == bits || has_none);
+            let has_no_amount = immediate.notice == RingNotice::ReaderClosed;
+            prop_assert!(again == bits || has_no_amount);
             prop_assert_eq!(Immediate::decode(again), immediate);
         }
 

@@ -54,7 +54,7 @@ pub(super) struct RingMemory {
 impl RingMemory {
     /// Registers memory of the caller, which may be device or shared memory, for writes through all
     /// of these endpoints, of which there is at least one.
-    pub(super) fn over(
+    pub(super) fn new(
         registration_scopes: &[RegistrationScope<'_>],
         geometry: RingGeometry,
         memory: impl Memory,
@@ -117,10 +117,10 @@ impl RingMemory {
     }
 
     #[inline]
-    pub(super) fn look(&self, place: HeaderLocation) -> [u8; HEADER_LEN as usize] {
+    pub(super) fn read_header(&self, location: HeaderLocation) -> [u8; HEADER_LEN as usize] {
         let mut bytes = [0; HEADER_LEN as usize];
         // Offsets are inside the ring; beyond it there is no header.
-        let _ = match (place, &self.headers) {
+        let _ = match (location, &self.headers) {
             (HeaderLocation::Ring(offset), _) => self.region.read(offset as usize, &mut bytes),
             (HeaderLocation::Headers(offset), Some(headers)) => {
                 headers.read(offset as usize, &mut bytes)
@@ -131,7 +131,7 @@ impl RingMemory {
     }
 
     #[inline]
-    pub(super) fn flag(&self, offset: u64) -> u64 {
+    pub(super) fn read_flag(&self, offset: u64) -> u64 {
         self.region.load_u64(offset as usize).unwrap_or(0)
     }
 
@@ -148,7 +148,7 @@ impl RingMemory {
     /// Was the view of this chunk dropped? True once.
     #[inline]
     pub(super) fn take_released(&self, sequence: u64) -> bool {
-        let (word, bit) = self.place(sequence);
+        let (word, bit) = self.released_bit(sequence);
         // A set bit is cleared only below.
         if word.load(Ordering::SeqCst) & bit == 0 {
             return false;
@@ -158,7 +158,7 @@ impl RingMemory {
     }
 
     #[inline]
-    fn place(&self, sequence: u64) -> (&AtomicU64, u64) {
+    fn released_bit(&self, sequence: u64) -> (&AtomicU64, u64) {
         let number = sequence % self.geometry.max_chunks();
         (&self.released[(number / 64) as usize], 1 << (number % 64))
     }
@@ -167,7 +167,7 @@ impl RingMemory {
 /// A chunk of a message in the ring's memory. Dropping it, on any thread, releases its part of the
 /// ring; the writer gets the credit on the receiver's next progress.
 #[derive(Debug)]
-#[must_use = "what is dropped may be written again"]
+#[must_use = "the writer may overwrite a dropped view"]
 pub struct ChunkView {
     header: ChunkHeader,
     is_last: bool,
@@ -229,7 +229,11 @@ impl ChunkView {
     #[inline]
     pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<()> {
         if offset.checked_add(into.len()).is_none_or(|end| end > self.len()) {
-            let detail = format!("{} bytes at {offset} of a chunk of {}", into.len(), self.len());
+            let detail = format!(
+                "{} bytes at offset {offset} exceed the chunk of {} bytes",
+                into.len(),
+                self.len()
+            );
             return Err(Error::new(ErrorKind::OutOfBounds, "reading from a ring", detail));
         }
         self.memory.region.read(self.offset as usize + offset, into)
@@ -246,7 +250,7 @@ impl Drop for ChunkView {
         {
             zero_chunk(&self.memory.region, geometry, &self.header);
         }
-        let (word, bit) = self.memory.place(self.header.sequence);
+        let (word, bit) = self.memory.released_bit(self.header.sequence);
         // After all uses of the bytes. Either the reader sees this bit before it sleeps, or it is
         // seen here to sleep.
         word.fetch_or(bit, Ordering::SeqCst);

@@ -163,8 +163,8 @@ impl RingModel {
         assert!(credit <= self.reader.head(), "lag");
         // Earlier epochs have their own quota, and messages may be duplicated.
         if self.credit_path != CreditPath::Messages {
-            let told = self.credits.iter().chain(&self.unread_credits);
-            let waiting = told.filter(|told| told.epoch == self.epoch).count() as u64;
+            let credits = self.credits.iter().chain(&self.unread_credits);
+            let waiting = credits.filter(|credit| credit.epoch == self.epoch).count() as u64;
             assert!(waiting <= self.max_notices, "{waiting} notices of credit");
         }
     }
@@ -289,22 +289,22 @@ impl RingModel {
         }
         let in_order = self.credit_path == CreditPath::Ordered;
         let which = if in_order { 0 } else { which % self.credits.len() };
-        let told = self.credits.remove(which);
-        self.unread_credits.push_back(told);
+        let credit = self.credits.remove(which);
+        self.unread_credits.push_back(credit);
         // A credit of an earlier epoch has another slot, since indexes are used round robin.
-        if told.epoch == self.epoch {
-            self.credit_slot = told.bytes;
+        if credit.epoch == self.epoch {
+            self.credit_slot = credit.bytes;
             self.reader.credit_completed();
         }
     }
 
     fn read_credit(&mut self) -> bool {
-        let Some(told) = self.unread_credits.pop_front() else { return false };
-        if !self.writer.take_credit_notice(&Immediate::decode(told.notice)) {
+        let Some(credit) = self.unread_credits.pop_front() else { return false };
+        if !self.writer.take_credit_notice(&Immediate::decode(credit.notice)) {
             return true;
         }
         let bytes = match self.credit_path {
-            CreditPath::Messages => told.bytes,
+            CreditPath::Messages => credit.bytes,
             CreditPath::Ordered | CreditPath::Unordered => self.credit_slot,
         };
         if let Some(credit) = Credit::decode(bytes, self.writer.epoch()) {
@@ -333,8 +333,8 @@ impl RingModel {
         // bits of a notice can express.
         let epoch = self.epoch;
         self.in_flight.retain(|in_flight| epoch - in_flight.epoch < 8);
-        self.credits.retain(|told| epoch - told.epoch < 8);
-        self.unread_credits.retain(|told| epoch - told.epoch < 8);
+        self.credits.retain(|credit| epoch - credit.epoch < 8);
+        self.unread_credits.retain(|credit| epoch - credit.epoch < 8);
         self.credit_slot = [0; 16];
     }
 
@@ -373,8 +373,8 @@ impl RingModel {
             Step::Credit { is_idle } => self.credit(is_idle),
             Step::CreditDelivered(which) => self.deliver_credit(which),
             Step::CreditRepeats(which) if self.credit_path == CreditPath::Messages => {
-                if let Some(told) = self.credits.get(which % self.credits.len().max(1)) {
-                    self.unread_credits.push_back(*told);
+                if let Some(credit) = self.credits.get(which % self.credits.len().max(1)) {
+                    self.unread_credits.push_back(*credit);
                 }
             }
             Step::CreditRepeats(_) => {}
@@ -413,9 +413,9 @@ impl RingModel {
         has_moved
     }
 
-    fn pump_until(&mut self, is_enough: impl Fn(&Self) -> bool) {
+    fn pump_until(&mut self, is_met: impl Fn(&Self) -> bool) {
         let mut idle = 0;
-        while !is_enough(self) {
+        while !is_met(self) {
             idle = if self.pump() { 0 } else { idle + 1 };
             assert!(
                 idle < 3,
@@ -513,7 +513,7 @@ fn one_credit_frees_a_full_ring() {
                 reader.notice(&Immediate::decode(chunk.immediate), chunk.length()).unwrap();
                 headers.push(chunk.header);
             }
-            assert!(!headers.is_empty(), "an empty ring of {capacity} refuses");
+            assert!(!headers.is_empty(), "an empty ring of {capacity} bytes is blocked");
             let free_before = writer.free();
             for header in headers {
                 let look = |place| {
@@ -565,7 +565,7 @@ fn credit_for_small_chunks_does_not_wait_for_idle() {
     let mut reader = ReaderState::new(geometry, 0, u64::MAX);
     for number in 0..100_000 {
         let mut message = writer.begin(0, 64);
-        let chunk = writer.plan(&message).expect("always room: all is released at once");
+        let chunk = writer.plan(&message).expect("room, since every chunk is released at once");
         writer.commit(&mut message, &chunk);
         reader.notice(&Immediate::decode(chunk.immediate), chunk.length()).unwrap();
         let arrived = reader.take(|_| chunk.header.encode()).unwrap().unwrap();
@@ -587,9 +587,9 @@ fn header_is_awaited_only_after_a_failed_take() {
     let chunk = writer.plan(&message).unwrap();
     writer.commit(&mut message, &chunk);
     assert_eq!(reader.take(|_| [0; HEADER_LEN as usize]), Ok(None));
-    assert!(!reader.awaits_header(), "no notice came");
+    assert!(!reader.awaits_header(), "no notice arrived");
     reader.notice(&Immediate::decode(chunk.immediate), 100).unwrap();
-    assert!(!reader.awaits_header(), "it was not looked for");
+    assert!(!reader.awaits_header(), "no take yet");
     assert_eq!(reader.take(|_| [0; HEADER_LEN as usize]), Ok(None));
     assert!(reader.awaits_header());
     assert!(reader.take(|_| chunk.header.encode()).unwrap().is_some());
@@ -599,11 +599,11 @@ fn header_is_awaited_only_after_a_failed_take() {
 #[test]
 fn protocol_violations_are_detected() {
     let geometry = RingGeometry::new(4096, 1).unwrap();
-    let told = |reader: &mut ReaderState, sequence| {
+    let notify = |reader: &mut ReaderState, sequence| {
         let notice = RingNotice::Chunk { sequence };
         reader.notice(&Immediate { ring: 1, epoch: 0, notice }, 0)
     };
-    let honest = ChunkHeader {
+    let valid = ChunkHeader {
         epoch: 0,
         position: 0,
         sequence: 0,
@@ -615,30 +615,30 @@ fn protocol_violations_are_detected() {
     };
     let refused = |header: ChunkHeader| {
         let mut reader = ReaderState::new(geometry, 0, 0);
-        told(&mut reader, 0).unwrap();
+        notify(&mut reader, 0).unwrap();
         reader.take(|_| header.encode()).unwrap_err()
     };
     let nothing = ProtocolError::MissingChunk { position: 0 };
-    assert_eq!(refused(ChunkHeader { position: 64, ..honest }), nothing);
-    assert_eq!(refused(ChunkHeader { sequence: 1, ..honest }), nothing);
-    assert_eq!(refused(ChunkHeader { epoch: 16, ..honest }), nothing);
+    assert_eq!(refused(ChunkHeader { position: 64, ..valid }), nothing);
+    assert_eq!(refused(ChunkHeader { sequence: 1, ..valid }), nothing);
+    assert_eq!(refused(ChunkHeader { epoch: 16, ..valid }), nothing);
     let mut reader = ReaderState::new(geometry, 0, 0);
     reader
         .notice(&Immediate { ring: 1, epoch: 0, notice: RingNotice::Chunk { sequence: 0 } }, 163)
         .unwrap();
     let wrong = ProtocolError::WrongLength { sequence: 0, came: 163, announced: 164 };
-    assert_eq!(reader.take(|_| honest.encode()), Err(wrong));
+    assert_eq!(reader.take(|_| valid.encode()), Err(wrong));
     let misplaced = ProtocolError::Misplaced { sequence: 0 };
-    assert_eq!(refused(ChunkHeader { message: 1, ..honest }), misplaced);
-    assert_eq!(refused(ChunkHeader { offset: 50, length: 150, ..honest }), misplaced);
-    assert_eq!(refused(ChunkHeader { payload: 0, ..honest }), misplaced);
-    assert_eq!(refused(ChunkHeader { payload: 5000, length: 5000, ..honest }), misplaced);
+    assert_eq!(refused(ChunkHeader { message: 1, ..valid }), misplaced);
+    assert_eq!(refused(ChunkHeader { offset: 50, length: 150, ..valid }), misplaced);
+    assert_eq!(refused(ChunkHeader { payload: 0, ..valid }), misplaced);
+    assert_eq!(refused(ChunkHeader { payload: 5000, length: 5000, ..valid }), misplaced);
     // Length and topic of a message do not change.
-    for second in [ChunkHeader { length: 1 << 60, ..honest }, ChunkHeader { topic: 9, ..honest }] {
+    for second in [ChunkHeader { length: 1 << 60, ..valid }, ChunkHeader { topic: 9, ..valid }] {
         let mut reader = ReaderState::new(geometry, 0, 0);
-        told(&mut reader, 0).unwrap();
-        told(&mut reader, 1).unwrap();
-        let first = ChunkHeader { payload: 10, ..honest };
+        notify(&mut reader, 0).unwrap();
+        notify(&mut reader, 1).unwrap();
+        let first = ChunkHeader { payload: 10, ..valid };
         assert!(reader.take(|_| first.encode()).unwrap().is_some());
         let (position, sequence) = (geometry.taken(10), 1);
         let second = ChunkHeader { position, sequence, offset: 10, payload: 10, ..second };
@@ -650,7 +650,7 @@ fn protocol_violations_are_detected() {
     let notice = RingNotice::Chunk { sequence: 0 };
     reader.notice(&Immediate { ring: 2, epoch: 0, notice }, 0).unwrap();
     reader.notice(&Immediate { ring: 1, epoch: 3, notice }, 0).unwrap();
-    assert_eq!((reader.take(|_| honest.encode()), reader.ignored()), (Ok(None), (0, 2)));
+    assert_eq!((reader.take(|_| valid.encode()), reader.ignored()), (Ok(None), (0, 2)));
 }
 
 #[test]
@@ -667,7 +667,7 @@ fn chunks_of_two_messages_do_not_mix() {
     let chunk = writer.plan(&first).unwrap();
     writer.commit(&mut first, &chunk);
     assert!(first.is_written());
-    assert_eq!(writer.plan(&other), Err(Refused::Stale), "the first has its number");
+    assert_eq!(writer.plan(&other), Err(Refused::Stale), "the first message has its number");
     let next = writer.begin(0, 5);
     assert_eq!(next.number(), 1);
     assert!(writer.plan(&next).is_ok());
@@ -690,16 +690,16 @@ fn impossible_credit_is_ignored() {
     assert_eq!(writer.next_read(), None);
     assert!(writer.credit(&credit(2, 2)));
     assert_eq!((writer.next_read(), writer.next_read()), (Some(0), None));
-    assert!(!writer.credit(&credit(1, 2)), "the past");
+    assert!(!writer.credit(&credit(1, 2)), "behind the known head");
     assert_eq!(writer.free(), 4096);
-    let mut told =
+    let mut take_notice =
         |ring, epoch, notice| writer.take_credit_notice(&Immediate { ring, epoch, notice });
     let credit = |released| RingNotice::Credit { released };
-    assert!(!told(0, 2, credit(1)), "another ring");
-    assert!(!told(1, 1, credit(1)), "another epoch");
-    assert!(!told(1, 2, RingNotice::ReaderClosed), "another notice");
+    assert!(!take_notice(0, 2, credit(1)), "another ring");
+    assert!(!take_notice(1, 1, credit(1)), "another epoch");
+    assert!(!take_notice(1, 2, RingNotice::ReaderClosed), "another notice");
     // A credit notice for more chunks than were written is ignored.
-    assert!(told(1, 2, credit(2)));
+    assert!(take_notice(1, 2, credit(2)));
     assert_eq!(writer.unnoticed(), 1);
     let immediate = Immediate { ring: 1, epoch: 2, notice: credit(1) };
     assert!(writer.take_credit_notice(&immediate));
@@ -710,11 +710,11 @@ fn impossible_credit_is_ignored() {
 /// notice may free the whole ring.
 #[test]
 fn waiting_credit_notices_never_exceed_the_writers_quota() {
-    const SHARE: u64 = 7;
+    const QUOTA: u64 = 7;
     for path in [CreditPath::Ordered, CreditPath::Unordered, CreditPath::Messages] {
         let model =
             RingModel::new(1 << 16, ChunkLayout::InlineHeader, 1000, 0).with_credit_by(path);
-        let mut model = model.with_notices(SHARE);
+        let mut model = model.with_notices(QUOTA);
         let mut most = 0;
         while model.completed_messages < 5000 {
             model.next_message(64);
@@ -737,7 +737,7 @@ fn waiting_credit_notices_never_exceed_the_writers_quota() {
             model.check();
             most = most.max(model.unread_credits.len() as u64);
         }
-        assert!(most <= SHARE, "{path:?}: {most} notices wait in the queue");
+        assert!(most <= QUOTA, "{path:?}: {most} notices wait in the queue");
     }
 }
 
@@ -806,5 +806,5 @@ fn without_write_order_the_next_credit_waits_for_the_last() {
 fn released_bytes_are_free_room() {
     assert!(!exceeds(1000, 24, 0, 1024));
     assert!(exceeds(1000, 25, 0, 1024));
-    assert!(!exceeds(1000, 25, 64, 1024), "the reader let go of 64 bytes");
+    assert!(!exceeds(1000, 25, 64, 1024), "the reader released 64 bytes");
 }

@@ -52,8 +52,9 @@ impl NoticeSender {
             let needed = if tagged { Caps::TAGGED } else { Caps::MESSAGE };
             if !caps.contains(needed) {
                 let with = if tagged { "with" } else { "without" };
-                let detail =
-                    format!("the peer wants messages {with} tags, which this domain does not have");
+                let detail = format!(
+                    "the peer requires messages {with} tags, which this domain does not support"
+                );
                 return Err(Error::new(ErrorKind::NotSupported, "opening a ring", detail));
             }
         }

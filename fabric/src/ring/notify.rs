@@ -13,9 +13,9 @@ use crate::{Capabilities, Caps, Error, ErrorKind, MemoryKind, Order, Result};
 /// use fabric::ring::NotifyMode;
 /// use fabric::*;
 /// let offer = Query::new(EndpointKind::Rdm).source("127.0.0.1").first()?;
-/// let facts = offer.capabilities();
-/// let mode = NotifyMode::best(facts)?;
-/// assert_eq!(mode == NotifyMode::Immediate, facts.immediate_mask() > 0);
+/// let capabilities = offer.capabilities();
+/// let mode = NotifyMode::best(capabilities)?;
+/// assert_eq!(mode == NotifyMode::Immediate, capabilities.immediate_mask() > 0);
 /// # Ok::<(), fabric::Error>(())
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -74,10 +74,10 @@ impl NotifyMode {
     /// `NotSupported`, with the missing capability.
     pub fn check(self, capabilities: &Capabilities) -> Result<()> {
         let has_writes = capabilities.caps.contains(Caps::RMA);
-        let whole = u64::from(u32::MAX);
+        let all_bits = u64::from(u32::MAX);
         let lack = match self {
             _ if !has_writes => Some("no one-sided writes"),
-            Self::Immediate if capabilities.immediate_mask() < whole => {
+            Self::Immediate if capabilities.immediate_mask() < all_bits => {
                 Some("no immediates of 32 bits with writes")
             }
             Self::Message if !capabilities.caps.intersects(Caps::MESSAGE | Caps::TAGGED) => {

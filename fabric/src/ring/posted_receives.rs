@@ -34,9 +34,10 @@ pub(super) struct PostedReceives {
 
 /// Receives posted for immediates where these consume receives. Where queues may overrun they bound
 /// the number of rings, so as many are posted as the provider takes.
-pub(super) fn immediate_receive_count(facts: &Capabilities) -> usize {
-    let most = if facts.resource_management { IMMEDIATE_RECEIVES } else { usize::from(u16::MAX) };
-    facts.receive_depth.clamp(1, most)
+pub(super) fn immediate_receive_count(capabilities: &Capabilities) -> usize {
+    let most =
+        if capabilities.resource_management { IMMEDIATE_RECEIVES } else { usize::from(u16::MAX) };
+    capabilities.receive_depth.clamp(1, most)
 }
 
 /// A notice from the queue.
@@ -53,24 +54,24 @@ impl PostedReceives {
     pub(super) fn new(domain: &Domain) -> Self {
         let uses_receives = domain.capabilities().immediates_consume_receives();
         let tagged = has_tags(domain.capabilities());
-        let apart = uses_receives && tagged;
+        let has_bare_receives = uses_receives && tagged;
         let missing_receives =
-            if apart { immediate_receive_count(domain.capabilities()) } else { 0 };
+            if has_bare_receives { immediate_receive_count(domain.capabilities()) } else { 0 };
         Self { messages: None, tagged, missing_receives, uses_receives, unposted: Vec::new() }
     }
 
     /// Prepares for a ring in this notify mode.
-    pub(super) fn expect(&mut self, endpoint: &Endpoint, mode: NotifyMode) -> Result<()> {
+    pub(super) fn prepare_for(&mut self, endpoint: &Endpoint, mode: NotifyMode) -> Result<()> {
         // An immediate consumes the next receive, and so does a message: then every receive needs a
         // buffer.
         let is_shared = self.uses_receives && !self.tagged;
         if self.messages.is_some() || !(is_shared || mode == NotifyMode::Message) {
             return Ok(());
         }
-        let facts = endpoint.domain().capabilities();
+        let capabilities = endpoint.domain().capabilities();
         let most = match is_shared {
-            true => immediate_receive_count(facts),
-            false => facts.receive_depth.min(MESSAGE_RECEIVES.into()),
+            true => immediate_receive_count(capabilities),
+            false => capabilities.receive_depth.min(MESSAGE_RECEIVES.into()),
         };
         let count = u16::try_from(most).unwrap_or(u16::MAX).max(1);
         let memory = HostMemory::zeroed(usize::from(count) * RECEIVE_LEN)?;
@@ -102,11 +103,10 @@ impl PostedReceives {
             self.missing_receives -= 1;
         }
         let Some(region) = &self.messages else { return Ok(()) };
-        while let Some(place) = self.unposted.last().copied() {
-            let at = usize::from(place) * RECEIVE_LEN;
+        while let Some(slot) = self.unposted.last().copied() {
+            let at = usize::from(slot) * RECEIVE_LEN;
             let into = region.slice(at..at + CREDIT_NOTICE_LEN)?;
-            let (tag, token) =
-                (self.tagged.then_some(NOTICE_TAG), RECEIVE_TOKEN | u64::from(place));
+            let (tag, token) = (self.tagged.then_some(NOTICE_TAG), RECEIVE_TOKEN | u64::from(slot));
             if !endpoint.try_receive(queue, Some(&into), tag, token)? {
                 return Ok(());
             }
@@ -140,11 +140,11 @@ impl PostedReceives {
     }
 
     fn message(&mut self, completion: &Completion) -> Result<Option<ReceivedNotice>> {
-        let place = completion.token as u16;
-        self.unposted.push(place);
+        let slot = completion.token as u16;
+        self.unposted.push(slot);
         let Some(region) = &self.messages else { return Ok(None) };
         let (mut bits, mut credit) = ([0; NOTICE_LEN], [0; credit::LENGTH]);
-        let at = usize::from(place) * RECEIVE_LEN;
+        let at = usize::from(slot) * RECEIVE_LEN;
         region.read(at, &mut bits)?;
         region.read(at + NOTICE_LEN, &mut credit)?;
         let credit = match completion.length {

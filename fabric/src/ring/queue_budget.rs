@@ -35,9 +35,9 @@ const MAX_RINGS_BOTH_WAYS: u64 = 2 * MAX_RINGS as u64;
 /// # Ok::<(), fabric::Error>(())
 /// ```
 #[must_use]
-pub fn queue_entries(facts: &Capabilities) -> usize {
+pub fn queue_entries(capabilities: &Capabilities) -> usize {
     // The larger one is the smallest quota for each of 2048 rings.
-    if facts.resource_management { 4096 } else { 16384 }
+    if capabilities.resource_management { 4096 } else { 16384 }
 }
 
 /// The free quotas of a queue.
@@ -60,25 +60,26 @@ pub(super) struct QueueQuota {
 }
 
 /// Entries of a queue that notices may use.
-fn notice_entries(facts: &Capabilities, entries: usize) -> u64 {
+fn notice_entries(capabilities: &Capabilities, entries: usize) -> u64 {
     // By default, providers size a queue for both of its sides together.
     let entries = match entries {
-        0 => facts.transmit_depth.saturating_add(facts.receive_depth),
+        0 => capabilities.transmit_depth.saturating_add(capabilities.receive_depth),
         entries => entries,
     };
     // Completions of local operations use entries, too.
-    let notice_entries = entries - facts.transmit_depth.min(entries / 2);
-    let receives = facts.immediates_consume_receives().then(|| immediate_receive_count(facts));
+    let notice_entries = entries - capabilities.transmit_depth.min(entries / 2);
+    let receives =
+        capabilities.immediates_consume_receives().then(|| immediate_receive_count(capabilities));
     notice_entries.min(receives.unwrap_or(usize::MAX)) as u64
 }
 
 impl QueueBudget {
     /// The budget of a queue with this many entries; 0: the provider's default.
-    pub(super) fn of(facts: &Capabilities, entries: usize) -> Self {
-        if facts.resource_management {
+    pub(super) fn of(capabilities: &Capabilities, entries: usize) -> Self {
+        if capabilities.resource_management {
             return Self(None);
         }
-        let notice_entries = notice_entries(facts, entries);
+        let notice_entries = notice_entries(capabilities, entries);
         let entries = (notice_entries / MAX_RINGS_BOTH_WAYS)
             .clamp(*QUOTA_ENTRIES.start(), *QUOTA_ENTRIES.end());
         let all = notice_entries / entries;
@@ -87,9 +88,9 @@ impl QueueBudget {
 
     /// Notices arrive in another queue, too: its entries bound the number of quotas. To be called
     /// before any ring takes a quota.
-    pub(super) fn limit(&mut self, facts: &Capabilities, entries: usize) {
+    pub(super) fn limit(&mut self, capabilities: &Capabilities, entries: usize) {
         if let Some(quotas) = &mut self.0 {
-            quotas.all = quotas.all.min(notice_entries(facts, entries) / quotas.entries);
+            quotas.all = quotas.all.min(notice_entries(capabilities, entries) / quotas.entries);
             quotas.left.fetch_min(quotas.all, Ordering::Relaxed);
         }
     }

@@ -12,8 +12,8 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 /// An offer of a provider that lets queues overrun.
 fn unprotected_offer() -> crate::Offer {
     let mut offer = Query::new(EndpointKind::Rdm).source("127.0.0.1").first().unwrap();
-    let facts = Capabilities { resource_management: false, ..offer.capabilities().clone() };
-    offer.capabilities = Arc::new(facts);
+    let capabilities = Capabilities { resource_management: false, ..offer.capabilities().clone() };
+    offer.capabilities = Arc::new(capabilities);
     offer
 }
 
@@ -30,41 +30,45 @@ fn take_all(queue_budget: &QueueBudget) -> (Vec<QueueQuota>, Error) {
 
 #[test]
 fn rings_have_equal_quotas_of_a_queue() {
-    let facts = unprotected_offer().capabilities().clone();
-    let facts = Capabilities { transmit_depth: 64, receive_depth: 128, ..facts };
-    let queue_budget = QueueBudget::of(&facts, 192);
+    let capabilities = unprotected_offer().capabilities().clone();
+    let capabilities = Capabilities { transmit_depth: 64, receive_depth: 128, ..capabilities };
+    let queue_budget = QueueBudget::of(&capabilities, 192);
     let (quotas, refused) = take_all(&queue_budget);
     assert_eq!(refused.kind(), ErrorKind::ResourceExhausted);
-    let said = refused.to_string();
-    assert!(said.contains("16 rings share") && said.contains("8 entries each"), "{said}");
+    let text = refused.to_string();
+    assert!(text.contains("16 rings share") && text.contains("8 entries each"), "{text}");
     assert_eq!(quotas.len(), 16);
     assert!(quotas.iter().all(|quota| quota.max_chunks() == 7));
     drop(quotas);
     assert_eq!(queue_budget.take(NotifyMode::Immediate, 3).unwrap().max_chunks(), 3);
     // Quotas are larger where all rings of a port have room.
-    let queue_budget = QueueBudget::of(&facts, 1 << 20);
+    let queue_budget = QueueBudget::of(&capabilities, 1 << 20);
     assert_eq!(queue_budget.take(NotifyMode::Immediate, 1 << 14).unwrap().max_chunks(), 31);
     // Where immediates consume receives, the receives bound the quotas, too.
-    let receiving =
-        Capabilities { mode: facts.mode | Mode::RX_CQ_DATA, receive_depth: 32, ..facts.clone() };
+    let receiving = Capabilities {
+        mode: capabilities.mode | Mode::RX_CQ_DATA,
+        receive_depth: 32,
+        ..capabilities.clone()
+    };
     assert_eq!(take_all(&QueueBudget::of(&receiving, 4096)).0.len(), 4);
     // So do the entries of a lane's queue.
-    let mut queue_budget = QueueBudget::of(&facts, 4096);
-    queue_budget.limit(&facts, 192);
+    let mut queue_budget = QueueBudget::of(&capabilities, 4096);
+    queue_budget.limit(&capabilities, 192);
     assert_eq!(take_all(&queue_budget).0.len(), 16);
     // The provider keeps the queue from overrunning: no limit.
-    let facts = Capabilities { resource_management: true, ..facts };
-    let quota = QueueBudget::of(&facts, 16).take(NotifyMode::Immediate, 1 << 14).unwrap();
+    let capabilities = Capabilities { resource_management: true, ..capabilities };
+    let quota = QueueBudget::of(&capabilities, 16).take(NotifyMode::Immediate, 1 << 14).unwrap();
     assert_eq!((quota.max_chunks(), quota.is_limited()), (1 << 14, false));
 }
 
 #[test]
 fn long_queue_admits_thousands_of_rings() {
-    let facts = unprotected_offer().capabilities().clone();
-    let facts = Capabilities { transmit_depth: 1024, receive_depth: 16384, ..facts };
-    let direct = Capabilities { mode: facts.mode | Mode::RX_CQ_DATA, ..facts.clone() };
-    for facts in [facts, direct] {
-        let (quotas, _) = take_all(&QueueBudget::of(&facts, queue_entries(&facts)));
+    let capabilities = unprotected_offer().capabilities().clone();
+    let capabilities = Capabilities { transmit_depth: 1024, receive_depth: 16384, ..capabilities };
+    let direct =
+        Capabilities { mode: capabilities.mode | Mode::RX_CQ_DATA, ..capabilities.clone() };
+    for capabilities in [capabilities, direct] {
+        let (quotas, _) = take_all(&QueueBudget::of(&capabilities, queue_entries(&capabilities)));
         assert!(quotas.len() >= 1900, "{} rings", quotas.len());
         // All quotas are equal.
         assert!(quotas.iter().all(|quota| quota.max_chunks() == 7));
@@ -109,7 +113,7 @@ fn notices_in_flight_fit_the_readers_queue() {
             Pushed::Written => panic!("nothing was written"),
         }
         let (PortEvent::Idle | PortEvent::Ring) = writer.progress().unwrap() else {
-            panic!("nobody's")
+            panic!("unexpected completion")
         };
     }
     assert!((1..ENTRIES as u64 / 2).contains(&sent), "{sent} notices for {ENTRIES} entries");
@@ -126,7 +130,7 @@ fn notices_in_flight_fit_the_readers_queue() {
         }
         for port in [&mut *writer, &mut *reader] {
             let (PortEvent::Idle | PortEvent::Ring) = port.progress().unwrap() else {
-                panic!("nobody's")
+                panic!("unexpected completion")
             };
             port.return_all_credit(false);
         }
@@ -172,13 +176,13 @@ fn pair() -> Pair {
 
 impl Pair {
     /// Makes progress on both ports until a condition holds.
-    fn until(&mut self, what: &str, mut is_so: impl FnMut(&mut Self) -> bool) {
+    fn until(&mut self, what: &str, mut is_met: impl FnMut(&mut Self) -> bool) {
         let end = Instant::now() + TIMEOUT;
-        while !is_so(self) {
+        while !is_met(self) {
             assert!(Instant::now() < end, "{what}");
             for port in [&mut self.writer, &mut self.reader] {
                 let (PortEvent::Idle | PortEvent::Ring) = port.progress().unwrap() else {
-                    panic!("nobody's")
+                    panic!("unexpected completion")
                 };
             }
         }
@@ -200,15 +204,15 @@ fn quota_is_held_until_the_last_credit_arrives() {
     pair.send();
     let writing = pair.writing;
     pair.writer.drop_sender(writing);
-    pair.until("the end comes", |pair| {
+    pair.until("the end notice arrives", |pair| {
         drop(pair.reader.take(pair.reading).unwrap_or(None));
         pair.reader.receiver(pair.reading).unwrap().is_end_of_stream()
     });
-    pair.until("the end is said", |pair| pair.writer.quarantined_quotas() == 1);
+    pair.until("the end notice is sent", |pair| pair.writer.quarantined_quotas() == 1);
     // The reader returns the last credit, which frees the quota.
     let reading = pair.reading;
     pair.reader.close_receiver(reading).unwrap();
-    pair.until("the last credit comes", |pair| pair.writer.rings() == (0, 0));
+    pair.until("the last credit arrives", |pair| pair.writer.rings() == (0, 0));
     assert_eq!(pair.writer.quarantined_quotas(), 0);
     assert_eq!(pair.reader.quarantined_quotas(), 0);
 }

@@ -13,7 +13,7 @@ use super::writer_state::Chunk;
 /// The part of the ring that a chunk and the bytes skipped before it occupy. To be
 /// [released](ReaderState::release) once.
 #[derive(Debug, PartialEq, Eq)]
-#[must_use = "what is not released is never written again"]
+#[must_use = "an unreleased chunk blocks the ring"]
 pub struct ReleaseToken {
     sequence: u64,
 }
@@ -127,12 +127,12 @@ pub struct ReaderState {
     /// Chunks that may be in the ring.
     max_chunks: u64,
     /// Number of chunks in total, once the writer has sent the end notice.
-    ends: Option<u64>,
+    end_sequence: Option<u64>,
     /// Number of the next message, and how much of it arrived.
     message: u64,
     received: u64,
     /// Its length and topic, once a part of it arrived.
-    announced: Option<(u64, u32)>,
+    declared: Option<(u64, u32)>,
     duplicates: u64,
     unmatched_notices: u64,
 }
@@ -158,10 +158,10 @@ impl ReaderState {
             uncredited: 0,
             watermark: watermark.min(geometry.max_chunk_len()),
             max_chunks: geometry.max_chunks(),
-            ends: None,
+            end_sequence: None,
             message: 0,
             received: 0,
-            announced: None,
+            declared: None,
             duplicates: 0,
             unmatched_notices: 0,
         }
@@ -203,7 +203,7 @@ impl ReaderState {
             RingNotice::Chunk { sequence } => sequence,
             RingNotice::WriterClosed { sequence } => {
                 // It may overtake the notices of the last chunks.
-                self.ends =
+                self.end_sequence =
                     expand_truncated(self.sequence, sequence).filter(|end| *end >= self.sequence);
                 return Ok(());
             }
@@ -217,7 +217,7 @@ impl ReaderState {
                     let next = self.sequence;
                     return Err(ProtocolError::TooFarAhead { sequence, next });
                 }
-                let (number, word, bit) = self.place(sequence);
+                let (number, word, bit) = self.arrival_slot(sequence);
                 if self.arrived[word] & bit != 0 {
                     self.duplicates += 1;
                 }
@@ -241,14 +241,14 @@ impl ReaderState {
         look: impl Fn(HeaderLocation) -> [u8; HEADER_LEN as usize],
         flag: impl Fn(u64) -> u64,
     ) -> bool {
-        let (_, word, bit) = self.place(self.sequence);
+        let (_, word, bit) = self.arrival_slot(self.sequence);
         if self.arrived[word] & bit != 0 {
             return true;
         }
         let Some(header) = self.find(look) else { return false };
         let payload = u64::from(header.payload);
-        let ends = self.geometry.flag(payload) + FLAG_LEN;
-        if ends > self.geometry.bytes_to_end(header.position) {
+        let chunk_end = self.geometry.flag(payload) + FLAG_LEN;
+        if chunk_end > self.geometry.bytes_to_end(header.position) {
             return false;
         }
         let at = self.geometry.offset(header.position) + self.geometry.flag(payload);
@@ -268,7 +268,7 @@ impl ReaderState {
         look: impl Fn(HeaderLocation) -> [u8; HEADER_LEN as usize],
     ) -> Option<ChunkHeader> {
         let here = |position: u64| {
-            let place = match self.geometry.layout() {
+            let location = match self.geometry.layout() {
                 ChunkLayout::SeparateHeader => {
                     HeaderLocation::Headers(self.sequence % self.geometry.max_chunks() * HEADER_LEN)
                 }
@@ -276,11 +276,11 @@ impl ReaderState {
                     HeaderLocation::Ring(self.geometry.offset(position))
                 }
             };
-            let found = ChunkHeader::decode(&look(place))?;
-            let is_it = found.epoch == self.epoch
+            let found = ChunkHeader::decode(&look(location))?;
+            let is_expected = found.epoch == self.epoch
                 && found.position == position
                 && found.sequence == self.sequence;
-            is_it.then_some(found)
+            is_expected.then_some(found)
         };
         here(self.next).or_else(|| here(self.next + self.geometry.bytes_to_end(self.next)))
     }
@@ -291,7 +291,7 @@ impl ReaderState {
         &mut self,
         look: impl Fn(HeaderLocation) -> [u8; HEADER_LEN as usize],
     ) -> Result<Option<ArrivedChunk>, ProtocolError> {
-        let (number, word, bit) = self.place(self.sequence);
+        let (number, word, bit) = self.arrival_slot(self.sequence);
         if self.arrived[word] & bit == 0 {
             return Ok(None);
         }
@@ -308,7 +308,8 @@ impl ReaderState {
         let payload = u64::from(header.payload);
         let taken = self.geometry.taken(payload);
         let end = header.position + taken;
-        let is_same = self.announced.is_none_or(|said| said == (header.length, header.topic));
+        let is_same =
+            self.declared.is_none_or(|declared| declared == (header.length, header.topic));
         let continues = header.message == self.message && header.offset == self.received && is_same;
         let fits = taken <= self.geometry.bytes_to_end(header.position)
             && end - self.head <= self.geometry.capacity();
@@ -332,7 +333,7 @@ impl ReaderState {
         self.sequence += 1;
         self.received += u64::from(header.payload);
         let is_last = self.received == header.length;
-        self.announced = (!is_last).then_some((header.length, header.topic));
+        self.declared = (!is_last).then_some((header.length, header.topic));
         if is_last {
             self.message += 1;
             self.received = 0;
@@ -344,8 +345,8 @@ impl ReaderState {
     /// Releases a chunk, in any order.
     pub fn release(&mut self, release_token: ReleaseToken) {
         let first = self.sequence - self.taken.len() as u64;
-        let place = release_token.sequence.checked_sub(first).map(|place| place as usize);
-        if let Some((_, is_released)) = place.and_then(|place| self.taken.get_mut(place)) {
+        let index = release_token.sequence.checked_sub(first).map(|index| index as usize);
+        if let Some((_, is_released)) = index.and_then(|index| self.taken.get_mut(index)) {
             *is_released = true;
         }
         while let Some((end, true)) = self.taken.front() {
@@ -436,7 +437,7 @@ impl ReaderState {
 
     /// Has the writer sent the end notice, and was every chunk taken?
     pub fn is_end_of_stream(&self) -> bool {
-        self.ends == Some(self.sequence)
+        self.end_sequence == Some(self.sequence)
     }
 
     /// The notice that the reader has closed the ring.
@@ -475,7 +476,7 @@ impl ReaderState {
 
     /// Index, word and bit of a chunk.
     #[inline]
-    fn place(&self, sequence: u64) -> (usize, usize, u64) {
+    fn arrival_slot(&self, sequence: u64) -> (usize, usize, u64) {
         let number = sequence % self.geometry.max_chunks();
         (number as usize, (number / 64) as usize, 1 << (number % 64))
     }

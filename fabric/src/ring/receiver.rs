@@ -99,18 +99,17 @@ impl RingReceiver {
     /// capability, `OutOfBounds` if the memory is too small; errors of registration.
     pub(super) fn open(
         endpoint: &Endpoint,
-        further: &[RegistrationScope<'_>],
+        extra: &[RegistrationScope<'_>],
         (ring, epoch): (u16, u32),
-        (options, capacity): (&RingOptions, &QueueBudget),
+        (options, queue_budget): (&RingOptions, &QueueBudget),
         memory: impl Memory,
     ) -> Result<Self> {
         let geometry = geometry_of(endpoint, ring, options, memory.kind())?;
-        let registration_scopes: Vec<_> = std::iter::once(RegistrationScope::of(endpoint))
-            .chain(further.iter().copied())
-            .collect();
-        let quota = capacity.take(options.notify, geometry.max_chunks())?;
+        let registration_scopes: Vec<_> =
+            std::iter::once(RegistrationScope::of(endpoint)).chain(extra.iter().copied()).collect();
+        let quota = queue_budget.take(options.notify, geometry.max_chunks())?;
         let max_chunks = quota.max_chunks();
-        let memory = RingMemory::over(&registration_scopes, geometry, memory, quota)?;
+        let memory = RingMemory::new(&registration_scopes, geometry, memory, quota)?;
         let mut reader = ReaderState::new(memory.geometry, epoch, options.watermark)
             .resume_after(options.completed_messages);
         reader.limit_chunks(max_chunks);
@@ -181,7 +180,7 @@ impl RingReceiver {
         let operation = "connecting a ring";
         if answer.epoch != self.reader.epoch() {
             let detail = format!(
-                "the answer is of epoch {}, the ring of epoch {}",
+                "the answer has epoch {}, the ring epoch {}",
                 answer.epoch,
                 self.reader.epoch()
             );
@@ -225,7 +224,7 @@ impl RingReceiver {
             RingNotice::Chunk { .. } | RingNotice::WriterClosed { .. }
         ));
         self.credit_resends = 0;
-        self.reader.notice(immediate, length).map_err(broken)
+        self.reader.notice(immediate, length).map_err(protocol_error)
     }
 
     /// The next chunk, if it has arrived.
@@ -238,15 +237,15 @@ impl RingReceiver {
             return Err(broken.clone());
         }
         let memory = &*self.memory;
-        let look = |place| memory.look(place);
+        let look = |location| memory.read_header(location);
         if self.mode == NotifyMode::Polling {
-            self.reader.look(look, |offset| memory.flag(offset));
+            self.reader.look(look, |offset| memory.read_flag(offset));
         }
         let arrived = match self.reader.take(look) {
             Ok(Some(arrived)) => arrived,
             Ok(None) => return Ok(None),
             Err(error) => {
-                let error = broken(error);
+                let error = protocol_error(error);
                 self.fail(error.clone());
                 return Err(error);
             }
@@ -273,7 +272,7 @@ impl RingReceiver {
         if self.is_closing || self.credit_error.is_some() {
             return Ok(false);
         }
-        self.collect();
+        self.collect_released();
         // A later credit includes an earlier one.
         let due = self.reader.credit(is_idle);
         if due.is_none() && !self.is_credit_unsent {
@@ -284,7 +283,7 @@ impl RingReceiver {
 
     /// Collects dropped views.
     #[inline]
-    fn collect(&mut self) {
+    fn collect_released(&mut self) {
         let unreleased = self.reader.unreleased();
         for sequence in unreleased {
             if !self.memory.take_released(sequence) {
@@ -370,9 +369,9 @@ impl RingReceiver {
 
     /// Is a notice due that the ring is closed, or the last credit?
     pub(super) fn is_end_notice_ready(&self) -> bool {
-        let tells_last = self.memory.quota.is_limited() && self.has_unsent_credit();
+        let is_credit_due = self.memory.quota.is_limited() && self.has_unsent_credit();
         self.is_closing
-            && if self.is_end_of_stream() { tells_last } else { self.is_close_notice_due }
+            && if self.is_end_of_stream() { is_credit_due } else { self.is_close_notice_due }
     }
 
     /// Gives up the notice that the ring is closed. True if that ends the ring: the writer has
@@ -545,7 +544,7 @@ pub(super) fn geometry_of(
     let layout = options.notify.layout(capabilities, memory)?;
     let Some(geometry) = RingGeometry::new(options.capacity, ring) else {
         let detail = format!(
-            "there is no ring of {} bytes with number {ring}: from 1 KiB to 1 TiB, and two halves of whole granules",
+            "a ring of {} bytes with index {ring} is impossible. Use 1 KiB to 1 TiB, and a multiple of two granules",
             options.capacity
         );
         return Err(Error::new(ErrorKind::InvalidArgument, "opening a ring", detail));
@@ -554,6 +553,6 @@ pub(super) fn geometry_of(
 }
 
 #[cold]
-pub(super) fn broken(error: super::ProtocolError) -> Error {
+pub(super) fn protocol_error(error: super::ProtocolError) -> Error {
     Error::new(ErrorKind::ConnectionLost, "reading a ring", error.to_string())
 }

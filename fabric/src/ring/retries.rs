@@ -11,7 +11,7 @@ use crate::Peer;
 /// The pause before the first attempt, and the longest one: each is twice as long as the previous.
 const PAUSES: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(500));
 /// Attempts end after this time without success.
-const GIVEN_UP_AFTER: Duration = Duration::from_secs(5);
+const RETRY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// State of a ring's end notice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,9 +59,9 @@ impl Retries {
 
     /// The provider had no room for a notice to this peer. True if attempts end here.
     pub(super) fn refused(&mut self, peer: Peer, now: Instant) -> bool {
-        let place = self.peers.iter().position(|retry| retry.peer == peer);
-        let retry = match place {
-            Some(place) => &mut self.peers[place],
+        let index = self.peers.iter().position(|retry| retry.peer == peer);
+        let retry = match index {
+            Some(index) => &mut self.peers[index],
             None => {
                 let (pause, next) = (Duration::ZERO, now);
                 self.peers.push(Retry { peer, since: now, pause, next, is_wanted: true });
@@ -69,7 +69,7 @@ impl Retries {
                 &mut self.peers[last]
             }
         };
-        if now.saturating_duration_since(retry.since) >= GIVEN_UP_AFTER {
+        if now.saturating_duration_since(retry.since) >= RETRY_TIMEOUT {
             self.reached(peer);
             return true;
         }
@@ -98,7 +98,7 @@ mod tests {
     const STEP: Duration = Duration::from_micros(50);
 
     /// As a port does in each step. None while no attempt is due.
-    fn look(retries: &mut Retries, peer: Peer, now: Instant) -> Option<bool> {
+    fn attempt(retries: &mut Retries, peer: Peer, now: Instant) -> Option<bool> {
         let refused = retries.allows(peer, now).then(|| retries.refused(peer, now));
         retries.sweep();
         refused
@@ -110,7 +110,7 @@ mod tests {
         let (mut now, mut attempts, mut longest) = (start, 0, Duration::ZERO);
         loop {
             let before = now;
-            match look(&mut retries, peer, now) {
+            match attempt(&mut retries, peer, now) {
                 Some(true) => break,
                 Some(false) => attempts += 1,
                 None => {}
@@ -122,7 +122,7 @@ mod tests {
         assert!(attempts < 30, "{attempts}");
         assert_eq!(longest, PAUSES.1);
         let took = now - start;
-        assert!(took >= GIVEN_UP_AFTER && took <= GIVEN_UP_AFTER + PAUSES.1, "{took:?}");
+        assert!(took >= RETRY_TIMEOUT && took <= RETRY_TIMEOUT + PAUSES.1, "{took:?}");
         assert_eq!(retries.next(), None);
     }
 

@@ -79,7 +79,7 @@ impl RingOffer {
             }
             _ => {
                 let detail = format!(
-                    "a ring of {} bytes with number {}, {} lanes, {} messages and {} chunks",
+                    "a ring of {} bytes with index {}, {} lanes, {} completed messages and {} chunks is impossible",
                     self.capacity,
                     self.ring,
                     self.lanes.len(),

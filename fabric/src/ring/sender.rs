@@ -189,10 +189,10 @@ impl RingSender {
     ) -> Result<Pushed> {
         let (chunk, body) = match self.plan(message, (payload, at), most)? {
             Planned::Chunk(chunk, body) => (chunk, body),
-            Planned::No(pushed) => return Ok(pushed),
+            Planned::NotPlanned(pushed) => return Ok(pushed),
         };
         let posted = self.chunk_poster.post(endpoint, queue, &chunk, body)?;
-        if posted == Posted::No {
+        if posted == Posted::NoRoom {
             self.statistics.busy += 1;
             return Ok(Pushed::Busy);
         }
@@ -222,7 +222,7 @@ impl RingSender {
         most: u64,
     ) -> Result<Planned<'a>> {
         if message.is_written() {
-            return Ok(Planned::No(Pushed::Written));
+            return Ok(Planned::NotPlanned(Pushed::Written));
         }
         if let Some(broken) = &self.broken {
             return Err(broken.clone());
@@ -231,7 +231,7 @@ impl RingSender {
             Ok(chunk) => chunk,
             Err(Refused::Blocked(blocked)) => {
                 self.begin_block();
-                return Ok(Planned::No(Pushed::Blocked(blocked)));
+                return Ok(Planned::NotPlanned(Pushed::Blocked(blocked)));
             }
             Err(Refused::Stale) => return Err(stale()),
         };
@@ -289,7 +289,7 @@ impl RingSender {
     ) -> bool {
         if self.writer.take_credit_notice(immediate) {
             let credit = match &self.credit {
-                Some(place) => place.read(),
+                Some(slot) => slot.read(),
                 None => credit.and_then(|bytes| Credit::decode(bytes, self.writer.epoch())),
             };
             return self.take_credit(credit);
@@ -355,8 +355,8 @@ impl RingSender {
     pub(super) fn begin_close(&mut self, confirm_delivery: bool) {
         (self.is_closing, self.confirms_end_notice) = (true, confirm_delivery);
         if self.end == EndNotice::NotDue {
-            let can_hear = self.mode != NotifyMode::Polling && self.broken.is_none();
-            self.end = if can_hear { EndNotice::Due } else { EndNotice::Sent };
+            let has_end_notice = self.mode != NotifyMode::Polling && self.broken.is_none();
+            self.end = if has_end_notice { EndNotice::Due } else { EndNotice::Sent };
         }
     }
 
@@ -374,11 +374,11 @@ impl RingSender {
 
     /// Can the end notice be sent now? The notices of all chunks come first.
     pub(super) fn is_end_notice_ready(&self) -> bool {
-        let is_told = match self.mode {
+        let are_chunks_notified = match self.mode {
             NotifyMode::Message => self.chunk_poster.unfinished() == 0,
             NotifyMode::Immediate | NotifyMode::Polling => !self.chunk_poster.has_partial_chunk(),
         };
-        self.end == EndNotice::Due && is_told
+        self.end == EndNotice::Due && are_chunks_notified
     }
 
     /// Gives up the end notice.
@@ -398,13 +398,13 @@ impl RingSender {
             let bits = self.writer.end_notice();
             let (notice_sender, number) =
                 (&self.chunk_poster.notice_sender, self.chunk_poster.instance().number());
-            let said = match self.confirms_end_notice {
+            let sent = match self.confirms_end_notice {
                 true => notice_sender.send_last_notice(endpoint, queue, bits, number),
                 false => notice_sender
                     .send_notice(endpoint, queue, bits)
-                    .map(|said| (!said).then_some(false)),
+                    .map(|is_sent| (!is_sent).then_some(false)),
             };
-            self.end = match said {
+            self.end = match sent {
                 Ok(Some(true)) => EndNotice::InFlight,
                 Ok(Some(false)) => return CloseProgress::Refused,
                 // Sent; or the connection is broken, and no reader can receive it.
@@ -506,9 +506,9 @@ impl RingSender {
     #[must_use]
     pub fn unfinished(&self) -> usize {
         // Chunks on the port's own endpoint are counted twice, which does no harm.
-        let given =
+        let on_lanes =
             self.stripe_tracker.as_ref().map_or(0, |stripe_tracker| stripe_tracker.unfinished());
-        self.chunk_poster.unfinished() + given
+        self.chunk_poster.unfinished() + on_lanes
     }
 
     /// The reader's address handle.
@@ -520,10 +520,10 @@ impl RingSender {
 
 /// The most payload of one write. In polling mode providers may let the flag overtake a longer one.
 fn max_chunk_payload(endpoint: &Endpoint, mode: NotifyMode) -> u64 {
-    let facts = endpoint.domain().capabilities();
+    let capabilities = endpoint.domain().capabilities();
     let most = match mode {
-        NotifyMode::Polling => ordered_write_limit(facts),
-        NotifyMode::Immediate | NotifyMode::Message => facts.max_message_size as u64,
+        NotifyMode::Polling => ordered_write_limit(capabilities),
+        NotifyMode::Immediate | NotifyMode::Message => capabilities.max_message_size as u64,
     };
     most.saturating_sub(super::header::HEADER_LEN)
 }
@@ -583,7 +583,7 @@ fn not_in_part(message: &Message, at: u64, end: u64) -> Error {
 
 #[cold]
 fn stale() -> Error {
-    let detail = "another message is written in part, or was written first since this one was \
-                  begun, or it is another ring's";
+    let detail = "another message is partly written or was written first, or the message \
+                  belongs to another ring. Begin it again";
     Error::new(ErrorKind::InvalidArgument, "writing to a ring", detail)
 }

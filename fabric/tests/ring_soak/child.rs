@@ -13,7 +13,7 @@ use crate::failure::Failure;
 /// How long a child may take to end.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(20);
 /// Time between two samples of memory.
-const BETWEEN_SAMPLES: Duration = Duration::from_millis(100);
+const SAMPLE_INTERVAL: Duration = Duration::from_millis(100);
 /// Allowed difference of memory between two parts of a child's life: rings have different sizes,
 /// and some of earlier epochs stay until the endpoint is closed.
 const MEMORY_SLACK_KIB: u64 = 48 << 10;
@@ -24,7 +24,7 @@ pub struct Child {
     role: &'static str,
     process: Process,
     control_channel: ControlChannel<Report>,
-    born: Instant,
+    started: Instant,
     /// Time, and resident kibibytes.
     samples: Vec<(Instant, u64)>,
     /// Connections that it had.
@@ -42,8 +42,8 @@ impl Child {
             .stdin(Stdio::from(OwnedFd::from(there)))
             .spawn()
             .map_err(system)?;
-        let (control_channel, born) = (ControlChannel::new(here)?, Instant::now());
-        Ok(Self { role, process, control_channel, born, samples: Vec::new(), epochs: 0 })
+        let (control_channel, started) = (ControlChannel::new(here)?, Instant::now());
+        Ok(Self { role, process, control_channel, started, samples: Vec::new(), epochs: 0 })
     }
 
     pub fn control_channel(&self) -> &ControlChannel<Report> {
@@ -91,8 +91,10 @@ impl Child {
         self.send_instruction(&Instruction::End)?;
         match self.exit_status()? {
             Some(status) if status.success() => Ok(()),
-            Some(status) => Err(Failure::Defect(format!("the {}'s end: {status}", self.role))),
-            None => Err(Failure::Stalled(format!("the {} did not end", self.role))),
+            Some(status) => {
+                Err(Failure::Defect(format!("the {} exited with an error: {status}", self.role)))
+            }
+            None => Err(Failure::Stalled(format!("the {} did not exit", self.role))),
         }
     }
 
@@ -110,24 +112,24 @@ impl Child {
 
     /// Samples its memory if that is due.
     pub fn sample(&mut self) {
-        let is_due = self.samples.last().is_none_or(|(at, _)| at.elapsed() >= BETWEEN_SAMPLES);
+        let is_due = self.samples.last().is_none_or(|(at, _)| at.elapsed() >= SAMPLE_INTERVAL);
         // Memory before the first ring is not representative.
         if is_due && self.epochs > 0 {
-            let resident = of_status(self.process.id(), "VmRSS:");
+            let resident = status_value(self.process.id(), "VmRSS:");
             self.samples.extend(resident.map(|kib| (Instant::now(), kib)));
         }
     }
 
     /// Its memory over time.
     pub fn memory(&self) -> Memory {
-        let lived = self.born.elapsed();
+        let age = self.started.elapsed();
         let peak_between = |from: u32, until: u32| {
-            let part = self.born + lived * from / 4..self.born + lived * until / 4;
+            let part = self.started + age * from / 4..self.started + age * until / 4;
             let samples = self.samples.iter().filter(|(at, _)| part.contains(at));
             samples.map(|(_, kib)| *kib).max().unwrap_or(0)
         };
         Memory {
-            seconds: lived.as_secs(),
+            seconds: age.as_secs(),
             epochs: self.epochs,
             first_kib: self.samples.first().map_or(0, |(_, kib)| *kib),
             second_quarter_peak_kib: peak_between(1, 2),
@@ -169,10 +171,10 @@ fn remove_shm_files(number: u32) {
 }
 
 /// A number of kibibytes from a process's status.
-fn of_status(process: u32, name: &str) -> Option<u64> {
+fn status_value(process: u32, name: &str) -> Option<u64> {
     let text = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
-    let control_channel = text.lines().find(|control_channel| control_channel.starts_with(name))?;
-    control_channel.split_whitespace().nth(1)?.parse().ok()
+    let line = text.lines().find(|line| line.starts_with(name))?;
+    line.split_whitespace().nth(1)?.parse().ok()
 }
 
 /// Resident memory of a process, in kibibytes. Peaks are compared, since rings have different

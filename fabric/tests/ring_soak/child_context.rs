@@ -12,7 +12,7 @@ use fabric::{
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::Signal;
 
-use crate::control_channel::{ControlChannel, Order as Command, Received, Report};
+use crate::control_channel::{ControlChannel, Instruction, Received, Report};
 use crate::failure::Failure;
 
 /// How long a child waits for its ring before it reads the control channel.
@@ -20,22 +20,22 @@ pub const WAIT_SLICE: Duration = Duration::from_millis(20);
 /// The same without a ring.
 const IDLE_SLICE: Duration = Duration::from_millis(2);
 /// Shortest time between two reads of the control channel while busy.
-const BETWEEN_LOOKS: Duration = Duration::from_millis(1);
+const MIN_READ_INTERVAL: Duration = Duration::from_millis(1);
 
 /// The wanted providers, or all present ones that rings are tested on.
 pub fn providers(wanted: &[String]) -> Vec<String> {
     if !wanted.is_empty() {
         return wanted.to_vec();
     }
-    let is_here = |provider: &&str| offer(provider).is_ok();
+    let is_present = |provider: &&str| offer(provider).is_ok();
     // libfabric 1.18 renamed net to tcp.
-    let tcp = ["tcp", "net"].into_iter().find(|provider| is_here(provider));
-    let others = ["tcp;ofi_rxm", "shm"].into_iter().filter(is_here);
+    let tcp = ["tcp", "net"].into_iter().find(|provider| is_present(provider));
+    let others = ["tcp;ofi_rxm", "shm"].into_iter().filter(is_present);
     tcp.into_iter().chain(others).map(str::to_owned).collect()
 }
 
 /// The notify modes that this provider supports.
-pub fn forms(provider: &str) -> Result<Vec<NotifyMode>, Failure> {
+pub fn notify_modes(provider: &str) -> Result<Vec<NotifyMode>, Failure> {
     let offer = offer(provider)?;
     let can = |notify: &NotifyMode| notify.check(offer.capabilities()).is_ok();
     Ok(NotifyMode::ALL.into_iter().filter(can).collect())
@@ -57,10 +57,10 @@ fn offer(provider: &str) -> fabric::Result<Offer> {
 /// A child's control channel to the supervisor, and its domain.
 #[derive(Debug)]
 pub struct ChildContext {
-    pub control_channel: ControlChannel<Command>,
+    pub control_channel: ControlChannel<Instruction>,
     pub domain: Domain,
     provider: String,
-    looked: Instant,
+    last_read: Instant,
 }
 
 impl ChildContext {
@@ -70,10 +70,16 @@ impl ChildContext {
         set_pdeathsig(Signal::SIGKILL)
             .map_err(|error| Failure::System("prctl(PR_SET_PDEATHSIG)", error.into()))?;
         let stdin = std::io::stdin().as_fd().try_clone_to_owned();
-        let stream = stdin.map_err(|error| Failure::System("the line", error))?;
+        let stream =
+            stdin.map_err(|error| Failure::System("duplicating the control channel", error))?;
         let control_channel = ControlChannel::new(UnixStream::from(stream))?;
         let domain = Domain::open(&offer(provider)?)?;
-        Ok(Self { control_channel, domain, provider: provider.to_owned(), looked: Instant::now() })
+        Ok(Self {
+            control_channel,
+            domain,
+            provider: provider.to_owned(),
+            last_read: Instant::now(),
+        })
     }
 
     /// Opens a port on a new endpoint.
@@ -96,20 +102,22 @@ impl ChildContext {
     }
 
     /// The next instruction of the supervisor, if it is time to check.
-    pub fn order(
+    pub fn instruction(
         &mut self,
         local_port: Option<&mut LocalPort>,
         is_busy: bool,
-    ) -> Result<Received<Command>, Failure> {
+    ) -> Result<Received<Instruction>, Failure> {
         let timeout = match local_port {
-            _ if is_busy && self.looked.elapsed() < BETWEEN_LOOKS => return Ok(Received::Nothing),
+            _ if is_busy && self.last_read.elapsed() < MIN_READ_INTERVAL => {
+                return Ok(Received::Nothing);
+            }
             _ if is_busy => Duration::ZERO,
             // Peers depend on its progress even while it is idle.
             Some(local_port) => local_port.wait(),
             None => IDLE_SLICE,
         };
         let receive = self.control_channel.receive(timeout);
-        self.looked = Instant::now();
+        self.last_read = Instant::now();
         receive
     }
 

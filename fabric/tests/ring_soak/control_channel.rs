@@ -142,7 +142,7 @@ pub struct ControlChannel<T> {
 
 impl<T: DeserializeOwned> ControlChannel<T> {
     pub fn new(stream: UnixStream) -> Result<Self, Failure> {
-        let system = |error| Failure::System("a socket's deadlines", error);
+        let system = |error| Failure::System("setting a socket's timeout", error);
         stream.set_write_timeout(Some(TIMEOUT)).map_err(system)?;
         Ok(Self { stream, buffer: Vec::new(), from: 0, frames: PhantomData })
     }
@@ -154,7 +154,9 @@ impl<T: DeserializeOwned> ControlChannel<T> {
             .map_err(|e| Failure::ControlChannel(e.to_string()))?;
         let length = bytes.len() - 4;
         if length > MAX_FRAME_LENGTH {
-            return Err(Failure::ControlChannel(format!("a frame of {length} bytes")));
+            return Err(Failure::ControlChannel(format!(
+                "sending a frame of {length} bytes, the limit is {MAX_FRAME_LENGTH}"
+            )));
         }
         bytes[..4].copy_from_slice(&(length as u32).to_le_bytes());
         match self.stream.write_all(&bytes) {
@@ -196,7 +198,9 @@ impl<T: DeserializeOwned> ControlChannel<T> {
         };
         let length = u32::from_le_bytes(*length) as usize;
         if length > MAX_FRAME_LENGTH {
-            return Err(Failure::ControlChannel(format!("a frame of {length} bytes came")));
+            return Err(Failure::ControlChannel(format!(
+                "received a frame of {length} bytes, the limit is {MAX_FRAME_LENGTH}"
+            )));
         }
         let Some(body) = rest.get(..length) else {
             self.buffer.drain(..self.from);

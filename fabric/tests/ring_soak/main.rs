@@ -67,7 +67,7 @@ fn parse(words: &[&str]) -> Result<Arguments, Failure> {
     let mut arguments = Arguments { seconds: 60, seed, providers: Vec::new() };
     let mut words = words.iter();
     while let Some(word) = words.next() {
-        let value = words.next().ok_or_else(|| Failure::Usage(format!("{word} wants a value")))?;
+        let value = words.next().ok_or_else(|| Failure::Usage(format!("{word} needs a value")))?;
         match *word {
             "--seconds" => arguments.seconds = number(value)?,
             "--seed" => arguments.seed = number(value)?,
@@ -79,20 +79,20 @@ fn parse(words: &[&str]) -> Result<Arguments, Failure> {
 }
 
 fn number(text: &str) -> Result<u64, Failure> {
-    text.parse().map_err(|_| Failure::Usage(format!("\"{text}\" is no number")))
+    text.parse().map_err(|_| Failure::Usage(format!("\"{text}\" is not a number")))
 }
 
 /// Runs all providers; a failing one does not stop the others.
 fn soak(arguments: &Arguments) -> Result<(), Failure> {
     let providers = child_context::providers(&arguments.providers);
     if providers.is_empty() {
-        return Err(Failure::Usage("no provider that rings run on".to_owned()));
+        return Err(Failure::Usage("no provider supports rings".to_owned()));
     }
     println!("seed {}, {} s on {}", arguments.seed, arguments.seconds, providers.join(", "));
-    let share = Duration::from_secs(arguments.seconds) / providers.len() as u32;
+    let time = Duration::from_secs(arguments.seconds) / providers.len() as u32;
     let mut failed = Vec::new();
     for provider in &providers {
-        let (result, failure) = supervisor::run(provider, arguments.seed, share)?;
+        let (result, failure) = supervisor::run(provider, arguments.seed, time)?;
         println!("{result}");
         if let Some(failure) = failure {
             eprintln!("ring_soak: {provider}: {failure}");
@@ -103,5 +103,7 @@ fn soak(arguments: &Arguments) -> Result<(), Failure> {
         return Ok(());
     }
     let (failed, seed) = (failed.join(", "), arguments.seed);
-    Err(Failure::Defect(format!("failed on {failed}; --seed {seed} begins the same")))
+    Err(Failure::Defect(format!(
+        "failed on {failed}. To repeat the messages and faults: --seed {seed}"
+    )))
 }

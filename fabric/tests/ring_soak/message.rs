@@ -80,8 +80,8 @@ impl Message {
     /// Writes words of the message from index `first` on.
     pub fn words(&self, first: u64, into: &mut [u8]) {
         let mut word = self.word(first);
-        for place in into.chunks_exact_mut(WORD) {
-            place.copy_from_slice(&word.to_le_bytes());
+        for slot in into.chunks_exact_mut(WORD) {
+            slot.copy_from_slice(&word.to_le_bytes());
             word = word.wrapping_add(STEP);
         }
     }

@@ -37,8 +37,8 @@ impl MessageCheck {
     /// Compares a chunk: header, and every byte.
     pub fn take(&mut self, view: &ChunkView) -> Result<(), Failure> {
         let (header, message) = (view.header(), &self.message);
-        let says = (header.message, header.length, header.topic, header.offset);
-        if says != (message.number, message.length, message.topic, self.at) {
+        let found = (header.message, header.length, header.topic, header.offset);
+        if found != (message.number, message.length, message.topic, self.at) {
             let at = self.at;
             return Err(Failure::Defect(format!("{header:?}, where {message:?} is at {at}")));
         }
@@ -64,7 +64,7 @@ impl MessageCheck {
         self.received[end..words].fill(0);
         self.message.words(self.at / WORD as u64, &mut self.expected[..words]);
         if self.received[before..end] != self.expected[before..end] {
-            return Err(self.wrong(view, before..end));
+            return Err(self.mismatch(view, before..end));
         }
         for word in self.received[..words].chunks_exact(WORD) {
             let word = word.try_into().map_or(0, u64::from_le_bytes);
@@ -75,8 +75,8 @@ impl MessageCheck {
     }
 
     #[cold]
-    fn wrong(&self, view: &ChunkView, piece: std::ops::Range<usize>) -> Failure {
-        let differs = |place: &usize| self.received[*place] != self.expected[*place];
+    fn mismatch(&self, view: &ChunkView, piece: std::ops::Range<usize>) -> Failure {
+        let differs = |index: &usize| self.received[*index] != self.expected[*index];
         let first = piece.clone().find(differs).unwrap_or(piece.start);
         let count = piece.clone().filter(differs).count();
         let shown = first..piece.end.min(first + 16);

@@ -80,7 +80,7 @@ impl Reader {
             Instruction::Offer { attempt, ring, mode } => self.offer(attempt, &ring, mode),
             Instruction::Connect { attempt, peer, answer } if attempt == self.attempt => {
                 let (Some(local_port), Some(ring)) = (&mut self.local_port, self.ring) else {
-                    return Err(Failure::ControlChannel("an answer without an offer".to_owned()));
+                    return Err(Failure::ControlChannel("answer without an offer".to_owned()));
                 };
                 let peer = local_port.insert_peer(&peer)?;
                 // The writer may have died since; then another attempt follows.
@@ -117,7 +117,7 @@ impl Reader {
         }
         let Some(local_port) = &mut self.local_port else {
             return Err(Failure::ControlChannel(
-                "a ring that is not there was to be opened again".to_owned(),
+                "there is no endpoint to reopen the ring on".to_owned(),
             ));
         };
         if let (ReaderMode::SameEndpoint, Some(ring)) = (mode, self.ring) {
@@ -214,15 +214,16 @@ impl Reader {
             Ok(receiver) => {
                 let reader = receiver.reader();
                 format!(
-                    "the reader: flowing: {}, epoch {}, {} whole, {} bytes of {:?}, head {}, told {}, \
-                     untold: {}, unreleased {:?}, broken: {:?}, strangers {}, {:?}",
+                    "the reader: streaming: {}, epoch {}, {} messages, {} bytes of {:?}, head {}, \
+                     credited {}, unsent credit: {}, unreleased {:?}, broken: {:?}, unmatched \
+                     notices {}, {:?}",
                     self.is_streaming,
                     reader.epoch(),
                     reader.completed_messages(),
                     reader.received(),
                     self.message_check.as_ref().map(MessageCheck::message),
                     reader.head(),
-                    reader.told(),
+                    reader.credited_head(),
                     receiver.has_unsent_credit(),
                     reader.unreleased(),
                     receiver.broken().map(ToString::to_string),

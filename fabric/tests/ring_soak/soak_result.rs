@@ -103,8 +103,8 @@ impl SoakResult {
         let message = Message::new(self.seed, number);
         if (message.length, message.sum()) != (length, sum) {
             self.corrupt += 1;
-            let came = format!("{length} bytes with sum {sum:x}");
-            return Err(Failure::Defect(format!("{came} came for {message:?}")));
+            let received = format!("{length} bytes with sum {sum:x}");
+            return Err(Failure::Defect(format!("received {received} for {message:?}")));
         }
         self.messages += 1;
         self.bytes += length;
@@ -115,20 +115,20 @@ impl SoakResult {
     }
 
     /// Compares a side's number of messages with the delivered ones.
-    pub fn compare(&mut self, whose: &str, messages: u64) -> Result<(), Failure> {
+    pub fn compare(&mut self, side: &str, messages: u64) -> Result<(), Failure> {
         let delivered = self.messages;
         if messages == delivered {
             return Ok(());
         }
         let fault = if messages > delivered { &mut self.lost } else { &mut self.duplicated };
         *fault += messages.abs_diff(delivered);
-        let text = format!("{messages} messages by the {whose}'s count, {delivered} delivered");
+        let text = format!("{messages} messages by the {side}'s count, {delivered} delivered");
         Err(Failure::Defect(text))
     }
 
-    pub fn connected(&mut self, mode: Option<NotifyMode>, is_again: bool) {
+    pub fn connected(&mut self, mode: Option<NotifyMode>, is_reopened: bool) {
         self.epochs += 1;
-        self.reopened += u64::from(is_again);
+        self.reopened += u64::from(is_reopened);
         let count = match mode {
             Some(NotifyMode::Immediate) => &mut self.epochs_by_immediate,
             Some(NotifyMode::Message) => &mut self.epochs_by_message,
@@ -145,9 +145,10 @@ impl SoakResult {
     /// Keeps the figures of the process that lived longest.
     pub fn record_memory(&mut self, is_writer: bool, memory: Memory) {
         self.memory_stable &= memory.is_flat();
-        let kept = if is_writer { &mut self.writer_memory } else { &mut self.reader_memory };
-        if memory.seconds >= kept.seconds {
-            *kept = memory;
+        let longest_lived =
+            if is_writer { &mut self.writer_memory } else { &mut self.reader_memory };
+        if memory.seconds >= longest_lived.seconds {
+            *longest_lived = memory;
         }
     }
 }

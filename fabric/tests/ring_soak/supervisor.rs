@@ -20,7 +20,7 @@ pub const STALL_TIMEOUT: Duration = Duration::from_secs(30);
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// How often in a row a side may keep its endpoint. Memory of earlier epochs is freed with the
 /// endpoint, so this bounds its growth.
-const MAX_KEPT: u32 = 3;
+const MAX_ENDPOINT_REUSES: u32 = 3;
 
 /// Stage of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,18 +57,18 @@ struct Side {
     /// Does it have an endpoint, or an instruction to open one?
     has_port: bool,
     /// Consecutive attempts with the same endpoint.
-    kept: u32,
+    reuses: u32,
 }
 
 impl Side {
     fn start(role: &'static str, provider: &str, seed: u64) -> Result<Self, Failure> {
-        Ok(Self { child: Child::start(role, provider, seed)?, has_port: false, kept: 0 })
+        Ok(Self { child: Child::start(role, provider, seed)?, has_port: false, reuses: 0 })
     }
 
     /// Does it keep its endpoint, if it has one?
     fn keeps_endpoint(&mut self, wants: bool) -> bool {
-        let keeps_endpoint = wants && self.has_port && self.kept < MAX_KEPT;
-        self.kept = if keeps_endpoint { self.kept + 1 } else { 0 };
+        let keeps_endpoint = wants && self.has_port && self.reuses < MAX_ENDPOINT_REUSES;
+        self.reuses = if keeps_endpoint { self.reuses + 1 } else { 0 };
         keeps_endpoint
     }
 }
@@ -79,7 +79,7 @@ pub struct Supervisor {
     provider: String,
     seed: u64,
     rng: Rng,
-    forms: Vec<NotifyMode>,
+    notify_modes: Vec<NotifyMode>,
     soak_result: SoakResult,
     reader: Side,
     writer: Side,
@@ -87,7 +87,7 @@ pub struct Supervisor {
     /// Does the writer have the reader's previous ring?
     writer_has_ring: bool,
     /// Time of the last report.
-    moved: Instant,
+    last_report: Instant,
 }
 
 /// Runs one provider: the result, and the failure if there was one.
@@ -121,15 +121,15 @@ pub fn run(
 
 impl Supervisor {
     fn new(provider: &str, seed: u64) -> Result<Self, Failure> {
-        let forms = child_context::forms(provider)?;
-        let Some(best) = forms.first().copied() else {
-            return Err(Failure::Usage(format!("{provider} cannot do rings")));
+        let notify_modes = child_context::notify_modes(provider)?;
+        let Some(best) = notify_modes.first().copied() else {
+            return Err(Failure::Usage(format!("{provider} does not support rings")));
         };
         Ok(Self {
             provider: provider.to_owned(),
             seed,
             rng: Rng::new(seed, 1),
-            forms,
+            notify_modes,
             soak_result: SoakResult::new(provider, seed),
             reader: Side::start("reader", provider, seed)?,
             writer: Side::start("writer", provider, seed)?,
@@ -150,7 +150,7 @@ impl Supervisor {
                 end_of_stream: None,
             },
             writer_has_ring: false,
-            moved: Instant::now(),
+            last_report: Instant::now(),
         })
     }
 
@@ -203,9 +203,9 @@ impl Supervisor {
             true => ReaderMode::SameEndpoint,
             false => ReaderMode::NewEndpoint,
         };
-        let may_go_on = self.writer_has_ring && reader_mode == ReaderMode::SameEndpoint;
+        let may_continue = self.writer_has_ring && reader_mode == ReaderMode::SameEndpoint;
         let writer_mode = match self.writer.keeps_endpoint(self.rng.percent(70)) {
-            true if may_go_on && self.rng.percent(80) => WriterMode::SameEndpoint,
+            true if may_continue && self.rng.percent(80) => WriterMode::SameEndpoint,
             true => WriterMode::SameEndpointDrained,
             false => WriterMode::NewEndpoint,
         };
@@ -228,7 +228,7 @@ impl Supervisor {
             finished,
             end_of_stream,
         };
-        self.moved = Instant::now();
+        self.last_report = Instant::now();
         // libfabric may fail if an endpoint is closed while its peer is alive and writes. If both
         // keep their endpoints, the old connection may be abandoned with writes in flight.
         if both_alive
@@ -247,7 +247,8 @@ impl Supervisor {
             1 => capacity / 4,
             _ => self.rng.below(capacity),
         };
-        let notify = if is_last { self.forms[0] } else { self.rng.one_of(&self.forms) };
+        let notify =
+            if is_last { self.notify_modes[0] } else { self.rng.one_of(&self.notify_modes) };
         RingPlan { capacity, watermark, notify, completed_messages: self.soak_result.messages() }
     }
 
@@ -301,7 +302,7 @@ impl Supervisor {
             Report::Delivered { number, length, sum } => {
                 self.soak_result.count_delivered(number, length, sum)?;
                 if self.attempt.delivered > 0 {
-                    self.soak_result.waited(self.moved.elapsed());
+                    self.soak_result.waited(self.last_report.elapsed());
                 }
                 self.attempt.delivered += u64::from(self.attempt.stage == Stage::Streaming);
             }
@@ -317,7 +318,10 @@ impl Supervisor {
             }
             Report::Connected { attempt } if attempt == current => self.connected(),
             Report::Broken { attempt, text } if attempt == current => {
-                let text = format!("the ring broke, though both live: {text}; {:?}", self.attempt);
+                let text = format!(
+                    "the ring broke although both processes are alive: {text}; {:?}",
+                    self.attempt
+                );
                 return Err(Failure::Defect(text));
             }
             Report::Failed { is_wrong_data, text } => {
@@ -334,7 +338,7 @@ impl Supervisor {
             | Report::Connected { .. }
             | Report::Broken { .. } => return Ok(()),
         }
-        self.moved = Instant::now();
+        self.last_report = Instant::now();
         Ok(())
     }
 
@@ -346,15 +350,15 @@ impl Supervisor {
             if now >= end {
                 return Ok(());
             }
-            if now - self.moved > STALL_TIMEOUT {
+            if now - self.last_report > STALL_TIMEOUT {
                 let text = format!("no report within {STALL_TIMEOUT:?} from either process");
                 return Err(Failure::Stalled(text));
             }
-            let lines = [
+            let channels = [
                 self.reader.child.control_channel().as_fd(),
                 self.writer.child.control_channel().as_fd(),
             ];
-            is_readable(&lines, POLL_INTERVAL.min(end - now))?;
+            is_readable(&channels, POLL_INTERVAL.min(end - now))?;
             // The reader first: its deliveries must be known before the writer's final report.
             while let Some(report) = self.reader.child.report()? {
                 self.handle_report(report)?;
@@ -402,7 +406,7 @@ impl Supervisor {
     /// The state of all processes.
     fn state_text(&mut self) -> String {
         eprintln!("{}\n{}", self.writer.child.process_state(), self.reader.child.process_state());
-        self.moved = Instant::now();
+        self.last_report = Instant::now();
         for side in [&mut self.reader, &mut self.writer] {
             let _ = side.child.send_instruction(&Instruction::ReportState);
         }

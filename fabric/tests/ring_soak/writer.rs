@@ -81,7 +81,7 @@ impl Writer {
             Instruction::Write { attempt, peer, offer, chunk, mode } => {
                 (self.attempt, self.is_streaming) = (attempt, false);
                 if mode == WriterMode::NewEndpoint {
-                    self.renew()?;
+                    self.replace_endpoint()?;
                 }
                 let Some(local_port) = &self.local_port else {
                     return Err(Failure::ControlChannel(
@@ -107,7 +107,7 @@ impl Writer {
 
     /// Opens a new endpoint. rxm 1.17 crashes if an endpoint is closed with writes in flight, so
     /// these complete first, or fail because the reader is dead.
-    fn renew(&mut self) -> Result<(), Failure> {
+    fn replace_endpoint(&mut self) -> Result<(), Failure> {
         self.drain();
         self.ring = None;
         if let Some(old) = self.local_port.take() {
@@ -129,7 +129,7 @@ impl Writer {
     ) -> fabric::Result<fabric::ring::RingAnswer> {
         (self.source_slots, self.current) = (SourceSlots::default(), None);
         let Some(LocalPort { port, .. }) = &mut self.local_port else {
-            unreachable!("there is a berth")
+            unreachable!("there is an endpoint")
         };
         if let Some(ring) = self.ring.take() {
             port.drop_sender(ring);
@@ -152,7 +152,7 @@ impl Writer {
         }
         if self.current.is_none() {
             let message = Message::new(self.seed, port.sender(ring)?.writer().messages());
-            let Some(place) = self.source_slots.take(message.number, message.length as usize)
+            let Some(offset) = self.source_slots.take(message.number, message.length as usize)
             else {
                 // The reader has to release an earlier one.
                 return match port.wait(WAIT_SLICE)? {
@@ -160,12 +160,12 @@ impl Writer {
                     _ => Ok(()),
                 };
             };
-            message.fill(source, place)?;
+            message.fill(source, offset)?;
             let begun = port.begin(ring, message.topic, message.length)?;
-            self.current = Some((begun, place));
+            self.current = Some((begun, offset));
         }
-        let Some((written, place)) = &mut self.current else { return Ok(()) };
-        let payload = source.slice(*place..*place + written.length() as usize)?;
+        let Some((written, offset)) = &mut self.current else { return Ok(()) };
+        let payload = source.slice(*offset..*offset + written.length() as usize)?;
         match port.finish(ring, written, &payload, WAIT_SLICE) {
             Ok(()) => self.current = None,
             Err(error) if is_late(&error) => {}
@@ -190,7 +190,7 @@ impl Writer {
             messages = self.messages();
         }
         if self.current.is_some() {
-            return Err(Failure::Stalled(format!("the last messages took {FAREWELL:?}")));
+            return Err(Failure::Stalled(format!("the last messages took {CLOSE_TIMEOUT:?}")));
         }
         self.is_streaming = false;
         let Some(local_port) = &mut self.local_port else { return Ok(()) };
@@ -245,8 +245,9 @@ impl Writer {
             Ok(sender) => {
                 let writer = sender.writer();
                 format!(
-                    "the writer: flowing: {}, epoch {}, {} messages begun, at {:?}, tail {}, \
-                     known head {}, {} chunks unread, {} unfinished, broken: {:?}, strangers {}, {:?}",
+                    "the writer: streaming: {}, epoch {}, {} messages begun, at {:?}, tail {}, \
+                     known head {}, {} chunks unread, {} unfinished, broken: {:?}, \
+                     unmatched notices {}, {:?}",
                     self.is_streaming,
                     writer.epoch(),
                     writer.messages(),

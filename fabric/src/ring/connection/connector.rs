@@ -53,7 +53,7 @@ fn open_stream(
             _ => return Err(Error::from_io_error(OPERATION, &name, &error)),
         };
         if deadline.has_passed() {
-            let detail = format!("{name}: {why}, for {timeout:?}");
+            let detail = format!("{name}: {why} (tried for {timeout:?})");
             return Err(Error::new(kind, OPERATION, detail));
         }
         std::thread::sleep(PAUSE.min(deadline.left()));
@@ -102,14 +102,15 @@ fn run_handshake(
     let framed = FramedStream::new(stream).map_err(failed)?;
     let mut frames = HandshakeFrames { framed, deadline, timeout };
 
-    let ours = provider_choice::usable_providers(provider_choice::bind_address(local), policy)?;
-    let providers = ours.iter().map(|(wire, _)| wire.clone()).collect();
+    let local_providers =
+        provider_choice::usable_providers(provider_choice::bind_address(local), policy)?;
+    let providers = local_providers.iter().map(|(wire, _)| wire.clone()).collect();
     frames.framed.send(&Frame::Hello { providers })?;
     let Frame::Selected { provider, address } = frames.receive("the choice of a provider")? else {
         return Err(unexpected_frame());
     };
     let (provider, offer) =
-        provider_choice::common_provider(ours, std::slice::from_ref(&provider))?;
+        provider_choice::common_provider(local_providers, std::slice::from_ref(&provider))?;
     let mut local_port = provider_choice::open(&offer)?;
     let reader = local_port.addresses.insert(&address)?;
     frames.framed.send(&Frame::Address(local_port.port.endpoint().address()?))?;
@@ -156,7 +157,7 @@ impl HandshakeFrames<'_> {
                 None if self.deadline.has_passed() => {
                     let timeout = self.timeout;
                     let detail = format!(
-                        "waited {timeout:?} for {what}: the program that listens may not accept now"
+                        "no answer within {timeout:?}, waiting for {what}: the listening program may not accept now"
                     );
                     return Err(Error::new(ErrorKind::DeadlineExceeded, OPERATION, detail));
                 }

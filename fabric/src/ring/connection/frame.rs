@@ -88,13 +88,13 @@ pub(super) fn encode(frame: &Frame) -> Vec<u8> {
 pub(super) fn take_frame(received: &mut Vec<u8>) -> Result<Option<Frame>> {
     let there = received.len().min(MAGIC.len());
     if received[..there] != MAGIC[..there] {
-        return Err(malformed("the peer does not speak the ring handshake"));
+        return Err(malformed("the peer does not use the ring handshake"));
     }
     let Some(head) = received.get(MAGIC.len()..FRAME_HEADER_LEN) else { return Ok(None) };
     let length = head.iter().rev().fold(0_usize, |sum, byte| sum << 8 | usize::from(*byte));
     if length == 0 || length > MAX_FRAME_LEN {
         return Err(malformed(format!(
-            "a frame of {length} bytes: 1 to {MAX_FRAME_LEN} is possible"
+            "frame length {length} is not in 1 to {MAX_FRAME_LEN} bytes"
         )));
     }
     if received.len() < FRAME_HEADER_LEN + length {
@@ -106,7 +106,7 @@ pub(super) fn take_frame(received: &mut Vec<u8>) -> Result<Option<Frame>> {
         Ok(frame) => Ok(Some(frame)),
         Err(DecodeError::Tag { found, expected }) => {
             let detail =
-                format!("it speaks version {found} of the handshake, this build {expected}");
+                format!("the peer speaks handshake version {found}, this build {expected}");
             Err(Error::new(ErrorKind::VersionMismatch, OPERATION, detail))
         }
         Err(error) => Err(malformed(error.to_string())),
@@ -145,7 +145,7 @@ impl FramedStream {
             }
             let mut piece = [0; 4096];
             match self.stream.read(&mut piece) {
-                Ok(0) => return Err(connection_lost("the other side closed the connection")),
+                Ok(0) => return Err(connection_lost("the peer closed the connection")),
                 Ok(length) => self.received.extend_from_slice(&piece[..length]),
                 Err(error) if error.kind() == IoKind::Interrupted => {}
                 Err(error) if error.kind() == IoKind::WouldBlock => return Ok(None),
@@ -163,7 +163,7 @@ impl FramedStream {
     pub(super) fn into_stream(self) -> Result<TcpStream> {
         match self.received.is_empty() {
             true => Ok(self.stream),
-            false => Err(malformed("bytes follow the handshake")),
+            false => Err(malformed("unexpected bytes after the handshake")),
         }
     }
 }

@@ -159,7 +159,8 @@ impl RingListener {
         let now = Instant::now();
         if self.is_full() {
             let Some(evictable) = self.evictable(now) else { return };
-            let detail = format!("it sent nothing for {HELLO_TIMEOUT:?}, while others waited");
+            let detail =
+                format!("no handshake frame for {HELLO_TIMEOUT:?}, while other connections waited");
             self.refuse(evictable, &Error::new(ErrorKind::DeadlineExceeded, OPERATION, detail));
         }
         self.handshakes.push(Handshake { framed, from, since: now, stage: Stage::Hello });
@@ -171,8 +172,8 @@ impl RingListener {
 
     /// The handshake that may be evicted: the oldest without a `Hello`.
     fn evictable(&self, now: Instant) -> Option<usize> {
-        let gives_way = |it: &Handshake| it.awaits_hello() && it.age(now) >= HELLO_TIMEOUT;
-        self.handshakes.iter().position(gives_way)
+        let is_evictable = |it: &Handshake| it.awaits_hello() && it.age(now) >= HELLO_TIMEOUT;
+        self.handshakes.iter().position(is_evictable)
     }
 
     /// Refuses the handshakes whose time is over.
@@ -226,7 +227,7 @@ impl RingListener {
             );
             self.logged = Some(now);
         }
-        self.refused = Some(format!("the last one, from {from}, was refused: {error}"));
+        self.refused = Some(format!("the last writer, from {from}, was refused: {error}"));
     }
 
     /// Sleeps until an event, or until the time of a handshake is over or one may be evicted.
@@ -294,17 +295,20 @@ impl Handshake {
         Ok(false)
     }
 
-    fn choose(&mut self, setup: &RingSetup, theirs: &[ProviderProtocol]) -> Result<Stage> {
-        if theirs.len() > MAX_PROVIDERS {
-            return Err(malformed(format!("{} providers", theirs.len())));
+    fn choose(&mut self, setup: &RingSetup, peer_providers: &[ProviderProtocol]) -> Result<Stage> {
+        if peer_providers.len() > MAX_PROVIDERS {
+            return Err(malformed(format!(
+                "{} providers, the limit is {MAX_PROVIDERS}",
+                peer_providers.len()
+            )));
         }
         let local = self.framed.stream().local_addr();
         let local = local.map_err(|error| Error::from_io_error(OPERATION, &self.from, &error))?;
-        let ours = provider_choice::usable_providers(
+        let local_providers = provider_choice::usable_providers(
             provider_choice::bind_address(local),
             setup.provider_policy(),
         )?;
-        let (provider, offer) = provider_choice::common_provider(ours, theirs)?;
+        let (provider, offer) = provider_choice::common_provider(local_providers, peer_providers)?;
         let local_port = Box::new(provider_choice::open(&offer)?);
         let address = local_port.port.endpoint().address()?;
         self.framed.send(&Frame::Selected { provider: provider.clone(), address })?;
@@ -327,7 +331,7 @@ impl Handshake {
 
     fn into_reader(self, setup: &RingSetup) -> Result<RingReader> {
         let Stage::Answer { local_port, provider, ring, .. } = self.stage else {
-            return Err(malformed("the handshake is not over"));
+            return Err(malformed("the handshake is incomplete"));
         };
         let stream = self.framed.into_stream()?;
         RingReader::start(
@@ -394,7 +398,7 @@ mod tests {
     #[test]
     fn refusals_are_logged_once_a_second() {
         let mut listener = RingSetup::new().listen("127.0.0.1:0").unwrap();
-        let error = malformed("it does not speak the protocol of rings");
+        let error = malformed("the peer does not use the ring handshake");
         let from = listener.address();
         for _ in 0..1000 {
             listener.record_refusal(from, &error);
@@ -411,7 +415,7 @@ mod tests {
         let mut listener = RingSetup::new().listen("127.0.0.1:0").unwrap();
         let connect = |_| TcpStream::connect(listener.address()).unwrap();
         let mut first: Vec<_> = (0..MAX_HANDSHAKES).map(connect).collect();
-        let further: Vec<_> = (0..3).map(connect).collect();
+        let waiting: Vec<_> = (0..3).map(connect).collect();
         let error = accept_in_vain(&mut listener);
         assert!(!error.contains("refused"), "{error}");
         assert_eq!(listener.handshakes.len(), MAX_HANDSHAKES);
@@ -420,11 +424,14 @@ mod tests {
         accept_in_vain(&mut listener);
         assert_eq!(listener.handshakes.len(), MAX_HANDSHAKES);
         for stream in &mut first[..3] {
-            assert_eq!(refusal(stream), "it sent nothing for 1s, while others waited");
+            assert_eq!(
+                refusal(stream),
+                "no handshake frame for 1s, while other connections waited"
+            );
         }
         // Nothing waits any more, so the others stay.
         let stays = |at: usize| listener.handshakes[at].from == first[at + 3].local_addr().unwrap();
         assert!((0..MAX_HANDSHAKES - 3).all(stays));
-        drop(further);
+        drop(waiting);
     }
 }

@@ -121,7 +121,7 @@ impl ProgressThread {
     ///
     /// # Errors
     /// `NotSupported` in a forked child: the thread that may hold the lock does not exist there.
-    pub(super) fn call(&self, operation: &'static str) -> Result<PortGuard<'_>> {
+    pub(super) fn lock_port(&self, operation: &'static str) -> Result<PortGuard<'_>> {
         let shared = &*self.shared;
         if shared.waker.is_inherited() {
             let detail =
@@ -160,8 +160,7 @@ impl ProgressThread {
             Some(since) if since.elapsed() >= DISCONNECT_GRACE => Err(self.error(
                 ErrorKind::ConnectionLost,
                 operation,
-                "the other side is gone and did not close the ring: its program ended, or its \
-                 connection broke",
+                "the peer did not close the ring: its program exited, or the connection broke",
             )),
             _ => Ok(()),
         }
@@ -273,25 +272,27 @@ impl Shared {
             self.is_port_wanted.load(Ordering::SeqCst) || self.stop_requested.load(Ordering::SeqCst)
         };
         port.parts().1.set_max_pause(PAUSE);
-        let mut works = true;
-        let (mut moved, mut nap) = (Instant::now(), None);
-        while works && !is_port_wanted() {
-            match port.wait_with_max_sleep(MAX_SLEEP, nap) {
+        let mut is_ok = true;
+        let (mut last_event, mut sleep) = (Instant::now(), None);
+        while is_ok && !is_port_wanted() {
+            match port.wait_with_max_sleep(MAX_SLEEP, sleep) {
                 Ok(PortEvent::Idle) => {
                     self.watch(stream);
-                    if moved.elapsed() >= ACTIVE_PERIOD {
-                        nap =
-                            Some(nap.map_or(SLEEP_STEPS.0, |nap: Duration| {
-                                (2 * nap).min(SLEEP_STEPS.1)
+                    if last_event.elapsed() >= ACTIVE_PERIOD {
+                        sleep =
+                            Some(sleep.map_or(SLEEP_STEPS.0, |last: Duration| {
+                                (2 * last).min(SLEEP_STEPS.1)
                             }));
                     }
                 }
-                Ok(PortEvent::Ring | PortEvent::Other(_)) => (moved, nap) = (Instant::now(), None),
-                Err(_) => works = false,
+                Ok(PortEvent::Ring | PortEvent::Other(_)) => {
+                    (last_event, sleep) = (Instant::now(), None)
+                }
+                Err(_) => is_ok = false,
             }
         }
         port.parts().1.set_max_pause(Backoff::MAX_PAUSE);
-        works
+        is_ok
     }
 
     /// Checks whether the TCP connection has ended. No data is expected, so data counts as its end,

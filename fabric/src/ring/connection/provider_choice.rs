@@ -74,28 +74,28 @@ pub(super) fn usable_providers(
     Ok(found)
 }
 
-fn provider_protocol_of(facts: &Capabilities) -> ProviderProtocol {
+fn provider_protocol_of(capabilities: &Capabilities) -> ProviderProtocol {
     ProviderProtocol {
-        name: facts.wire_name().to_owned(),
-        protocol: facts.protocol,
-        address_format: facts.address_format,
+        name: capabilities.wire_name().to_owned(),
+        protocol: capabilities.protocol,
+        address_format: capabilities.address_format,
     }
 }
 
 /// The best local provider that the peer has, too.
 pub(super) fn common_provider(
-    ours: Vec<(ProviderProtocol, Offer)>,
-    theirs: &[ProviderProtocol],
+    local_providers: Vec<(ProviderProtocol, Offer)>,
+    peer_providers: &[ProviderProtocol],
 ) -> Result<(ProviderProtocol, Offer)> {
     let names = |wires: &mut dyn Iterator<Item = &ProviderProtocol>| {
         let names: Vec<_> = wires.map(|wire| wire.name.escape_debug().to_string()).collect();
         names.join(", ")
     };
-    let here = names(&mut ours.iter().map(|(wire, _)| wire));
-    ours.into_iter().find(|(wire, _)| theirs.contains(wire)).ok_or_else(|| {
+    let here = names(&mut local_providers.iter().map(|(wire, _)| wire));
+    local_providers.into_iter().find(|(wire, _)| peer_providers.contains(wire)).ok_or_else(|| {
         let detail = format!(
-            "the reader may take {here}, the writer {}: none in common",
-            names(&mut theirs.iter())
+            "the reader permits {here}, the writer {}: none in common",
+            names(&mut peer_providers.iter())
         );
         Error::new(ErrorKind::NoProvider, OPERATION, detail)
     })

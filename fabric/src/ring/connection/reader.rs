@@ -58,7 +58,8 @@ impl RingReader {
     /// the first part of the message.
     pub fn receive(&mut self, timeout: Duration) -> Result<Vec<u8>> {
         if self.is_chunked {
-            let detail = "a message was taken in part by receive_chunk: take the rest by that, too";
+            let detail =
+                "receive_chunk took a part of the message. Take the rest with receive_chunk";
             return Err(self.progress_thread.error(ErrorKind::InvalidArgument, READ, detail));
         }
         let deadline = Deadline::after(timeout);
@@ -109,7 +110,7 @@ impl RingReader {
     /// As [`receive`](Self::receive); `InvalidArgument` if `receive` took a part of the message.
     pub fn receive_chunk(&mut self, timeout: Duration) -> Result<ChunkView> {
         if !self.partial.is_empty() {
-            let detail = "a message came in part by receive: take the rest by that, too";
+            let detail = "receive took a part of the message. Take the rest with receive";
             return Err(self.progress_thread.error(ErrorKind::InvalidArgument, READ, detail));
         }
         let view = self.next(&Deadline::after(timeout), timeout)?;
@@ -118,12 +119,12 @@ impl RingReader {
     }
 
     fn next(&mut self, deadline: &Deadline, timeout: Duration) -> Result<ChunkView> {
-        let mut call = self.progress_thread.call(READ)?;
+        let mut port = self.progress_thread.lock_port(READ)?;
         loop {
-            match call.receive(self.ring, WAIT_SLICE.min(deadline.left())) {
+            match port.receive(self.ring, WAIT_SLICE.min(deadline.left())) {
                 Ok(view) if view.header().length > self.largest => {
                     let detail = format!(
-                        "the writer sent a message of {} bytes, where at most {} are agreed",
+                        "the message has {} bytes, the limit is {}",
                         view.header().length,
                         self.largest
                     );
@@ -143,7 +144,7 @@ impl RingReader {
     fn deadline_exceeded(&self, timeout: Duration) -> Error {
         let received = self.partial.len();
         let detail = format!(
-            "the next message did not arrive within {timeout:?}: {received} bytes of it are here"
+            "the next message did not arrive within {timeout:?}: {received} bytes of it arrived"
         );
         self.progress_thread.error(ErrorKind::DeadlineExceeded, READ, detail)
     }
@@ -167,22 +168,22 @@ impl RingReader {
     /// `DeadlineExceeded` if the writer does not answer; the ring is closed in any case.
     pub fn close(self, timeout: Duration) -> Result<ReceiverStatistics> {
         let deadline = Deadline::after(timeout);
-        let mut call = self.progress_thread.call(CLOSE)?;
-        let statistics = call.close_receiver(self.ring)?;
+        let mut port = self.progress_thread.lock_port(CLOSE)?;
+        let statistics = port.close_receiver(self.ring)?;
         let mut idle = 0;
         let closed = loop {
-            if call.rings().0 == 0 || self.progress_thread.check_peer(CLOSE).is_err() {
+            if port.rings().0 == 0 || self.progress_thread.check_peer(CLOSE).is_err() {
                 break Ok(());
             }
             if deadline.has_passed() {
                 let detail = format!("the writer did not answer within {timeout:?}");
                 break Err(self.progress_thread.error(ErrorKind::DeadlineExceeded, CLOSE, detail));
             }
-            if let Err(error) = call.progress(&mut idle, WAIT_SLICE.min(deadline.left())) {
+            if let Err(error) = port.progress(&mut idle, WAIT_SLICE.min(deadline.left())) {
                 break Err(error);
             }
         };
-        drop(call);
+        drop(port);
         self.progress_thread.close().and(closed)?;
         Ok(statistics)
     }

@@ -10,8 +10,8 @@ use crate::{Error, ErrorKind, Policy, Result};
 
 const LISTEN: &str = "listening for a ring's writer";
 /// Why a ring beyond this machine needs consent.
-const INSECURE: &str = "rings are not authenticated and nothing is encrypted yet, so whatever can \
-    connect writes messages that the reader takes for its writer's";
+const INSECURE: &str = "rings are not authenticated or encrypted yet: any program that can connect \
+    can write messages";
 
 /// Listens for writers of rings at an address, as `host:port`, with default options. This program
 /// reads each ring; the program that connects writes it.
@@ -25,7 +25,7 @@ const INSECURE: &str = "rings are not authenticated and nothing is encrypted yet
 /// let timeout = Duration::from_secs(10);
 /// let mut listener = ring::listen("127.0.0.1:0")?;
 /// let address = listener.address();
-/// // Another process or machine, as a rule.
+/// // Usually another process or machine.
 /// let writing = std::thread::spawn(move || {
 ///     let mut writer = ring::connect(address, timeout)?;
 ///     writer.send(b"hello", timeout)?;
@@ -130,7 +130,7 @@ impl RingSetup {
     pub fn listen(&self, address: impl ToSocketAddrs + Display) -> Result<RingListener> {
         if RingGeometry::new(self.capacity, 0).is_none() {
             let detail = format!(
-                "there is no ring of {} bytes: from 1 KiB to 1 TiB, and two halves of whole granules",
+                "a ring of {} bytes is impossible. Use 1 KiB to 1 TiB, and a multiple of two granules",
                 self.capacity
             );
             return Err(Error::new(ErrorKind::InvalidArgument, LISTEN, detail));
@@ -189,13 +189,13 @@ impl RingSetup {
         };
         let addresses: Vec<_> = match address.to_socket_addrs() {
             Ok(addresses) => addresses.collect(),
-            Err(error) => return refuse(format!("{error}. Name one as host:port")),
+            Err(error) => return refuse(format!("{error}. Use the form host:port")),
         };
         if addresses.is_empty() {
             return refuse("the name resolves to no address".to_owned());
         }
         if !self.insecure && addresses.iter().any(leaves_loopback) {
-            return refuse(format!("{INSECURE}. Allow it: RingSetup::insecure"));
+            return refuse(format!("{INSECURE}. To allow this: RingSetup::insecure"));
         }
         Ok(addresses)
     }

@@ -79,39 +79,42 @@ impl RingWriter {
         let deadline = Deadline::after(timeout);
         let length = message.len() as u64;
         if length > self.largest {
-            let detail =
-                format!("a message of {length} bytes, where the reader takes {}", self.largest);
+            let detail = format!(
+                "the message has {length} bytes, the reader takes at most {}",
+                self.largest
+            );
             return Err(self.progress_thread.error(ErrorKind::Truncated, WRITE, detail));
         }
-        let mut call = self.progress_thread.call(WRITE)?;
+        let mut port = self.progress_thread.lock_port(WRITE)?;
         // The reader's close notice takes precedence.
-        if call.sender(self.ring)?.broken().is_none() {
+        if port.sender(self.ring)?.broken().is_none() {
             self.progress_thread.check_peer(WRITE)?;
         }
         let mut begun = match self.unfinished.take() {
             Some(begun) if begun.length() == length => begun,
             Some(begun) => {
                 let detail = format!(
-                    "{} of {} bytes of the last message are written: send that again first",
+                    "{} of {} bytes of the last message are written. Send that message again first",
                     begun.written(),
                     begun.length()
                 );
                 self.unfinished = Some(begun);
                 return Err(self.progress_thread.error(ErrorKind::InvalidArgument, WRITE, detail));
             }
-            None => call.begin(self.ring, 0, length)?,
+            None => port.begin(self.ring, 0, length)?,
         };
-        let written = write(&mut call, self.ring, &mut self.staging, &mut begun, message, |busy| {
-            self.progress_thread.check_peer(WRITE)?;
-            if !deadline.has_passed() {
-                return Ok(());
-            }
-            let detail = format!(
-                "{} of {length} bytes were written within {timeout:?}, waiting for {}",
-                busy.written, busy.with
-            );
-            Err(self.progress_thread.error(ErrorKind::DeadlineExceeded, WRITE, detail))
-        });
+        let written =
+            write(&mut port, self.ring, &mut self.staging, &mut begun, message, |cause| {
+                self.progress_thread.check_peer(WRITE)?;
+                if !deadline.has_passed() {
+                    return Ok(());
+                }
+                let detail = format!(
+                    "{} of {length} bytes were written within {timeout:?}, waiting for {}",
+                    cause.written, cause.waiting_for
+                );
+                Err(self.progress_thread.error(ErrorKind::DeadlineExceeded, WRITE, detail))
+            });
         if written.is_err() && begun.written() > 0 && !begun.is_written() {
             self.unfinished = Some(begun);
         }
@@ -125,21 +128,23 @@ impl RingWriter {
     /// a message is partly written.
     pub fn flush(&mut self, timeout: Duration) -> Result<()> {
         if let Some(begun) = &self.unfinished {
-            let detail =
-                format!("{} bytes of a message are missing", begun.length() - begun.written());
+            let detail = format!(
+                "{} bytes of the last message are not written. Send that message again first",
+                begun.length() - begun.written()
+            );
             return Err(self.progress_thread.error(ErrorKind::InvalidArgument, FLUSH, detail));
         }
         let deadline = Deadline::after(timeout);
-        let mut call = self.progress_thread.call(FLUSH)?;
+        let mut port = self.progress_thread.lock_port(FLUSH)?;
         loop {
-            match call.flush(self.ring, WAIT_SLICE.min(deadline.left())) {
+            match port.flush(self.ring, WAIT_SLICE.min(deadline.left())) {
                 Err(error) if error.kind() == ErrorKind::DeadlineExceeded => {}
                 done => return done,
             }
             self.progress_thread.check_peer(FLUSH)?;
             if deadline.has_passed() {
-                let unread = call.sender(self.ring)?.writer().unread();
-                let detail = format!("{unread} chunks are not read, after {timeout:?}");
+                let unread = port.sender(self.ring)?.writer().unread();
+                let detail = format!("{unread} chunks were not read within {timeout:?}");
                 return Err(self.progress_thread.error(ErrorKind::DeadlineExceeded, FLUSH, detail));
             }
         }
@@ -156,26 +161,26 @@ impl RingWriter {
     pub fn close(mut self, timeout: Duration) -> Result<SenderStatistics> {
         let deadline = Deadline::after(timeout);
         self.flush(timeout)?;
-        let mut call = self.progress_thread.call(CLOSE)?;
-        let sender = call.sender(self.ring)?;
-        let (statistics, is_there) = (sender.statistics(), sender.broken().is_none());
-        call.begin_close(self.ring, is_there);
+        let mut port = self.progress_thread.lock_port(CLOSE)?;
+        let sender = port.sender(self.ring)?;
+        let (statistics, is_alive) = (sender.statistics(), sender.broken().is_none());
+        port.begin_close(self.ring, is_alive);
         let mut idle = 0;
-        while call.rings().1 > 0 {
+        while port.rings().1 > 0 {
             if self.progress_thread.check_peer(CLOSE).is_err() {
                 // Not by `ProgressThread::close`, which would repeat the end notice for a while.
                 return Ok(statistics);
             }
             if deadline.has_passed() {
                 let detail = format!(
-                    "everything was read, but the reader did not answer within {timeout:?}: it may \
-                     not know that nothing more comes"
+                    "everything was read, but the reader did not answer within {timeout:?} \
+                     and may not have received the end notice"
                 );
                 return Err(self.progress_thread.error(ErrorKind::DeadlineExceeded, CLOSE, detail));
             }
-            call.progress(&mut idle, WAIT_SLICE.min(deadline.left()))?;
+            port.progress(&mut idle, WAIT_SLICE.min(deadline.left()))?;
         }
-        drop(call);
+        drop(port);
         self.progress_thread.close()?;
         Ok(statistics)
     }
@@ -194,29 +199,32 @@ impl RingWriter {
 }
 
 /// The reason of a wait.
-struct Busy {
-    with: &'static str,
+struct WaitCause {
+    waiting_for: &'static str,
     written: u64,
 }
 
 /// Writes the rest of a message. Before each wait, `may_wait` is called.
 fn write(
-    call: &mut PortGuard<'_>,
+    port: &mut PortGuard<'_>,
     ring: SenderId,
     staging: &mut Staging,
     message: &mut Message,
     bytes: &[u8],
-    may_wait: impl Fn(Busy) -> Result<()>,
+    may_wait: impl Fn(WaitCause) -> Result<()>,
 ) -> Result<()> {
     let mut idle = 0;
     while !message.is_written() {
         // Positions are enough here, so the numbers of read messages are discarded.
-        while call.next_read(ring)?.is_some() {}
+        while port.next_read(ring)?.is_some() {}
         let slot = staging.next;
-        if call.sender(ring)?.completed_to() < staging.busy_to[slot] {
-            let busy = Busy { with: "the provider to be done", written: message.written() };
-            wait(call, &mut idle, busy, &may_wait)?;
-            if let Some(broken) = call.sender(ring)?.broken() {
+        if port.sender(ring)?.completed_to() < staging.busy_to[slot] {
+            let cause = WaitCause {
+                waiting_for: "the provider to complete earlier chunks",
+                written: message.written(),
+            };
+            wait(port, &mut idle, cause, &may_wait)?;
+            if let Some(broken) = port.sender(ring)?.broken() {
                 return Err(broken.clone());
             }
             continue;
@@ -229,22 +237,22 @@ fn write(
         let end = at + piece.len() as u64;
         let mut pushed = Ok(());
         while !message.is_written() && (message.written() < end || end == 0) {
-            let with = match call.push_part(ring, message, &part, at)? {
+            let waiting_for = match port.push_part(ring, message, &part, at)? {
                 Pushed::Posted(_) | Pushed::Written => {
                     idle = 0;
                     continue;
                 }
                 Pushed::Blocked(_) => "the reader to release chunks",
-                Pushed::Busy => "room in the queue of the provider",
+                Pushed::Busy => "room in the provider's queue",
             };
-            let busy = Busy { with, written: message.written() };
-            pushed = wait(call, &mut idle, busy, &may_wait);
+            let cause = WaitCause { waiting_for, written: message.written() };
+            pushed = wait(port, &mut idle, cause, &may_wait);
             if pushed.is_err() {
                 break;
             }
         }
         if message.written() > at {
-            staging.busy_to[slot] = call.sender(ring)?.writer().tail();
+            staging.busy_to[slot] = port.sender(ring)?.writer().tail();
             staging.next = (slot + 1) % SLOT_COUNT;
         }
         pushed?;
@@ -253,11 +261,11 @@ fn write(
 }
 
 fn wait(
-    call: &mut PortGuard<'_>,
+    port: &mut PortGuard<'_>,
     idle: &mut u32,
-    busy: Busy,
-    may_wait: &impl Fn(Busy) -> Result<()>,
+    cause: WaitCause,
+    may_wait: &impl Fn(WaitCause) -> Result<()>,
 ) -> Result<()> {
-    may_wait(busy)?;
-    call.progress(idle, WAIT_SLICE)
+    may_wait(cause)?;
+    port.progress(idle, WAIT_SLICE)
 }

@@ -81,13 +81,13 @@ impl ExtraLanes {
         let refuse =
             |detail: &'static str| Err(Error::new(ErrorKind::NotSupported, OPERATION, detail));
         let all = &lane_set.lanes;
-        let facts = || all.iter().map(|lane| lane.endpoint.domain().capabilities());
-        if facts().any(|facts| facts.mr_mode.contains(MrMode::ENDPOINT)) {
+        let capabilities = || all.iter().map(|lane| lane.endpoint.domain().capabilities());
+        if capabilities().any(|capabilities| capabilities.mr_mode.contains(MrMode::ENDPOINT)) {
             return refuse(
                 "this provider binds memory to an endpoint (FI_MR_ENDPOINT). Use one lane",
             );
         }
-        if facts().any(|facts| NotifyMode::Immediate.check(facts).is_err()) {
+        if capabilities().any(|capabilities| NotifyMode::Immediate.check(capabilities).is_err()) {
             return refuse("this provider has no immediates of 32 bits with writes. Use one lane");
         }
         if all.iter().any(|lane| lane.queue.waker().wake().is_err()) {
@@ -104,7 +104,7 @@ impl ExtraLanes {
                 (opened.posted_receives(), opened.endpoint.address()?);
             let OpenLane { mut endpoint, mut queue, addresses, credit_memory } = opened;
             let domain = endpoint.domain().clone();
-            posted_receives.expect(&endpoint, NotifyMode::Immediate)?;
+            posted_receives.prepare_for(&endpoint, NotifyMode::Immediate)?;
             posted_receives.refill(&mut endpoint, &mut queue)?;
             let (held, retained) = (credit_memory.clone(), RetainedMemory::clone(&retained));
             let resources =
@@ -188,8 +188,8 @@ impl ExtraLanes {
         instance: SenderInstance,
     ) -> Result<()> {
         let geometry = offer.geometry()?;
-        let further: Vec<&LaneOffer> = offer.lanes.iter().skip(1).collect();
-        let is_possible = further.len() == peers.len()
+        let extra: Vec<&LaneOffer> = offer.lanes.iter().skip(1).collect();
+        let is_possible = extra.len() == peers.len()
             && peers.len() <= self.lanes.len()
             && offer.notify == NotifyMode::Immediate;
         if !is_possible {
@@ -203,7 +203,7 @@ impl ExtraLanes {
             return Err(Error::new(ErrorKind::MalformedDescriptor, "opening a ring", detail));
         }
         let mut chunk_posters = Vec::with_capacity(peers.len());
-        for ((one, address), ring_offer) in self.lanes.iter_mut().zip(peers).zip(further) {
+        for ((one, address), ring_offer) in self.lanes.iter_mut().zip(peers).zip(extra) {
             let peer = one.peers.find(address, |address| one.addresses.insert(address))?;
             let (scope, mode) =
                 (RegistrationScope::domain_only(&one.domain), (offer.notify, offer.tagged));
@@ -226,7 +226,7 @@ impl ExtraLanes {
     ) -> bool {
         // A pending job may be the one that opens the ring.
         let is_job_pending = self.pending_jobs.iter().any(|(number, _)| *number == lane);
-        let one = lane.checked_sub(1).and_then(|place| self.lanes.get(place));
+        let one = lane.checked_sub(1).and_then(|index| self.lanes.get(index));
         !is_job_pending
             && one.is_some_and(|one| {
                 one.lane.send_job(LaneJob::Write { instance, chunk, payload }).is_ok()
@@ -288,8 +288,8 @@ impl ExtraLanes {
     /// write.
     pub(in super::super) fn shut_down(mut self) -> Result<()> {
         self.lanes.iter().for_each(|one| one.lane.request_stop());
-        let hang = self.lanes.iter_mut().filter_map(|one| (!one.lane.shut_down()).then_some(()));
-        match hang.count() {
+        let hung = self.lanes.iter_mut().filter_map(|one| (!one.lane.shut_down()).then_some(()));
+        match hung.count() {
             0 => Ok(()),
             count => {
                 let detail = format!("{count} threads hang in the provider");
@@ -327,7 +327,8 @@ mod tests {
         let refused = peers.find(&address(PeerCache::MAX_PEERS), |_| Ok(some)).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::ResourceExhausted);
         // Known addresses are still found.
-        let never = |_: &Address| Err(Error::new(ErrorKind::Closed, "test", "it is known"));
+        let never =
+            |_: &Address| Err(Error::new(ErrorKind::Closed, "test", "the address is known"));
         assert_eq!(peers.find(&address(0), never).unwrap(), some);
     }
 }

@@ -152,7 +152,7 @@ impl Lane {
             .name(format!("ring lane {number}"))
             .spawn(move || worker.run())
             .map_err(|error| {
-                let detail = format!("no thread for a lane: {error}");
+                let detail = format!("cannot start the thread of a lane: {error}");
                 Error::new(ErrorKind::ResourceExhausted, "opening a ring", detail)
             })?;
         Ok(Self { jobs: Some(sender), waker, shared, thread: Some(thread) })

@@ -54,13 +54,10 @@ impl LaneSet {
         let refuse =
             |why: String| Err(Error::new(ErrorKind::InvalidArgument, "opening lanes", why));
         if domains.is_empty() || domains.len() > MAX_LANES {
-            return refuse(format!(
-                "{} lanes were asked for, 1 to {MAX_LANES} are possible",
-                domains.len()
-            ));
+            return refuse(format!("{} lanes were requested. Use 1 to {MAX_LANES}", domains.len()));
         }
         if domains.iter().any(|domain| domain.capabilities().endpoint != EndpointKind::Rdm) {
-            return refuse("lanes are connectionless endpoints".to_owned());
+            return refuse("lanes need connectionless endpoints".to_owned());
         }
         let mut lanes = Vec::with_capacity(domains.len());
         for domain in domains {
@@ -98,11 +95,12 @@ impl OpenLane {
 #[must_use]
 pub fn default_lane_count(offers: &[Capabilities], cores: usize) -> usize {
     let Some(first) = offers.first() else { return 1 };
-    let mut cards: Vec<_> = offers.iter().filter_map(|facts| facts.nic.as_ref()).collect();
-    cards.sort_by(|a, b| (&a.pci, &a.name).cmp(&(&b.pci, &b.name)));
-    cards.dedup_by(|a, b| (&a.pci, &a.name) == (&b.pci, &b.name));
-    if !cards.is_empty() {
-        return cards.len().min(MAX_LANES);
+    let mut nics: Vec<_> =
+        offers.iter().filter_map(|capabilities| capabilities.nic.as_ref()).collect();
+    nics.sort_by(|a, b| (&a.pci, &a.name).cmp(&(&b.pci, &b.name)));
+    nics.dedup_by(|a, b| (&a.pci, &a.name) == (&b.pci, &b.name));
+    if !nics.is_empty() {
+        return nics.len().min(MAX_LANES);
     }
     if !first.reaches_other_machines {
         return 1;
@@ -129,7 +127,7 @@ mod tests {
         assert_eq!(counts, [1, 1, 3, 6, 8, 8]);
         let local = Capabilities { reaches_other_machines: false, ..copying.clone() };
         assert_eq!(default_lane_count(&[local], 64), 1);
-        let card = |name: &str| {
+        let nic = |name: &str| {
             let nic = crate::Nic {
                 name: Some(name.to_owned()),
                 pci: None,
@@ -138,7 +136,7 @@ mod tests {
             };
             Capabilities { nic: Some(nic), ..copying.clone() }
         };
-        assert_eq!(default_lane_count(&[card("mlx5_0"), card("mlx5_1"), card("mlx5_0")], 4), 2);
+        assert_eq!(default_lane_count(&[nic("mlx5_0"), nic("mlx5_1"), nic("mlx5_0")], 4), 2);
         assert_eq!(default_lane_count(&[], 64), 1);
     }
 }

@@ -97,7 +97,7 @@ mod tests {
     fn run(nanoseconds_per_byte: &[f64], chunks: u64, length: u64) -> (Vec<f64>, u64) {
         let mut scheduler = LaneScheduler::new(nanoseconds_per_byte.len(), 0, 4 * length);
         let mut queues: Vec<Vec<u64>> = vec![Vec::new(); nanoseconds_per_byte.len()];
-        let mut got = vec![0_u64; nanoseconds_per_byte.len()];
+        let mut carried = vec![0_u64; nanoseconds_per_byte.len()];
         let mut now = 0;
         let mut sent = 0;
         while sent < chunks || queues.iter().any(|queue| !queue.is_empty()) {
@@ -108,7 +108,7 @@ mod tests {
                 let start = queues[lane].last().copied().unwrap_or(now).max(now);
                 queues[lane].push(start + time);
                 scheduler.posted(lane, length, now);
-                got[lane] += length;
+                carried[lane] += length;
                 sent += 1;
             }
             // The next chunk to complete.
@@ -120,8 +120,8 @@ mod tests {
             scheduler.done(lane, length, now);
         }
         assert!(scheduler.lanes.iter().all(|lane| lane.in_flight == 0));
-        let total: u64 = got.iter().sum();
-        (got.iter().map(|bytes| *bytes as f64 / total as f64).collect(), now)
+        let total: u64 = carried.iter().sum();
+        (carried.iter().map(|bytes| *bytes as f64 / total as f64).collect(), now)
     }
 
     #[test]
@@ -150,12 +150,12 @@ mod tests {
             scheduler.posted(0, 1 << 20, now * 1000);
             scheduler.done(0, 1 << 20, now * 1000 + 1);
         }
-        let mut got = [0; 3];
+        let mut carried = [0; 3];
         while let Some(lane) = scheduler.pick_lane(1 << 20) {
             scheduler.posted(lane, 1 << 20, 20_000);
-            got[lane] += 1;
+            carried[lane] += 1;
         }
-        assert_eq!(got, [0, 4, 4]);
+        assert_eq!(carried, [0, 4, 4]);
         // The third has an unknown rate: it is assumed to be like the second, not like the first.
         for now in [1, 2, 3, 4] {
             scheduler.done(1, 1 << 20, 20_000 + now * 1_000_000);
@@ -170,12 +170,12 @@ mod tests {
     #[test]
     fn stalled_lane_gets_no_more_chunks() {
         let mut scheduler = LaneScheduler::new(2, 0, 4 << 20);
-        let mut to_the_dead = 0;
+        let mut to_stalled = 0;
         for now in 0..1000 {
             while let Some(lane) = scheduler.pick_lane(1 << 20) {
                 scheduler.posted(lane, 1 << 20, now * 1000);
                 if lane == 1 {
-                    to_the_dead += 1;
+                    to_stalled += 1;
                 }
                 if lane == 0 {
                     break;
@@ -185,6 +185,6 @@ mod tests {
                 scheduler.done(0, 1 << 20, now * 1000);
             }
         }
-        assert!(to_the_dead <= 4, "{to_the_dead}");
+        assert!(to_stalled <= 4, "{to_stalled}");
     }
 }

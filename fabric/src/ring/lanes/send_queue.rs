@@ -78,13 +78,15 @@ impl LaneSendQueue {
         while let Some((chunk, payload)) = self.waiting.front() {
             let body = payload.as_ref().map(|(region, from)| (region, *from));
             match self.chunk_poster.post(endpoint, queue, chunk, body) {
-                Ok(Posted::No) if self.stop_deadline.is_some_and(|end| Instant::now() > end) => {
+                Ok(Posted::NoRoom)
+                    if self.stop_deadline.is_some_and(|end| Instant::now() > end) =>
+                {
                     let detail = "the provider had no room within 1 s after the ring was closed";
                     let error = Error::new(ErrorKind::Closed, "writing to a ring", detail);
                     report(self.write_failed(lane, error));
                     break;
                 }
-                Ok(Posted::No) => break,
+                Ok(Posted::NoRoom) => break,
                 Ok(Posted::Sent) => {}
                 Ok(Posted::Copied) => {
                     let bytes = chunk.header.payload.into();
@@ -193,7 +195,7 @@ mod tests {
         let slot = send_queue.chunk_poster.begin_partial_chunk(&chunks[0]).unwrap();
         assert_eq!(chunks.map(|chunk| send_queue.push(chunk, None)), [true, false]);
         send_queue.close();
-        let error = Error::new(ErrorKind::Closed, "test", "not wanted any more");
+        let error = Error::new(ErrorKind::Closed, "test", "the ring is closed");
         // Its header may still be read.
         match send_queue.write_failed(1, error) {
             LaneEvent::WriteFailed { completed_to: 0, .. } => {}

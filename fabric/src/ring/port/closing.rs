@@ -10,7 +10,7 @@ use super::super::receiver::ReceiverStatistics;
 use super::super::retries::{CloseProgress, Retries};
 use super::super::sender::{RingSender, SenderStatistics};
 use super::waiting::{Wait, deadline_exceeded};
-use super::{Port, ReceiverId, SenderId, find, open};
+use super::{Port, ReceiverId, SenderId, receiver_mut, sender_mut};
 use crate::{CompletionQueue, Endpoint, MemoryRegion, Peer, Result};
 
 /// How long closing a port continues to send end notices.
@@ -78,8 +78,8 @@ impl Port {
             events.clear();
         }
         self.posted_receives = PostedReceives::new(self.endpoint.domain());
-        let facts = self.endpoint.domain().capabilities();
-        self.queue_budget = QueueBudget::of(facts, self.queue.size());
+        let capabilities = self.endpoint.domain().capabilities();
+        self.queue_budget = QueueBudget::of(capabilities, self.queue.size());
         self.needs_polling = false;
         self.retries = Retries::default();
         if closed.is_err() {
@@ -101,10 +101,10 @@ impl Port {
     /// queues from overrunning. [Replacing](Self::replace_endpoint) the endpoint returns them.
     #[must_use]
     pub fn quarantined_quotas(&self) -> usize {
-        let is_kept = |sender: &RingSender| {
+        let holds_quota = |sender: &RingSender| {
             sender.is_closing() && sender.is_end_notice_sent() && sender.expects_credit()
         };
-        let senders = self.senders.iter().flatten().filter(|sender| is_kept(sender));
+        let senders = self.senders.iter().flatten().filter(|sender| holds_quota(sender));
         let limited = self.quarantine.rings.iter().filter(|memory| memory.quota.is_limited());
         limited.count() + senders.count()
     }
@@ -117,8 +117,8 @@ impl Port {
     pub fn close_sender(&mut self, id: SenderId, timeout: Duration) -> Result<SenderStatistics> {
         let statistics = self.sender(id)?.statistics();
         let result = self.flush(id, timeout);
-        let is_there = result.is_ok() && self.sender(id)?.broken().is_none();
-        self.begin_close(id, is_there);
+        let is_alive = result.is_ok() && self.sender(id)?.broken().is_none();
+        self.begin_close(id, is_alive);
         result?;
         let mut wait = Wait::new(timeout);
         while self.senders.get(usize::from(id.0)).is_some_and(Option::is_some) {
@@ -142,7 +142,7 @@ impl Port {
     /// Closes a sender as [`drop_sender`](Self::drop_sender) does. With `confirm_delivery` the ring
     /// waits until the end notice has arrived, which needs a live reader.
     pub(in super::super) fn begin_close(&mut self, id: SenderId, confirm_delivery: bool) {
-        if let Ok(sender) = find(&mut self.senders, id.0) {
+        if let Ok(sender) = sender_mut(&mut self.senders, id.0) {
             sender.begin_close(confirm_delivery);
             self.needs_polling = true;
             self.progress_close();
@@ -157,7 +157,7 @@ impl Port {
     /// # Errors
     /// `Closed` if there is no such ring.
     pub fn close_receiver(&mut self, id: ReceiverId) -> Result<ReceiverStatistics> {
-        let receiver = open(&mut self.receivers, id)?;
+        let receiver = receiver_mut(&mut self.receivers, id)?;
         let statistics = receiver.statistics();
         receiver.close();
         self.needs_polling = true;
@@ -169,11 +169,11 @@ impl Port {
     /// free. Its memory is [quarantined](Self::quarantined_bytes), since writes of the dead process
     /// may still be in flight in the provider.
     pub fn forget(&mut self, id: ReceiverId) {
-        let place = self.receivers.get_mut(usize::from(id.ring));
-        let place = place.filter(|place| {
-            place.as_ref().is_some_and(|it| it.creation_epoch() == id.creation_epoch)
+        let slot = self.receivers.get_mut(usize::from(id.ring));
+        let slot = slot.filter(|slot| {
+            slot.as_ref().is_some_and(|it| it.creation_epoch() == id.creation_epoch)
         });
-        if let Some(receiver) = place.and_then(Option::take) {
+        if let Some(receiver) = slot.and_then(Option::take) {
             self.quarantine.rings.extend(receiver.into_quarantined());
         }
     }
@@ -181,8 +181,8 @@ impl Port {
     /// Abandons a ring as [`forget`](Self::forget) does if it is still being closed: its writer may
     /// have died unnoticed. Does nothing if the ring is gone, even if another ring has its index.
     pub fn forget_if_closing(&mut self, id: ReceiverId) {
-        let place = self.receivers.get(usize::from(id.ring)).and_then(Option::as_ref);
-        if place.is_some_and(|it| it.creation_epoch() == id.creation_epoch && it.is_closing()) {
+        let receiver = self.receivers.get(usize::from(id.ring)).and_then(Option::as_ref);
+        if receiver.is_some_and(|it| it.creation_epoch() == id.creation_epoch && it.is_closing()) {
             self.forget(id);
         }
     }
@@ -191,31 +191,31 @@ impl Port {
     #[cold]
     pub(super) fn progress_close(&mut self) -> bool {
         let now = Instant::now();
-        let mut given_up = Vec::new();
-        let has_moved = self.progress_closing_senders(now, &mut given_up)
-            | self.progress_closing_receivers(now, &mut given_up);
+        let mut abandoned = Vec::new();
+        let has_moved = self.progress_closing_senders(now, &mut abandoned)
+            | self.progress_closing_receivers(now, &mut abandoned);
         self.retries.sweep();
-        for peer in &given_up {
+        for peer in &abandoned {
             let name = self.endpoint.name_of(*peer);
             tracing::debug!(peer = name, "gave up sending end notices of rings to a peer");
             self.abandon_end_notice(*peer);
         }
-        has_moved || !given_up.is_empty()
+        has_moved || !abandoned.is_empty()
     }
 
-    fn progress_closing_senders(&mut self, now: Instant, given_up: &mut Vec<Peer>) -> bool {
+    fn progress_closing_senders(&mut self, now: Instant, abandoned: &mut Vec<Peer>) -> bool {
         let mut has_moved = false;
         let (endpoint, queue) = (&mut self.endpoint, &mut self.queue);
-        for place in &mut self.senders {
-            let Some(sender) = place else { continue };
-            let (peer, tells) = (sender.peer(), sender.is_end_notice_ready());
-            if tells && !self.retries.allows(peer, now) {
+        for slot in &mut self.senders {
+            let Some(sender) = slot else { continue };
+            let (peer, is_ready) = (sender.peer(), sender.is_end_notice_ready());
+            if is_ready && !self.retries.allows(peer, now) {
                 continue;
             }
             let ending = sender.progress_close(endpoint, queue);
             match ending {
-                CloseProgress::Refused if self.retries.refused(peer, now) => given_up.push(peer),
-                CloseProgress::Complete | CloseProgress::Pending if tells => {
+                CloseProgress::Refused if self.retries.refused(peer, now) => abandoned.push(peer),
+                CloseProgress::Complete | CloseProgress::Pending if is_ready => {
                     self.retries.reached(peer)
                 }
                 _ => {}
@@ -225,18 +225,18 @@ impl Port {
                 if let (Some(lanes), true) = (&mut self.extra_lanes, sender.lanes() > 1) {
                     lanes.close(sender.instance());
                 }
-                *place = None;
+                *slot = None;
                 has_moved = true;
             }
         }
         has_moved
     }
 
-    fn progress_closing_receivers(&mut self, now: Instant, given_up: &mut Vec<Peer>) -> bool {
+    fn progress_closing_receivers(&mut self, now: Instant, abandoned: &mut Vec<Peer>) -> bool {
         let mut has_moved = false;
         let (endpoint, queue) = (&mut self.endpoint, &mut self.queue);
-        for place in &mut self.receivers {
-            let Some(receiver) = place.as_mut().filter(|receiver| receiver.is_closing()) else {
+        for slot in &mut self.receivers {
+            let Some(receiver) = slot.as_mut().filter(|receiver| receiver.is_closing()) else {
                 continue;
             };
             let peer = receiver.peer().filter(|_| receiver.is_end_notice_ready());
@@ -247,7 +247,7 @@ impl Port {
                 receiver.progress_close(endpoint, queue).unwrap_or(CloseProgress::Complete);
             match (ending, receiver.peer()) {
                 (CloseProgress::Refused, Some(peer)) if self.retries.refused(peer, now) => {
-                    given_up.push(peer);
+                    abandoned.push(peer);
                 }
                 (CloseProgress::Complete | CloseProgress::Pending, _) => {
                     peer.into_iter().for_each(|peer| self.retries.reached(peer));
@@ -257,7 +257,7 @@ impl Port {
             if ending == CloseProgress::Complete {
                 self.quarantine
                     .rings
-                    .extend(place.take().and_then(|receiver| receiver.into_quarantined()));
+                    .extend(slot.take().and_then(|receiver| receiver.into_quarantined()));
                 has_moved = true;
                 if let Some(lanes) = &self.extra_lanes {
                     lanes.sweep();
@@ -272,12 +272,12 @@ impl Port {
         for sender in self.senders.iter_mut().flatten().filter(|sender| sender.peer() == peer) {
             sender.abandon_end_notice();
         }
-        for place in &mut self.receivers {
-            let of_peer = place.as_mut().filter(|it| it.is_closing() && it.peer() == Some(peer));
+        for slot in &mut self.receivers {
+            let of_peer = slot.as_mut().filter(|it| it.is_closing() && it.peer() == Some(peer));
             if of_peer.is_some_and(|receiver| receiver.abandon_end_notice()) {
                 self.quarantine
                     .rings
-                    .extend(place.take().and_then(|receiver| receiver.into_quarantined()));
+                    .extend(slot.take().and_then(|receiver| receiver.into_quarantined()));
             }
         }
         // The next step removes rings that have ended.

@@ -25,11 +25,11 @@ impl Port {
     /// A ring with an event since it was last returned here.
     #[inline]
     pub fn next_event(&mut self) -> Option<RingEvent> {
-        let events = self.events.as_mut()?.pop_front()?;
-        match events {
+        let event = self.events.as_mut()?.pop_front()?;
+        match event {
             RingEvent::Receiver(id) => {
-                let place = self.receivers.get_mut(usize::from(id.ring));
-                if let Some(Some(receiver)) = place
+                let slot = self.receivers.get_mut(usize::from(id.ring));
+                if let Some(Some(receiver)) = slot
                     && receiver.creation_epoch() == id.creation_epoch
                 {
                     receiver.is_event_queued = false;
@@ -41,7 +41,7 @@ impl Port {
                 }
             }
         }
-        Some(events)
+        Some(event)
     }
 }
 

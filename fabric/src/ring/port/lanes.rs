@@ -8,7 +8,7 @@ use super::super::sender::Pushed;
 use super::super::writer_state::Message;
 use super::events::{queue_receiver_event, queue_sender_event};
 use super::opening::free_index;
-use super::{Port, PortEvent, ReceiverId, SenderId, find};
+use super::{Port, PortEvent, ReceiverId, SenderId, sender_mut};
 use crate::{Address, Domain, Error, ErrorKind, Memory, Peer, RegionSlice, Result};
 
 impl Port {
@@ -28,19 +28,19 @@ impl Port {
     /// let endpoint = Endpoint::builder(&domain).addresses(&addresses).queue(&mut queue).open()?;
     /// let peer = addresses.insert(&endpoint.address()?)?;
     /// let mut port = Port::new(endpoint, queue);
-    /// let further = Domain::open(&offer)?;
-    /// port.add_lanes(LaneSet::open_on(&[further])?)?;
-    /// // To itself, for once.
+    /// let extra = Domain::open(&offer)?;
+    /// port.add_lanes(LaneSet::open_on(&[extra])?)?;
+    /// // A ring to itself.
     /// let options = RingOptions::new(port.endpoint(), 1 << 20)?;
     /// let reading = port.offer_on_lanes(&options, 2, HostMemory::zeroed(1 << 20)?)?;
-    /// let (ring_offer, further) = (port.ring_offer(reading)?, port.lane_addresses());
-    /// let (writing, answer) = port.accept_on_lanes(peer, &further, &ring_offer, 64 << 10)?;
+    /// let (ring_offer, addresses) = (port.ring_offer(reading)?, port.lane_addresses());
+    /// let (writing, answer) = port.accept_on_lanes(peer, &addresses, &ring_offer, 64 << 10)?;
     /// port.connect(reading, peer, &answer)?;
     ///
     /// // Memory is registered for each lane that writes from it.
     /// let memory = std::sync::Arc::new(HostMemory::from_vec(vec![7; 512 << 10])?);
     /// let regions = (0..port.lanes()).map(|lane| {
-    ///     let domain = port.lane_domain(lane).expect("there are so many");
+    ///     let domain = port.lane_domain(lane).expect("the lane exists");
     ///     domain.register(std::sync::Arc::clone(&memory), Access::WRITE)
     /// });
     /// let regions = regions.collect::<Result<Vec<_>>>()?;
@@ -65,8 +65,8 @@ impl Port {
             let detail = "the port has extra lanes already";
             return Err(Error::new(ErrorKind::InvalidArgument, "opening a port's lanes", detail));
         }
-        for (facts, entries) in lanes.queues() {
-            self.queue_budget.limit(facts, entries);
+        for (capabilities, entries) in lanes.queues() {
+            self.queue_budget.limit(capabilities, entries);
         }
         self.extra_lanes = Some(Box::new(ExtraLanes::start(lanes, self.queue.waker())?));
         Ok(())
@@ -122,7 +122,7 @@ impl Port {
         lanes: usize,
         memory: impl Memory,
     ) -> Result<ReceiverId> {
-        let further = match options.notify {
+        let extra = match options.notify {
             NotifyMode::Immediate => lanes.min(self.lanes()).saturating_sub(1),
             NotifyMode::Message | NotifyMode::Polling => 0,
         };
@@ -131,11 +131,11 @@ impl Port {
         let registration_scopes = self
             .extra_lanes
             .as_ref()
-            .map(|lanes| lanes.registration_scopes(further))
+            .map(|lanes| lanes.registration_scopes(extra))
             .unwrap_or_default();
         let receiver =
             RingReceiver::open(&self.endpoint, &registration_scopes, sender_index, limits, memory)?;
-        if let Some(lanes) = self.extra_lanes.as_ref().filter(|_| further > 0) {
+        if let Some(lanes) = self.extra_lanes.as_ref().filter(|_| extra > 0) {
             lanes.retain_memory(receiver.memory());
         }
         self.insert_receiver(sender_index.0, receiver)
@@ -161,29 +161,29 @@ impl Port {
     pub fn accept_on_lanes(
         &mut self,
         peer: Peer,
-        further: &[Address],
+        extra: &[Address],
         offer: &RingOffer,
         max_payload: u64,
     ) -> Result<(SenderId, RingAnswer)> {
-        if further.len() >= self.lanes() || offer.lanes.len() != further.len() + 1 {
+        if extra.len() >= self.lanes() || offer.lanes.len() != extra.len() + 1 {
             let detail = format!(
                 "{} addresses of extra lanes for a ring of {} lanes, {} lanes here",
-                further.len(),
+                extra.len(),
                 offer.lanes.len(),
                 self.lanes()
             );
             return Err(Error::new(ErrorKind::MalformedDescriptor, "opening a ring", detail));
         }
         let (id, answer) = self.accept(peer, offer, max_payload)?;
-        if !further.is_empty()
+        if !extra.is_empty()
             && let Some(lanes) = &mut self.extra_lanes
         {
-            let sender = find(&mut self.senders, id.0)?;
-            if let Err(error) = lanes.open(further, offer, sender.instance()) {
+            let sender = sender_mut(&mut self.senders, id.0)?;
+            if let Err(error) = lanes.open(extra, offer, sender.instance()) {
                 self.drop_sender(id);
                 return Err(error);
             }
-            sender.stripe_over(further.len() + 1);
+            sender.stripe_over(extra.len() + 1);
         }
         Ok((id, answer))
     }
@@ -212,7 +212,7 @@ impl Port {
         part: &RegionSlice,
         at: u64,
     ) -> Result<Pushed> {
-        let sender = find(&mut self.senders, id.0)?;
+        let sender = sender_mut(&mut self.senders, id.0)?;
         match &self.extra_lanes {
             Some(lanes) if lane > 0 => sender.push_on_lane((lanes, lane), message, part, at),
             _ => self.push_part(id, message, part, at),
@@ -223,7 +223,8 @@ impl Port {
     /// of room are dropped within a second. So [`unfinished`](super::super::RingSender::unfinished)
     /// reaches 0 eventually.
     pub fn stop_sender(&mut self, id: SenderId) {
-        if let (Some(lanes), Ok(sender)) = (&mut self.extra_lanes, find(&mut self.senders, id.0))
+        if let (Some(lanes), Ok(sender)) =
+            (&mut self.extra_lanes, sender_mut(&mut self.senders, id.0))
             && sender.stop()
         {
             lanes.stop(sender.instance());

@@ -50,7 +50,7 @@ pub struct ReceiverId {
 
 /// Outcome of one step.
 #[derive(Debug)]
-#[must_use = "what is no ring's business is the caller's"]
+#[must_use = "outcomes of the caller's operations are returned here"]
 pub enum PortEvent {
     /// Nothing happened.
     Idle,
@@ -77,7 +77,7 @@ pub enum PortEvent {
 /// let addresses = AddressVector::open(&domain)?;
 /// let mut queue = CompletionQueue::open(&domain)?;
 /// let endpoint = Endpoint::builder(&domain).addresses(&addresses).queue(&mut queue).open()?;
-/// // To itself, for once; two processes would exchange address, offer and answer.
+/// // A ring to itself; two processes would exchange address, offer and answer.
 /// let peer = addresses.insert(&endpoint.address()?)?;
 /// let mut port = Port::new(endpoint, queue);
 /// let options = RingOptions::new(port.endpoint(), 1 << 20)?;
@@ -93,7 +93,7 @@ pub enum PortEvent {
 /// let mut bytes = [0; 7];
 /// view.read(0, &mut bytes)?;
 /// assert_eq!(&bytes, b"payload");
-/// // Dropped, its place is the writer's again, who is told by and by.
+/// // Dropping the view releases its part of the ring.
 /// drop(view);
 /// port.flush(writing, timeout)?;
 /// # Ok::<(), fabric::Error>(())
@@ -262,10 +262,10 @@ impl Port {
     #[inline]
     fn handle_notice(&mut self, notice: ReceivedNotice) {
         let immediate = Immediate::decode(notice.bits);
-        let place = usize::from(immediate.ring);
+        let index = usize::from(immediate.ring);
         match immediate.notice {
             RingNotice::Chunk { .. } | RingNotice::WriterClosed { .. } => {
-                match self.receivers.get_mut(place) {
+                match self.receivers.get_mut(index) {
                     Some(Some(receiver)) => {
                         if let Err(error) = receiver.handle_notice(&immediate, notice.length) {
                             receiver.fail(error);
@@ -277,7 +277,7 @@ impl Port {
                 }
             }
             RingNotice::Credit { .. } | RingNotice::ReaderClosed => {
-                match self.senders.get_mut(place) {
+                match self.senders.get_mut(index) {
                     Some(Some(sender)) => {
                         sender.handle_notice(&immediate, notice.credit);
                         queue_sender_event(&mut self.events, immediate.ring, sender);
@@ -416,7 +416,7 @@ impl Port {
         message: &mut Message,
         payload: &RegionSlice,
     ) -> Result<Pushed> {
-        let sender = find(&mut self.senders, id.0)?;
+        let sender = sender_mut(&mut self.senders, id.0)?;
         sender.push(&mut self.endpoint, &mut self.queue, message, payload)
     }
 
@@ -433,7 +433,7 @@ impl Port {
         part: &RegionSlice,
         at: u64,
     ) -> Result<Pushed> {
-        let sender = find(&mut self.senders, id.0)?;
+        let sender = sender_mut(&mut self.senders, id.0)?;
         sender.push_part(&mut self.endpoint, &mut self.queue, message, part, at)
     }
 
@@ -443,7 +443,7 @@ impl Port {
     /// `Closed` if there is no such ring.
     #[inline]
     pub fn next_read(&mut self, id: SenderId) -> Result<Option<u64>> {
-        Ok(find(&mut self.senders, id.0)?.next_read())
+        Ok(sender_mut(&mut self.senders, id.0)?.next_read())
     }
 
     /// The next chunk of a ring, if it has arrived.
@@ -452,7 +452,7 @@ impl Port {
     /// Why the ring is broken; `Closed` once the writer has closed it and every chunk was taken.
     #[inline]
     pub fn take(&mut self, id: ReceiverId) -> Result<Option<ChunkView>> {
-        let receiver = open(&mut self.receivers, id)?;
+        let receiver = receiver_mut(&mut self.receivers, id)?;
         match receiver.take()? {
             None if receiver.is_end_of_stream() => Err(end_of_stream()),
             None if receiver.credit_error().is_some() => self.take_remaining(id),
@@ -472,7 +472,7 @@ impl Port {
         const MAX_POLLS: usize = 4096;
         for _ in 0..MAX_POLLS {
             let progress = self.progress_queue()?;
-            let receiver = open(&mut self.receivers, id)?;
+            let receiver = receiver_mut(&mut self.receivers, id)?;
             if let Some(view) = receiver.take()? {
                 return Ok(Some(view));
             }
@@ -492,7 +492,7 @@ impl Port {
     /// `Closed` if there is no such ring; errors of the provider.
     #[inline]
     pub fn return_credit(&mut self, id: ReceiverId, is_idle: bool) -> Result<bool> {
-        let receiver = open(&mut self.receivers, id)?;
+        let receiver = receiver_mut(&mut self.receivers, id)?;
         let was_returned = receiver.return_credit(&mut self.endpoint, &mut self.queue, is_idle);
         was_returned.inspect_err(|error| receiver.set_credit_error(error.clone()))
     }
@@ -570,8 +570,8 @@ impl Port {
 
 /// A sender that is not being closed.
 #[inline]
-fn find(places: &mut [Option<Box<RingSender>>], place: u16) -> Result<&mut RingSender> {
-    match places.get_mut(usize::from(place)) {
+fn sender_mut(senders: &mut [Option<Box<RingSender>>], index: u16) -> Result<&mut RingSender> {
+    match senders.get_mut(usize::from(index)) {
         Some(Some(sender)) if !sender.is_closing() => Ok(sender),
         _ => Err(no_ring()),
     }
@@ -579,8 +579,11 @@ fn find(places: &mut [Option<Box<RingSender>>], place: u16) -> Result<&mut RingS
 
 /// A receiver that is not being closed.
 #[inline]
-fn open(places: &mut [Option<Box<RingReceiver>>], id: ReceiverId) -> Result<&mut RingReceiver> {
-    match places.get_mut(usize::from(id.ring)) {
+fn receiver_mut(
+    receivers: &mut [Option<Box<RingReceiver>>],
+    id: ReceiverId,
+) -> Result<&mut RingReceiver> {
+    match receivers.get_mut(usize::from(id.ring)) {
         Some(Some(it)) if it.creation_epoch() == id.creation_epoch && !it.is_closing() => Ok(it),
         _ => Err(no_ring()),
     }
@@ -588,7 +591,7 @@ fn open(places: &mut [Option<Box<RingReceiver>>], id: ReceiverId) -> Result<&mut
 
 #[cold]
 fn no_ring() -> Error {
-    Error::new(ErrorKind::Closed, "using a ring", "there is no such ring on this port")
+    Error::new(ErrorKind::Closed, "using a ring", "the port has no such ring")
 }
 
 #[cold]

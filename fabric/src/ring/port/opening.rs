@@ -7,7 +7,7 @@ use super::super::notify::NotifyMode;
 use super::super::receiver::{RingOptions, RingReceiver, geometry_of};
 use super::super::ring_offer::{RingAnswer, RingOffer};
 use super::super::sender::RingSender;
-use super::{Port, ReceiverId, SenderId, no_ring, open};
+use super::{Port, ReceiverId, SenderId, no_ring, receiver_mut};
 use crate::{Error, ErrorKind, HostMemory, MemoryKind, MemoryRegion, Peer, Result};
 
 impl Port {
@@ -39,7 +39,7 @@ impl Port {
         receiver.set_waker(self.queue.waker());
         self.credit_memory()?;
         let creation_epoch = receiver.creation_epoch();
-        put(&mut self.receivers, ring, receiver);
+        insert_at(&mut self.receivers, ring, receiver);
         self.next_ring = (ring + 1) % MAX_RINGS;
         self.needs_polling = true;
         Ok(ReceiverId { ring, creation_epoch })
@@ -47,7 +47,7 @@ impl Port {
 
     /// Prepares the port for rings of this notify mode.
     fn prepare(&mut self, mode: NotifyMode) -> Result<()> {
-        self.posted_receives.expect(&self.endpoint, mode)?;
+        self.posted_receives.prepare_for(&self.endpoint, mode)?;
         self.posted_receives.refill(&mut self.endpoint, &mut self.queue)
     }
 
@@ -71,9 +71,8 @@ impl Port {
     /// `Closed` if there is no such ring; errors in describing the memory.
     pub fn ring_offer(&self, id: ReceiverId) -> Result<RingOffer> {
         let Some(credit_memory) = &self.credit_memory else { return Err(no_ring()) };
-        let further = self.extra_lanes.iter().flat_map(|lanes| lanes.credit_memories().cloned());
-        let credit_memories: Vec<_> =
-            std::iter::once(credit_memory.clone()).chain(further).collect();
+        let extra = self.extra_lanes.iter().flat_map(|lanes| lanes.credit_memories().cloned());
+        let credit_memories: Vec<_> = std::iter::once(credit_memory.clone()).chain(extra).collect();
         self.receiver(id)?.offer(&credit_memories)
     }
 
@@ -105,7 +104,7 @@ impl Port {
         let (sender, answer) =
             RingSender::open(&self.endpoint, &credit_memory, peer, offer, instance, limits)?;
         self.prepare(offer.notify)?;
-        put(&mut self.senders, sender_index, sender);
+        insert_at(&mut self.senders, sender_index, sender);
         self.next_sender_index = (sender_index + 1) % MAX_RINGS;
         self.needs_polling = true;
         Ok((SenderId(sender_index), answer))
@@ -116,13 +115,13 @@ impl Port {
     /// # Errors
     /// Errors in the answer; `Closed` if there is no such ring.
     pub fn connect(&mut self, id: ReceiverId, peer: Peer, answer: &RingAnswer) -> Result<()> {
-        open(&mut self.receivers, id)?.connect(&self.endpoint, peer, answer)
+        receiver_mut(&mut self.receivers, id)?.connect(&self.endpoint, peer, answer)
     }
 }
 
 /// The first free index at or after this one, cyclically.
-pub(super) fn free_index<T>(places: &[Option<T>], from: u16) -> Result<u16> {
-    let is_free = |place: &u16| places.get(usize::from(*place)).is_none_or(|ring| ring.is_none());
+pub(super) fn free_index<T>(slots: &[Option<T>], from: u16) -> Result<u16> {
+    let is_free = |index: &u16| slots.get(usize::from(*index)).is_none_or(|ring| ring.is_none());
     (from..MAX_RINGS).chain(0..from).find(is_free).ok_or_else(|| {
         let detail = format!(
             "this endpoint has {MAX_RINGS} rings, the maximum. Close rings or use another endpoint"
@@ -131,10 +130,10 @@ pub(super) fn free_index<T>(places: &[Option<T>], from: u16) -> Result<u16> {
     })
 }
 
-fn put<T>(places: &mut Vec<Option<Box<T>>>, place: u16, ring: T) {
-    let place = usize::from(place);
-    if places.len() <= place {
-        places.resize_with(place + 1, || None);
+fn insert_at<T>(slots: &mut Vec<Option<Box<T>>>, index: u16, ring: T) {
+    let index = usize::from(index);
+    if slots.len() <= index {
+        slots.resize_with(index + 1, || None);
     }
-    places[place] = Some(Box::new(ring));
+    slots[index] = Some(Box::new(ring));
 }

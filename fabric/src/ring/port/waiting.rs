@@ -30,19 +30,19 @@ impl Port {
     pub(in super::super) fn wait_with_max_sleep(
         &mut self,
         longest: Duration,
-        nap: Option<Duration>,
+        short_sleep: Option<Duration>,
     ) -> Result<PortEvent> {
         match self.caller_outcomes.pop_front() {
             Some(other) => Ok(PortEvent::Other(other)),
-            None => self.wait_for_queue(longest, nap.unwrap_or(SHORT_SLEEP)),
+            None => self.wait_for_queue(longest, short_sleep.unwrap_or(SHORT_SLEEP)),
         }
     }
 
-    fn wait_for_queue(&mut self, longest: Duration, nap: Duration) -> Result<PortEvent> {
+    fn wait_for_queue(&mut self, longest: Duration, short_sleep: Duration) -> Result<PortEvent> {
         // Dropping a view wakes this thread from now on.
         self.receivers.iter().flatten().for_each(|receiver| receiver.set_sleeping());
         self.return_all_credit(true);
-        let longest = longest.min(self.max_sleep(nap));
+        let longest = longest.min(self.max_sleep(short_sleep));
         let has_event = self.set_lanes_sleeping();
         let outcome = if has_event { None } else { self.queue.wait_or_wake(longest) };
         self.clear_lanes_sleeping();
@@ -57,9 +57,9 @@ impl Port {
     }
 
     /// How long no work without a wake-up is due.
-    fn max_sleep(&self, nap: Duration) -> Duration {
+    fn max_sleep(&self, short_sleep: Duration) -> Duration {
         if self.needs_polling || self.has_pending_lane_jobs() {
-            return nap;
+            return short_sleep;
         }
         // Long-pending credit may wait an eighth of its age once more.
         let unsent = self.receivers.iter().flatten().filter_map(|it| it.credit_unsent_for());
@@ -106,7 +106,7 @@ impl Port {
                 Pushed::Posted(_) if message.is_written() => return Ok(()),
                 Pushed::Posted(_) => continue,
                 Pushed::Blocked(_) => "the reader to release chunks",
-                Pushed::Busy => "room in the queue of the provider",
+                Pushed::Busy => "room in the provider's queue",
             };
             if !wait.progress(self)? {
                 let (written, length) = (message.written(), message.length());
@@ -175,18 +175,18 @@ impl Port {
 /// A wait with progress: it polls for a while, then sleeps.
 pub(super) struct Wait {
     deadline: Deadline,
-    turns: u32,
+    steps: u32,
     idle: u32,
 }
 
 impl Wait {
     pub(super) fn new(timeout: Duration) -> Self {
-        Self { deadline: Deadline::after(timeout), turns: 0, idle: 0 }
+        Self { deadline: Deadline::after(timeout), steps: 0, idle: 0 }
     }
 
     /// False once the deadline has passed.
     pub(super) fn progress(&mut self, port: &mut Port) -> Result<bool> {
-        self.turns = self.turns.wrapping_add(1);
+        self.steps = self.steps.wrapping_add(1);
         let is_idle = self.idle >= IDLE_POLLS;
         let progress = match is_idle {
             true => port.wait_for_queue(self.deadline.left(), SHORT_SLEEP)?,
@@ -203,8 +203,8 @@ impl Wait {
             port.queue.pause();
         }
         // Reading the clock costs as much as a step, and other rings may keep the port busy.
-        let is_time_to_look = is_idle || self.turns.is_multiple_of(IDLE_POLLS);
-        Ok(!is_time_to_look || !self.deadline.has_passed())
+        let checks_clock = is_idle || self.steps.is_multiple_of(IDLE_POLLS);
+        Ok(!checks_clock || !self.deadline.has_passed())
     }
 }
 

@@ -11,7 +11,7 @@ pub(super) enum Planned<'a> {
     /// A chunk, with the region and offset of its payload.
     Chunk(Chunk, Option<(&'a MemoryRegion, usize)>),
     /// None can be planned now.
-    No(Pushed),
+    NotPlanned(Pushed),
 }
 
 impl RingSender {
@@ -34,7 +34,7 @@ impl RingSender {
         let most = end.saturating_sub(message.written());
         let (chunk, body) = match self.plan(message, (part, at), most)? {
             Planned::Chunk(chunk, body) => (chunk, body),
-            Planned::No(pushed) => return Ok(pushed),
+            Planned::NotPlanned(pushed) => return Ok(pushed),
         };
         let body = body.map(|(region, from)| (region.clone(), from));
         if !lanes.write(lane, self.chunk_poster.instance(), chunk, body) {
