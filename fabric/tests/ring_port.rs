@@ -18,8 +18,8 @@ fn port() -> (Domain, Port, Peer) {
     let mut queue = CompletionQueue::open(&domain).unwrap();
     let builder = Endpoint::builder(&domain).addresses(&addresses);
     let endpoint = builder.queue(&mut queue).open().unwrap();
-    let own_peer = addresses.insert(&endpoint.address().unwrap()).unwrap();
-    (domain, Port::new(endpoint, queue), own_peer)
+    let peer = addresses.insert(&endpoint.address().unwrap()).unwrap();
+    (domain, Port::new(endpoint, queue), peer)
 }
 
 fn progress(port: &mut Port) {
@@ -29,12 +29,12 @@ fn progress(port: &mut Port) {
 
 #[test]
 fn message_is_assembled_from_several_regions() {
-    let (domain, mut port, own_peer) = port();
+    let (domain, mut port, peer) = port();
     let options = RingOptions::new(port.endpoint(), 64 << 10).unwrap();
     let reading = port.offer(&options).unwrap();
     let (writing, answer) =
-        port.accept(own_peer, &port.ring_offer(reading).unwrap(), 16 << 10).unwrap();
-    port.connect(reading, own_peer, &answer).unwrap();
+        port.accept(peer, &port.ring_offer(reading).unwrap(), 16 << 10).unwrap();
+    port.connect(reading, peer, &answer).unwrap();
     // Together longer than the ring.
     let lengths = [100, 50_000, 7, 40_000];
     let pieces: Vec<Vec<u8>> =
@@ -80,12 +80,12 @@ fn message_is_assembled_from_several_regions() {
 
 #[test]
 fn empty_message_is_assembled_from_empty_parts() {
-    let (domain, mut port, own_peer) = port();
+    let (domain, mut port, peer) = port();
     let options = RingOptions::new(port.endpoint(), 64 << 10).unwrap();
     let reading = port.offer(&options).unwrap();
     let (writing, answer) =
-        port.accept(own_peer, &port.ring_offer(reading).unwrap(), 16 << 10).unwrap();
-    port.connect(reading, own_peer, &answer).unwrap();
+        port.accept(peer, &port.ring_offer(reading).unwrap(), 16 << 10).unwrap();
+    port.connect(reading, peer, &answer).unwrap();
     let piece = domain.register(HostMemory::zeroed(64).unwrap(), Access::WRITE).unwrap();
     // Offsets of empty parts do not matter.
     for (part, at) in [(0..0, 0), (0..64, 0), (0..0, 9)] {
@@ -115,7 +115,7 @@ fn empty_message_is_assembled_from_empty_parts() {
 /// The index of a closed ring is reused; its id is not.
 #[test]
 fn id_of_a_forgotten_ring_does_not_name_its_successor() {
-    let (_domain, mut port, _own_peer) = port();
+    let (_domain, mut port, _peer) = port();
     let options = RingOptions::new(port.endpoint(), 4096).unwrap();
     let first = port.offer(&options).unwrap();
     port.forget(first);
@@ -140,7 +140,7 @@ fn id_of_a_forgotten_ring_does_not_name_its_successor() {
 
 #[test]
 fn completed_position_and_one_event_per_ring_are_reported() {
-    let (domain, mut port, own_peer) = port();
+    let (domain, mut port, peer) = port();
     port.enable_events();
     let options =
         RingOptions { watermark: 0, ..RingOptions::new(port.endpoint(), 64 << 10).unwrap() };
@@ -148,8 +148,8 @@ fn completed_position_and_one_event_per_ring_are_reported() {
         .map(|_| {
             let reading = port.offer(&options).unwrap();
             let ring_offer = port.ring_offer(reading).unwrap();
-            let (writing, answer) = port.accept(own_peer, &ring_offer, 16 << 10).unwrap();
-            port.connect(reading, own_peer, &answer).unwrap();
+            let (writing, answer) = port.accept(peer, &ring_offer, 16 << 10).unwrap();
+            port.connect(reading, peer, &answer).unwrap();
             (reading, writing)
         })
         .collect();

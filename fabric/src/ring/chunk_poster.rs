@@ -60,7 +60,7 @@ pub(super) fn parse_write_token(token: u64) -> Option<(SenderInstance, u16)> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Posted {
     /// There was no room: post it again unchanged.
-    NoRoom,
+    Full,
     /// In flight; a completion follows.
     Sent,
     /// Copied; no completion follows.
@@ -245,12 +245,12 @@ impl ChunkPoster {
                     self.posted_chunks.done(post_number);
                     return Ok(Posted::Copied);
                 }
-                InjectOutcome::WouldBlock => return Ok(Posted::NoRoom),
+                InjectOutcome::WouldBlock => return Ok(Posted::Full),
                 InjectOutcome::NotSupported => {}
             }
         }
         let is_posted = self.post_long(endpoint, queue, chunk, payload)?;
-        Ok(if is_posted { Posted::Sent } else { Posted::NoRoom })
+        Ok(if is_posted { Posted::Sent } else { Posted::Full })
     }
 
     fn post_long(
@@ -332,23 +332,20 @@ impl ChunkPoster {
         let flag = [LocalSegment { region: headers, offset: flag_at, length: FLAG_LEN as usize }];
         let (only_header, only_body) = ([header], [body.unwrap_or(header)]);
 
-        let in_ring = |offset| RemoteTarget { memory: &self.ring, offset };
+        let ring = |offset| RemoteTarget { memory: &self.ring, offset };
         // The write to post first, if there are two, and the one that completes the chunk.
         let (first, last) = match (&self.remote_headers, chunk.flag_at, body) {
             (Some(memory), ..) => {
-                let in_headers = RemoteTarget { memory, offset: chunk.header_at };
+                let target = RemoteTarget { memory, offset: chunk.header_at };
                 match body {
-                    Some(_) => (
-                        Some((&only_header[..], in_headers)),
-                        (&only_body[..], in_ring(chunk.payload_at)),
-                    ),
-                    None => (None, (&only_header[..], in_headers)),
+                    Some(_) => {
+                        (Some((&only_header[..], target)), (&only_body[..], ring(chunk.payload_at)))
+                    }
+                    None => (None, (&only_header[..], target)),
                 }
             }
-            (None, Some(at), _) => {
-                (Some((both, in_ring(chunk.header_at))), (&flag[..], in_ring(at)))
-            }
-            (None, None, _) => (None, (both, in_ring(chunk.header_at))),
+            (None, Some(at), _) => (Some((both, ring(chunk.header_at))), (&flag[..], ring(at))),
+            (None, None, _) => (None, (both, ring(chunk.header_at))),
         };
         let plain = PostOptions::token(self.token | u64::from(slot)).timeout(Duration::ZERO);
         let options = match self.mode {

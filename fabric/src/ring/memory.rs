@@ -229,11 +229,7 @@ impl ChunkView {
     #[inline]
     pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<()> {
         if offset.checked_add(into.len()).is_none_or(|end| end > self.len()) {
-            let detail = format!(
-                "{} bytes at offset {offset} exceed the chunk of {} bytes",
-                into.len(),
-                self.len()
-            );
+            let detail = format!("{} bytes at {offset} exceed chunk of {}", into.len(), self.len());
             return Err(Error::new(ErrorKind::OutOfBounds, "reading from a ring", detail));
         }
         self.memory.region.read(self.offset as usize + offset, into)

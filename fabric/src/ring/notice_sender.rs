@@ -52,9 +52,8 @@ impl NoticeSender {
             let needed = if tagged { Caps::TAGGED } else { Caps::MESSAGE };
             if !caps.contains(needed) {
                 let with = if tagged { "with" } else { "without" };
-                let detail = format!(
-                    "the peer requires messages {with} tags, which this domain does not support"
-                );
+                let detail =
+                    format!("the peer requires messages {with} tags, which this domain lacks");
                 return Err(Error::new(ErrorKind::NotSupported, "opening a ring", detail));
             }
         }

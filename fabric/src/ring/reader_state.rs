@@ -308,8 +308,7 @@ impl ReaderState {
         let payload = u64::from(header.payload);
         let taken = self.geometry.taken(payload);
         let end = header.position + taken;
-        let is_same =
-            self.declared.is_none_or(|declared| declared == (header.length, header.topic));
+        let is_same = self.declared.is_none_or(|known| known == (header.length, header.topic));
         let continues = header.message == self.message && header.offset == self.received && is_same;
         let fits = taken <= self.geometry.bytes_to_end(header.position)
             && end - self.head <= self.geometry.capacity();

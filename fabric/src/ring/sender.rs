@@ -192,7 +192,7 @@ impl RingSender {
             Planned::NotPlanned(pushed) => return Ok(pushed),
         };
         let posted = self.chunk_poster.post(endpoint, queue, &chunk, body)?;
-        if posted == Posted::NoRoom {
+        if posted == Posted::Full {
             self.statistics.busy += 1;
             return Ok(Pushed::Busy);
         }

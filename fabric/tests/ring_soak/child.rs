@@ -91,9 +91,7 @@ impl Child {
         self.send_instruction(&Instruction::End)?;
         match self.exit_status()? {
             Some(status) if status.success() => Ok(()),
-            Some(status) => {
-                Err(Failure::Defect(format!("the {} exited with an error: {status}", self.role)))
-            }
+            Some(status) => Err(Failure::Defect(format!("the {} failed: {status}", self.role))),
             None => Err(Failure::Stalled(format!("the {} did not exit", self.role))),
         }
     }

@@ -20,7 +20,7 @@ pub const WAIT_SLICE: Duration = Duration::from_millis(20);
 /// The same without a ring.
 const IDLE_SLICE: Duration = Duration::from_millis(2);
 /// Shortest time between two reads of the control channel while busy.
-const MIN_READ_INTERVAL: Duration = Duration::from_millis(1);
+const READ_INTERVAL: Duration = Duration::from_millis(1);
 
 /// The wanted providers, or all present ones that rings are tested on.
 pub fn providers(wanted: &[String]) -> Vec<String> {
@@ -60,7 +60,7 @@ pub struct ChildContext {
     pub control_channel: ControlChannel<Instruction>,
     pub domain: Domain,
     provider: String,
-    last_read: Instant,
+    read_at: Instant,
 }
 
 impl ChildContext {
@@ -70,16 +70,10 @@ impl ChildContext {
         set_pdeathsig(Signal::SIGKILL)
             .map_err(|error| Failure::System("prctl(PR_SET_PDEATHSIG)", error.into()))?;
         let stdin = std::io::stdin().as_fd().try_clone_to_owned();
-        let stream =
-            stdin.map_err(|error| Failure::System("duplicating the control channel", error))?;
+        let stream = stdin.map_err(|error| Failure::System("dup of stdin", error))?;
         let control_channel = ControlChannel::new(UnixStream::from(stream))?;
         let domain = Domain::open(&offer(provider)?)?;
-        Ok(Self {
-            control_channel,
-            domain,
-            provider: provider.to_owned(),
-            last_read: Instant::now(),
-        })
+        Ok(Self { control_channel, domain, provider: provider.to_owned(), read_at: Instant::now() })
     }
 
     /// Opens a port on a new endpoint.
@@ -108,7 +102,7 @@ impl ChildContext {
         is_busy: bool,
     ) -> Result<Received<Instruction>, Failure> {
         let timeout = match local_port {
-            _ if is_busy && self.last_read.elapsed() < MIN_READ_INTERVAL => {
+            _ if is_busy && self.read_at.elapsed() < READ_INTERVAL => {
                 return Ok(Received::Nothing);
             }
             _ if is_busy => Duration::ZERO,
@@ -117,7 +111,7 @@ impl ChildContext {
             None => IDLE_SLICE,
         };
         let receive = self.control_channel.receive(timeout);
-        self.last_read = Instant::now();
+        self.read_at = Instant::now();
         receive
     }
 

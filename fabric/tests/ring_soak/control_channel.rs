@@ -154,9 +154,7 @@ impl<T: DeserializeOwned> ControlChannel<T> {
             .map_err(|e| Failure::ControlChannel(e.to_string()))?;
         let length = bytes.len() - 4;
         if length > MAX_FRAME_LENGTH {
-            return Err(Failure::ControlChannel(format!(
-                "sending a frame of {length} bytes, the limit is {MAX_FRAME_LENGTH}"
-            )));
+            return Err(Failure::ControlChannel(format!("frame of {length} bytes is too long")));
         }
         bytes[..4].copy_from_slice(&(length as u32).to_le_bytes());
         match self.stream.write_all(&bytes) {
@@ -198,9 +196,7 @@ impl<T: DeserializeOwned> ControlChannel<T> {
         };
         let length = u32::from_le_bytes(*length) as usize;
         if length > MAX_FRAME_LENGTH {
-            return Err(Failure::ControlChannel(format!(
-                "received a frame of {length} bytes, the limit is {MAX_FRAME_LENGTH}"
-            )));
+            return Err(Failure::ControlChannel(format!("frame of {length} bytes is too long")));
         }
         let Some(body) = rest.get(..length) else {
             self.buffer.drain(..self.from);

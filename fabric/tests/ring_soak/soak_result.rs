@@ -145,10 +145,9 @@ impl SoakResult {
     /// Keeps the figures of the process that lived longest.
     pub fn record_memory(&mut self, is_writer: bool, memory: Memory) {
         self.memory_stable &= memory.is_flat();
-        let longest_lived =
-            if is_writer { &mut self.writer_memory } else { &mut self.reader_memory };
-        if memory.seconds >= longest_lived.seconds {
-            *longest_lived = memory;
+        let oldest = if is_writer { &mut self.writer_memory } else { &mut self.reader_memory };
+        if memory.seconds >= oldest.seconds {
+            *oldest = memory;
         }
     }
 }

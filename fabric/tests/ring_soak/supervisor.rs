@@ -79,7 +79,7 @@ pub struct Supervisor {
     provider: String,
     seed: u64,
     rng: Rng,
-    notify_modes: Vec<NotifyMode>,
+    modes: Vec<NotifyMode>,
     soak_result: SoakResult,
     reader: Side,
     writer: Side,
@@ -121,15 +121,15 @@ pub fn run(
 
 impl Supervisor {
     fn new(provider: &str, seed: u64) -> Result<Self, Failure> {
-        let notify_modes = child_context::notify_modes(provider)?;
-        let Some(best) = notify_modes.first().copied() else {
+        let modes = child_context::notify_modes(provider)?;
+        let Some(best) = modes.first().copied() else {
             return Err(Failure::Usage(format!("{provider} does not support rings")));
         };
         Ok(Self {
             provider: provider.to_owned(),
             seed,
             rng: Rng::new(seed, 1),
-            notify_modes,
+            modes,
             soak_result: SoakResult::new(provider, seed),
             reader: Side::start("reader", provider, seed)?,
             writer: Side::start("writer", provider, seed)?,
@@ -247,8 +247,7 @@ impl Supervisor {
             1 => capacity / 4,
             _ => self.rng.below(capacity),
         };
-        let notify =
-            if is_last { self.notify_modes[0] } else { self.rng.one_of(&self.notify_modes) };
+        let notify = if is_last { self.modes[0] } else { self.rng.one_of(&self.modes) };
         RingPlan { capacity, watermark, notify, completed_messages: self.soak_result.messages() }
     }
 
@@ -318,10 +317,7 @@ impl Supervisor {
             }
             Report::Connected { attempt } if attempt == current => self.connected(),
             Report::Broken { attempt, text } if attempt == current => {
-                let text = format!(
-                    "the ring broke although both processes are alive: {text}; {:?}",
-                    self.attempt
-                );
+                let text = format!("ring broke with both sides alive: {text}; {:?}", self.attempt);
                 return Err(Failure::Defect(text));
             }
             Report::Failed { is_wrong_data, text } => {

@@ -102,15 +102,14 @@ fn run_handshake(
     let framed = FramedStream::new(stream).map_err(failed)?;
     let mut frames = HandshakeFrames { framed, deadline, timeout };
 
-    let local_providers =
-        provider_choice::usable_providers(provider_choice::bind_address(local), policy)?;
-    let providers = local_providers.iter().map(|(wire, _)| wire.clone()).collect();
+    let usable = provider_choice::usable_providers(provider_choice::bind_address(local), policy)?;
+    let providers = usable.iter().map(|(wire, _)| wire.clone()).collect();
     frames.framed.send(&Frame::Hello { providers })?;
     let Frame::Selected { provider, address } = frames.receive("the choice of a provider")? else {
         return Err(unexpected_frame());
     };
     let (provider, offer) =
-        provider_choice::common_provider(local_providers, std::slice::from_ref(&provider))?;
+        provider_choice::common_provider(usable, std::slice::from_ref(&provider))?;
     let mut local_port = provider_choice::open(&offer)?;
     let reader = local_port.addresses.insert(&address)?;
     frames.framed.send(&Frame::Address(local_port.port.endpoint().address()?))?;

@@ -160,7 +160,7 @@ impl RingListener {
         if self.is_full() {
             let Some(evictable) = self.evictable(now) else { return };
             let detail =
-                format!("no handshake frame for {HELLO_TIMEOUT:?}, while other connections waited");
+                format!("no handshake frame for {HELLO_TIMEOUT:?}, while connections waited");
             self.refuse(evictable, &Error::new(ErrorKind::DeadlineExceeded, OPERATION, detail));
         }
         self.handshakes.push(Handshake { framed, from, since: now, stage: Stage::Hello });
@@ -295,20 +295,17 @@ impl Handshake {
         Ok(false)
     }
 
-    fn choose(&mut self, setup: &RingSetup, peer_providers: &[ProviderProtocol]) -> Result<Stage> {
-        if peer_providers.len() > MAX_PROVIDERS {
-            return Err(malformed(format!(
-                "{} providers, the limit is {MAX_PROVIDERS}",
-                peer_providers.len()
-            )));
+    fn choose(&mut self, setup: &RingSetup, offered: &[ProviderProtocol]) -> Result<Stage> {
+        if offered.len() > MAX_PROVIDERS {
+            return Err(malformed(format!("{} providers exceed the limit", offered.len())));
         }
         let local = self.framed.stream().local_addr();
         let local = local.map_err(|error| Error::from_io_error(OPERATION, &self.from, &error))?;
-        let local_providers = provider_choice::usable_providers(
+        let usable = provider_choice::usable_providers(
             provider_choice::bind_address(local),
             setup.provider_policy(),
         )?;
-        let (provider, offer) = provider_choice::common_provider(local_providers, peer_providers)?;
+        let (provider, offer) = provider_choice::common_provider(usable, offered)?;
         let local_port = Box::new(provider_choice::open(&offer)?);
         let address = local_port.port.endpoint().address()?;
         self.framed.send(&Frame::Selected { provider: provider.clone(), address })?;
@@ -424,10 +421,7 @@ mod tests {
         accept_in_vain(&mut listener);
         assert_eq!(listener.handshakes.len(), MAX_HANDSHAKES);
         for stream in &mut first[..3] {
-            assert_eq!(
-                refusal(stream),
-                "no handshake frame for 1s, while other connections waited"
-            );
+            assert_eq!(refusal(stream), "no handshake frame for 1s, while connections waited");
         }
         // Nothing waits any more, so the others stay.
         let stays = |at: usize| listener.handshakes[at].from == first[at + 3].local_addr().unwrap();

@@ -273,21 +273,19 @@ impl Shared {
         };
         port.parts().1.set_max_pause(PAUSE);
         let mut is_ok = true;
-        let (mut last_event, mut sleep) = (Instant::now(), None);
+        let (mut last, mut sleep) = (Instant::now(), None);
         while is_ok && !is_port_wanted() {
             match port.wait_with_max_sleep(MAX_SLEEP, sleep) {
                 Ok(PortEvent::Idle) => {
                     self.watch(stream);
-                    if last_event.elapsed() >= ACTIVE_PERIOD {
+                    if last.elapsed() >= ACTIVE_PERIOD {
                         sleep =
-                            Some(sleep.map_or(SLEEP_STEPS.0, |last: Duration| {
-                                (2 * last).min(SLEEP_STEPS.1)
+                            Some(sleep.map_or(SLEEP_STEPS.0, |step: Duration| {
+                                (2 * step).min(SLEEP_STEPS.1)
                             }));
                     }
                 }
-                Ok(PortEvent::Ring | PortEvent::Other(_)) => {
-                    (last_event, sleep) = (Instant::now(), None)
-                }
+                Ok(PortEvent::Ring | PortEvent::Other(_)) => (last, sleep) = (Instant::now(), None),
                 Err(_) => is_ok = false,
             }
         }

@@ -84,18 +84,18 @@ fn provider_protocol_of(capabilities: &Capabilities) -> ProviderProtocol {
 
 /// The best local provider that the peer has, too.
 pub(super) fn common_provider(
-    local_providers: Vec<(ProviderProtocol, Offer)>,
-    peer_providers: &[ProviderProtocol],
+    usable: Vec<(ProviderProtocol, Offer)>,
+    offered: &[ProviderProtocol],
 ) -> Result<(ProviderProtocol, Offer)> {
     let names = |wires: &mut dyn Iterator<Item = &ProviderProtocol>| {
         let names: Vec<_> = wires.map(|wire| wire.name.escape_debug().to_string()).collect();
         names.join(", ")
     };
-    let here = names(&mut local_providers.iter().map(|(wire, _)| wire));
-    local_providers.into_iter().find(|(wire, _)| peer_providers.contains(wire)).ok_or_else(|| {
+    let here = names(&mut usable.iter().map(|(wire, _)| wire));
+    usable.into_iter().find(|(wire, _)| offered.contains(wire)).ok_or_else(|| {
         let detail = format!(
             "the reader permits {here}, the writer {}: none in common",
-            names(&mut peer_providers.iter())
+            names(&mut offered.iter())
         );
         Error::new(ErrorKind::NoProvider, OPERATION, detail)
     })

@@ -58,8 +58,7 @@ impl RingReader {
     /// the first part of the message.
     pub fn receive(&mut self, timeout: Duration) -> Result<Vec<u8>> {
         if self.is_chunked {
-            let detail =
-                "receive_chunk took a part of the message. Take the rest with receive_chunk";
+            let detail = "receive_chunk took a part of the message. Continue with receive_chunk";
             return Err(self.progress_thread.error(ErrorKind::InvalidArgument, READ, detail));
         }
         let deadline = Deadline::after(timeout);
@@ -110,7 +109,7 @@ impl RingReader {
     /// As [`receive`](Self::receive); `InvalidArgument` if `receive` took a part of the message.
     pub fn receive_chunk(&mut self, timeout: Duration) -> Result<ChunkView> {
         if !self.partial.is_empty() {
-            let detail = "receive took a part of the message. Take the rest with receive";
+            let detail = "receive took a part of the message. Continue with receive";
             return Err(self.progress_thread.error(ErrorKind::InvalidArgument, READ, detail));
         }
         let view = self.next(&Deadline::after(timeout), timeout)?;

@@ -79,10 +79,8 @@ impl RingWriter {
         let deadline = Deadline::after(timeout);
         let length = message.len() as u64;
         if length > self.largest {
-            let detail = format!(
-                "the message has {length} bytes, the reader takes at most {}",
-                self.largest
-            );
+            let detail =
+                format!("message of {length} bytes, the reader takes at most {}", self.largest);
             return Err(self.progress_thread.error(ErrorKind::Truncated, WRITE, detail));
         }
         let mut port = self.progress_thread.lock_port(WRITE)?;
@@ -103,18 +101,17 @@ impl RingWriter {
             }
             None => port.begin(self.ring, 0, length)?,
         };
-        let written =
-            write(&mut port, self.ring, &mut self.staging, &mut begun, message, |cause| {
-                self.progress_thread.check_peer(WRITE)?;
-                if !deadline.has_passed() {
-                    return Ok(());
-                }
-                let detail = format!(
-                    "{} of {length} bytes were written within {timeout:?}, waiting for {}",
-                    cause.written, cause.waiting_for
-                );
-                Err(self.progress_thread.error(ErrorKind::DeadlineExceeded, WRITE, detail))
-            });
+        let written = write(&mut port, self.ring, &mut self.staging, &mut begun, message, |why| {
+            self.progress_thread.check_peer(WRITE)?;
+            if !deadline.has_passed() {
+                return Ok(());
+            }
+            let detail = format!(
+                "{} of {length} bytes were written within {timeout:?}, waiting for {}",
+                why.written, why.waiting_for
+            );
+            Err(self.progress_thread.error(ErrorKind::DeadlineExceeded, WRITE, detail))
+        });
         if written.is_err() && begun.written() > 0 && !begun.is_written() {
             self.unfinished = Some(begun);
         }
@@ -128,10 +125,8 @@ impl RingWriter {
     /// a message is partly written.
     pub fn flush(&mut self, timeout: Duration) -> Result<()> {
         if let Some(begun) = &self.unfinished {
-            let detail = format!(
-                "{} bytes of the last message are not written. Send that message again first",
-                begun.length() - begun.written()
-            );
+            let detail =
+                format!("{} bytes of a message are unsent", begun.length() - begun.written());
             return Err(self.progress_thread.error(ErrorKind::InvalidArgument, FLUSH, detail));
         }
         let deadline = Deadline::after(timeout);
@@ -219,10 +214,8 @@ fn write(
         while port.next_read(ring)?.is_some() {}
         let slot = staging.next;
         if port.sender(ring)?.completed_to() < staging.busy_to[slot] {
-            let cause = WaitCause {
-                waiting_for: "the provider to complete earlier chunks",
-                written: message.written(),
-            };
+            let cause =
+                WaitCause { waiting_for: "earlier chunks to complete", written: message.written() };
             wait(port, &mut idle, cause, &may_wait)?;
             if let Some(broken) = port.sender(ring)?.broken() {
                 return Err(broken.clone());

@@ -327,8 +327,7 @@ mod tests {
         let refused = peers.find(&address(PeerCache::MAX_PEERS), |_| Ok(some)).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::ResourceExhausted);
         // Known addresses are still found.
-        let never =
-            |_: &Address| Err(Error::new(ErrorKind::Closed, "test", "the address is known"));
+        let never = |_: &Address| Err(Error::new(ErrorKind::Closed, "test", "known peer"));
         assert_eq!(peers.find(&address(0), never).unwrap(), some);
     }
 }

@@ -78,15 +78,13 @@ impl LaneSendQueue {
         while let Some((chunk, payload)) = self.waiting.front() {
             let body = payload.as_ref().map(|(region, from)| (region, *from));
             match self.chunk_poster.post(endpoint, queue, chunk, body) {
-                Ok(Posted::NoRoom)
-                    if self.stop_deadline.is_some_and(|end| Instant::now() > end) =>
-                {
+                Ok(Posted::Full) if self.stop_deadline.is_some_and(|end| Instant::now() > end) => {
                     let detail = "the provider had no room within 1 s after the ring was closed";
                     let error = Error::new(ErrorKind::Closed, "writing to a ring", detail);
                     report(self.write_failed(lane, error));
                     break;
                 }
-                Ok(Posted::NoRoom) => break,
+                Ok(Posted::Full) => break,
                 Ok(Posted::Sent) => {}
                 Ok(Posted::Copied) => {
                     let bytes = chunk.header.payload.into();

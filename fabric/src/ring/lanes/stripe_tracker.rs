@@ -110,11 +110,7 @@ mod tests {
     #[test]
     fn lane_0_carries_no_stripes_beside_three_extra_lanes() {
         for lanes in 1..=3 {
-            assert_eq!(
-                in_flight(lanes),
-                vec![MAX_IN_FLIGHT as usize; lanes],
-                "few lanes all carry stripes"
-            );
+            assert_eq!(in_flight(lanes), vec![MAX_IN_FLIGHT as usize; lanes], "all carry stripes");
         }
         for lanes in 4..=8 {
             let mut expected = vec![MAX_IN_FLIGHT as usize; lanes];
