@@ -169,7 +169,7 @@ fn progress(writer: &mut Port, reader: &mut Port) {
 }
 
 #[test]
-fn rings_continue_after_a_child_drops_them() {
+fn rings_go_on_when_a_child_drops_them() {
     let (domain, [(one, of_one), (two, of_two)]) = connectionless("tcp;ofi_rxm");
     let to_two = of_one.insert(&two.endpoint.address().unwrap()).unwrap();
     let to_one = of_two.insert(&one.endpoint.address().unwrap()).unwrap();
@@ -186,7 +186,7 @@ fn rings_continue_after_a_child_drops_them() {
     let mut kept = Vec::new();
     for number in 0..300 {
         if number == 100 {
-            // With views of received chunks.
+            // With views of what came.
             (all, kept) = drop_in_child((all, kept));
         }
         let (writer, reader, source, ..) = &mut all;
@@ -218,7 +218,7 @@ fn rings_continue_after_a_child_drops_them() {
 }
 
 #[test]
-fn connected_rings_refuse_a_forked_child() {
+fn connected_rings_refuse_a_child_and_go_on_in_its_parent() {
     let mut listener = ring::listen("127.0.0.1:0").unwrap();
     let address = listener.address();
     let connect = move || std::thread::spawn(move || ring::connect(address, TIMEOUT));
@@ -228,7 +228,7 @@ fn connected_rings_refuse_a_forked_child() {
         (reader, connecting.join().unwrap().unwrap())
     };
     let rings = [pair(), pair()];
-    // By then the threads of the rings have locked the ports.
+    // In the meantime the threads of the rings have taken the ports, with their locks.
     let idle = Duration::from_millis(100);
     std::thread::sleep(idle);
     let refused = |error: Error| assert_eq!(error.kind(), ErrorKind::NotSupported, "{error}");

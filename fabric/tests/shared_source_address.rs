@@ -1,9 +1,9 @@
-//! Several programs can use the same local address at the same time.
+//! Programs that ask for the same local address run at the same time.
 #![allow(missing_docs)]
 
 use fabric::{AddressVector, CompletionQueue, Domain, Endpoint, EndpointKind, Query};
 
-/// As in docs/endpoints.md.
+/// As the program of docs/endpoints.md opens it.
 fn open(provider: &str) -> (Endpoint, CompletionQueue) {
     let query = Query::new(EndpointKind::Rdm).provider(provider).source("127.0.0.1");
     let domain = Domain::open(&query.first().unwrap()).unwrap();
@@ -13,9 +13,9 @@ fn open(provider: &str) -> (Endpoint, CompletionQueue) {
     (opened.unwrap_or_else(|error| panic!("{provider}: {error}")), queue)
 }
 
-/// The name of a shm endpoint must be unique on the machine, so an address cannot be its name.
+/// An endpoint of shm has a name that no other process may have: the address is none.
 #[test]
-fn one_source_address_serves_several_endpoints() {
+fn an_ip_address_is_the_source_of_several_endpoints_at_once() {
     let offers = Query::new(EndpointKind::Rdm).source("127.0.0.1").offers().unwrap();
     let mut providers: Vec<_> =
         offers.iter().map(|offer| offer.capabilities().provider.clone()).collect();
