@@ -35,8 +35,8 @@ fn providers() -> Vec<&'static str> {
 
 fn offer(provider: &str) -> Offer {
     let mut offers = offers();
-    let place = offers.iter().position(|offer| offer.capabilities().provider == provider);
-    offers.swap_remove(place.unwrap_or_else(|| panic!("no {provider}")))
+    let index = offers.iter().position(|offer| offer.capabilities().provider == provider);
+    offers.swap_remove(index.unwrap_or_else(|| panic!("no {provider}")))
 }
 
 /// A port with its addresses.
