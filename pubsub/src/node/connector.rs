@@ -225,7 +225,7 @@ impl ServiceConnector<'_> {
         let leader = ServiceProcess::of(directory).ok().flatten();
         let detail = match (leader, priority_lock) {
             (Some(process), _) => {
-                format!("{process} serves the node, but does not answer: {}", process.state())
+                format!("{process} serves the node, and does not answer: {}", process.state())
             }
             (None, Some(process)) => {
                 let process = describe_process(process);
