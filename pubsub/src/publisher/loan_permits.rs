@@ -1,4 +1,4 @@
-//! Who may borrow memory: a publisher has so many loans at once, and no more.
+//! Permits for loans: a publisher has a limited number of loans.
 
 use std::time::Instant;
 
@@ -11,11 +11,11 @@ use crate::text::counted;
 
 impl PublisherState {
     fn too_many_loans(&self) -> Error {
-        let detail = format!("this publisher has the {} that it may have", self.loans.allowed());
+        let detail = format!("this publisher already has its {} loans", self.loans.allowed());
         Error::new(BORROW, ErrorKind::TooManyLoans, detail).on(self.context.topic.name())
     }
 
-    /// The right to one loan more; None if there will be one again by itself.
+    /// A permit for one more loan; None if one returns by itself.
     #[inline]
     pub(super) fn acquire_permit(&self, borrower: Borrower) -> Result<Option<LoanPermit<'_>>> {
         match self.loans.take(borrower) {
@@ -25,7 +25,8 @@ impl PublisherState {
         }
     }
 
-    /// As [`acquire_permit`](Self::acquire_permit): devices may have done with what was given up.
+    /// As [`acquire_permit`](Self::acquire_permit), after freeing dropped loans that devices have
+    /// finished with.
     #[cold]
     pub(super) fn acquire_permit_after_reclaim(
         &self,
@@ -35,7 +36,7 @@ impl PublisherState {
         self.acquire_permit(borrower)
     }
 
-    /// The right to one loan more, when one has come back by itself.
+    /// A permit for one more loan, once one has returned by itself.
     #[cold]
     pub(super) fn acquire_permit_until(
         &self,
@@ -46,7 +47,7 @@ impl PublisherState {
         let interruption = node.interruption();
         let mut backoff = PollBackoff::NEW;
         loop {
-            // Devices that have done with what was given up ring no bell.
+            // A device that finishes with a dropped loan rings no doorbell.
             local.free_completed(&node.short_caller());
             let end = if local.has_pending_copies() {
                 backoff.next(deadline)
@@ -66,7 +67,7 @@ impl PublisherState {
             if end >= deadline {
                 let allowed = counted(self.loans.allowed(), "loan");
                 let detail = format!(
-                    "threads that push, or devices, have the last of this publisher's {allowed}"
+                    "pushing threads or device copies hold the last of this publisher's {allowed}"
                 );
                 return Err(self.timeout_error(BORROW, &detail));
             }
