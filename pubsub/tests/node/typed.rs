@@ -83,7 +83,7 @@ fn type_of_another_name_is_refused_and_of_another_module_is_not() {
     other.topic_of::<elsewhere::Pose>("pose").unwrap();
     let error = other.topic_of::<elsewhere::Twist>("pose").unwrap_err();
     assert_eq!((error.kind(), error.subject()), (ErrorKind::SettingsDiffer, Some("pose")));
-    let creator = format!("made by process {} ", std::process::id());
+    let creator = format!("created by process {} ", std::process::id());
     for part in ["type Pose", "type Twist", &creator] {
         assert!(error.to_string().contains(part), "{part}: {error}");
     }
@@ -123,7 +123,7 @@ fn type_of_the_same_name_and_another_size_is_refused_with_both_sizes() {
     // Where more than the size differs, all of it is told.
     let deep = TopicSettings { depth: 5, ..Default::default() };
     let text = other.topic_of_with::<Pose>("pose", &deep).unwrap_err().to_string();
-    assert!(text.contains("another depth, largest"), "{text}");
+    assert!(text.contains("depth, largest: the topic has"), "{text}");
 }
 
 #[test]
