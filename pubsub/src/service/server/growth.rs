@@ -1,8 +1,9 @@
-//! Memory for pools: no message lies in a piece that only its maker has.
+//! Growth of pools: no message lies in a piece that only one process has.
 //!
-//! A descriptor that only its maker had would die with it, and the messages in it. So a piece
-//! is sent to all that use its pool, and all are waited for; but not for one that is stopped, which
-//! finds it in its line when it goes on, and not for ever for one that does not answer.
+//! A piece that only its creator had would be lost with it, and so would its messages. A piece is
+//! therefore sent to all users of its pool before it is used, and each has to acknowledge it.
+//! Stopped processes are not awaited: they find it in their queue. Others are awaited for a limited
+//! time.
 
 use std::collections::hash_map::Entry;
 use std::time::Instant;
@@ -15,16 +16,16 @@ use crate::pool::{Piece, PoolId};
 use crate::service::protocol::Notice;
 use crate::service::registry::{PendingPiece, pools_of};
 
-/// Is a process stopped, by a signal or a debugger?
+/// Whether a process is stopped, by a signal or a debugger.
 fn is_stopped(process: u32) -> bool {
     let Ok(stat) = std::fs::read_to_string(format!("/proc/{process}/stat")) else { return false };
-    // The state stands behind the name, which may have parentheses of its own.
+    // The state follows the name, which may contain parentheses.
     let state = stat.rsplit(')').next().and_then(|rest| rest.trim_start().chars().next());
     matches!(state, Some('T' | 't'))
 }
 
 impl Service {
-    /// Lets a pool grow, if it may.
+    /// Grows a pool, if its limit allows it.
     pub(super) fn grow(&mut self, id: PoolId, bytes: u64) {
         if let Err(error) = self.try_to_grow(id, bytes) {
             tracing::warn!(%error, bytes, "a pool cannot grow");
@@ -36,23 +37,23 @@ impl Service {
         match self.registry.grow(&served_node.caller(), id, bytes) {
             Ok(Some(number)) => self.distribute_piece(id, number),
             Ok(None) => {}
-            // It is asked for again.
+            // The publisher will request it again.
             Err(error) if error.kind() == ErrorKind::DeadlineExceeded => {}
             Err(error) => return Err(error),
         }
         Ok(())
     }
 
-    /// Sends a piece to all that use the pool, and waits for them to have it.
+    /// Sends a piece to all users of the pool, and awaits their acknowledgements.
     fn distribute_piece(&mut self, id: PoolId, number: usize) {
         let ticket = self.ticket();
         let users: Vec<_> = self
             .clients
             .iter()
-            .filter(|(_, client)| !client.leaves && client.pools.contains_key(&id))
+            .filter(|(_, client)| !client.is_leaving && client.pools.contains_key(&id))
             .map(|(who, _)| *who)
             .collect();
-        // Whoever brought it itself has it.
+        // A process that returned the piece has it already.
         let awaiting =
             users.into_iter().filter(|who| self.send_pieces_or_log(*who, id, ticket)).collect();
         if let Some(pool_entry) = self.registry.pools.get_mut(&id) {
@@ -68,7 +69,7 @@ impl Service {
         ticket
     }
 
-    /// Sends a process the pieces of a pool that it does not have, if there are any.
+    /// Sends the pieces of a pool that a process does not have. True if there was one.
     fn send_pieces(&mut self, who: Participant, id: PoolId, ticket: u64) -> Result<bool> {
         let mut has_sent = false;
         let Some(client) = self.clients.get_mut(&who) else { return Ok(false) };
@@ -90,10 +91,10 @@ impl Service {
         })
     }
 
-    /// Gives a process the pools of a topic, as far as it does not have them.
+    /// Sends the pools of a topic that a process does not have.
     pub(super) fn send_pools(&mut self, who: Participant, number: u32) -> Result<()> {
-        let Some(kept) = self.registry.topics.get(&number) else { return Ok(()) };
-        for id in pools_of(kept.topic.settings().place) {
+        let Some(entry) = self.registry.topics.get(&number) else { return Ok(()) };
+        for id in pools_of(entry.topic.settings().place) {
             let Some(client) = self.clients.get_mut(&who) else { return Ok(()) };
             if let Entry::Vacant(unknown) = client.pools.entry(id) {
                 let control_segment = self.registry.control_segment(id)?;
@@ -108,14 +109,14 @@ impl Service {
                 && let Some(pool_entry) = self.registry.pools.get_mut(&id)
                 && let Some(pending_piece) = &mut pool_entry.pending_piece
             {
-                // The one that is being handed out is among them.
+                // The pending piece is among them.
                 pending_piece.awaiting.insert(who);
             }
         }
         Ok(())
     }
 
-    /// All that a process that came back lacks of what it uses.
+    /// Sends everything that a rejoined process lacks of its pools.
     pub(super) fn send_missing(&mut self, who: Participant) {
         let Some(client) = self.clients.get(&who) else { return };
         for number in client.topics.keys().copied().collect::<Vec<_>>() {
@@ -125,7 +126,7 @@ impl Service {
         }
     }
 
-    /// A process has all that was sent to it up to this.
+    /// A process has received all pieces up to this ticket.
     pub(super) fn handle_acknowledge_pieces(&mut self, who: Participant, ticket: u64) {
         let mut acknowledged = Vec::new();
         for (id, pool_entry) in &mut self.registry.pools {
@@ -141,7 +142,7 @@ impl Service {
         }
     }
 
-    /// Nothing is awaited of one any more.
+    /// No acknowledgement of this process is awaited any more.
     pub(super) fn stop_awaiting(&mut self, who: Participant) {
         self.handle_acknowledge_pieces(who, u64::MAX);
     }
@@ -179,7 +180,7 @@ impl Service {
         self.registry.pools.values().any(|pool_entry| pool_entry.pending_piece.is_some())
     }
 
-    /// Looks whether those that a piece waits for had their time.
+    /// Checks whether the time for acknowledgements is over.
     pub(super) fn check_growth(&mut self) {
         let pending_piece =
             self.registry.pools.iter().filter(|(_, pool_entry)| pool_entry.pending_piece.is_some());
@@ -188,7 +189,7 @@ impl Service {
         }
     }
 
-    /// Somebody brought pieces in place of others that some may have.
+    /// A process returned the right pieces after others had received wrong ones.
     pub(super) fn handle_replaced_pieces(&mut self, id: PoolId, first: usize) {
         let mut lacking = Vec::new();
         for (who, client) in &mut self.clients {
@@ -205,7 +206,7 @@ impl Service {
         }
     }
 
-    /// Pieces that the last service made, and that no pool uses yet.
+    /// Distributes pieces of the last service that no pool uses yet.
     pub(super) fn resume_growth(&mut self) {
         let unfinished: Vec<_> = self
             .registry

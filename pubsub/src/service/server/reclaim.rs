@@ -1,4 +1,4 @@
-//! Those that die, leave, or lose their connection.
+//! Processes that die, leave, or lose their connection.
 
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -13,7 +13,7 @@ use crate::service::protocol::Notice;
 impl Service {
     /// A process has ended.
     pub(super) fn handle_death(&mut self, who: Participant) {
-        // Its end stays readable: who is known to be dead is not listened for any more.
+        // A pidfd stays readable after the death.
         self.pidfds.remove(&who);
         self.handle_disconnect(who);
         self.log_disconnected_death(who);
@@ -23,18 +23,17 @@ impl Service {
         }
     }
 
-    /// A connection has ended. Whether the process has is another matter: one that lives comes
-    /// back, with what it has.
+    /// A connection has ended. If the process lives, it rejoins, and returns its objects.
     pub(super) fn handle_disconnect(&mut self, who: Participant) {
         let Some(client) = self.clients.remove(&who) else { return };
         self.stop_awaiting(who);
         let Some(served_node) = &self.served_node else { return };
         let (process, label) = (client.process, client.label);
-        if client.leaves {
+        if client.is_leaving {
             return;
         }
         if served_node.roster.is_dead(Some(who)) {
-            // That it leaves may be among what it said last and is not read any more.
+            // Its last messages, perhaps `Leave`, are not read any more.
             log_change!(self, %who, process, label, "a process exited");
             return;
         }
@@ -42,7 +41,7 @@ impl Service {
             tracing::debug!(%who, process, label, "lost the connection to a member");
             self.disconnected.insert(who, (process, label));
         } else {
-            // It gave up before it became one, and has nothing.
+            // It gave up before it became a member, and owns nothing.
             self.pidfds.remove(&who);
             self.unreclaimed.insert(who);
         }
@@ -56,9 +55,9 @@ impl Service {
     }
 
     /// A process leaves in order.
-    pub(super) fn leaves(&mut self, who: Participant) {
+    pub(super) fn handle_leave(&mut self, who: Participant) {
         let Some(client) = self.clients.get_mut(&who) else { return };
-        client.leaves = true;
+        client.is_leaving = true;
         log_change!(self, %who, process = client.process, label = client.label, "a process left");
         self.stop_awaiting(who);
         self.pidfds.remove(&who);
@@ -70,10 +69,11 @@ impl Service {
         }
     }
 
-    /// A process wants the office. It gets it if it is there to serve, and this one is not: only
-    /// who has the claim can be that. Members hand over to it what they have, as if this service
-    /// had ended by itself, and leave the office to it meanwhile. One that had the claim and did not
-    /// serve has to wait for a while, lest the node be handed to and fro and nothing else.
+    /// A dedicated process requests the takeover. It is granted if this service is embedded, since
+    /// only the holder of the priority lock is dedicated. Members return their objects to the new
+    /// service as after an end of this one, and leave the leader lock to it. During a minimum term
+    /// the request is ignored, so that a process that cannot serve does not cause repeated
+    /// handovers.
     pub(super) fn handle_take_over(&mut self, who: Participant) {
         if self.options.has_priority.load(Ordering::Acquire) {
             tracing::debug!(%who, "takeover request rejected: this service has priority");
@@ -83,23 +83,23 @@ impl Service {
             tracing::debug!(%who, "the process with priority did not take over in time");
             return;
         }
-        let asks = self.clients.get(&who).map_or(0, |client| client.process);
+        let requester = self.clients.get(&who).map_or(0, |client| client.process);
         match PriorityLock::holder(SERVING, &self.options.directory) {
-            // Where both can be seen from here.
-            Ok(Some(process)) if process != asks && process != 0 && asks != 0 => {
-                tracing::debug!(%who, asks, process, "another process has priority");
+            // If both processes are visible in this PID namespace.
+            Ok(Some(process)) if process != requester && process != 0 && requester != 0 => {
+                tracing::debug!(%who, requester, process, "another process has priority");
             }
             Ok(Some(process)) => {
                 tracing::info!(process, "the node is handed over to a process with priority");
                 self.is_over.store(true, Ordering::Release);
             }
-            // It is dead by now, or lies.
+            // It is dead, or its request was false.
             Ok(None) => tracing::debug!(%who, "no process has priority"),
             Err(error) => tracing::warn!(%error, "cannot read the priority lock"),
         }
     }
 
-    /// Looks who is dead of whom nobody told: those that left when no service was there.
+    /// Finds unreported deaths: of processes that left while there was no service.
     pub(super) fn check_liveness(&mut self) {
         let Some(served_node) = &self.served_node else { return };
         if self.checked_liveness_at.elapsed() < LIVENESS_CHECK {
@@ -114,8 +114,8 @@ impl Service {
         }
     }
 
-    /// Strikes off those of whom nobody knows whether they live, since who let them in was
-    /// killed before it told of them, and who have nothing, since they never became members.
+    /// Frees participants of unknown processes: the service that admitted them was killed before it
+    /// sent their pidfds. They own nothing, since they never became members.
     pub(super) fn remove_unknown_members(&self) {
         let Some(served_node) = &self.served_node else { return };
         for who in served_node.roster.living_participants() {
@@ -127,7 +127,7 @@ impl Service {
         }
     }
 
-    /// Looks in what came late for those that are dead.
+    /// Finds dead owners in objects that were returned late.
     pub(super) fn find_dead_owners(&mut self) {
         let Some(served_node) = self.served_node.as_ref().filter(|_| self.must_rescan_owners)
         else {
@@ -144,8 +144,8 @@ impl Service {
         }
     }
 
-    /// Sees to what those left that are dead or gone. What cannot be done now, since a living
-    /// process holds a lock, is done at the next look.
+    /// Reclaims after dead and leaving participants. If a living process holds a lock, it is tried
+    /// again later.
     pub(super) fn reclaim_all(&mut self) {
         if self.takeover.is_some() {
             return;
@@ -164,10 +164,10 @@ impl Service {
         let reclaimed = self.registry.reclaim(&served_node.caller(), who);
         drop(settled);
         if let Err(error) = reclaimed {
-            tracing::debug!(%error, %who, "cannot clean up after a process yet");
+            tracing::debug!(%error, %who, "cannot reclaim after a process yet");
             return false;
         }
-        // Nothing names it any more.
+        // The participant owns nothing any more.
         served_node.roster.free_slot(who);
         for number in self.registry.remove_user_from(who, |_| true) {
             self.topic_changed(number);

@@ -1,4 +1,4 @@
-//! What the service tells those that ask who is there.
+//! Reports of the service.
 
 use super::Service;
 use crate::error::ErrorKind;
@@ -6,11 +6,11 @@ use crate::pool::Direction;
 use crate::report::Row;
 use crate::service::protocol::{self, Notice, Refusal};
 
-/// Bytes of the rows of one message: several of these fit into the buffer of a socket.
+/// Maximum bytes of rows in one message: several of these fit into a socket buffer.
 const PART: usize = 16 << 10;
 
 impl Service {
-    /// What one is told who asks who is there.
+    /// The answer to a report request.
     pub(super) fn answer_to_report(&mut self, request: u64) -> Vec<Notice> {
         if self.takeover.is_some() {
             let reason = "the service is taking over and has no report yet";
@@ -35,7 +35,7 @@ impl Service {
         notices.map(|(at, rows)| Notice::Rows { request, rows, is_last: at == last }).collect()
     }
 
-    /// All that is to be told. The first row is the node's.
+    /// All rows of the report. The first one is the node's.
     fn report(&mut self) -> Vec<Row> {
         let Some(served_node) = &self.served_node else { return Vec::new() };
         let mut rows = vec![Row::Node {
@@ -62,15 +62,15 @@ impl Service {
                 blocks: found.blocks_allocated,
             });
         }
-        for kept in self.registry.topics.values() {
-            rows.extend(self.report_of(kept));
+        for entry in self.registry.topics.values() {
+            rows.extend(self.report_of(entry));
         }
         rows.extend(self.replication.rows());
         rows
     }
 
-    fn report_of(&self, kept: &crate::service::registry::TopicEntry) -> Vec<Row> {
-        let topic = &kept.topic;
+    fn report_of(&self, entry: &crate::service::registry::TopicEntry) -> Vec<Row> {
+        let topic = &entry.topic;
         let settings = topic.settings();
         let name = || topic.name().to_owned();
         let mut rows = vec![Row::Topic {
