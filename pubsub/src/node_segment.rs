@@ -98,13 +98,18 @@ impl NodeSegment {
 
     /// Called by a process that knows that it has joined: from now on it may hold memory of the
     /// node. An admitted participant without this mark holds none.
-    pub(crate) fn mark_member(&self, who: Participant) {
-        self.words.store(MEMBERS + who.slot() as usize, who.number().into(), Release);
+    pub(crate) fn mark_member(&self, participant: Participant) {
+        self.words.store(
+            MEMBERS + participant.slot() as usize,
+            participant.number().into(),
+            Release,
+        );
     }
 
     /// Whether the participant is marked as a member. A service is not.
-    pub(crate) fn is_member(&self, who: Participant) -> bool {
-        self.words.load(MEMBERS + who.slot() as usize, Acquire) == u64::from(who.number())
+    pub(crate) fn is_member(&self, participant: Participant) -> bool {
+        self.words.load(MEMBERS + participant.slot() as usize, Acquire)
+            == u64::from(participant.number())
     }
 
     fn network_slot(count: u64) -> usize {
@@ -172,10 +177,12 @@ mod tests {
         assert_eq!(opened.identity(), NodeId([7; 16]));
         assert_eq!((made.next_topic_number(), opened.next_topic_number()), (0, 1));
         assert_eq!((opened.next_service_number(), made.next_service_number()), (1, 2));
-        let who = Participant::new(3, 2).unwrap();
-        assert!(!opened.is_member(who));
-        made.mark_member(who);
-        assert!(opened.is_member(who) && !opened.is_member(Participant::new(3, 1).unwrap()));
+        let participant = Participant::new(3, 2).unwrap();
+        assert!(!opened.is_member(participant));
+        made.mark_member(participant);
+        assert!(
+            opened.is_member(participant) && !opened.is_member(Participant::new(3, 1).unwrap())
+        );
         let null = std::fs::File::open("/dev/null").unwrap();
         assert_eq!(NodeSegment::open(null.into()).unwrap_err().kind(), ErrorKind::Malformed);
     }

@@ -383,7 +383,7 @@ impl World {
     fn check(&self, what: &str) {
         let (topic, caller) = (self.topic(), self.caller(self.survivor));
         assert!(
-            topic.participants().publishers.iter().all(|seen| seen.who == self.survivor),
+            topic.participants().publishers.iter().all(|seen| seen.participant == self.survivor),
             "{what}"
         );
         assert_eq!(topic.reserved_publishers(), 0, "{what}");

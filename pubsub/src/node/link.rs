@@ -325,8 +325,8 @@ fn handle_notice(shared: &MembershipState, channel: &Channel, message: Message) 
     };
     match protocol::decode(operation, &bytes)? {
         Notice::Pidfds { participants } => {
-            for (who, pidfd) in protocol::pidfds(&participants, descriptors)? {
-                shared.roster().add_pidfd(who, pidfd);
+            for (participant, pidfd) in protocol::pidfds(&participants, descriptors)? {
+                shared.roster().add_pidfd(participant, pidfd);
             }
         }
         Notice::Pool { pool } => shared.on_pool(pool, only(descriptors)?),
@@ -411,8 +411,8 @@ fn rejoin(shared: &MembershipState) -> Result<Option<Link>> {
         });
         let error = match attempt {
             Ok((channel, HandshakeResult::Welcome(welcome))) => {
-                for (who, pidfd) in welcome.pidfds {
-                    shared.roster().add_pidfd(who, pidfd);
+                for (participant, pidfd) in welcome.pidfds {
+                    shared.roster().add_pidfd(participant, pidfd);
                 }
                 match hand_over(shared, &channel) {
                     Ok(()) => return Ok(Some(Link { channel, service: welcome.service })),
@@ -438,10 +438,12 @@ fn hand_over(shared: &MembershipState, channel: &Channel) -> Result<()> {
         send_request(REJOINING, channel, request, &files)
     };
     let pidfds = shared.roster().pidfds().map_err(|error| Error::of(REJOINING, error))?;
-    let known: Vec<_> =
-        pidfds.into_iter().filter(|(who, _)| !shared.roster().is_dead(Some(*who))).collect();
+    let known: Vec<_> = pidfds
+        .into_iter()
+        .filter(|(participant, _)| !shared.roster().is_dead(Some(*participant)))
+        .collect();
     for some in known.chunks(MAX_PIDFDS_PER_MESSAGE) {
-        let participants = some.iter().map(|(who, _)| who.number()).collect();
+        let participants = some.iter().map(|(participant, _)| participant.number()).collect();
         let files: Vec<_> = some.iter().map(|(_, pidfd)| pidfd.as_fd()).collect();
         let pidfds = protocol::encode(&Request::Pidfds { participants });
         channel

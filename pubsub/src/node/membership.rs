@@ -137,7 +137,9 @@ impl MembershipState {
     /// Whether the node has any other member.
     pub(super) fn has_other_members(&self) -> bool {
         let living = self.roster().living_participants();
-        living.into_iter().any(|who| who != self.me && self.node_segment.is_member(who))
+        living
+            .into_iter()
+            .any(|participant| participant != self.me && self.node_segment.is_member(participant))
     }
 
     /// Ends the membership; nothing of the node is in use any more.

@@ -81,8 +81,8 @@ impl JoinedNode {
             return Err(Error::new(JOINING, ErrorKind::Malformed, detail));
         };
         let pidfd = PidFd::of_this_process().map_err(|error| Error::of(JOINING, error))?;
-        for (who, pidfd) in welcome.pidfds {
-            node_segment.roster().add_pidfd(who, pidfd);
+        for (participant, pidfd) in welcome.pidfds {
+            node_segment.roster().add_pidfd(participant, pidfd);
         }
         node_segment.roster().add_pidfd(me, pidfd);
         let member_lock = MemberLock::hold(JOINING, &options.directory)?;

@@ -279,9 +279,13 @@ impl<W: Words + Clone> PoolControl<W> {
 
     /// Frees all blocks of a dead participant, poisons its unwritten messages, and wakes processes
     /// that it left waiting.
-    pub(crate) fn reclaim(&self, caller: &Caller<'_>, who: Participant) -> AllocResult<usize> {
-        let owner = Owner::participant(who);
-        self.poison_all(who);
+    pub(crate) fn reclaim(
+        &self,
+        caller: &Caller<'_>,
+        participant: Participant,
+    ) -> AllocResult<usize> {
+        let owner = Owner::participant(participant);
+        self.poison_all(participant);
         let freed = self.allocator.reclaim(caller, owner, |_| false)?;
         self.collect(caller)?;
         self.wake();

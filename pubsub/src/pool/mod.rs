@@ -361,8 +361,8 @@ impl Pool {
     }
 
     /// Frees all blocks of a participant that is dead or leaves; returns their number.
-    pub(crate) fn reclaim(&self, caller: &Caller<'_>, who: Participant) -> Result<usize> {
-        let reclaimed = self.control.reclaim(caller, who);
+    pub(crate) fn reclaim(&self, caller: &Caller<'_>, participant: Participant) -> Result<usize> {
+        let reclaimed = self.control.reclaim(caller, participant);
         reclaimed
             .map_err(|cause| error_mapping::from_allocator("reclaim in a pool", cause).on(self.id))
     }

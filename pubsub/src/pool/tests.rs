@@ -13,9 +13,9 @@ fn caller(place: u32) -> Caller<'static> {
 }
 
 /// Stores this participant, or none, as the holder of the allocator's lock.
-pub(crate) fn is_held_by(pool: &Pool, who: Option<Participant>) {
+pub(crate) fn is_held_by(pool: &Pool, participant: Option<Participant>) {
     const LOCK: usize = control::ALLOCATOR + 3;
-    let word = who.map_or(0, |who| who.number().into());
+    let word = participant.map_or(0, |participant| participant.number().into());
     ipc::Words::store(&pool.segment.words(), LOCK, word, std::sync::atomic::Ordering::Release);
 }
 

@@ -165,7 +165,7 @@ pub(crate) fn pidfds(
     for (number, descriptor) in participants.iter().zip(descriptors) {
         let pidfd = PidFd::from_fd(descriptor)
             .map_err(|error| Error::because(operation, ErrorKind::Malformed, error))?;
-        pidfds.extend(Participant::from_number(*number).map(|who| (who, pidfd)));
+        pidfds.extend(Participant::from_number(*number).map(|participant| (participant, pidfd)));
     }
     Ok(pidfds)
 }

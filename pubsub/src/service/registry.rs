@@ -178,16 +178,16 @@ impl Registry {
     }
 
     /// Adds a user of a topic. True if it is the first one.
-    pub(super) fn add_user(&mut self, number: u32, who: Participant) -> bool {
+    pub(super) fn add_user(&mut self, number: u32, participant: Participant) -> bool {
         let Some(entry) = self.topics.get_mut(&number) else { return false };
-        entry.users.insert(who);
+        entry.users.insert(participant);
         self.unused.remove(&number)
     }
 
     /// Removes a user of a topic. True if the process used it.
-    pub(super) fn remove_user(&mut self, number: u32, who: Participant) -> bool {
+    pub(super) fn remove_user(&mut self, number: u32, participant: Participant) -> bool {
         let Some(entry) = self.topics.get_mut(&number) else { return false };
-        let has_used = entry.users.remove(&who);
+        let has_used = entry.users.remove(&participant);
         if entry.users.is_empty() {
             self.unused.insert(number);
         }
@@ -197,11 +197,11 @@ impl Registry {
     /// Removes a user of these topics; returns those that it used.
     pub(super) fn remove_user_from(
         &mut self,
-        who: Participant,
+        participant: Participant,
         of: impl Fn(u32) -> bool,
     ) -> Vec<u32> {
         let of = self.topics.keys().copied().filter(|number| of(*number)).collect::<Vec<_>>();
-        of.into_iter().filter(|number| self.remove_user(*number, who)).collect()
+        of.into_iter().filter(|number| self.remove_user(*number, participant)).collect()
     }
 
     /// Topics without users that still exist.
@@ -220,12 +220,17 @@ impl Registry {
 
     /// Reserves memory for the loans of another publisher of a topic, as long as it exists. Those
     /// of the first publisher were reserved with the topic. Idempotent.
-    pub(super) fn admit_publisher(&self, number: u32, who: Participant, id: u64) -> Result<()> {
+    pub(super) fn admit_publisher(
+        &self,
+        number: u32,
+        participant: Participant,
+        id: u64,
+    ) -> Result<()> {
         let operation = "make a publisher";
         let gone = || Error::new(operation, ErrorKind::NotFound, "the topic was removed");
         let topic = &self.topics.get(&number).ok_or_else(gone)?.topic;
         let slot = topic.publisher(id);
-        if !slot.is_of(who, id) {
+        if !slot.is_of(participant, id) {
             return Err(gone().on(topic.name()));
         }
         if slot.has_reservation() {
@@ -237,7 +242,7 @@ impl Registry {
         if more > 0 {
             self.check_budget(operation, settings, more).map_err(|error| error.on(topic.name()))?;
         }
-        if slot.reserve(who) { Ok(()) } else { Err(gone().on(topic.name())) }
+        if slot.reserve(participant) { Ok(()) } else { Err(gone().on(topic.name())) }
     }
 
     /// Fails if the budget does not allow this many more messages.
@@ -426,7 +431,7 @@ impl Registry {
     }
 
     /// Removes everything of a participant that is dead or has left.
-    pub(super) fn reclaim(&self, caller: &Caller<'_>, who: Participant) -> Result<()> {
+    pub(super) fn reclaim(&self, caller: &Caller<'_>, participant: Participant) -> Result<()> {
         // Topics first: whether a message was published, and so belongs to its topic, is recorded
         // there. If the lock of a topic is held, the pools of its memory location are left as well,
         // but no other topics. The second held lock is not waited for.
@@ -435,7 +440,8 @@ impl Registry {
         for number in self.topics.keys() {
             let Some((topic, [local, inbound])) = self.topic_and_pools(*number) else { continue };
             let caller = if outcome.is_ok() { caller } else { &brief };
-            let reclaimed = topic.reclaim_in(caller, who, local.control(), inbound.control());
+            let reclaimed =
+                topic.reclaim_in(caller, participant, local.control(), inbound.control());
             if reclaimed.is_err() {
                 locked.insert(topic.settings().place);
                 outcome = outcome.and(reclaimed);
@@ -443,7 +449,7 @@ impl Registry {
         }
         for pool_entry in self.pools.values().filter(|it| !locked.contains(&it.pool.id().place)) {
             let caller = if outcome.is_ok() { caller } else { &brief };
-            outcome = outcome.and(pool_entry.pool.reclaim(caller, who).map(drop));
+            outcome = outcome.and(pool_entry.pool.reclaim(caller, participant).map(drop));
         }
         outcome
     }

@@ -172,9 +172,9 @@ fn reserved_number_of_messages_fits() {
 }
 
 /// A publisher of topic 7, and whether it was admitted.
-fn publish(registry: &Registry, who: Participant) -> (u64, Result<()>) {
-    let id = registry.topic_and_pools(7).unwrap().0.claim(who).unwrap();
-    (id, registry.admit_publisher(7, who, id))
+fn publish(registry: &Registry, participant: Participant) -> (u64, Result<()>) {
+    let id = registry.topic_and_pools(7).unwrap().0.claim(participant).unwrap();
+    (id, registry.admit_publisher(7, participant, id))
 }
 
 #[test]
@@ -186,13 +186,13 @@ fn loans_of_each_publisher_are_reserved() {
         assert_eq!((error.kind(), error.subject()), (ErrorKind::OverBudget, Some("it")));
         assert!(error.to_string().contains("4 messages for queue and loans × 4096"), "{error}");
     };
-    let (who, other) = (Participant::new(5, 1).unwrap(), Participant::new(6, 1).unwrap());
-    let (first, admitted) = publish(&registry, who);
+    let (participant, other) = (Participant::new(5, 1).unwrap(), Participant::new(6, 1).unwrap());
+    let (first, admitted) = publish(&registry, participant);
     admitted.unwrap();
-    let (second, admitted) = publish(&registry, who);
+    let (second, admitted) = publish(&registry, participant);
     admitted.unwrap();
     // Once more, as after a takeover.
-    registry.admit_publisher(7, who, first).unwrap();
+    registry.admit_publisher(7, participant, first).unwrap();
     let (third, admitted) = publish(&registry, other);
     refused(admitted.unwrap_err());
     // Other topics cannot use the reserved memory either.
@@ -203,8 +203,8 @@ fn loans_of_each_publisher_are_reserved() {
     topic.publisher(second).give_back();
     registry.admit_publisher(7, other, third).unwrap();
     // So is the reservation of a dead process.
-    refused(publish(&registry, who).1.unwrap_err());
-    registry.reclaim(&me(), who).unwrap();
+    refused(publish(&registry, participant).1.unwrap_err());
+    registry.reclaim(&me(), participant).unwrap();
     let (_, admitted) = publish(&registry, other);
     admitted.unwrap();
     assert_eq!(topic.reserved_publishers(), 2);
@@ -213,20 +213,20 @@ fn loans_of_each_publisher_are_reserved() {
 #[test]
 fn publisher_that_left_gets_no_reservation() {
     let registry = with_a_topic();
-    let who = Participant::new(5, 1).unwrap();
+    let participant = Participant::new(5, 1).unwrap();
     let topic = registry.topic_and_pools(7).unwrap().0;
-    let id = topic.claim(who).unwrap();
-    let unknown = |number, who, id| {
-        let error = registry.admit_publisher(number, who, id).unwrap_err();
+    let id = topic.claim(participant).unwrap();
+    let unknown = |number, participant, id| {
+        let error = registry.admit_publisher(number, participant, id).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NotFound);
         assert_eq!(topic.reserved_publishers(), 0);
     };
-    unknown(8, who, id);
+    unknown(8, participant, id);
     unknown(7, Participant::new(6, 1).unwrap(), id);
-    unknown(7, who, id + (1 << 8));
-    unknown(7, who, u64::MAX);
+    unknown(7, participant, id + (1 << 8));
+    unknown(7, participant, u64::MAX);
     topic.publisher(id).give_back();
-    unknown(7, who, id);
+    unknown(7, participant, id);
 }
 
 #[test]

@@ -44,16 +44,18 @@ impl TestNode {
     }
 
     /// Reclaims after a dead participant, as the service does.
-    pub(super) fn reclaim(&self, who: Participant) {
-        while !self.service.roster.is_dead(Some(who)) {
+    pub(super) fn reclaim(&self, participant: Participant) {
+        while !self.service.roster.is_dead(Some(participant)) {
             std::thread::yield_now();
         }
         let caller = self.caller();
-        self.topic.reclaim_in(&caller, who, self.local.control(), self.inbound.control()).unwrap();
+        self.topic
+            .reclaim_in(&caller, participant, self.local.control(), self.inbound.control())
+            .unwrap();
         for pool in [&self.local, &self.inbound] {
-            pool.reclaim(&caller, who).unwrap();
+            pool.reclaim(&caller, participant).unwrap();
         }
-        assert!(self.service.roster.free_slot(who));
+        assert!(self.service.roster.free_slot(participant));
     }
 }
 
@@ -61,11 +63,11 @@ impl TestNode {
 fn two_processes_exchange_messages() {
     let node = TestNode::new(&settings());
     node.service.request_growth(node.local.id(), 1 << 20);
-    let who = node.admit();
+    let participant = node.admit();
     let publisher = node.publisher();
     let mut subscriber = node.subscriber();
     let child = ForkedChild::new(|| {
-        let node = node.joined(who);
+        let node = node.joined(participant);
         let mut subscriber = node.subscriber();
         let publisher = node.publisher();
         publisher.push(b"ready", TEST_TIMEOUT).unwrap();
@@ -75,14 +77,14 @@ fn two_processes_exchange_messages() {
             assert_eq!(sample.to_vec().unwrap(), number.to_le_bytes());
         }
     });
-    node.service.roster.add_pidfd(who, pidfd_of(&child));
+    node.service.roster.add_pidfd(participant, pidfd_of(&child));
     assert_eq!(subscriber.pull(TEST_TIMEOUT).unwrap().to_vec().unwrap(), b"ready");
     drop(subscriber);
     for number in 0..100_u32 {
         publisher.push(&number.to_le_bytes(), TEST_TIMEOUT).unwrap();
     }
     assert!(child.wait().success());
-    node.reclaim(who);
+    node.reclaim(participant);
     drop(publisher);
     assert_eq!(node.blocks_allocated(), 0);
 }
@@ -91,11 +93,11 @@ fn two_processes_exchange_messages() {
 fn killed_process_is_reclaimed_and_its_publisher_reported() {
     let node = TestNode::new(&TopicSettings { depth: 3, ..settings() });
     node.service.request_growth(node.local.id(), 1 << 20);
-    let who = node.admit();
+    let participant = node.admit();
     let publisher = node.publisher();
     let mut subscriber = node.subscriber();
     let child = ForkedChild::new(|| {
-        let node = node.joined(who);
+        let node = node.joined(participant);
         let mut subscriber = node.subscriber();
         let publisher = node.publisher();
         let loan = publisher.loan(100, TEST_TIMEOUT).unwrap();
@@ -108,7 +110,7 @@ fn killed_process_is_reclaimed_and_its_publisher_reported() {
             std::thread::sleep(Duration::from_millis(1));
         }
     });
-    node.service.roster.add_pidfd(who, pidfd_of(&child));
+    node.service.roster.add_pidfd(participant, pidfd_of(&child));
     let last = subscriber.pull(TEST_TIMEOUT).unwrap();
     assert_eq!(subscriber.pull(TEST_TIMEOUT).unwrap().to_vec().unwrap(), b"ready");
     assert_eq!(node.blocks_allocated(), 3);
@@ -122,7 +124,7 @@ fn killed_process_is_reclaimed_and_its_publisher_reported() {
             std::thread::yield_now();
         }
         child.kill();
-        node.reclaim(who);
+        node.reclaim(participant);
         drop(last);
         assert_eq!(pushed.join().unwrap(), 1);
     });

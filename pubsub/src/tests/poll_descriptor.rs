@@ -329,23 +329,23 @@ fn gap_makes_the_descriptor_readable_once() {
 fn death_of_a_publisher_makes_the_descriptor_readable() {
     let node = TestNode::new(&settings());
     node.service.request_growth(node.local.id(), 1 << 20);
-    let who = node.admit();
+    let participant = node.admit();
     let mut subscriber = node.subscriber();
     let loops = epoll();
     loops.add(subscriber.descriptor().unwrap(), EpollEvent::new(EDGE, 1)).unwrap();
     let child = ForkedChild::new(|| {
-        let node = node.joined(who);
+        let node = node.joined(participant);
         let publisher = node.publisher();
         publisher.push(b"its last", TEST_TIMEOUT).unwrap();
         std::thread::sleep(TEST_TIMEOUT);
     });
-    node.service.roster.add_pidfd(who, pidfd_of(&child));
+    node.service.roster.add_pidfd(participant, pidfd_of(&child));
     assert_eq!(next(&mut subscriber), b"its last");
     assert_drained(&mut subscriber);
     assert!(ready(&loops, SHORT_TIMEOUT).len() < 2);
     child.kill();
     assert!(child.was_killed());
-    node.reclaim(who);
+    node.reclaim(participant);
     assert_eq!(ready(&loops, TEST_TIMEOUT), [1]);
     // The event is unread, so an empty pull gives another edge.
     assert!(subscriber.try_pull().unwrap().is_none());
@@ -399,20 +399,20 @@ fn dropped_descriptor_is_unreadable_for_remaining_pollers() {
     drop(copy);
 }
 
-/// Message `number` of `who`, with bytes that depend on both.
-fn message(who: u64, number: u64) -> Vec<u8> {
+/// Message `number` of `process`, with bytes that depend on both.
+fn message(process: u64, number: u64) -> Vec<u8> {
     let length = 16 + (number * 37 % 1000) as usize;
-    let mut bytes = who.to_le_bytes().to_vec();
+    let mut bytes = process.to_le_bytes().to_vec();
     bytes.extend(number.to_le_bytes());
-    bytes.extend((16..length).map(|at| (at as u64 ^ number ^ who) as u8));
+    bytes.extend((16..length).map(|at| (at as u64 ^ number ^ process) as u8));
     bytes
 }
 
 fn origin_of(bytes: &[u8]) -> (u64, u64) {
     let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
-    let (who, number) = (word(0), word(8));
-    assert_eq!(bytes, message(who, number), "other bytes than were published");
-    (who, number)
+    let (process, number) = (word(0), word(8));
+    assert_eq!(bytes, message(process, number), "other bytes than were published");
+    (process, number)
 }
 
 #[test]
@@ -437,14 +437,14 @@ fn messages_of_killed_processes_are_all_signalled() {
     let mut children: Vec<_> = participants
         .iter()
         .zip(0_u64..)
-        .map(|(participant, who)| {
+        .map(|(participant, process)| {
             Some(ForkedChild::new(|| {
                 let node = node.joined(*participant);
                 let publisher = node.publisher();
                 // The last one continues until it is killed.
-                let last = if who == 2 { u64::MAX } else { MESSAGES };
+                let last = if process == 2 { u64::MAX } else { MESSAGES };
                 for at in 0..last {
-                    publisher.push(&message(who, at), TEST_TIMEOUT).unwrap();
+                    publisher.push(&message(process, at), TEST_TIMEOUT).unwrap();
                 }
                 publisher.flush(TEST_TIMEOUT).unwrap();
             }))
@@ -463,9 +463,9 @@ fn messages_of_killed_processes_are_all_signalled() {
         for number in events {
             let number = usize::try_from(number).unwrap();
             while let Some(sample) = subscribers[number].try_pull().unwrap() {
-                let (who, at) = origin_of(&sample.to_vec().unwrap());
-                let expected = &mut expected[number][who as usize];
-                assert_eq!(at, *expected, "of {who} for {number}");
+                let (process, at) = origin_of(&sample.to_vec().unwrap());
+                let expected = &mut expected[number][process as usize];
+                assert_eq!(at, *expected, "of {process} for {number}");
                 *expected += 1;
                 if number == 2 {
                     break;

@@ -18,11 +18,11 @@ fn sleep_for_ever() -> ! {
 #[test]
 fn stream_continues_after_the_death_of_its_publisher() {
     let (node, device) = node_with(&TopicSettings { depth: 8, ..on_a_device() });
-    let who = node.admit();
+    let participant = node.admit();
     let mut subscriber = node.subscriber();
     let mut slow = node.subscriber();
     let child = ForkedChild::new(|| {
-        let node = node.joined(who);
+        let node = node.joined(participant);
         let device = Device::open(DeviceName::emulated(0)).unwrap();
         let (publisher, stream) = (node.publisher(), device.stream().unwrap());
         let from = device.allocate(4096).unwrap();
@@ -35,7 +35,7 @@ fn stream_continues_after_the_death_of_its_publisher() {
         publisher.push(b"ready", TEST_TIMEOUT).unwrap();
         sleep_for_ever();
     });
-    node.service.roster.add_pidfd(who, pidfd_of(&child));
+    node.service.roster.add_pidfd(participant, pidfd_of(&child));
     let waiting = device.stream().unwrap();
     let first = subscriber.pull(TEST_TIMEOUT).unwrap();
     let lost = subscriber.pull_on(&waiting, TEST_TIMEOUT).unwrap();
@@ -47,7 +47,7 @@ fn stream_continues_after_the_death_of_its_publisher() {
     assert_eq!(last.to_vec().unwrap(), b"ready");
     assert!(!waiting.is_done().unwrap());
     child.kill();
-    node.reclaim(who);
+    node.reclaim(participant);
     waiting.synchronize(TEST_TIMEOUT).unwrap();
     assert!(child.was_killed());
     assert_eq!(lost.readiness().unwrap(), Readiness::Poisoned);
@@ -68,11 +68,11 @@ fn stream_continues_after_the_death_of_its_publisher() {
 #[test]
 fn messages_held_by_a_dead_readers_stream_are_freed() {
     let (node, _device) = node_with(&TopicSettings { depth: 4, ..on_a_device() });
-    let who = node.admit();
+    let participant = node.admit();
     let publisher = node.publisher();
     let mut witness = node.subscriber();
     let child = ForkedChild::new(|| {
-        let node = node.joined(who);
+        let node = node.joined(participant);
         let device = Device::open(DeviceName::emulated(0)).unwrap();
         let (mut subscriber, stream) = (node.subscriber(), device.stream().unwrap());
         let publisher = node.publisher();
@@ -85,7 +85,7 @@ fn messages_held_by_a_dead_readers_stream_are_freed() {
         publisher.push(b"ready", TEST_TIMEOUT).unwrap();
         sleep_for_ever();
     });
-    node.service.roster.add_pidfd(who, pidfd_of(&child));
+    node.service.roster.add_pidfd(participant, pidfd_of(&child));
     drop(witness.pull(TEST_TIMEOUT).unwrap());
     publisher.push(b"x", TEST_TIMEOUT).unwrap();
     publisher.push(b"y", TEST_TIMEOUT).unwrap();
@@ -96,7 +96,7 @@ fn messages_held_by_a_dead_readers_stream_are_freed() {
     let (_, subscription_ids) = (0, node.topic.local().subscription_ids().collect::<Vec<_>>());
     let subscription_id = subscription_ids
         .into_iter()
-        .find(|subscription_id| subscription_id.who() == Some(who))
+        .find(|subscription_id| subscription_id.who() == Some(participant))
         .unwrap();
     let held_for = Duration::from_secs(1);
     node.topic
@@ -105,7 +105,7 @@ fn messages_held_by_a_dead_readers_stream_are_freed() {
     node.local.free_completed(&node.caller());
     assert_eq!(node.blocks_allocated(), 2, "its stream reads them");
     child.kill();
-    node.reclaim(who);
+    node.reclaim(participant);
     assert!(child.was_killed());
     assert_eq!(node.blocks_allocated(), 0);
 }

@@ -312,8 +312,8 @@ impl<W: Words + Clone> TopicWords<W> {
     }
 
     /// Whether this process was the last writer of the inbound queue.
-    pub(super) fn is_inbound_writer(&self, who: ipc::Participant) -> bool {
-        self.words().load(WRITER, Acquire) == u64::from(who.number())
+    pub(super) fn is_inbound_writer(&self, participant: ipc::Participant) -> bool {
+        self.words().load(WRITER, Acquire) == u64::from(participant.number())
     }
 
     /// The process that last delivered, or was about to.

@@ -24,7 +24,7 @@ pub(crate) struct TopicParticipants {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SubscriberInfo {
     /// Its process; None for an invalid number.
-    pub(crate) who: Option<Participant>,
+    pub(crate) participant: Option<Participant>,
     pub(crate) subscription_id: SubscriptionId,
     /// The position that it reads next.
     pub(crate) cursor: u64,
@@ -84,7 +84,7 @@ impl<W: Words + Clone> TopicWords<W> {
 
     /// All participants that own a slot or a subscription.
     pub(crate) fn owners(&self) -> BTreeSet<Participant> {
-        let publishers = publishers::slots(self.words()).filter_map(|slot| slot.who());
+        let publishers = publishers::slots(self.words()).filter_map(|slot| slot.participant());
         let subscription_ids =
             [self.local(), self.inbound()].into_iter().flat_map(|queue| queue.subscription_ids());
         publishers
@@ -106,7 +106,7 @@ impl<W: Words + Clone> TopicWords<W> {
             .map_or(0, |slot| slot.missed());
             let (unread, held) = queue.backlog_of(subscription_id);
             SubscriberInfo {
-                who: subscription_id.who(),
+                participant: subscription_id.who(),
                 subscription_id,
                 cursor,
                 unread,

@@ -34,7 +34,7 @@ pub(crate) struct PublisherSlot<'a, W> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PublisherInfo {
     /// Its process.
-    pub(crate) who: Participant,
+    pub(crate) participant: Participant,
     /// Its identifier among all publishers that the topic ever had on this node.
     pub(crate) id: u64,
     /// Sequence of its last message; 0 before the first.
@@ -133,8 +133,8 @@ impl<'a, W: Words> PublisherSlot<'a, W> {
 
     /// Marks memory as reserved for its loans until [`give_back`](Self::give_back). False if the
     /// slot belongs to another publisher.
-    pub(crate) fn reserve(&self, who: Participant) -> bool {
-        let unreserved = u64::from(who.number());
+    pub(crate) fn reserve(&self, participant: Participant) -> bool {
+        let unreserved = u64::from(participant.number());
         let reserved_publishers = unreserved | RESERVED;
         match self.words.compare_exchange(self.at(OWNER), unreserved, reserved_publishers) {
             Ok(_) => true,
@@ -142,7 +142,7 @@ impl<'a, W: Words> PublisherSlot<'a, W> {
         }
     }
 
-    pub(super) fn who(&self) -> Option<Participant> {
+    pub(super) fn participant(&self) -> Option<Participant> {
         Participant::from_number(self.words.load(self.at(OWNER), Acquire) as u32)
     }
 
@@ -200,10 +200,10 @@ impl<'a, W: Words> PublisherSlot<'a, W> {
     }
 
     pub(crate) fn seen(&self) -> Option<PublisherInfo> {
-        let who = self.who()?;
+        let participant = self.participant()?;
         let serial = self.words.load(self.at(NUMBER), Acquire);
         (serial != 0 && serial & HAS_LEFT == 0).then(|| PublisherInfo {
-            who,
+            participant,
             id: self.id(serial),
             sequence: self.word(SEQUENCE),
             messages: self.word(MESSAGES),
@@ -238,11 +238,14 @@ mod tests {
         let [first, second] = [1, 2].map(|place| Participant::new(place, 1).unwrap());
         let (slot, serial) = claim(&words, first).unwrap();
         slot.count(8);
-        assert_eq!(slot.seen().map(|seen| (seen.who, seen.id)), Some((first, slot.id(serial))));
+        assert_eq!(
+            slot.seen().map(|seen| (seen.participant, seen.id)),
+            Some((first, slot.id(serial)))
+        );
         slot.give_back();
         // The next process has claimed the slot, and done nothing more.
         words.compare_exchange(slot.at(OWNER), 0, u64::from(second.number())).unwrap();
-        assert_eq!((slot.who(), slot.seen()), (Some(second), None));
+        assert_eq!((slot.participant(), slot.seen()), (Some(second), None));
         assert!(!slot.is_of(second, slot.id(serial)));
         // The counters of the last publisher stay all the same.
         assert_eq!(slot.last(), Some((slot.id(serial), 1)));

@@ -20,32 +20,34 @@ impl<W: Words + Clone> TopicWords<W> {
     pub(crate) fn reclaim_in(
         &self,
         caller: &Caller<'_>,
-        who: Participant,
+        participant: Participant,
         local: &PoolControl<W>,
         inbound: &PoolControl<W>,
     ) -> Result<()> {
-        for slot in publishers::slots(self.words()).filter(|slot| slot.who() == Some(who)) {
+        for slot in
+            publishers::slots(self.words()).filter(|slot| slot.participant() == Some(participant))
+        {
             self.handoff(slot.intent(), self.local(), local).recover(caller)?;
             if let Some(seen) = slot.seen() {
                 self.record_loss(Direction::Local, LostPublisher::local(seen.id));
             }
             slot.give_back();
         }
-        if self.is_inbound_writer(who) {
+        if self.is_inbound_writer(participant) {
             self.settle_inbound(caller, inbound)?;
             self.clear_inbound_writer();
         }
         // Stream reads end with the process. First, while its subscription indices are known.
         for (queue, control) in [(self.inbound(), inbound), (self.local(), local)] {
             let places = queue
-                .subscriptions_of(who)
+                .subscriptions_of(participant)
                 .fold(0, |places, subscription_id| places | 1 << subscription_id.index());
             control.end_all_stream_reads(self.number(), places);
         }
         self.finish_evictions(caller, [local, inbound])?;
         // Last: this wakes processes that wait for the above.
         for (queue, control) in [(self.inbound(), inbound), (self.local(), local)] {
-            let expelled = queue.remove_participant(caller, who, |words| {
+            let expelled = queue.remove_participant(caller, participant, |words| {
                 self.dispose(caller, control, words);
             });
             expelled.map_err(|cause| self.queue_error("clean up after a participant", cause))?;
@@ -109,7 +111,7 @@ impl<W: Words + Clone> TopicWords<W> {
     /// attempt counts [for a while](Self::refusal_window).
     pub(crate) fn backpressure(&self) -> Option<u64> {
         let holds = self.refusal_window();
-        let waiting = publishers::slots(self.words()).filter(|slot| slot.who().is_some());
+        let waiting = publishers::slots(self.words()).filter(|slot| slot.participant().is_some());
         waiting.filter_map(|slot| slot.backpressure().since(holds)).min()
     }
 

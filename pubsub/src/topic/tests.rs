@@ -160,7 +160,10 @@ fn participants_and_backpressure_are_reported() {
     let seen = participants.publishers[0];
     assert_eq!((seen.id, seen.sequence, seen.messages, seen.bytes), (id, 3, 3, 1500));
     let seen = participants.subscribers[0];
-    assert_eq!((seen.who, seen.cursor, seen.unread, seen.held), (Some(caller(2).me), 1, 2, 1));
+    assert_eq!(
+        (seen.participant, seen.cursor, seen.unread, seen.held),
+        (Some(caller(2).me), 1, 2, 1)
+    );
     assert_eq!(topic.backpressure(), None);
     topic.publisher(id).backpressure().begin();
     assert!(topic.backpressure().is_some());

@@ -156,13 +156,13 @@ impl<W: Words + Clone> PoolControl<W> {
         }
     }
 
-    /// A stream will write the message in this block, a loan of `who`.
-    pub(crate) fn begin_write(&self, block: Block, who: Participant) -> SyncPoint {
+    /// A stream will write the message in this block, a loan of `participant`.
+    pub(crate) fn begin_write(&self, block: Block, participant: Participant) -> SyncPoint {
         self.mark_used();
         let number = block.number();
         let at = self.at(number, STATE);
         let sync_point = SyncPoint::after(self.words.load(at, Relaxed) as u32);
-        let writer = u64::from(generation(block)) << 32 | u64::from(who.number());
+        let writer = u64::from(generation(block)) << 32 | u64::from(participant.number());
         // First: a reader of the pending state then sees this publisher, and not the previous one.
         self.words.store(self.at(number, WRITER), writer, Release);
         self.words.store(at, sync_point.word(PENDING).into(), Release);
@@ -208,7 +208,7 @@ impl<W: Words + Clone> PoolControl<W> {
     }
 
     /// Poisons all unwritten messages of a dead participant.
-    pub(super) fn poison_all(&self, who: Participant) {
+    pub(super) fn poison_all(&self, participant: Participant) {
         if !self.is_used() {
             return;
         }
@@ -216,7 +216,7 @@ impl<W: Words + Clone> PoolControl<W> {
             let word = self.words.load(self.at(number, STATE), Acquire);
             let at = self.at(number, WRITER);
             let writer = self.words.load(at, Acquire);
-            if writer as u32 & !RETAINED != who.number() {
+            if writer as u32 & !RETAINED != participant.number() {
                 continue;
             }
             if word as u32 & PHASE == PENDING {

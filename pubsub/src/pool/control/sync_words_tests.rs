@@ -36,11 +36,11 @@ fn control_segment() -> LocalWords {
     words
 }
 
-/// Publishes a message that a stream of `who` is to write.
-fn publish(control: &PoolControl<&LocalWords>, who: &Caller<'_>) -> (Block, SyncPoint) {
-    let own = Owner::participant(who.me);
-    let (block, _) = control.allocate(who, own, 100).unwrap();
-    let sync_point = control.begin_write(block, who.me);
+/// Publishes a message that a stream of `writer` is to write.
+fn publish(control: &PoolControl<&LocalWords>, writer: &Caller<'_>) -> (Block, SyncPoint) {
+    let own = Owner::participant(writer.me);
+    let (block, _) = control.allocate(writer, own, 100).unwrap();
+    let sync_point = control.begin_write(block, writer.me);
     control.transfer(block, own, owner()).unwrap();
     (block, sync_point)
 }

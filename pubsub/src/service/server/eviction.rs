@@ -217,13 +217,13 @@ impl Service {
             let controls = [local.control(), inbound.control()];
             match topic.evict_in(&served_node.caller(), at, held_for, controls) {
                 Ok(()) => {
-                    let who = holder.who();
-                    let client = who.and_then(|who| self.clients.get(&who));
+                    let participant = holder.who();
+                    let client = participant.and_then(|participant| self.clients.get(&participant));
                     tracing::warn!(
                         topic = topic.name(),
                         process = client.map(|client| client.process),
                         label = client.map(|client| client.label.as_str()),
-                        participant = who.map(tracing::field::display),
+                        participant = participant.map(tracing::field::display),
                         position,
                         held_for = %text::format_duration(held_for),
                         "a subscriber was evicted: it held a message past the release deadline"

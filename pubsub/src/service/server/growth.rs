@@ -51,11 +51,13 @@ impl Service {
             .clients
             .iter()
             .filter(|(_, client)| !client.is_leaving && client.pools.contains_key(&id))
-            .map(|(who, _)| *who)
+            .map(|(participant, _)| *participant)
             .collect();
         // A process that returned the piece has it already.
-        let awaiting =
-            users.into_iter().filter(|who| self.send_pieces_or_log(*who, id, ticket)).collect();
+        let awaiting = users
+            .into_iter()
+            .filter(|participant| self.send_pieces_or_log(*participant, id, ticket))
+            .collect();
         if let Some(pool_entry) = self.registry.pools.get_mut(&id) {
             let since = Instant::now();
             pool_entry.pending_piece = Some(PendingPiece { number, ticket, awaiting, since });
@@ -70,9 +72,9 @@ impl Service {
     }
 
     /// Sends the pieces of a pool that a process does not have. True if there was one.
-    fn send_pieces(&mut self, who: Participant, id: PoolId, ticket: u64) -> Result<bool> {
+    fn send_pieces(&mut self, participant: Participant, id: PoolId, ticket: u64) -> Result<bool> {
         let mut has_sent = false;
-        let Some(client) = self.clients.get_mut(&who) else { return Ok(false) };
+        let Some(client) = self.clients.get_mut(&participant) else { return Ok(false) };
         let Some(has) = client.pools.get_mut(&id) else { return Ok(false) };
         while let Some(Piece { memory, length, name }) = self.registry.piece(id, *has)? {
             let number = *has as u32;
@@ -84,18 +86,18 @@ impl Service {
         Ok(has_sent)
     }
 
-    fn send_pieces_or_log(&mut self, who: Participant, id: PoolId, ticket: u64) -> bool {
-        self.send_pieces(who, id, ticket).unwrap_or_else(|error| {
+    fn send_pieces_or_log(&mut self, participant: Participant, id: PoolId, ticket: u64) -> bool {
+        self.send_pieces(participant, id, ticket).unwrap_or_else(|error| {
             tracing::warn!(%error, "a piece of a pool could not be sent");
             false
         })
     }
 
     /// Sends the pools of a topic that a process does not have.
-    pub(super) fn send_pools(&mut self, who: Participant, number: u32) -> Result<()> {
+    pub(super) fn send_pools(&mut self, participant: Participant, number: u32) -> Result<()> {
         let Some(entry) = self.registry.topics.get(&number) else { return Ok(()) };
         for id in pools_of(entry.topic.settings().place) {
-            let Some(client) = self.clients.get_mut(&who) else { return Ok(()) };
+            let Some(client) = self.clients.get_mut(&participant) else { return Ok(()) };
             if let Entry::Vacant(unknown) = client.pools.entry(id) {
                 let control_segment = self.registry.control_segment(id)?;
                 unknown.insert(0);
@@ -105,34 +107,34 @@ impl Service {
                 self.registry.pools.get(&id).and_then(|it| it.pending_piece.as_ref());
             let ticket = pending_piece.map(|pending_piece| pending_piece.ticket);
             let sent_as = ticket.unwrap_or_else(|| self.ticket());
-            if self.send_pieces(who, id, sent_as)?
+            if self.send_pieces(participant, id, sent_as)?
                 && let Some(pool_entry) = self.registry.pools.get_mut(&id)
                 && let Some(pending_piece) = &mut pool_entry.pending_piece
             {
                 // The pending piece is among them.
-                pending_piece.awaiting.insert(who);
+                pending_piece.awaiting.insert(participant);
             }
         }
         Ok(())
     }
 
     /// Sends everything that a rejoined process lacks of its pools.
-    pub(super) fn send_missing(&mut self, who: Participant) {
-        let Some(client) = self.clients.get(&who) else { return };
+    pub(super) fn send_missing(&mut self, participant: Participant) {
+        let Some(client) = self.clients.get(&participant) else { return };
         for number in client.topics.keys().copied().collect::<Vec<_>>() {
-            if let Err(error) = self.send_pools(who, number) {
-                tracing::warn!(%error, %who, "a process did not receive all pools of its topics");
+            if let Err(error) = self.send_pools(participant, number) {
+                tracing::warn!(%error, %participant, "a process did not receive all pools of its topics");
             }
         }
     }
 
     /// A process has received all pieces up to this ticket.
-    pub(super) fn handle_acknowledge_pieces(&mut self, who: Participant, ticket: u64) {
+    pub(super) fn handle_acknowledge_pieces(&mut self, participant: Participant, ticket: u64) {
         let mut acknowledged = Vec::new();
         for (id, pool_entry) in &mut self.registry.pools {
             if let Some(pending_piece) = &mut pool_entry.pending_piece
                 && pending_piece.ticket <= ticket
-                && pending_piece.awaiting.remove(&who)
+                && pending_piece.awaiting.remove(&participant)
             {
                 acknowledged.push(*id);
             }
@@ -143,20 +145,22 @@ impl Service {
     }
 
     /// No acknowledgement of this process is awaited any more.
-    pub(super) fn stop_awaiting(&mut self, who: Participant) {
-        self.handle_acknowledge_pieces(who, u64::MAX);
+    pub(super) fn stop_awaiting(&mut self, participant: Participant) {
+        self.handle_acknowledge_pieces(participant, u64::MAX);
     }
 
     fn admit_if_mapped(&mut self, id: PoolId) {
         let Some(pool_entry) = self.registry.pools.get(&id) else { return };
         let Some(pending_piece) = &pool_entry.pending_piece else { return };
         let is_over = pending_piece.is_overdue(Instant::now());
-        let runs = |who| self.clients.get(who).is_some_and(|client| !is_stopped(client.process));
+        let runs = |participant| {
+            self.clients.get(participant).is_some_and(|client| !is_stopped(client.process))
+        };
         if !is_over && pending_piece.awaiting.iter().any(runs) {
             return;
         }
-        for who in &pending_piece.awaiting {
-            tracing::warn!(pool = %id, %who, "a process did not acknowledge a piece in time; it gets the piece later");
+        for participant in &pending_piece.awaiting {
+            tracing::warn!(pool = %id, %participant, "a process did not acknowledge a piece in time; it gets the piece later");
         }
         let Some(served_node) = &self.served_node else { return };
         match self.registry.admit_piece(&served_node.caller(), id) {
@@ -192,16 +196,16 @@ impl Service {
     /// A process returned the right pieces after others had received wrong ones.
     pub(super) fn handle_replaced_pieces(&mut self, id: PoolId, first: usize) {
         let mut lacking = Vec::new();
-        for (who, client) in &mut self.clients {
+        for (participant, client) in &mut self.clients {
             if let Some(has) = client.pools.get_mut(&id).filter(|has| **has > first) {
                 *has = first;
-                lacking.push(*who);
+                lacking.push(*participant);
             }
         }
         if self.takeover.is_none() {
             let ticket = self.ticket();
-            for who in lacking {
-                self.send_pieces_or_log(who, id, ticket);
+            for participant in lacking {
+                self.send_pieces_or_log(participant, id, ticket);
             }
         }
     }

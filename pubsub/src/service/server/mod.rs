@@ -107,7 +107,7 @@ impl Client {
         let credentials = connection.channel().credentials().ok();
         Self {
             label,
-            process: credentials.and_then(|who| who.process).unwrap_or(0),
+            process: credentials.and_then(|it| it.process).unwrap_or(0),
             connection,
             topics: BTreeMap::new(),
             pools: HashMap::new(),
@@ -236,8 +236,8 @@ impl Service {
         if ready.bell {
             self.bell.silence();
         }
-        for who in ready.dead {
-            self.handle_death(who);
+        for participant in ready.dead {
+            self.handle_death(participant);
         }
         let pending_clients = std::mem::take(&mut self.pending_clients);
         for (pending_client, is_ready) in pending_clients.into_iter().zip(ready.pending_clients) {
@@ -247,8 +247,8 @@ impl Service {
                 self.pending_clients.push(pending_client);
             }
         }
-        for who in ready.clients {
-            self.handle_messages(who);
+        for participant in ready.clients {
+            self.handle_messages(participant);
         }
         if ready.listener {
             self.accept_client();
@@ -268,10 +268,10 @@ impl Service {
             .clients
             .iter()
             .filter(|(_, client)| client.connection.is_broken())
-            .map(|(who, _)| *who)
+            .map(|(participant, _)| *participant)
             .collect();
-        for who in broken {
-            self.handle_disconnect(who);
+        for participant in broken {
+            self.handle_disconnect(participant);
         }
         self.advance_takeover();
         if self.takeover.is_some() {
@@ -339,9 +339,15 @@ impl Service {
         let pending_clients = is_ready.by_ref().take(self.pending_clients.len()).collect();
         let readable: Vec<_> = is_ready.by_ref().take(self.clients.len()).collect();
         let clients = self.clients.keys().zip(readable);
-        let clients = clients.filter(|(_, readable)| *readable).map(|(who, _)| *who).collect();
+        let clients = clients
+            .filter(|(_, readable)| *readable)
+            .map(|(participant, _)| *participant)
+            .collect();
         let dead = pidfds.iter().zip(is_ready.by_ref());
-        let dead = dead.filter(|(_, is_over)| *is_over).map(|((who, _), _)| **who).collect();
+        let dead = dead
+            .filter(|(_, is_over)| *is_over)
+            .map(|((participant, _), _)| **participant)
+            .collect();
         Some(Ready { bell, listener, pending_clients, clients, dead })
     }
 
@@ -372,7 +378,8 @@ impl Service {
 
     fn receive(&mut self, channel: Channel) {
         let own = ipc::Credentials::of_this_process().user;
-        let is_admitted = channel.credentials().is_ok_and(|who| who.user == own || who.user == 0);
+        let is_admitted =
+            channel.credentials().is_ok_and(|peer| peer.user == own || peer.user == 0);
         let mut connection = Connection::new(channel);
         if !is_admitted {
             self.refusals.reject(&mut connection, ErrorKind::Denied, "this user is not admitted");
@@ -431,8 +438,8 @@ impl Service {
     }
 
     /// Sends a notice to a process, if it is connected.
-    fn notify(&mut self, who: Participant, notice: &Notice, files: Vec<OwnedFd>) {
-        if let Some(client) = self.clients.get_mut(&who) {
+    fn notify(&mut self, participant: Participant, notice: &Notice, files: Vec<OwnedFd>) {
+        if let Some(client) = self.clients.get_mut(&participant) {
             client.connection.send(notice, files);
         }
     }

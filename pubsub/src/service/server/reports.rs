@@ -45,8 +45,8 @@ impl Service {
             process: std::process::id(),
             listens: self.replication.replicator.as_ref().and_then(|it| it.listens()),
         }];
-        rows.extend(self.clients.iter().map(|(who, client)| Row::Process {
-            participant: who.to_string(),
+        rows.extend(self.clients.iter().map(|(participant, client)| Row::Process {
+            participant: participant.to_string(),
             label: client.label.clone(),
             process: client.process,
         }));
@@ -92,7 +92,7 @@ impl Service {
         rows.extend(participants.publishers.into_iter().map(|found| {
             Row::Publisher {
                 topic: name(),
-                participant: found.who.to_string(),
+                participant: found.participant.to_string(),
                 publisher: found.id,
                 messages: found.messages,
                 bytes: found.bytes,
@@ -103,9 +103,9 @@ impl Service {
         }));
         rows.extend(participants.subscribers.into_iter().map(|found| Row::Subscriber {
             topic: name(),
-            participant: match found.who {
-                Some(who) if who.is_role() => "replication".into(),
-                Some(who) => who.to_string(),
+            participant: match found.participant {
+                Some(participant) if participant.is_role() => "replication".into(),
+                Some(participant) => participant.to_string(),
                 None => String::new(),
             },
             behind: u64::from(found.unread) + u64::from(found.held),

@@ -47,16 +47,16 @@ impl Takeover {
     }
 
     /// A member has rejoined.
-    pub(super) fn mark_returned(&mut self, who: Participant) {
+    pub(super) fn mark_returned(&mut self, participant: Participant) {
         if let Some(awaited) = &mut self.awaited {
-            awaited.remove(&who);
+            awaited.remove(&participant);
         }
     }
 
     /// Dead members do not rejoin.
     fn remove_dead(&mut self, is_dead: impl Fn(Participant) -> bool) {
         if let Some(awaited) = &mut self.awaited {
-            awaited.retain(|who| !is_dead(*who));
+            awaited.retain(|participant| !is_dead(*participant));
         }
     }
 
@@ -76,7 +76,7 @@ impl Service {
         let Some(takeover) = &mut self.takeover else { return };
         if let Some(served_node) = &self.served_node {
             // Other processes may have marked members as dead.
-            takeover.remove_dead(|who| served_node.roster.is_dead(Some(who)));
+            takeover.remove_dead(|participant| served_node.roster.is_dead(Some(participant)));
         }
         let outcome = takeover.outcome(Instant::now());
         let created = match (outcome, &self.served_node) {
@@ -110,12 +110,12 @@ impl Service {
         let held: Vec<_> = self
             .clients
             .iter_mut()
-            .flat_map(|(who, client)| {
-                std::mem::take(&mut client.held).into_iter().map(|it| (*who, it))
+            .flat_map(|(participant, client)| {
+                std::mem::take(&mut client.held).into_iter().map(|it| (*participant, it))
             })
             .collect();
-        for (who, request) in held {
-            self.execute(who, request);
+        for (participant, request) in held {
+            self.execute(participant, request);
         }
     }
 
@@ -123,8 +123,8 @@ impl Service {
     fn complete(&mut self) {
         self.remove_unknown_members();
         self.resume_growth();
-        for who in self.clients.keys().copied().collect::<Vec<_>>() {
-            self.send_missing(who);
+        for participant in self.clients.keys().copied().collect::<Vec<_>>() {
+            self.send_missing(participant);
         }
         if let Some(served_node) = &self.served_node {
             // Deaths that were not reported, the last service among them.

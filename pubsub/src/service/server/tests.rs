@@ -62,8 +62,8 @@ impl TestDir {
     /// A service and a member of its node.
     fn joined(&self) -> (Service, Member, Participant) {
         let (mut service, member) = (self.service(), self.member());
-        let who = member.join(&mut service);
-        (service, member, who)
+        let participant = member.join(&mut service);
+        (service, member, participant)
     }
 
     fn member(&self) -> Member {
@@ -104,13 +104,13 @@ impl Member {
     fn join(&self, service: &mut Service) -> Participant {
         self.send_hello();
         run_several(service);
-        let who = self.welcome().unwrap();
-        served_node(service).node_segment.mark_member(who);
-        who
+        let participant = self.welcome().unwrap();
+        served_node(service).node_segment.mark_member(participant);
+        participant
     }
 
-    fn rejoin(&self, who: Participant, node_segment: &NodeSegment) {
-        let again = Request::Rejoin { label: "test".into(), participant: who.number() };
+    fn rejoin(&self, participant: Participant, node_segment: &NodeSegment) {
+        let again = Request::Rejoin { label: "test".into(), participant: participant.number() };
         self.send_request(&again, &[pidfd().as_fd(), node_segment.as_fd()]);
     }
 
@@ -156,7 +156,7 @@ fn topic_with_pools() -> ([Pool; 2], Topic) {
 #[test]
 fn node_is_handed_over_only_to_the_process_with_priority() {
     let test_dir = TestDir::new();
-    let (mut service, member, who) = test_dir.joined();
+    let (mut service, member, participant) = test_dir.joined();
     let request_take_over = |service: &mut Service| {
         member.send_request(&Request::TakeOver, &[]);
         run_several(service);
@@ -167,9 +167,9 @@ fn node_is_handed_over_only_to_the_process_with_priority() {
     service.options.has_priority.store(true, Ordering::Release);
     assert!(!request_take_over(&mut service), "the service itself has priority");
     service.options.has_priority.store(false, Ordering::Release);
-    let own = std::mem::replace(&mut service.clients.get_mut(&who).unwrap().process, 1);
+    let own = std::mem::replace(&mut service.clients.get_mut(&participant).unwrap().process, 1);
     assert!(!request_take_over(&mut service), "another process has priority");
-    service.clients.get_mut(&who).unwrap().process = own;
+    service.clients.get_mut(&participant).unwrap().process = own;
     service.options.min_term_until = Some(Instant::now() + Duration::from_secs(600));
     assert!(!request_take_over(&mut service), "the minimum term is not over");
     service.options.min_term_until = Some(Instant::now());
@@ -184,13 +184,13 @@ fn participant_that_never_became_a_member_is_freed() {
     let joining_client = test_dir.member();
     joining_client.send_hello();
     run_several(&mut service);
-    let who = joining_client.welcome().unwrap();
+    let participant = joining_client.welcome().unwrap();
     assert_eq!(served_node(&service).roster.free_slots(), PLACES - 2);
     // The client fails before it becomes a member.
     drop(joining_client);
     run_several(&mut service);
     assert_eq!(served_node(&service).roster.free_slots(), PLACES - 1);
-    assert!(!service.pidfds.contains_key(&who));
+    assert!(!service.pidfds.contains_key(&participant));
     // Another client is a member, and only loses its connection.
     let member = test_dir.member();
     member.join(&mut service);
@@ -202,9 +202,9 @@ fn participant_that_never_became_a_member_is_freed() {
 #[test]
 fn process_that_left_unnoticed_is_reclaimed_later() {
     let test_dir = TestDir::new();
-    let (mut service, member, who) = test_dir.joined();
+    let (mut service, member, participant) = test_dir.joined();
     drop(member);
-    served_node(&service).roster.leave(who);
+    served_node(&service).roster.leave(participant);
     service.checked_liveness_at -= LIVENESS_CHECK;
     run_several(&mut service);
     assert_eq!(served_node(&service).roster.free_slots(), PLACES - 1);
@@ -232,15 +232,15 @@ fn unknown_participants_do_not_delay_a_takeover() {
     let test_dir = TestDir::new();
     let (mut service, node_segment, _held) = test_dir.successor();
     // The last service was killed after it admitted a process, before it sent the pidfd.
-    let (who, stray) = (
+    let (participant, stray) = (
         node_segment.roster().admit(pidfd()).unwrap(),
         node_segment.roster().admit(pidfd()).unwrap(),
     );
-    node_segment.mark_member(who);
+    node_segment.mark_member(participant);
     let member = test_dir.member();
-    member.rejoin(who, &node_segment);
+    member.rejoin(participant, &node_segment);
     run_several(&mut service);
-    assert_eq!(member.welcome(), Some(who));
+    assert_eq!(member.welcome(), Some(participant));
     assert!(service.takeover.is_some());
     member.send_request(&Request::RejoinDone, &[]);
     run_several(&mut service);
@@ -254,17 +254,17 @@ fn segment_of_an_earlier_node_is_rejected() {
     let test_dir = TestDir::new();
     let (mut service, node_segment, _held) = test_dir.successor();
     let stale = NodeSegment::create(NodeId::random().unwrap()).unwrap();
-    let (late, who) =
+    let (late, participant) =
         (stale.roster().admit(pidfd()).unwrap(), node_segment.roster().admit(pidfd()).unwrap());
-    node_segment.mark_member(who);
+    node_segment.mark_member(participant);
     stale.mark_member(late);
     let (first, member) = (test_dir.member(), test_dir.member());
     first.rejoin(late, &stale);
     run_several(&mut service);
     assert!(first.is_rejected());
-    member.rejoin(who, &node_segment);
+    member.rejoin(participant, &node_segment);
     run_several(&mut service);
-    assert_eq!(member.welcome(), Some(who));
+    assert_eq!(member.welcome(), Some(participant));
     assert_eq!(served_node(&service).node_segment.identity(), node_segment.identity());
 }
 
@@ -291,20 +291,20 @@ fn node_is_recreated_once_its_last_member_is_gone() {
 fn participant_slots_are_reserved_for_services() {
     let test_dir = TestDir::new();
     let (mut service, node_segment, _held) = test_dir.successor();
-    let who = node_segment.roster().admit(pidfd()).unwrap();
-    node_segment.mark_member(who);
+    let participant = node_segment.roster().admit(pidfd()).unwrap();
+    node_segment.mark_member(participant);
     while node_segment.roster().free_slots() > RESERVED_ROSTER_SLOTS {
         let other = node_segment.roster().admit(pidfd()).unwrap();
         node_segment.mark_member(other);
     }
     let (member, joining_client) = (test_dir.member(), test_dir.member());
-    member.rejoin(who, &node_segment);
+    member.rejoin(participant, &node_segment);
     joining_client.send_hello();
     run_several(&mut service);
-    assert_eq!(member.welcome(), Some(who));
+    assert_eq!(member.welcome(), Some(participant));
     // The timeout for other members is over.
     let takeover = service.takeover.as_mut().unwrap();
-    takeover.set_awaited(Instant::now() - Duration::from_secs(60), BTreeSet::from([who]));
+    takeover.set_awaited(Instant::now() - Duration::from_secs(60), BTreeSet::from([participant]));
     run_several(&mut service);
     assert!(joining_client.is_rejected());
     assert!(served_node(&service).roster.free_slots() > 0);
@@ -349,12 +349,12 @@ fn late_objects_are_reclaimed_after_removed_participants() {
 #[test]
 fn report_lists_the_process_that_requests_it() {
     let test_dir = TestDir::new();
-    let (mut service, member, who) = test_dir.joined();
+    let (mut service, member, participant) = test_dir.joined();
     member.send_request(&Request::Report { request: 1 }, &[]);
     run_several(&mut service);
     let notices = member.receive_all();
     let [Notice::Rows { rows, is_last: true, .. }] = &notices[..] else { panic!("{notices:?}") };
-    let is_it = |row: &Row| matches!(row, Row::Process { participant, .. } if *participant == who.to_string());
+    let is_it = |row: &Row| matches!(row, Row::Process { participant: found, .. } if *found == participant.to_string());
     assert!(rows.iter().any(is_it), "{rows:?}");
 }
 
@@ -404,7 +404,7 @@ fn stopped_client_does_not_keep_a_pool_from_growing() {
 #[test]
 fn held_lock_does_not_block_the_service() {
     let test_dir = TestDir::new();
-    let (mut service, member, who) = test_dir.joined();
+    let (mut service, member, participant) = test_dir.joined();
     let settings = SharedSettings::of(&crate::TopicSettings::default()).unwrap();
     member.send_request(
         &Request::Open { request: 1, name: "it".into(), settings: Some(settings) },
@@ -418,7 +418,9 @@ fn held_lock_does_not_block_the_service() {
     let start = Instant::now();
     run_several(&mut service);
     assert!(start.elapsed() < Caller::DEFAULT_TIMEOUT, "it waited for {:?}", start.elapsed());
-    assert!(service.unreclaimed.contains(&who) && !member.receive_all().contains(&Notice::Left));
+    assert!(
+        service.unreclaimed.contains(&participant) && !member.receive_all().contains(&Notice::Left)
+    );
     is_held_by(&pool, None);
     run_several(&mut service);
     assert!(member.receive_all().contains(&Notice::Left));

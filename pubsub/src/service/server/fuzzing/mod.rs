@@ -70,7 +70,7 @@ impl Fixture {
                 node_segment
                     .roster()
                     .admit(PidFd::of_this_process().map_err(failed)?)
-                    .inspect(|who| node_segment.mark_member(*who));
+                    .inspect(|participant| node_segment.mark_member(*participant));
                 Some(MemberLock::hold(SERVING, &test_dir.0)?)
             }
             false => None,
