@@ -367,12 +367,12 @@ impl World {
     fn check_remote_heartbeats(&self, what: &str) {
         let topic = self.topic();
         let found = topic.remote_heartbeats();
-        let is_told = |it: &RemoteHeartbeat| *it == published(it.publisher, it.last);
+        let is_recorded = |it: &RemoteHeartbeat| *it == published(it.publisher, it.last);
         let is_known = |it: &RemoteHeartbeat| it.last == it.publisher || it.last == 9;
-        assert!(found.iter().all(|it| is_told(it) && is_known(it)), "{what}: {found:?}");
+        assert!(found.iter().all(|it| is_recorded(it) && is_known(it)), "{what}: {found:?}");
         let last: Vec<_> = (1..=3).map(|last| published(last, last + 10)).collect();
         let changes = topic.remote_heartbeat_changes();
-        assert!(last.iter().all(|told| topic.record_remote_heartbeat(told)), "{what}");
+        assert!(last.iter().all(|heartbeat| topic.record_remote_heartbeat(heartbeat)), "{what}");
         let mut found = topic.remote_heartbeats();
         found.sort_by_key(|it| it.publisher);
         assert_eq!(found, last, "{what}");
@@ -434,11 +434,11 @@ fn run(name: &str, scenario: Scenario, settings: SharedSettings, point: u64) -> 
     let was_killed = child.was_killed();
     assert!(world.roster.is_dead(Some(world.victim)));
     let what = format!("{name}, {}, killed at point {point}", settings.reliability);
-    if name.starts_with("record") {
+    if name == "record publishers lost on other nodes" {
         world.check_remote_losses(&what);
         world.check_remote_heartbeats(&what);
     }
-    if name == "give up nodes" {
+    if name == "drop destinations" {
         world.check_dropped_destinations(&what);
     }
     // Another process publishes before the death is detected.

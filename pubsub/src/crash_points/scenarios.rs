@@ -173,7 +173,7 @@ pub(super) fn scenarios() -> Vec<(&'static str, Scenario)> {
                 assert_eq!(control.collect(&world.caller(world.victim)).unwrap(), 1);
             })
         }),
-        ("give up nodes", |world| {
+        ("drop destinations", |world| {
             let (topic, caller) = (world.topic(), world.caller(world.survivor));
             topic.local().subscribe_as(&caller, role()).unwrap();
             for _ in 0..2 {

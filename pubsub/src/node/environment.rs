@@ -327,14 +327,14 @@ mod tests {
 
     #[test]
     fn read_variables_are_known_and_documented() {
-        let asked = std::cell::RefCell::new(Vec::new());
+        let names = std::cell::RefCell::new(Vec::new());
         NodeOptions::from_variables(&|name| {
-            asked.borrow_mut().push(name.to_owned());
+            names.borrow_mut().push(name.to_owned());
             Err(VarError::NotPresent)
         })
         .unwrap();
         let page = include_str!("../../../docs/pubsub.md");
-        for name in asked.into_inner() {
+        for name in names.into_inner() {
             assert!(KNOWN_VARIABLES.contains(&&*name), "{name}");
             assert!(page.contains(&format!("`{name}`")), "{name} in docs/pubsub.md");
         }

@@ -137,7 +137,7 @@ fn closing_the_node_wakes_waiting_threads() {
         shared.on_pool(id, pool.control_segment().try_clone_to_owned().unwrap());
     }
     std::thread::scope(|scope| {
-        let asked = scope.spawn(|| {
+        let answer = scope.spawn(|| {
             let open = |request| Request::Open { request, name: "it".into(), settings: None };
             shared.call("test", open).is_ok()
         });
@@ -148,7 +148,7 @@ fn closing_the_node_wakes_waiting_threads() {
             std::thread::sleep(Duration::from_millis(1));
         };
         shared.on_topic(request, 5, topic.segment().try_clone_to_owned().unwrap());
-        assert!(asked.join().unwrap());
+        assert!(answer.join().unwrap());
     });
     let (sender, receiver) = std::sync::mpsc::channel();
     let (watch, bell) = (ipc::DoorbellWatcher::new(), topic.local().message_doorbell());
@@ -171,14 +171,14 @@ fn blocked_topics_are_reported_periodically() {
         shared.on_pool(id, pool.control_segment().try_clone_to_owned().unwrap());
     }
     let made = Topic::create(5, "it", &settings).unwrap();
-    let asks = |number| Request::Report { request: number };
+    let report_request = |number| Request::Report { request: number };
     let topic = std::thread::scope(|scope| {
-        let asked = scope.spawn(|| shared.call("open a topic", asks));
+        let answer = scope.spawn(|| shared.call("open a topic", report_request));
         while shared.requests().is_empty() {
             std::thread::yield_now();
         }
         shared.on_topic(1, 5, made.segment().try_clone_to_owned().unwrap());
-        match asked.join().unwrap().unwrap() {
+        match answer.join().unwrap().unwrap() {
             Answer::Topic { topic, .. } => topic,
             _ => panic!("unexpected answer"),
         }
@@ -247,9 +247,9 @@ fn call_within_ends_at_its_timeout() {
     let directory = directory("timeout");
     let shared = member(&directory);
     let start = Instant::now();
-    let asks = |number| Request::Report { request: number };
-    let asked = shared.call_within("test", Duration::from_millis(100), asks);
-    assert_eq!(asked.map(drop).unwrap_err().kind(), ErrorKind::DeadlineExceeded);
+    let report_request = |number| Request::Report { request: number };
+    let answer = shared.call_within("test", Duration::from_millis(100), report_request);
+    assert_eq!(answer.map(drop).unwrap_err().kind(), ErrorKind::DeadlineExceeded);
     assert!(start.elapsed() < shared.options.service_timeout / 2, "{:?}", start.elapsed());
     std::fs::remove_dir_all(directory).unwrap();
 }

@@ -227,11 +227,11 @@ impl Registry {
         id: u64,
     ) -> Result<()> {
         let operation = "make a publisher";
-        let gone = || Error::new(operation, ErrorKind::NotFound, "the topic was removed");
-        let topic = &self.topics.get(&number).ok_or_else(gone)?.topic;
+        let removed = || Error::new(operation, ErrorKind::NotFound, "the topic was removed");
+        let topic = &self.topics.get(&number).ok_or_else(removed)?.topic;
         let slot = topic.publisher(id);
         if !slot.is_of(participant, id) {
-            return Err(gone().on(topic.name()));
+            return Err(removed().on(topic.name()));
         }
         if slot.has_reservation() {
             return Ok(());
@@ -242,7 +242,7 @@ impl Registry {
         if more > 0 {
             self.check_budget(operation, settings, more).map_err(|error| error.on(topic.name()))?;
         }
-        if slot.reserve(participant) { Ok(()) } else { Err(gone().on(topic.name())) }
+        if slot.reserve(participant) { Ok(()) } else { Err(removed().on(topic.name())) }
     }
 
     /// Fails if the budget does not allow this many more messages.

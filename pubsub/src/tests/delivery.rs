@@ -297,13 +297,13 @@ fn pull_waits_for_memory_that_was_not_received_yet() {
     publisher.push(b"later", TEST_TIMEOUT).unwrap();
     for _ in 0..3 {
         assert!(subscriber.try_pull().unwrap().is_none());
-        assert!(other.try_push(b"mine").unwrap().is_none());
+        assert!(other.try_push(b"own").unwrap().is_none());
     }
     assert_eq!(subscriber.pull(SHORT_TIMEOUT).unwrap_err().kind(), ErrorKind::DeadlineExceeded);
-    assert_eq!(other.push(b"mine", SHORT_TIMEOUT).unwrap_err().kind(), ErrorKind::DeadlineExceeded);
+    assert_eq!(other.push(b"own", SHORT_TIMEOUT).unwrap_err().kind(), ErrorKind::DeadlineExceeded);
     pool.adopt_piece(0, node.local.piece(0).unwrap().unwrap()).unwrap();
-    other.push(b"mine", TEST_TIMEOUT).unwrap();
-    for expected in [&b"early"[..], b"later", b"mine"] {
+    other.push(b"own", TEST_TIMEOUT).unwrap();
+    for expected in [&b"early"[..], b"later", b"own"] {
         assert_eq!(subscriber.pull(TEST_TIMEOUT).unwrap().to_vec().unwrap(), expected);
     }
     assert_eq!(subscriber.poll_event(), None);

@@ -42,10 +42,10 @@ fn publisher_has_no_more_loans_than_its_topic_allows() {
     let one = publisher.loan(8, TEST_TIMEOUT).unwrap();
     refused(&publisher);
     // A loan that a full topic returned still counts; one that timed out does not.
-    let Attempt::Full(one) = one.try_publish().unwrap() else { panic!("there is no room") };
+    let Attempt::Full(one) = one.try_publish().unwrap() else { panic!("there was room") };
     refused(&publisher);
     let Attempt::Full(one) = one.publish_within(SHORT_TIMEOUT).unwrap() else {
-        panic!("there is no room")
+        panic!("there was room")
     };
     refused(&publisher);
     assert_eq!(one.publish(SHORT_TIMEOUT).unwrap_err().kind(), ErrorKind::DeadlineExceeded);

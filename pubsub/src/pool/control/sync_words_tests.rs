@@ -227,24 +227,24 @@ fn stale_stream_reads_do_not_affect_a_reused_block() {
         block
     };
     // Its reader was evicted, and holds a stale sample.
-    let gone = again();
-    assert!(control.retire(&me, gone, owner()));
+    let stale = again();
+    assert!(control.retire(&me, stale, owner()));
     let block = again();
-    assert_eq!(block.number(), gone.number());
+    assert_eq!(block.number(), stale.number());
     control.begin_stream_read(block, OTHER, 3);
-    control.begin_stream_read(gone, TOPIC, 3);
-    control.end_stream_read(gone, 3);
+    control.begin_stream_read(stale, TOPIC, 3);
+    control.end_stream_read(stale, 3);
     control.end_all_stream_reads(TOPIC, 1 << 3);
     assert!(control.retire(&me, block, owner()));
     assert_eq!((control.collect(&me).unwrap(), taken(&control)), (0, 1));
-    control.begin_stream_read(gone, TOPIC, 4);
+    control.begin_stream_read(stale, TOPIC, 4);
     control.end_stream_read(block, 3);
     assert!(control.free_if_idle(&me, block));
     assert_eq!(taken(&control), 0);
     // Nor a block without any stream reads.
     let next = again();
     control.begin_stream_read(block, OTHER, 3);
-    control.begin_stream_read(gone, TOPIC, 4);
+    control.begin_stream_read(stale, TOPIC, 4);
     assert!(control.retire(&me, next, owner()));
     assert_eq!(taken(&control), 0);
     // A dead subscriber had this index, and a subscriber of another topic has it now.

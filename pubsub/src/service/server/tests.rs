@@ -149,7 +149,7 @@ fn served_node(service: &Service) -> &ServedNode {
 fn topic_with_pools() -> ([Pool; 2], Topic) {
     let settings = SharedSettings::of(&crate::TopicSettings::default()).unwrap();
     let pool = |direction| Pool::create(PoolId { direction, ..LOCAL }, 1 << 28, 64).unwrap();
-    let topic = Topic::create(4, "brought", &settings).unwrap();
+    let topic = Topic::create(4, "returned", &settings).unwrap();
     ([pool(Direction::Local), pool(Direction::Inbound)], topic)
 }
 

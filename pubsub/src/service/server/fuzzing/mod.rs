@@ -101,7 +101,7 @@ impl Fixture {
             clients: [const { None }; CLIENTS],
             node_segment,
             pools: [pool(Direction::Local)?, pool(Direction::Inbound)?],
-            topic: Topic::create(4, "brought", &settings)?,
+            topic: Topic::create(4, "returned", &settings)?,
             outcome: ClientOutcome::default(),
             _member_lock: member_lock,
             _test_dir: test_dir,

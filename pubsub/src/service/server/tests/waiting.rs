@@ -125,7 +125,7 @@ fn blocking_subscriber_is_evicted_after_a_takeover() {
         pool
     };
     let (local, inbound) = (pool(Direction::Local), pool(Direction::Inbound));
-    let topic = Topic::create(4, "brought", &settings()).unwrap();
+    let topic = Topic::create(4, "returned", &settings()).unwrap();
     let full = Full::new(&topic, local.control(), participant);
     topic.publisher(full.publisher).backpressure().begin();
     // The wait was reported to the last service only.
