@@ -169,7 +169,7 @@ impl Loan {
     pub unsafe fn bytes_mut(&mut self) -> Result<&mut [u8]> {
         if self.state.context.local.id().place != SharedLocation::Host {
             let detail = "the memory is on a device";
-            return Err(Error::new("borrow bytes", ErrorKind::InvalidArgument, detail));
+            return Err(Error::new("access bytes", ErrorKind::InvalidArgument, detail));
         }
         // SAFETY: host memory, mapped as long as the slice lives; the caller promises the rest.
         Ok(unsafe { borrow_mut(&mut self.slice) })

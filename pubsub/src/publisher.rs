@@ -27,7 +27,7 @@ use crate::settings::Reliability;
 use crate::text::counted;
 use crate::topic::{Entry, PublisherSlot};
 
-const BORROW: &str = "borrow memory";
+const LOAN_MEMORY: &str = "loan memory";
 
 /// Identifies a publisher among all that its topic ever had on its node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -173,7 +173,7 @@ impl PublisherState {
                 Ok(None)
             }
             Err(cause) => {
-                Err(error_mapping::from_allocator(BORROW, cause).on(self.context.topic.name()))
+                Err(error_mapping::from_allocator(LOAN_MEMORY, cause).on(self.context.topic.name()))
             }
         }
     }
@@ -196,11 +196,11 @@ impl PublisherState {
                 return None;
             }
             (seen, requested_at) = (changes, now);
-            let checked = self.context.node.check(BORROW);
+            let checked = self.context.node.check(LOAN_MEMORY);
             checked.and_then(|()| self.borrow_now(length)).transpose()
         };
         let found =
-            self.wait(BORROW, deadline, look, |end, look| control.wait(&mut spin, end, look));
+            self.wait(LOAN_MEMORY, deadline, look, |end, look| control.wait(&mut spin, end, look));
         let found = found.transpose();
         self.end_wait(matches!(found, Ok(Some(_))));
         lock(&self.sequencer).spin = spin;
@@ -341,7 +341,7 @@ impl Drop for PublisherState {
 
 impl Publisher {
     pub(crate) fn new(context: TopicContext) -> Result<Self> {
-        context.node.check("make a publisher")?;
+        context.node.check("create a publisher")?;
         let id = context.topic.claim(context.node.me)?;
         // The slot comes first: then the order of failures of both processes does not matter.
         let admitted = context.node.service.admit(context.topic.number(), id);
@@ -447,7 +447,7 @@ impl Publisher {
     }
 
     fn borrow_until(&self, length: u64, borrower: Borrower, deadline: Instant) -> Result<Loan> {
-        let operation = BORROW;
+        let operation = LOAN_MEMORY;
         self.check_length(length)?;
         self.state.context.node.check(operation)?;
         let interruption = self.state.context.node.interruption();
@@ -492,7 +492,7 @@ impl Publisher {
     #[inline]
     fn try_borrow(&self, length: u64, borrower: Borrower) -> Result<Option<Loan>> {
         self.check_length(length)?;
-        self.state.check(BORROW)?;
+        self.state.check(LOAN_MEMORY)?;
         let permit = match self.state.acquire_permit(borrower)? {
             None => self.state.acquire_permit_after_reclaim(borrower)?,
             permit => permit,
@@ -517,7 +517,7 @@ impl Publisher {
         }
         let length = counted(length, "byte");
         let detail = format!("{length} exceed the topic's largest message of {largest}");
-        Err(Error::new(BORROW, ErrorKind::TooLong, detail).on(self.topic()))
+        Err(Error::new(LOAN_MEMORY, ErrorKind::TooLong, detail).on(self.topic()))
     }
 
     /// Publishes these bytes with one copy, to where all subscribers read them.

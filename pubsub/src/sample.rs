@@ -112,7 +112,7 @@ impl Sample {
     /// release deadline. A process that breaks the rules can write at any time.
     #[allow(unsafe_code)]
     pub unsafe fn bytes(&self) -> Result<&[u8]> {
-        let operation = "borrow bytes";
+        let operation = "access bytes";
         if self.pool().id().place != SharedLocation::Host {
             let detail = "the memory is on a device";
             return Err(Error::new(operation, ErrorKind::InvalidArgument, detail));

@@ -536,7 +536,7 @@ impl ServiceClient for Membership {
     }
 
     fn admit(&self, number: u32, publisher: u64) -> Result<()> {
-        let operation = "make a publisher";
+        let operation = "create a publisher";
         let request = |request| Request::AdmitPublisher { request, number, publisher };
         match self.shared.call(operation, request)? {
             Answer::Admitted => Ok(()),

@@ -96,7 +96,7 @@ impl<W: Words + Clone> PoolControl<W> {
 
     /// Formats zeroed words.
     pub(crate) fn format(words: W, id: PoolId, limit: u64, max_blocks: u32) -> Result<Self> {
-        let operation = "make a pool";
+        let operation = "create a pool";
         let [place, low, high] = id.place.words();
         let count = Allocator::<W>::required_words(max_blocks);
         let allocator = part(words.clone(), ALLOCATOR, count)?;

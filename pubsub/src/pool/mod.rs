@@ -72,8 +72,8 @@ pub(crate) struct PoolId {
 impl fmt::Display for PoolId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let direction = match self.direction {
-            Direction::Local => "published",
-            Direction::Inbound => "arriving",
+            Direction::Local => "local",
+            Direction::Inbound => "inbound",
         };
         match self.place {
             SharedLocation::Host => write!(f, "{direction} messages on the host"),
@@ -136,7 +136,7 @@ pub(crate) struct Pool {
 impl Pool {
     /// A new pool without pieces.
     pub(crate) fn create(id: PoolId, limit: u64, max_blocks: u32) -> Result<Self> {
-        let operation = "make a pool";
+        let operation = "create a pool";
         let words = PoolControl::<MappedWords>::required_words(max_blocks);
         let segment = Segment::create(LAYOUT, words * size_of::<u64>())
             .map_err(|cause| error_mapping::from_segment(operation, cause).on(id))?;
@@ -240,7 +240,7 @@ impl Pool {
     pub(crate) fn make_piece(&self, at_least: u64) -> Result<Piece> {
         let made = self.mapping()?.device.allocate_shared(at_least, &[]);
         let (memory, length) = made.and_then(|memory| memory.export_piece(0)).map_err(|cause| {
-            error_mapping::from_device("make a piece of a pool", cause).on(self.id)
+            error_mapping::from_device("create a piece of a pool", cause).on(self.id)
         })?;
         Ok(Piece { memory, length, name: pieces::random_name()? })
     }
@@ -443,7 +443,7 @@ impl Pool {
         }
         let stream = self.mapping()?.device.stream();
         let stream = stream
-            .map_err(|cause| error_mapping::from_device("make a stream", cause).on(self.id))?;
+            .map_err(|cause| error_mapping::from_device("create a stream", cause).on(self.id))?;
         Ok(self.stream.get_or_init(|| stream))
     }
 }

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use super::ordered::STREAM_CHECK_INTERVAL;
-use super::{BORROW, PublisherState};
+use super::{LOAN_MEMORY, PublisherState};
 use crate::error::{Error, ErrorKind, Result};
 use crate::loan_limit::{Borrower, LoanPermit, NoPermit};
 use crate::pool::PollBackoff;
@@ -12,7 +12,7 @@ use crate::text::counted;
 impl PublisherState {
     fn too_many_loans(&self) -> Error {
         let detail = format!("this publisher already has its {} loans", self.loans.allowed());
-        Error::new(BORROW, ErrorKind::TooManyLoans, detail).on(self.context.topic.name())
+        Error::new(LOAN_MEMORY, ErrorKind::TooManyLoans, detail).on(self.context.topic.name())
     }
 
     /// A permit for one more loan; None if one returns by itself.
@@ -57,10 +57,10 @@ impl PublisherState {
             };
             let found = self.loans.wait(end, || {
                 let found = self.acquire_permit(borrower).transpose();
-                let interrupted = || interruption.check(BORROW).err();
+                let interrupted = || interruption.check(LOAN_MEMORY).err();
                 found.or_else(|| Some(Err(interrupted()?.on(self.context.topic.name()))))
             });
-            node.check(BORROW)?;
+            node.check(LOAN_MEMORY)?;
             if let Some(permit) = found {
                 return permit;
             }
@@ -69,7 +69,7 @@ impl PublisherState {
                 let detail = format!(
                     "pushing threads or device copies hold the last of this publisher's {allowed}"
                 );
-                return Err(self.timeout_error(BORROW, &detail));
+                return Err(self.timeout_error(LOAN_MEMORY, &detail));
             }
         }
     }

@@ -226,7 +226,7 @@ impl Registry {
         participant: Participant,
         id: u64,
     ) -> Result<()> {
-        let operation = "make a publisher";
+        let operation = "create a publisher";
         let removed = || Error::new(operation, ErrorKind::NotFound, "the topic was removed");
         let topic = &self.topics.get(&number).ok_or_else(removed)?.topic;
         let slot = topic.publisher(id);
@@ -355,7 +355,7 @@ impl Registry {
             return Err(Error::new(operation, ErrorKind::Malformed, detail).on(topic.name()));
         }
         if self.by_name.contains_key(topic.name()) {
-            let detail = "a topic of that name was created in the meantime";
+            let detail = "a topic with that name was created in the meantime";
             return Err(Error::new(operation, ErrorKind::Closed, detail).on(topic.name()));
         }
         self.insert(topic);

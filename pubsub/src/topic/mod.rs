@@ -65,7 +65,7 @@ impl Topic {
     pub(crate) fn create(number: u32, name: &str, settings: &SharedSettings) -> Result<Self> {
         let count = TopicWords::<MappedWords>::required_words(settings);
         let segment = Segment::create(LAYOUT, count * size_of::<u64>())
-            .map_err(|cause| error_mapping::from_segment("make a topic", cause).on(name))?;
+            .map_err(|cause| error_mapping::from_segment("create a topic", cause).on(name))?;
         let words = TopicWords::format(segment.words(), number, name, settings)?;
         segment.mark_ready();
         Ok(Self { segment, words, is_blocked: AtomicBool::new(false) })

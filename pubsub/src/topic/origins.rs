@@ -302,7 +302,7 @@ impl<W: Words + Clone> TopicWords<W> {
         caller: &Caller<'_>,
         inbound: &PoolControl<W>,
     ) -> Result<()> {
-        let operation = "clean up after a replication writer";
+        let operation = "reclaim after a replication writer";
         // The process that takes the lock of a dead one finishes its delivery.
         let searched = self.inbound().find_entries(caller, |_| {});
         searched.map_err(|cause| error_mapping::from_queue(operation, cause).on(self.name()))?;

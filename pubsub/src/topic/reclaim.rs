@@ -50,7 +50,7 @@ impl<W: Words + Clone> TopicWords<W> {
             let expelled = queue.remove_participant(caller, participant, |words| {
                 self.dispose(caller, control, words);
             });
-            expelled.map_err(|cause| self.queue_error("clean up after a participant", cause))?;
+            expelled.map_err(|cause| self.queue_error("reclaim after a participant", cause))?;
         }
         Ok(())
     }

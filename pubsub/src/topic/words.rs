@@ -64,7 +64,7 @@ impl<W: Words + Clone> TopicWords<W> {
         name: &str,
         settings: &SharedSettings,
     ) -> Result<Self> {
-        let operation = "make a topic";
+        let operation = "create a topic";
         let invalid = |detail: String| {
             Error::new(operation, ErrorKind::InvalidArgument, detail).on(name.escape_debug())
         };

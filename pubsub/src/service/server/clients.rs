@@ -508,7 +508,7 @@ impl Service {
         if !self.clients.get(&participant).is_some_and(|client| client.topics.contains_key(&number))
         {
             let detail = "this process does not use the topic";
-            return Err(Error::new("make a publisher", ErrorKind::NotFound, detail));
+            return Err(Error::new("create a publisher", ErrorKind::NotFound, detail));
         }
         self.registry.admit_publisher(number, participant, publisher)
     }
