@@ -201,9 +201,8 @@ mod tests {
         assert_eq!(refused.unwrap_err(), NoPermit::TryAgain);
         std::thread::scope(|scope| {
             let (end, loans) = (Instant::now() + TEST_TIMEOUT, &loans);
-            let wait_for_permit =
-                move || drop(take_until(loans, Borrower::Transient, end).unwrap());
-            let waiting = [scope.spawn(wait_for_permit), scope.spawn(wait_for_permit)];
+            let wait = move || drop(take_until(loans, Borrower::Transient, end).unwrap());
+            let waiting = [scope.spawn(wait), scope.spawn(wait)];
             std::thread::sleep(Duration::from_millis(5));
             drop(transient);
             for thread in waiting {

@@ -98,18 +98,13 @@ impl NodeSegment {
 
     /// Called by a process that knows that it has joined: from now on it may hold memory of the
     /// node. An admitted participant without this mark holds none.
-    pub(crate) fn mark_member(&self, participant: Participant) {
-        self.words.store(
-            MEMBERS + participant.slot() as usize,
-            participant.number().into(),
-            Release,
-        );
+    pub(crate) fn mark_member(&self, member: Participant) {
+        self.words.store(MEMBERS + member.slot() as usize, member.number().into(), Release);
     }
 
     /// Whether the participant is marked as a member. A service is not.
-    pub(crate) fn is_member(&self, participant: Participant) -> bool {
-        self.words.load(MEMBERS + participant.slot() as usize, Acquire)
-            == u64::from(participant.number())
+    pub(crate) fn is_member(&self, member: Participant) -> bool {
+        self.words.load(MEMBERS + member.slot() as usize, Acquire) == u64::from(member.number())
     }
 
     fn network_slot(count: u64) -> usize {
@@ -177,12 +172,10 @@ mod tests {
         assert_eq!(opened.identity(), NodeId([7; 16]));
         assert_eq!((made.next_topic_number(), opened.next_topic_number()), (0, 1));
         assert_eq!((opened.next_service_number(), made.next_service_number()), (1, 2));
-        let participant = Participant::new(3, 2).unwrap();
-        assert!(!opened.is_member(participant));
-        made.mark_member(participant);
-        assert!(
-            opened.is_member(participant) && !opened.is_member(Participant::new(3, 1).unwrap())
-        );
+        let member = Participant::new(3, 2).unwrap();
+        assert!(!opened.is_member(member));
+        made.mark_member(member);
+        assert!(opened.is_member(member) && !opened.is_member(Participant::new(3, 1).unwrap()));
         let null = std::fs::File::open("/dev/null").unwrap();
         assert_eq!(NodeSegment::open(null.into()).unwrap_err().kind(), ErrorKind::Malformed);
     }

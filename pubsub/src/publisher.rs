@@ -186,16 +186,14 @@ impl PublisherState {
         }
         let mut spin = lock(&self.sequencer).spin;
         self.begin_wait();
-        let mut requested_at = Instant::now();
+        let mut tried = Instant::now();
         let look = || {
             // The lock is not taken while nothing changes, but growth is requested again.
             let (changes, now) = (control.changes(), Instant::now());
-            if changes == seen
-                && now.saturating_duration_since(requested_at) < Duration::from_secs(1)
-            {
+            if changes == seen && now.saturating_duration_since(tried) < Duration::from_secs(1) {
                 return None;
             }
-            (seen, requested_at) = (changes, now);
+            (seen, tried) = (changes, now);
             let checked = self.context.node.check(LOAN_MEMORY);
             checked.and_then(|()| self.borrow_now(length)).transpose()
         };

@@ -257,8 +257,7 @@ impl Subscriber {
             .missing_after_last()
             .map_or(0, |(last, _)| self.loss_tracker.missing_after_last(&last));
         let remote = self.missing_remote();
-        let remote =
-            remote.map_or(0, |(heartbeats, _)| self.loss_tracker.missing_remote(&heartbeats));
+        let remote = remote.map_or(0, |(found, _)| self.loss_tracker.missing_remote(&found));
         self.loss_tracker.missed().wrapping_add(local).wrapping_add(remote)
     }
 

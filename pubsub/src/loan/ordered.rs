@@ -175,13 +175,9 @@ impl Loan {
             }
         };
         self.is_owned = false;
-        let signalled = stream.write_word(&word, sync_point.ready());
-        let mut message = StreamWrite {
-            block: self.block,
-            sync_point,
-            written,
-            is_unsignalled: signalled.is_err(),
-        };
+        let signal = stream.write_word(&word, sync_point.ready());
+        let mut message =
+            StreamWrite { block: self.block, sync_point, written, is_unsignalled: signal.is_err() };
         if message.is_unsignalled
             && let Ok(later) = stream.point()
         {
@@ -190,7 +186,7 @@ impl Loan {
         }
         local.track_stream_write(&node.caller(), message);
         node.service.poll_streams();
-        signalled.map(|()| Attempt::Sent(sent)).map_err(|cause| {
+        signal.map(|()| Attempt::Sent(sent)).map_err(|cause| {
             let detail = "the message was published, but is marked as unwritten";
             let error = Error::because(OPERATION, ErrorKind::Failed, cause);
             tracing::error!(%error, topic = self.state.context.topic.name(), "{detail}");

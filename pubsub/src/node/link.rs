@@ -438,10 +438,8 @@ fn hand_over(shared: &MembershipState, channel: &Channel) -> Result<()> {
         send_request(REJOINING, channel, request, &files)
     };
     let pidfds = shared.roster().pidfds().map_err(|error| Error::of(REJOINING, error))?;
-    let known: Vec<_> = pidfds
-        .into_iter()
-        .filter(|(participant, _)| !shared.roster().is_dead(Some(*participant)))
-        .collect();
+    let known: Vec<_> =
+        pidfds.into_iter().filter(|(it, _)| !shared.roster().is_dead(Some(*it))).collect();
     for some in known.chunks(MAX_PIDFDS_PER_MESSAGE) {
         let participants = some.iter().map(|(participant, _)| participant.number()).collect();
         let files: Vec<_> = some.iter().map(|(_, pidfd)| pidfd.as_fd()).collect();

@@ -137,9 +137,7 @@ impl MembershipState {
     /// Whether the node has any other member.
     pub(super) fn has_other_members(&self) -> bool {
         let living = self.roster().living_participants();
-        living
-            .into_iter()
-            .any(|participant| participant != self.me && self.node_segment.is_member(participant))
+        living.into_iter().any(|it| it != self.me && self.node_segment.is_member(it))
     }
 
     /// Ends the membership; nothing of the node is in use any more.

@@ -279,13 +279,9 @@ impl<W: Words + Clone> PoolControl<W> {
 
     /// Frees all blocks of a dead participant, poisons its unwritten messages, and wakes processes
     /// that it left waiting.
-    pub(crate) fn reclaim(
-        &self,
-        caller: &Caller<'_>,
-        participant: Participant,
-    ) -> AllocResult<usize> {
-        let owner = Owner::participant(participant);
-        self.poison_all(participant);
+    pub(crate) fn reclaim(&self, caller: &Caller<'_>, dead: Participant) -> AllocResult<usize> {
+        let owner = Owner::participant(dead);
+        self.poison_all(dead);
         let freed = self.allocator.reclaim(caller, owner, |_| false)?;
         self.collect(caller)?;
         self.wake();

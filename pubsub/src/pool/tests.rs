@@ -84,10 +84,7 @@ fn pieces_are_admitted_in_order_and_once() {
     assert_eq!(pool.statistics(&me).unwrap().total, pool.length());
     assert!(pool.may_grow(pool.limit() - pool.length()));
     assert!(!pool.may_grow(pool.limit() - pool.length() + 1));
-    assert!(
-        pool.should_request_growth(1) && !pool.should_request_growth(1),
-        "a request is pending"
-    );
+    assert!(pool.should_request_growth(1) && !pool.should_request_growth(1), "pending");
 }
 
 /// A piece was replaced while the process that had it was disconnected.

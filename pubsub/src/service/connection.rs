@@ -267,7 +267,7 @@ mod tests {
     fn silent_clients_do_not_exhaust_descriptors_together() {
         let null = OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
         // A client with this number of queued descriptors.
-        let silent_client = |files: usize| {
+        let client = |files: usize| {
             let (near, far) = Channel::pair().unwrap();
             let mut connection = Connection::new(near);
             for _ in 0..MAX_DESCRIPTORS_IN_FLIGHT + files {
@@ -277,9 +277,8 @@ mod tests {
             assert_eq!(connection.files, files);
             (connection, far)
         };
-        let all_of = |files: [usize; 3]| -> (Vec<_>, Vec<_>) {
-            files.map(silent_client).into_iter().unzip()
-        };
+        let all_of =
+            |files: [usize; 3]| -> (Vec<_>, Vec<_>) { files.map(client).into_iter().unzip() };
         let broken = |all: &[Connection]| all.iter().map(Connection::is_broken).collect::<Vec<_>>();
         let (mut all, fars) = all_of([20, 200, 100]);
         let now = Instant::now();

@@ -55,7 +55,7 @@ impl fmt::Display for ServiceProcess {
     }
 }
 
-fn is_stopped(process: u32) -> bool {
+pub(super) fn is_stopped(process: u32) -> bool {
     let line = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
     // Behind the name, which may contain any characters.
     let state = line.rsplit_once(')').map(|(_, rest)| rest.trim_start());

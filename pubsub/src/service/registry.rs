@@ -220,17 +220,12 @@ impl Registry {
 
     /// Reserves memory for the loans of another publisher of a topic, as long as it exists. Those
     /// of the first publisher were reserved with the topic. Idempotent.
-    pub(super) fn admit_publisher(
-        &self,
-        number: u32,
-        participant: Participant,
-        id: u64,
-    ) -> Result<()> {
+    pub(super) fn admit_publisher(&self, number: u32, owner: Participant, id: u64) -> Result<()> {
         let operation = "create a publisher";
         let removed = || Error::new(operation, ErrorKind::NotFound, "the topic was removed");
         let topic = &self.topics.get(&number).ok_or_else(removed)?.topic;
         let slot = topic.publisher(id);
-        if !slot.is_of(participant, id) {
+        if !slot.is_of(owner, id) {
             return Err(removed().on(topic.name()));
         }
         if slot.has_reservation() {
@@ -242,7 +237,7 @@ impl Registry {
         if more > 0 {
             self.check_budget(operation, settings, more).map_err(|error| error.on(topic.name()))?;
         }
-        if slot.reserve(participant) { Ok(()) } else { Err(removed().on(topic.name())) }
+        if slot.reserve(owner) { Ok(()) } else { Err(removed().on(topic.name())) }
     }
 
     /// Fails if the budget does not allow this many more messages.
@@ -431,7 +426,7 @@ impl Registry {
     }
 
     /// Removes everything of a participant that is dead or has left.
-    pub(super) fn reclaim(&self, caller: &Caller<'_>, participant: Participant) -> Result<()> {
+    pub(super) fn reclaim(&self, caller: &Caller<'_>, dead: Participant) -> Result<()> {
         // Topics first: whether a message was published, and so belongs to its topic, is recorded
         // there. If the lock of a topic is held, the pools of its memory location are left as well,
         // but no other topics. The second held lock is not waited for.
@@ -440,8 +435,7 @@ impl Registry {
         for number in self.topics.keys() {
             let Some((topic, [local, inbound])) = self.topic_and_pools(*number) else { continue };
             let caller = if outcome.is_ok() { caller } else { &brief };
-            let reclaimed =
-                topic.reclaim_in(caller, participant, local.control(), inbound.control());
+            let reclaimed = topic.reclaim_in(caller, dead, local.control(), inbound.control());
             if reclaimed.is_err() {
                 locked.insert(topic.settings().place);
                 outcome = outcome.and(reclaimed);
@@ -449,7 +443,7 @@ impl Registry {
         }
         for pool_entry in self.pools.values().filter(|it| !locked.contains(&it.pool.id().place)) {
             let caller = if outcome.is_ok() { caller } else { &brief };
-            outcome = outcome.and(pool_entry.pool.reclaim(caller, participant).map(drop));
+            outcome = outcome.and(pool_entry.pool.reclaim(caller, dead).map(drop));
         }
         outcome
     }

@@ -301,9 +301,7 @@ fn other_type_is_refused_with_both_names_and_the_creator() {
     registry.set_creator(7, "process 42 (\"pilot\")".to_owned());
     let error = registry.open("pose", of_type(Some("Twist")), || 8).unwrap_err();
     assert_eq!((error.kind(), error.subject()), (ErrorKind::SettingsDiffer, Some("pose")));
-    for part in
-        ["type Pose", "created by process 42 (\"pilot\")", "type Twist", "type: the topic has"]
-    {
+    for part in ["type Pose", "created by process 42 (\"pilot\")", "type Twist", "type: "] {
         assert!(error.to_string().contains(part), "{part}: {error}");
     }
     // Without a type name any type is accepted.

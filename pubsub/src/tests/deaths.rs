@@ -44,18 +44,16 @@ impl TestNode {
     }
 
     /// Reclaims after a dead participant, as the service does.
-    pub(super) fn reclaim(&self, participant: Participant) {
-        while !self.service.roster.is_dead(Some(participant)) {
+    pub(super) fn reclaim(&self, dead: Participant) {
+        while !self.service.roster.is_dead(Some(dead)) {
             std::thread::yield_now();
         }
         let caller = self.caller();
-        self.topic
-            .reclaim_in(&caller, participant, self.local.control(), self.inbound.control())
-            .unwrap();
+        self.topic.reclaim_in(&caller, dead, self.local.control(), self.inbound.control()).unwrap();
         for pool in [&self.local, &self.inbound] {
-            pool.reclaim(&caller, participant).unwrap();
+            pool.reclaim(&caller, dead).unwrap();
         }
-        assert!(self.service.roster.free_slot(participant));
+        assert!(self.service.roster.free_slot(dead));
     }
 }
 

@@ -14,10 +14,10 @@ const GRANULE_BITS: u32 = 8;
 /// stored above the length.
 const LENGTH_BITS: u32 = 32 + GRANULE_BITS;
 const LENGTH: u64 = (1 << LENGTH_BITS) - 1;
-const OFFSET_LOW_BITS: u32 = u64::BITS - LENGTH_BITS;
+const LOW_BITS: u32 = u64::BITS - LENGTH_BITS;
 /// The high bits of the offset are stored in the word of flags.
-const OFFSET_HIGH_SHIFT: u32 = 24;
-const OFFSET_HIGH_MASK: u64 = 0xff;
+const HIGH_SHIFT: u32 = 24;
+const HIGH_MASK: u64 = 0xff;
 
 const METADATA: u64 = 0xffff;
 const HAS_ORIGIN: u64 = 1 << 16;
@@ -57,7 +57,7 @@ impl Entry {
             .sync_point
             .map_or(0, |sync_point| u64::from(sync_point.to_bits()) << 32 | IS_ORDERED);
         let granule = self.offset >> GRANULE_BITS;
-        let high = (granule >> OFFSET_LOW_BITS & OFFSET_HIGH_MASK) << OFFSET_HIGH_SHIFT;
+        let high = (granule >> LOW_BITS & HIGH_MASK) << HIGH_SHIFT;
         [
             self.block.to_bits(),
             self.length & LENGTH | granule << LENGTH_BITS,
@@ -71,8 +71,7 @@ impl Entry {
     #[inline]
     pub(crate) fn from_words(words: [u64; WORDS]) -> Self {
         let metadata = (words[5] & METADATA) as u16;
-        let granule = words[1] >> LENGTH_BITS
-            | (words[5] >> OFFSET_HIGH_SHIFT & OFFSET_HIGH_MASK) << OFFSET_LOW_BITS;
+        let granule = words[1] >> LENGTH_BITS | (words[5] >> HIGH_SHIFT & HIGH_MASK) << LOW_BITS;
         let (is_stream_ordered, upper) = (words[5] & IS_ORDERED != 0, (words[5] >> 32) as u32);
         Self {
             block: Block::from_bits(words[0]),

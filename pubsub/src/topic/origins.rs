@@ -194,9 +194,8 @@ impl<'a, W: Words> Origin<'a, W> {
     fn mark_disposed(&self, queue: &TopicQueue<W>) {
         let current = self.current();
         let (number, position) = self.copy(current);
-        let was_delivered =
-            number == NONE || position == NO_POSITION || queue.was_delivered(position);
-        if self.state() != FREE && !was_delivered {
+        let is_done = number == NONE || position == NO_POSITION || queue.was_delivered(position);
+        if self.state() != FREE && !is_done {
             self.words.store(self.at + STATE, self.holds(1 - current, self.uses()), Release);
         }
     }

@@ -238,10 +238,7 @@ mod tests {
         let [first, second] = [1, 2].map(|place| Participant::new(place, 1).unwrap());
         let (slot, serial) = claim(&words, first).unwrap();
         slot.count(8);
-        assert_eq!(
-            slot.seen().map(|seen| (seen.participant, seen.id)),
-            Some((first, slot.id(serial)))
-        );
+        assert_eq!(slot.seen().map(|it| (it.participant, it.id)), Some((first, slot.id(serial))));
         slot.give_back();
         // The next process has claimed the slot, and done nothing more.
         words.compare_exchange(slot.at(OWNER), 0, u64::from(second.number())).unwrap();

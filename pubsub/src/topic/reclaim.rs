@@ -20,34 +20,32 @@ impl<W: Words + Clone> TopicWords<W> {
     pub(crate) fn reclaim_in(
         &self,
         caller: &Caller<'_>,
-        participant: Participant,
+        dead: Participant,
         local: &PoolControl<W>,
         inbound: &PoolControl<W>,
     ) -> Result<()> {
-        for slot in
-            publishers::slots(self.words()).filter(|slot| slot.participant() == Some(participant))
-        {
+        for slot in publishers::slots(self.words()).filter(|it| it.participant() == Some(dead)) {
             self.handoff(slot.intent(), self.local(), local).recover(caller)?;
             if let Some(seen) = slot.seen() {
                 self.record_loss(Direction::Local, LostPublisher::local(seen.id));
             }
             slot.give_back();
         }
-        if self.is_inbound_writer(participant) {
+        if self.is_inbound_writer(dead) {
             self.settle_inbound(caller, inbound)?;
             self.clear_inbound_writer();
         }
         // Stream reads end with the process. First, while its subscription indices are known.
         for (queue, control) in [(self.inbound(), inbound), (self.local(), local)] {
             let places = queue
-                .subscriptions_of(participant)
+                .subscriptions_of(dead)
                 .fold(0, |places, subscription_id| places | 1 << subscription_id.index());
             control.end_all_stream_reads(self.number(), places);
         }
         self.finish_evictions(caller, [local, inbound])?;
         // Last: this wakes processes that wait for the above.
         for (queue, control) in [(self.inbound(), inbound), (self.local(), local)] {
-            let expelled = queue.remove_participant(caller, participant, |words| {
+            let expelled = queue.remove_participant(caller, dead, |words| {
                 self.dispose(caller, control, words);
             });
             expelled.map_err(|cause| self.queue_error("reclaim after a participant", cause))?;

@@ -159,11 +159,8 @@ fn participants_and_backpressure_are_reported() {
     assert_eq!((topic.activity(), participants.publishers.len()), ((true, true), 1));
     let seen = participants.publishers[0];
     assert_eq!((seen.id, seen.sequence, seen.messages, seen.bytes), (id, 3, 3, 1500));
-    let seen = participants.subscribers[0];
-    assert_eq!(
-        (seen.participant, seen.cursor, seen.unread, seen.held),
-        (Some(caller(2).me), 1, 2, 1)
-    );
+    let it = participants.subscribers[0];
+    assert_eq!((it.participant, it.cursor, it.unread, it.held), (Some(caller(2).me), 1, 2, 1));
     assert_eq!(topic.backpressure(), None);
     topic.publisher(id).backpressure().begin();
     assert!(topic.backpressure().is_some());

@@ -290,11 +290,9 @@ impl<W: Words + Clone> PoolControl<W> {
         }
         for number in 0..self.allocator.blocks_created() {
             let word = |which| self.words.load(self.at(number, which), Acquire);
-            let reads_pending = word(READS_PENDING);
-            let of_block = reads_pending & !u64::from(u32::MAX);
-            if reads_pending as u32 & places != 0
-                && word(READS_TOPIC) == of_block | u64::from(topic)
-            {
+            let readers = word(READS_PENDING);
+            let of_block = readers & !u64::from(u32::MAX);
+            if readers as u32 & places != 0 && word(READS_TOPIC) == of_block | u64::from(topic) {
                 self.clear_readers(Block::from_bits(of_block | u64::from(number)), places);
             }
         }
@@ -305,11 +303,10 @@ impl<W: Words + Clone> PoolControl<W> {
         let word = |which| self.words.load(self.at(block.number(), which), Acquire);
         let is_of_block = |word: u64| (word >> 32) as u32 == generation(block);
         // Read before the writer: the retained flag is set before the state is poisoned.
-        let (reads_pending, is_pending) =
-            (word(READS_PENDING), word(STATE) as u32 & PHASE == PENDING);
+        let (readers, is_pending) = (word(READS_PENDING), word(STATE) as u32 & PHASE == PENDING);
         let writer = word(WRITER);
         let is_written = is_pending || writer as u32 & RETAINED != 0;
-        is_written && is_of_block(writer) || reads_pending as u32 != 0 && is_of_block(reads_pending)
+        is_written && is_of_block(writer) || readers as u32 != 0 && is_of_block(readers)
     }
 
     /// Whether a stream may use this block until its publisher is dead.

@@ -36,14 +36,14 @@ impl JoiningClient {
 /// Tells a process that it is a member, after the pidfds of all others.
 fn welcome(
     connection: &mut Connection,
-    participant: Participant,
+    member: Participant,
     descriptors: Vec<OwnedFd>,
     pidfds: Vec<(Vec<u32>, Vec<OwnedFd>)>,
 ) {
     for (participants, pidfds) in pidfds {
         connection.send(&Notice::Pidfds { participants }, pidfds);
     }
-    connection.send(&Notice::Welcome { participant: participant.number() }, descriptors);
+    connection.send(&Notice::Welcome { participant: member.number() }, descriptors);
 }
 
 fn malformed(detail: &'static str) -> Error {
@@ -135,12 +135,8 @@ impl Service {
     pub(super) fn admit(&mut self, joining_client: JoiningClient) {
         let JoiningClient { mut connection, label, pidfd } = joining_client;
         let Some(served_node) = &self.served_node else { return };
-        let copies = (
-            pidfd.try_clone(),
-            pidfd.try_clone(),
-            served_node.welcome_descriptors(),
-            self.known_pidfds(),
-        );
+        let copies =
+            (pidfd.try_clone(), pidfd.try_clone(), served_node.descriptors(), self.known_pidfds());
         let (Ok(known), Ok(watched), Ok(descriptors), Ok(pidfds)) = copies else {
             return self
                 .refusals
@@ -155,17 +151,17 @@ impl Service {
         // Without free slots no service could take over.
         let is_full = served_node.roster.free_slots() <= RESERVED_ROSTER_SLOTS;
         let admitted = if is_full { None } else { served_node.roster.admit(known) };
-        let Some(participant) = admitted else {
+        let Some(member) = admitted else {
             let reason = "the node has the maximum number of members";
             return self.refusals.reject(&mut connection, ErrorKind::TooMany, reason);
         };
         // The pidfds are exchanged before it is welcomed.
-        self.broadcast_pidfd(participant, &pidfd);
-        welcome(&mut connection, participant, descriptors, pidfds);
-        self.pidfds.insert(participant, watched);
+        self.broadcast_pidfd(member, &pidfd);
+        welcome(&mut connection, member, descriptors, pidfds);
+        self.pidfds.insert(member, watched);
         let client = Client::new(label, connection);
-        log_change!(self, %participant, process = client.process, label = client.label, "a process joined");
-        self.clients.insert(participant, client);
+        log_change!(self, %member, process = client.process, label = client.label, "a process joined");
+        self.clients.insert(member, client);
     }
 
     /// Whether this many descriptors can still be opened.
@@ -176,8 +172,8 @@ impl Service {
 
     /// All pidfds, split into messages.
     fn known_pidfds(&self) -> std::io::Result<Vec<(Vec<u32>, Vec<OwnedFd>)>> {
-        let named = |(participant, pidfd): (&Participant, &PidFd)| {
-            Ok((participant.number(), pidfd.as_fd().try_clone_to_owned()?))
+        let named = |(member, pidfd): (&Participant, &PidFd)| {
+            Ok((member.number(), pidfd.as_fd().try_clone_to_owned()?))
         };
         let all: Vec<_> = self.pidfds.iter().map(named).collect::<std::io::Result<_>>()?;
         let mut all = all.into_iter().peekable();
@@ -188,10 +184,10 @@ impl Service {
         Ok(messages)
     }
 
-    fn broadcast_pidfd(&mut self, participant: Participant, pidfd: &PidFd) {
-        let others = self.clients.iter_mut().filter(|(other, _)| **other != participant);
+    fn broadcast_pidfd(&mut self, member: Participant, pidfd: &PidFd) {
+        let others = self.clients.iter_mut().filter(|(other, _)| **other != member);
         for (_, client) in others {
-            let notice = Notice::Pidfds { participants: vec![participant.number()] };
+            let notice = Notice::Pidfds { participants: vec![member.number()] };
             match pidfd.as_fd().try_clone_to_owned() {
                 Ok(copy) => client.connection.send(&notice, vec![copy]),
                 Err(_) => client.connection.mark_broken(),
@@ -235,33 +231,27 @@ impl Service {
         }
         let Some(served_node) = &self.served_node else { return };
         // No process may claim a role, whose end would affect all members.
-        let participant = Participant::from_number(participant).filter(|participant| {
-            *participant != served_node.me
-                && !participant.is_role()
-                && !served_node.roster.is_dead(Some(*participant))
+        let member = Participant::from_number(participant).filter(|it| {
+            *it != served_node.me && !it.is_role() && !served_node.roster.is_dead(Some(*it))
         });
-        let Some(participant) = participant else {
+        let Some(member) = member else {
             return self.reject_other_node(&mut connection);
         };
-        let copies = (
-            pidfd.try_clone(),
-            pidfd.try_clone(),
-            served_node.welcome_descriptors(),
-            self.known_pidfds(),
-        );
+        let copies =
+            (pidfd.try_clone(), pidfd.try_clone(), served_node.descriptors(), self.known_pidfds());
         let (Ok(known), Ok(watched), Ok(descriptors), Ok(pidfds)) = copies else {
             return self
                 .refusals
                 .reject_out_of_descriptors(&mut connection, DescriptorLimit::of_this_process());
         };
-        served_node.roster.add_pidfd(participant, known);
-        self.broadcast_pidfd(participant, &pidfd);
-        welcome(&mut connection, participant, descriptors, pidfds);
-        self.pidfds.insert(participant, watched);
+        served_node.roster.add_pidfd(member, known);
+        self.broadcast_pidfd(member, &pidfd);
+        welcome(&mut connection, member, descriptors, pidfds);
+        self.pidfds.insert(member, watched);
         // An older connection belongs to the same process, which returns everything again.
-        self.handle_disconnect(participant);
-        self.disconnected.remove(&participant);
-        self.clients.insert(participant, Client::new(label, connection));
+        self.handle_disconnect(member);
+        self.disconnected.remove(&member);
+        self.clients.insert(member, Client::new(label, connection));
     }
 
     /// The node segment is known, and with it the members that have to rejoin.
@@ -269,38 +259,37 @@ impl Service {
         let Some(served_node) = &self.served_node else { return };
         let living = served_node.roster.living_participants().into_iter();
         // Neither admitted processes that never became members, nor other services.
-        let members =
-            living.filter(|participant| served_node.node_segment.is_member(*participant)).collect();
+        let members = living.filter(|it| served_node.node_segment.is_member(*it)).collect();
         if let Some(takeover) = &mut self.takeover {
             takeover.set_awaited(Instant::now(), members);
         }
     }
 
     /// Handles messages of a member.
-    pub(super) fn handle_messages(&mut self, participant: Participant) {
+    pub(super) fn handle_messages(&mut self, member: Participant) {
         for _ in 0..MAX_MESSAGES_PER_TURN {
-            let Some(client) = self.clients.get_mut(&participant) else { return };
+            let Some(client) = self.clients.get_mut(&member) else { return };
             client.connection.flush();
             let message = match client.connection.channel().receive(Duration::ZERO) {
                 Ok(message) => message,
                 Err(ChannelError::DeadlineExceeded { .. }) => return,
-                Err(_) => return self.handle_disconnect(participant),
+                Err(_) => return self.handle_disconnect(member),
             };
             let handled = protocol::decode(RECEIVING, &message.bytes)
-                .and_then(|request| self.handle_request(participant, request, message.descriptors));
+                .and_then(|request| self.handle_request(member, request, message.descriptors));
             if let Err(error) = handled {
-                tracing::debug!(%error, %participant, "a process was rejected");
-                if let Some(client) = self.clients.get_mut(&participant) {
+                tracing::debug!(%error, %member, "a process was rejected");
+                if let Some(client) = self.clients.get_mut(&member) {
                     self.refusals.reject_with_error(&mut client.connection, &error);
                 }
-                return self.handle_disconnect(participant);
+                return self.handle_disconnect(member);
             }
         }
     }
 
     fn handle_request(
         &mut self,
-        participant: Participant,
+        member: Participant,
         request: Request,
         files: Vec<OwnedFd>,
     ) -> Result<()> {
@@ -308,7 +297,7 @@ impl Service {
             Request::Pidfds { participants } => self.handle_pidfds(&participants, files)?,
             Request::Pool { pool } => {
                 self.registry.restore_pool(pool, only(files)?)?;
-                if let Some(client) = self.clients.get_mut(&participant) {
+                if let Some(client) = self.clients.get_mut(&member) {
                     client.pools.entry(pool).or_insert(0);
                 }
             }
@@ -322,7 +311,7 @@ impl Service {
                 if let Some(replaced) = replaced {
                     self.handle_replaced_pieces(pool, replaced);
                 }
-                let has = self.clients.get_mut(&participant).and_then(|it| it.pools.get_mut(&pool));
+                let has = self.clients.get_mut(&member).and_then(|it| it.pools.get_mut(&pool));
                 // Without a gap: pieces behind a wrong one are sent again.
                 if let Some(has) = has.filter(|has| **has >= first as usize) {
                     *has = (*has).max(end);
@@ -330,17 +319,17 @@ impl Service {
             }
             Request::Topic { number } => {
                 self.registry.restore_topic(number, only(files)?)?;
-                self.add_user(participant, number);
+                self.add_user(member, number);
             }
             Request::RejoinDone => {
-                self.drop_unreturned_topics(participant);
+                self.drop_unreturned_topics(member);
                 if let Some(takeover) = &mut self.takeover {
-                    takeover.mark_returned(participant);
+                    takeover.mark_returned(member);
                 } else {
                     // It rejoins later than the others.
                     self.must_rescan_owners = true;
-                    self.send_missing(participant);
-                    let topics = self.clients.get(&participant).map(|client| &client.topics);
+                    self.send_missing(member);
+                    let topics = self.clients.get(&member).map(|client| &client.topics);
                     for number in
                         topics.into_iter().flat_map(|it| it.keys().copied()).collect::<Vec<_>>()
                     {
@@ -351,13 +340,13 @@ impl Service {
             Request::Hello { .. } | Request::Rejoin { .. } => {
                 return Err(malformed("duplicate hello"));
             }
-            Request::Leave => self.handle_leave(participant),
-            Request::TakeOver if files.is_empty() => self.handle_take_over(participant),
+            Request::Leave => self.handle_leave(member),
+            Request::TakeOver if files.is_empty() => self.handle_take_over(member),
             other if !files.is_empty() => {
                 let detail = format!("descriptors with {other:?}");
                 return Err(Error::new(RECEIVING, ErrorKind::Malformed, detail));
             }
-            other => match self.clients.get_mut(&participant) {
+            other => match self.clients.get_mut(&member) {
                 Some(client) if self.takeover.is_some() => {
                     if client.held.len() >= MAX_HELD_REQUESTS {
                         let detail = "too many requests during the takeover";
@@ -365,7 +354,7 @@ impl Service {
                     }
                     client.held.push(other);
                 }
-                _ => self.execute(participant, other),
+                _ => self.execute(member, other),
             },
         }
         Ok(())
@@ -374,32 +363,32 @@ impl Service {
     /// Adds pidfds that a member knew.
     fn handle_pidfds(&mut self, participants: &[u32], files: Vec<OwnedFd>) -> Result<()> {
         let Some(served_node) = &self.served_node else { return Ok(()) };
-        for (participant, pidfd) in protocol::pidfds(participants, files)? {
-            let is_known = self.pidfds.contains_key(&participant) || participant.is_role();
-            if is_known || served_node.roster.is_dead(Some(participant)) {
+        for (member, pidfd) in protocol::pidfds(participants, files)? {
+            let is_known = self.pidfds.contains_key(&member) || member.is_role();
+            if is_known || served_node.roster.is_dead(Some(member)) {
                 continue;
             }
             let Ok(copy) = pidfd.try_clone() else { continue };
-            served_node.roster.add_pidfd(participant, copy);
-            self.pidfds.insert(participant, pidfd);
+            served_node.roster.add_pidfd(member, copy);
+            self.pidfds.insert(member, pidfd);
         }
         Ok(())
     }
 
-    fn add_user(&mut self, participant: Participant, number: u32) {
-        self.registry.add_user(number, participant);
-        if let Some(client) = self.clients.get_mut(&participant) {
+    fn add_user(&mut self, member: Participant, number: u32) {
+        self.registry.add_user(number, member);
+        if let Some(client) = self.clients.get_mut(&member) {
             *client.topics.entry(number).or_insert(0) += 1;
         }
     }
 
     /// A rejoined member has returned all its topics, perhaps fewer than before its connection was
     /// lost.
-    fn drop_unreturned_topics(&mut self, participant: Participant) {
-        let Some(client) = self.clients.get(&participant) else { return };
+    fn drop_unreturned_topics(&mut self, member: Participant) {
+        let Some(client) = self.clients.get(&member) else { return };
         let mut changed_topics: Vec<_> = client.topics.keys().copied().collect();
         let is_not_returned = |number| !client.topics.contains_key(&number);
-        changed_topics.extend(self.registry.remove_user_from(participant, is_not_returned));
+        changed_topics.extend(self.registry.remove_user_from(member, is_not_returned));
         if self.takeover.is_some() {
             // Handled once all have rejoined.
             return;
@@ -411,21 +400,21 @@ impl Service {
     }
 
     /// Ends uses of a topic. The topic may have been granted again in the meantime.
-    fn handle_close_topic(&mut self, participant: Participant, number: u32, granted: u64) {
-        let Some(client) = self.clients.get_mut(&participant) else { return };
+    fn handle_close_topic(&mut self, member: Participant, number: u32, granted: u64) {
+        let Some(client) = self.clients.get_mut(&member) else { return };
         let Some(left) = client.topics.get_mut(&number) else { return };
         *left = left.saturating_sub(granted);
         if *left > 0 {
             return;
         }
         client.topics.remove(&number);
-        self.registry.remove_user(number, participant);
+        self.registry.remove_user(number, member);
         self.topic_changed(number);
         self.remove_unused(number);
     }
 
     /// Executes the request of a member.
-    pub(super) fn execute(&mut self, participant: Participant, request: Request) {
+    pub(super) fn execute(&mut self, member: Participant, request: Request) {
         match request {
             Request::Open { request, name, settings } => {
                 let Some(served_node) = &self.served_node else { return };
@@ -435,15 +424,14 @@ impl Service {
                 let number = || served_node.node_segment.next_topic_number();
                 match self.registry.open(&name, settings.or(remote_settings), number) {
                     Ok(number) => {
-                        if is_new && let Some(client) = self.clients.get(&participant) {
+                        if is_new && let Some(client) = self.clients.get(&member) {
                             let (process, label) = (client.process, client.label.escape_debug());
-                            let with_remote_settings = if remote_settings.is_some() {
+                            let origin = if remote_settings.is_some() {
                                 ", with the settings of another node"
                             } else {
                                 ""
                             };
-                            let creator =
-                                format!("process {process} (\"{label}\"){with_remote_settings}");
+                            let creator = format!("process {process} (\"{label}\"){origin}");
                             self.registry.set_creator(number, creator);
                         }
                         match (remote_settings, settings) {
@@ -456,25 +444,25 @@ impl Service {
                             }
                             _ => {}
                         }
-                        self.send_topic(participant, request, number);
+                        self.send_topic(member, request, number);
                     }
-                    Err(error) => self.refuse(participant, request, &error),
+                    Err(error) => self.refuse(member, request, &error),
                 }
             }
             Request::AdmitPublisher { request, number, publisher } => {
-                let notice = match self.admit_publisher(participant, number, publisher) {
+                let notice = match self.admit_publisher(member, number, publisher) {
                     Ok(()) => Notice::Admitted { request },
                     Err(error) => Notice::Refused { request, reason: Refusal::of(&error) },
                 };
-                self.notify(participant, &notice, Vec::new());
+                self.notify(member, &notice, Vec::new());
             }
             Request::CloseTopic { number, granted } => {
-                self.handle_close_topic(participant, number, granted)
+                self.handle_close_topic(member, number, granted)
             }
             Request::Grow { pool, bytes } => {
                 let is_user = self
                     .clients
-                    .get(&participant)
+                    .get(&member)
                     .is_some_and(|client| client.pools.contains_key(&pool));
                 if is_user {
                     self.grow(pool, bytes);
@@ -483,19 +471,14 @@ impl Service {
             Request::ParticipantsChanged { number } => self.topic_changed(number),
             // Ignored for a topic that it does not use.
             Request::PublisherBlocked { number }
-                if self
-                    .clients
-                    .get(&participant)
-                    .is_some_and(|it| it.topics.contains_key(&number)) =>
+                if self.clients.get(&member).is_some_and(|it| it.topics.contains_key(&number)) =>
             {
                 self.eviction_monitor.begin(Instant::now(), (number, Direction::Local));
             }
-            Request::AcknowledgePieces { ticket } => {
-                self.handle_acknowledge_pieces(participant, ticket)
-            }
+            Request::AcknowledgePieces { ticket } => self.handle_acknowledge_pieces(member, ticket),
             Request::Report { request } => {
                 for notice in self.answer_to_report(request) {
-                    self.notify(participant, &notice, Vec::new());
+                    self.notify(member, &notice, Vec::new());
                 }
             }
             // Handled earlier.
@@ -504,13 +487,12 @@ impl Service {
     }
 
     /// Admits a publisher of a topic that the process uses.
-    fn admit_publisher(&self, participant: Participant, number: u32, publisher: u64) -> Result<()> {
-        if !self.clients.get(&participant).is_some_and(|client| client.topics.contains_key(&number))
-        {
+    fn admit_publisher(&self, member: Participant, number: u32, publisher: u64) -> Result<()> {
+        if !self.clients.get(&member).is_some_and(|client| client.topics.contains_key(&number)) {
             let detail = "this process does not use the topic";
             return Err(Error::new("create a publisher", ErrorKind::NotFound, detail));
         }
-        self.registry.admit_publisher(number, participant, publisher)
+        self.registry.admit_publisher(number, member, publisher)
     }
 
     /// The settings of a topic that exists on other nodes only.
@@ -522,33 +504,31 @@ impl Service {
     }
 
     /// Grants a topic to a process, with its pools.
-    fn send_topic(&mut self, participant: Participant, request: u64, number: u32) {
+    fn send_topic(&mut self, member: Participant, request: u64, number: u32) {
         let is_new = self.registry.is_unused(number);
-        self.add_user(participant, number);
+        self.add_user(member, number);
         if is_new {
             // Other nodes may wait for it: messages are retained for them from the first one on.
             self.topic_changed(number);
             self.run_replication();
         }
-        let ready = self.send_pools(participant, number).and_then(|()| match is_new {
+        let ready = self.send_pools(member, number).and_then(|()| match is_new {
             true => self.preallocate(number),
             false => Ok(()),
         });
         match ready.and_then(|()| self.registry.segment(number)) {
-            Ok(segment) => {
-                self.notify(participant, &Notice::Topic { request, number }, vec![segment])
-            }
+            Ok(segment) => self.notify(member, &Notice::Topic { request, number }, vec![segment]),
             Err(error) => {
-                self.refuse(participant, request, &error);
-                self.handle_close_topic(participant, number, 1);
+                self.refuse(member, request, &error);
+                self.handle_close_topic(member, number, 1);
             }
         }
     }
 
-    fn refuse(&mut self, participant: Participant, request: u64, error: &Error) {
-        let Some(client) = self.clients.get(&participant) else { return };
+    fn refuse(&mut self, member: Participant, request: u64, error: &Error) {
+        let Some(client) = self.clients.get(&member) else { return };
         let reason = self.refusals.refusal(&client.connection, error);
-        self.notify(participant, &Notice::Refused { request, reason }, Vec::new());
+        self.notify(member, &Notice::Refused { request, reason }, Vec::new());
     }
 
     /// Adds memory for a topic that gets its first user, so that the first message need not wait.

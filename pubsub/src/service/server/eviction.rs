@@ -66,20 +66,18 @@ impl TopicMonitor {
             return Vec::new();
         };
         let passed = self.seen.map_or(Duration::ZERO, |seen| now.saturating_duration_since(seen));
-        let held = |(subscription_id, position): &(SubscriptionId, u64)| {
-            let same = |it: &&(SubscriptionId, u64, Duration)| {
-                (it.0, it.1) == (*subscription_id, *position)
-            };
+        let held = |(holder, position): &(SubscriptionId, u64)| {
+            let same = |it: &&(SubscriptionId, u64, Duration)| (it.0, it.1) == (*holder, *position);
             let before = self.holders.iter().find(same);
             let held_for = before.map_or(Duration::ZERO, |(_, _, held_for)| *held_for + passed);
-            (*subscription_id, *position, held_for)
+            (*holder, *position, held_for)
         };
         self.holders = found.holders.iter().map(held).collect();
         self.seen = Some(now);
         let oldest = self.holders.iter().map(|(_, position, _)| *position).min();
         let holders = self.holders.iter().filter(|(_, position, _)| Some(*position) == oldest);
         let late = holders.filter(|(_, _, held_for)| *held_for >= found.deadline);
-        late.map(|(subscription_id, _, held_for)| (*subscription_id, *held_for)).collect()
+        late.map(|(holder, _, held_for)| (*holder, *held_for)).collect()
     }
 }
 
@@ -258,13 +256,13 @@ mod tests {
 
     #[test]
     fn subscriber_is_evicted_only_for_one_message_held_too_long() {
-        let [subscription_id] = subscriptions();
+        let [holder] = subscriptions();
         let (start, deadline) = (Instant::now(), Duration::from_secs(1));
         let which = (7, Direction::Local);
         let mut eviction_monitor = EvictionMonitor::default();
         eviction_monitor.begin(start, which);
         let mut update = |tenths, found: Option<u64>| {
-            let found = found.map(|position| waiting(&[(subscription_id, position)], deadline));
+            let found = found.map(|position| waiting(&[(holder, position)], deadline));
             eviction_monitor.update(start + deadline / 10 * tenths, which, found.as_ref())
         };
         assert_eq!(update(0, Some(7)), []);
@@ -275,7 +273,7 @@ mod tests {
         // Without a waiting publisher it may hold it.
         assert_eq!(update(20, None), []);
         assert_eq!(update(30, Some(8)), []);
-        assert_eq!(update(31, Some(8)), [(subscription_id, deadline)]);
+        assert_eq!(update(31, Some(8)), [(holder, deadline)]);
     }
 
     #[test]
@@ -299,11 +297,11 @@ mod tests {
 
     #[test]
     fn topic_without_waiting_publishers_is_not_monitored() {
-        let [subscription_id] = subscriptions();
+        let [holder] = subscriptions();
         let (start, deadline) = (Instant::now(), Duration::from_secs(1));
         let which = (7, Direction::Local);
         let mut eviction_monitor = EvictionMonitor::default();
-        let found = waiting(&[(subscription_id, 3)], deadline);
+        let found = waiting(&[(holder, 3)], deadline);
         eviction_monitor.begin(start, which);
         assert!(eviction_monitor.has_any());
         // No publisher waited at the first check, but one may be reported soon.
@@ -311,10 +309,7 @@ mod tests {
         let again = start + MONITOR_LINGER / 2;
         assert_eq!(eviction_monitor.update(again, which, Some(&found)), []);
         let late = again + MONITOR_LINGER;
-        assert_eq!(
-            eviction_monitor.update(late, which, Some(&found)),
-            [(subscription_id, MONITOR_LINGER)]
-        );
+        assert_eq!(eviction_monitor.update(late, which, Some(&found)), [(holder, MONITOR_LINGER)]);
         // A blocked topic stays monitored, without further reports.
         for seconds in 1..100 {
             let now = late + Duration::from_secs(seconds);

@@ -13,16 +13,9 @@ use ipc::Participant;
 use super::Service;
 use crate::error::{ErrorKind, Result};
 use crate::pool::{Piece, PoolId};
+use crate::service::process::is_stopped;
 use crate::service::protocol::Notice;
 use crate::service::registry::{PendingPiece, pools_of};
-
-/// Whether a process is stopped, by a signal or a debugger.
-fn is_stopped(process: u32) -> bool {
-    let Ok(stat) = std::fs::read_to_string(format!("/proc/{process}/stat")) else { return false };
-    // The state follows the name, which may contain parentheses.
-    let state = stat.rsplit(')').next().and_then(|rest| rest.trim_start().chars().next());
-    matches!(state, Some('T' | 't'))
-}
 
 impl Service {
     /// Grows a pool, if its limit allows it.
@@ -54,10 +47,8 @@ impl Service {
             .map(|(participant, _)| *participant)
             .collect();
         // A process that returned the piece has it already.
-        let awaiting = users
-            .into_iter()
-            .filter(|participant| self.send_pieces_or_log(*participant, id, ticket))
-            .collect();
+        let awaiting =
+            users.into_iter().filter(|it| self.send_pieces_or_log(*it, id, ticket)).collect();
         if let Some(pool_entry) = self.registry.pools.get_mut(&id) {
             let since = Instant::now();
             pool_entry.pending_piece = Some(PendingPiece { number, ticket, awaiting, since });
@@ -153,9 +144,7 @@ impl Service {
         let Some(pool_entry) = self.registry.pools.get(&id) else { return };
         let Some(pending_piece) = &pool_entry.pending_piece else { return };
         let is_over = pending_piece.is_overdue(Instant::now());
-        let runs = |participant| {
-            self.clients.get(participant).is_some_and(|client| !is_stopped(client.process))
-        };
+        let runs = |it| self.clients.get(it).is_some_and(|client| !is_stopped(client.process));
         if !is_over && pending_piece.awaiting.iter().any(runs) {
             return;
         }

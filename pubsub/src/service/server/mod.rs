@@ -130,7 +130,7 @@ struct ServedNode {
 
 impl ServedNode {
     /// Descriptors for a new member: the node segment, and this service's pidfd.
-    fn welcome_descriptors(&self) -> std::io::Result<Vec<OwnedFd>> {
+    fn descriptors(&self) -> std::io::Result<Vec<OwnedFd>> {
         Ok(vec![
             self.node_segment.as_fd().try_clone_to_owned()?,
             self.pidfd.as_fd().try_clone_to_owned()?,
@@ -268,7 +268,7 @@ impl Service {
             .clients
             .iter()
             .filter(|(_, client)| client.connection.is_broken())
-            .map(|(participant, _)| *participant)
+            .map(|(it, _)| *it)
             .collect();
         for participant in broken {
             self.handle_disconnect(participant);
@@ -339,15 +339,9 @@ impl Service {
         let pending_clients = is_ready.by_ref().take(self.pending_clients.len()).collect();
         let readable: Vec<_> = is_ready.by_ref().take(self.clients.len()).collect();
         let clients = self.clients.keys().zip(readable);
-        let clients = clients
-            .filter(|(_, readable)| *readable)
-            .map(|(participant, _)| *participant)
-            .collect();
+        let clients = clients.filter(|(_, readable)| *readable).map(|(it, _)| *it).collect();
         let dead = pidfds.iter().zip(is_ready.by_ref());
-        let dead = dead
-            .filter(|(_, is_over)| *is_over)
-            .map(|((participant, _), _)| **participant)
-            .collect();
+        let dead = dead.filter(|(_, is_over)| *is_over).map(|((it, _), _)| **it).collect();
         Some(Ready { bell, listener, pending_clients, clients, dead })
     }
 
@@ -378,8 +372,7 @@ impl Service {
 
     fn receive(&mut self, channel: Channel) {
         let own = ipc::Credentials::of_this_process().user;
-        let is_admitted =
-            channel.credentials().is_ok_and(|peer| peer.user == own || peer.user == 0);
+        let is_admitted = channel.credentials().is_ok_and(|it| it.user == own || it.user == 0);
         let mut connection = Connection::new(channel);
         if !is_admitted {
             self.refusals.reject(&mut connection, ErrorKind::Denied, "this user is not admitted");
@@ -453,9 +446,7 @@ impl Service {
         if self.replication.has_workers() {
             // An abandoned worker may still act as a participant of this service, which therefore
             // remains until the process ends.
-            tracing::warn!(
-                "a worker still runs: the next service reclaims after this one when the process has ended"
-            );
+            tracing::warn!("a worker still runs: a later service reclaims after this process");
         } else if let Some(served_node) = &self.served_node {
             match self.registry.reclaim(&served_node.caller(), served_node.me) {
                 Ok(()) => drop(served_node.roster.free_slot(served_node.me)),

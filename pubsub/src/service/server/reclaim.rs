@@ -118,15 +118,11 @@ impl Service {
     /// sent their pidfds. They own nothing, since they never became members.
     pub(super) fn remove_unknown_members(&self) {
         let Some(served_node) = &self.served_node else { return };
-        for participant in served_node.roster.living_participants() {
-            let is_known =
-                self.pidfds.contains_key(&participant) || self.clients.contains_key(&participant);
-            if !is_known
-                && !participant.is_role()
-                && !served_node.node_segment.is_member(participant)
-            {
-                tracing::debug!(%participant, "an unused participant number was freed");
-                served_node.roster.free_slot(participant);
+        for found in served_node.roster.living_participants() {
+            let is_known = self.pidfds.contains_key(&found) || self.clients.contains_key(&found);
+            if !is_known && !found.is_role() && !served_node.node_segment.is_member(found) {
+                tracing::debug!(participant = %found, "an unused participant number was freed");
+                served_node.roster.free_slot(found);
             }
         }
     }
@@ -139,9 +135,8 @@ impl Service {
         };
         match self.registry.owners(&served_node.caller()) {
             Ok(owners) => {
-                let dead = |participant: &Participant| {
-                    !participant.is_role() && served_node.roster.is_dead(Some(*participant))
-                };
+                let dead =
+                    |it: &Participant| !it.is_role() && served_node.roster.is_dead(Some(*it));
                 self.unreclaimed.extend(owners.into_iter().filter(dead));
                 self.must_rescan_owners = false;
             }

@@ -164,8 +164,7 @@ impl Service {
             self.grow(pool, bytes);
         }
         if self.replication.replicator.is_some() {
-            let topics =
-                std::mem::take(&mut self.replicator_needs_topics).then(|| self.local_topics());
+            let topics = std::mem::take(&mut self.replicator_needs_topics).then(|| self.topics());
             let changed_topics = std::mem::take(&mut self.changed_topics);
             let Some(replication) = &mut self.replication.replicator else { return };
             replication.topics_changed(&changed_topics);
@@ -326,7 +325,7 @@ impl Service {
         }
     }
 
-    fn local_topics(&self) -> BTreeMap<String, LocalTopic> {
+    fn topics(&self) -> BTreeMap<String, LocalTopic> {
         let topics = self.registry.topics.iter().filter_map(|(number, entry)| {
             let (topic, [local, inbound]) = self.registry.topic_and_pools(*number)?;
             let local_topic = LocalTopic {

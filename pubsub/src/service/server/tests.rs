@@ -404,7 +404,7 @@ fn stopped_client_does_not_keep_a_pool_from_growing() {
 #[test]
 fn held_lock_does_not_block_the_service() {
     let test_dir = TestDir::new();
-    let (mut service, member, participant) = test_dir.joined();
+    let (mut service, member, id) = test_dir.joined();
     let settings = SharedSettings::of(&crate::TopicSettings::default()).unwrap();
     member.send_request(
         &Request::Open { request: 1, name: "it".into(), settings: Some(settings) },
@@ -418,9 +418,7 @@ fn held_lock_does_not_block_the_service() {
     let start = Instant::now();
     run_several(&mut service);
     assert!(start.elapsed() < Caller::DEFAULT_TIMEOUT, "it waited for {:?}", start.elapsed());
-    assert!(
-        service.unreclaimed.contains(&participant) && !member.receive_all().contains(&Notice::Left)
-    );
+    assert!(service.unreclaimed.contains(&id) && !member.receive_all().contains(&Notice::Left));
     is_held_by(&pool, None);
     run_several(&mut service);
     assert!(member.receive_all().contains(&Notice::Left));

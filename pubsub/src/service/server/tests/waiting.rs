@@ -26,12 +26,12 @@ struct Full {
 }
 
 impl Full {
-    fn new(topic: &Topic, local: &PoolControl<MappedWords>, participant: Participant) -> Self {
-        let caller = Caller::new(participant, &AlwaysAlive);
+    fn new(topic: &Topic, local: &PoolControl<MappedWords>, id: Participant) -> Self {
+        let caller = Caller::new(id, &AlwaysAlive);
         let mut holder = topic.local().subscribe(&caller).unwrap();
-        let publisher = topic.claim(participant).unwrap();
+        let publisher = topic.claim(id).unwrap();
         for sequence in 1.. {
-            let owner = ipc::Owner::participant(participant);
+            let owner = ipc::Owner::participant(id);
             let (block, place) = local.allocate(&caller, owner, 8).unwrap();
             let entry = Entry {
                 block,
@@ -73,8 +73,8 @@ fn only_topics_with_waiting_publishers_are_monitored() {
     let member = test_dir.member();
     member.send_hello();
     run_several(&mut service);
-    let participant = member.welcome().unwrap();
-    served_node(&service).node_segment.mark_member(participant);
+    let id = member.welcome().unwrap();
+    served_node(&service).node_segment.mark_member(id);
     for number in 0..50 {
         let (name, settings) = (format!("idle {number}"), Some(settings()));
         member.send_request(&Request::Open { request: number, name, settings }, &[]);
@@ -88,8 +88,7 @@ fn only_topics_with_waiting_publishers_are_monitored() {
     let local = Arc::clone(&service.registry.pools[&LOCAL].pool);
     run_several(&mut service);
     // All topics are full, without a waiting publisher.
-    let full: Vec<_> =
-        topics.iter().map(|topic| Full::new(topic, local.control(), participant)).collect();
+    let full: Vec<_> = topics.iter().map(|topic| Full::new(topic, local.control(), id)).collect();
     for topic in &topics {
         member.send_request(&Request::ParticipantsChanged { number: topic.number() }, &[]);
     }
@@ -116,21 +115,21 @@ fn only_topics_with_waiting_publishers_are_monitored() {
 fn blocking_subscriber_is_evicted_after_a_takeover() {
     let test_dir = TestDir::new();
     let (mut service, node_segment, _held) = test_dir.successor();
-    let participant = node_segment.roster().admit(pidfd()).unwrap();
-    node_segment.mark_member(participant);
+    let id = node_segment.roster().admit(pidfd()).unwrap();
+    node_segment.mark_member(id);
     let pool = |direction| {
         let pool = Pool::create(PoolId { direction, ..LOCAL }, 1 << 20, 64).unwrap();
         pool.adopt_piece(0, pool.make_piece(1 << 16).unwrap()).unwrap();
-        pool.admit_piece(&Caller::new(participant, &AlwaysAlive), 0).unwrap();
+        pool.admit_piece(&Caller::new(id, &AlwaysAlive), 0).unwrap();
         pool
     };
     let (local, inbound) = (pool(Direction::Local), pool(Direction::Inbound));
     let topic = Topic::create(4, "returned", &settings()).unwrap();
-    let full = Full::new(&topic, local.control(), participant);
+    let full = Full::new(&topic, local.control(), id);
     topic.publisher(full.publisher).backpressure().begin();
     // The wait was reported to the last service only.
     let member = test_dir.member();
-    member.rejoin(participant, &node_segment);
+    member.rejoin(id, &node_segment);
     member.return_objects(&[&local, &inbound], &topic);
     member.send_request(&Request::RejoinDone, &[]);
     until("the eviction", &mut service, || full.is_evicted(&topic));
