@@ -148,8 +148,8 @@ fn node_that_no_other_node_connects_to() {
 #[test]
 fn more_than_the_budget() {
     let test_node = TestNode::new();
-    let why = "fabricast: open a topic (t) failed: over budget: 20 messages waiting or on loan × 1073741824 bytes = \
-               21474836480 bytes, where topics reserve 0 of a budget of 67108864 bytes already. Reserve less (--largest, \
+    let why = "fabricast: open a topic (t) failed: over budget: 20 messages for queue and loans × 1073741824 bytes = \
+               21474836480 bytes; topics already reserve 0 of a budget of 67108864 bytes. Reserve less (--largest, \
                --depth, --loans), or serve the node with a larger budget (--budget-host, --budget-device)\n";
     test_node.says(&["pub", "t", "--largest", "1G", "--budget-host", "64M"], 7, why);
 }

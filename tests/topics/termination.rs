@@ -115,10 +115,8 @@ fn a_process_leaves_a_stopped_service_soon_and_says_why_it_was_not_answered() {
     sub.signal(Signal::SIGINT);
     sub.succeed();
     assert!(begin.elapsed() < Duration::from_secs(3), "it took {:?}", begin.elapsed());
-    let why = format!(
-        "left the node without an answer of its service: process {}, which serves it, is stopped",
-        node.id()
-    );
+    let why =
+        format!("left the node without an answer of its service: process {} is stopped", node.id());
     assert!(sub.error().contains(&why), "{}", sub.error());
     node.signal(Signal::SIGCONT);
     test_node.wait_until("that it is gone", |report| topic(report, "t").is_none());

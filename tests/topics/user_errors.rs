@@ -211,7 +211,7 @@ fn directories_of_others_are_not_used() {
         &["paths", "--topics"],
         &["clean"],
     ] {
-        let why = "others may write in it (mode 777): chmod go-w it";
+        let why = "it is writable for other users (mode 777). chmod go-w it";
         fails_with(&test_node, &[command, &["--directory", &open]].concat(), 9, why);
     }
     assert_eq!(std::fs::read_dir(&open).unwrap().count(), 0);
