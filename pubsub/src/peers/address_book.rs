@@ -210,7 +210,7 @@ impl AddressBook {
         for (address, entry) in &mut self.entries {
             if entry.unanswered_at().is_some_and(|at| at <= now) {
                 let why = match is_connected(address) {
-                    true => "it is connected, and has not introduced itself yet",
+                    true => "connected, handshake not complete",
                     false => "no answer yet",
                 };
                 entry.log(address, why, (log, now));

@@ -10,7 +10,7 @@ use fabric::ring::{
     RingGeometry, WriterState,
 };
 
-use super::Now;
+use super::ClockReading;
 use crate::error::{Error, ErrorKind, Result};
 use crate::replication::inbound::{Chunk, InboundTransport};
 use crate::replication::message_header::RingMessageKind;
@@ -277,8 +277,8 @@ impl SimTransport {
         has_moved
     }
 
-    pub(super) fn clock(&self) -> Now {
-        Now { monotonic: self.now, realtime: self.now + 1_000_000 }
+    pub(super) fn clock(&self) -> ClockReading {
+        ClockReading { monotonic: self.now, realtime: self.now + 1_000_000 }
     }
 }
 

@@ -249,7 +249,7 @@ impl Replicator {
         for worker in self.workers.iter().flat_map(Workers::all) {
             for count in 0..=EVENTS_PER_WORKER {
                 match worker.try_report() {
-                    Ok(Some(event)) => reports.push(event),
+                    Ok(Some(event)) => events.push(event),
                     Ok(None) => break,
                     Err(_) => {
                         has_ended = true;

@@ -17,7 +17,7 @@ use super::topic_table::{InboundTopic, OutboundTopic, TopicSlab, TopicSlot, Work
 use super::{Command, NodeId, WorkerEvent, WorkerOptions};
 use crate::replication::inbound::InboundFailure;
 use crate::replication::transport::Transport;
-use crate::replication::{Now, Progress, Side};
+use crate::replication::{ClockReading, Progress, Side};
 
 /// Outcomes of the endpoint between two looks at everything else.
 const TURNS_PER_ROUND: usize = 64;
@@ -76,7 +76,7 @@ pub(super) struct WorkerLoop {
     pub(super) unacknowledged: Vec<usize>,
     announced: Vec<Announcement>,
     start: Instant,
-    pub(super) now: Now,
+    pub(super) now: ClockReading,
     next_housekeeping: u64,
     next_answer_check: u64,
     pub(super) next_stall_check: u64,
@@ -125,7 +125,7 @@ impl WorkerLoop {
             unacknowledged: Vec::new(),
             announced: Vec::new(),
             start: Instant::now(),
-            now: Now { monotonic: 0, realtime: 0 },
+            now: ClockReading { monotonic: 0, realtime: 0 },
             next_housekeeping: 0,
             next_answer_check: 0,
             next_stall_check: 0,
@@ -147,7 +147,7 @@ impl WorkerLoop {
     pub(super) fn update_clock(&mut self) {
         let realtime = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         self.now =
-            Now { monotonic: nanoseconds(self.start.elapsed()), realtime: nanoseconds(realtime) };
+            ClockReading { monotonic: nanoseconds(self.start.elapsed()), realtime: nanoseconds(realtime) };
     }
 
     pub(super) fn run(&mut self) {

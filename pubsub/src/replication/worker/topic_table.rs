@@ -10,7 +10,7 @@ use super::{NodeId, TopicKey};
 use crate::replication::inbound::{Inbound, InboundFailure};
 use crate::replication::outbound::Outbound;
 use crate::replication::transport::{CopyHandle, ReceivedChunk, RingInput, Transport};
-use crate::replication::{Now, PayloadLocation, Progress, Sink, Source, TopicParameters};
+use crate::replication::{ClockReading, PayloadLocation, Progress, Sink, Source, TopicParameters};
 
 /// A topic of a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -100,7 +100,7 @@ pub(super) struct InboundTopic {
 impl InboundTopic {
     pub(super) fn advance(
         &mut self,
-        now: Now,
+        now: ClockReading,
         transport: &mut Transport,
     ) -> Result<Progress, InboundFailure> {
         let mut reading = RingInput {
