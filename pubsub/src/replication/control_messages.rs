@@ -25,9 +25,9 @@ pub(super) enum ControlMessage {
     /// Last sequences published before anything was retained for the receiver.
     StartSequences { topic: String, start_sequences: StartSequences },
     /// Publishers of a topic that died.
-    Publishers of a topic that died.
-    /// What was published of a topic, when nothing of it was on its way any more.
-    Last sequences published, sent when none of the topic's messages is in flight.
+    PublisherLost { topic: String, publishers: Vec<u64> },
+    /// Last sequences published, sent when none of the topic's messages is in flight.
+    LastSequences { topic: String, last: LastSequences },
 }
 
 impl ControlMessage {
@@ -84,8 +84,7 @@ mod tests {
     use super::*;
     use crate::peers::VERSION;
     use crate::replication::{
-        MAX_LANES, MAX_PAYLOAD_LENGTH, MAX_REASON_LENGTH, TopicParameters,
-        fit_addresses,
+        MAX_LANES, MAX_PAYLOAD_LENGTH, MAX_REASON_LENGTH, TopicParameters, fit_addresses,
     };
     use crate::settings::TopicSettings;
     use crate::text::shortened;
@@ -136,7 +135,13 @@ mod tests {
             lanes: vec![lane],
         };
         let (from, lane_addresses) = (vec![1; 16], Vec::new());
-        connection_message(ConnectionMessage::Offer { connection: 7, ring, position: 3, from, lane_addresses })
+        connection_message(ConnectionMessage::Offer {
+            connection: 7,
+            ring,
+            position: 3,
+            from,
+            lane_addresses,
+        })
     }
 
     /// The longest possible offer: all lanes, with separate headers.
@@ -154,7 +159,13 @@ mod tests {
                 usize::from(MAX_LANES)
             ];
         let (from, lane_addresses) = (vec![1; 512], vec![vec![1; 512]; usize::from(MAX_LANES) - 1]);
-        connection_message(ConnectionMessage::Offer { connection: 7, ring, position: 3, from, lane_addresses })
+        connection_message(ConnectionMessage::Offer {
+            connection: 7,
+            ring,
+            position: 3,
+            from,
+            lane_addresses,
+        })
     }
 
     fn answer() -> ControlMessage {

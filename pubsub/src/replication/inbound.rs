@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 
 use fabric::ring::ChunkHeader;
 
-use super::{FinishOutcome, ClockReading, Progress, Sink, StageDurations};
+use super::{ClockReading, FinishOutcome, Progress, Sink, StageDurations};
 use crate::error::{Error, ErrorKind, Result};
 use crate::replication::message_header::{
     MAX_PREFIX_LENGTH, MessageHeader, RingMessageKind, TRAILER_LENGTH,
@@ -117,7 +117,7 @@ pub(crate) struct Inbound<C, P, T> {
     /// The first position that is not published.
     expected: u64,
     /// The first position that has not begun.
-    The first position that has not begun.
+    next: u64,
     /// The last position received by this ring.
     last: Option<u64>,
     largest: u64,
@@ -307,7 +307,11 @@ impl<I: InboundTransport, S: Sink<I::PayloadLocation> + ?Sized> InboundTurn<'_, 
                         if self.now.monotonic - *since > self.topic.timeout {
                             let detail = "a device or copy thread did not copy a message in within the timeout";
                             let kind = ErrorKind::DeadlineExceeded;
-                            return Err(InboundFailure::Topic(Error::new("copy a message in", kind, detail)));
+                            return Err(InboundFailure::Topic(Error::new(
+                                "copy a message in",
+                                kind,
+                                detail,
+                            )));
                         }
                         return Ok(());
                     }

@@ -15,8 +15,8 @@ pub enum PayloadLocation {
     Device(Slice),
 }
 
-The memory range.
-    /// The range.
+impl PayloadLocation {
+    /// The memory range.
     pub fn slice(&self) -> &Slice {
         match self {
             Self::Host(slice) | Self::Device(slice) => slice,

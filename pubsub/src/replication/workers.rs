@@ -215,8 +215,8 @@ impl Replicator {
         self.draining_workers.retain(|draining_worker| !draining_worker.is_finished());
         match draining_worker {
             Ok(draining_worker) => self.draining_workers.push(draining_worker),
-            // They ended here, then.
-            The workers ended here.
+            // The workers ended here.
+            Err(error) => tracing::debug!(%error, "no thread to drain workers"),
         }
     }
 
@@ -278,7 +278,10 @@ impl Replicator {
             WorkerEvent::ControlMessage { key, node, terms: message } => {
                 let Some(replicated) = self.replicated_topics.get(&number(key)) else { return };
                 let topic = replicated.facts.topic.name().to_owned();
-                self.send_control_message(node, &ControlMessage::ConnectionMessage { topic, message });
+                self.send_control_message(
+                    node,
+                    &ControlMessage::ConnectionMessage { topic, message },
+                );
             }
             WorkerEvent::Connected { key, node, side } => {
                 tracing::debug!(?key, %node, ?side, "connection of a topic established");
@@ -303,9 +306,15 @@ impl Replicator {
                 tracing::error!(%error, ?key, %node, label, ?side, "replication of a topic with a node failed");
                 // A failure of a disconnected node is not recorded: only its return would clear it.
                 let is_connected = self.nodes.contains_key(&node);
-                if let Some(replicated) = self.replicated_topics.get(&number).filter(|_| is_connected) {
+                if let Some(replicated) =
+                    self.replicated_topics.get(&number).filter(|_| is_connected)
+                {
                     let topic = replicated.facts.topic.name();
-                    self.incompatible_topics.record_failure(topic, (node, side), &error.to_string());
+                    self.incompatible_topics.record_failure(
+                        topic,
+                        (node, side),
+                        &error.to_string(),
+                    );
                 }
                 match side {
                     Side::Reader => self.stop_receiving(number, node),

@@ -16,7 +16,7 @@ use std::ops::Range;
 
 use fabric::ring::{Message, Pushed};
 
-use super::{NodeId, ClockReading, Progress, Source};
+use super::{ClockReading, NodeId, Progress, Source};
 use crate::error::{Error, ErrorKind, Result};
 use crate::replication::message_header::{MessageHeader, RingMessageKind};
 use crate::replication::outbound::staging::{CopyState, PieceDemand, StagingArea};
@@ -261,8 +261,8 @@ pub(crate) struct Outbound<W: OutboundTransport> {
     dropped: usize,
     /// Since when no entry can be added though a destination wants one.
     full_since: Option<u64>,
-    /// Pieces of all entries so far.
-    Number of pieces of all entries so far.
+    /// Number of pieces of all entries so far.
+    next_piece: u64,
     staging: StagingArea<W::CopyHandle>,
     destinations: Vec<Destination<W::Ring>>,
     retiring: Vec<RetiringRing<W::Ring>>,
@@ -524,7 +524,11 @@ impl<W: OutboundTransport> Outbound<W> {
             if !wire.is_copied(copy_handle)? {
                 if now.monotonic - since > self.options.timeout {
                     let detail = "the device did not copy a message out within the timeout";
-                    return Err(Error::new("copy a message out", ErrorKind::DeadlineExceeded, detail));
+                    return Err(Error::new(
+                        "copy a message out",
+                        ErrorKind::DeadlineExceeded,
+                        detail,
+                    ));
                 }
                 break;
             }

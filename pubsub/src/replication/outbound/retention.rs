@@ -191,7 +191,9 @@ impl<W: OutboundTransport> Outbound<W> {
 
     /// Whether a destination, a provider or a device may still read an entry.
     fn is_in_use(&self, number: u64) -> bool {
-        self.destinations.iter().any(|destination| destination.in_flight_entries().contains(&number))
+        self.destinations
+            .iter()
+            .any(|destination| destination.in_flight_entries().contains(&number))
             || self.retiring.iter().any(|retiring| retiring.entries.contains(&number))
             || self.staging.is_copying(number)
     }
@@ -226,7 +228,8 @@ impl<W: OutboundTransport> Outbound<W> {
             destination.ring.is_some() && !destination.in_flight_entries().is_empty()
         };
         let lowest = self.destinations.iter().filter(|one| blocks(one));
-        let Some(lowest) = lowest.map(|destination| destination.in_flight_entries().start).min() else {
+        let Some(lowest) = lowest.map(|destination| destination.in_flight_entries().start).min()
+        else {
             return;
         };
         for index in 0..self.destinations.len() {

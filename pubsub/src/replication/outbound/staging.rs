@@ -89,7 +89,9 @@ impl<T> StagingArea<T> {
     /// Whether a device reads this entry.
     pub(in crate::replication) fn is_copying(&self, entry: u64) -> bool {
         let is_of_entry = |item: &StagedPiece<T>| item.entry == entry;
-        self.items.iter().any(|item| is_of_entry(item) && matches!(item.state, CopyState::Copying(..)))
+        self.items
+            .iter()
+            .any(|item| is_of_entry(item) && matches!(item.state, CopyState::Copying(..)))
     }
 
     pub(in crate::replication) fn items(&mut self) -> &mut [StagedPiece<T>] {

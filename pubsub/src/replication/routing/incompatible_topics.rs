@@ -58,8 +58,8 @@ pub(in crate::replication) struct IncompatibleTopics {
     provider_mismatch: BTreeMap<NodeId, ProviderMismatch>,
     /// Topics that could not be sent to a connected node, or received from it.
     failed: BTreeMap<NodeId, BTreeMap<String, TransferFailures>>,
-    /// Logged already, as long as the other node has anything to do with the topic.
-    Differences logged already, until the node loses interest in the topic.
+    /// Differences logged already, until the node loses interest in the topic.
+    logged: BTreeMap<Key, (SharedSettings, SharedSettings)>,
 }
 
 impl IncompatibleTopics {
@@ -333,7 +333,10 @@ mod tests {
         incompatible_topics: &mut IncompatibleTopics,
         local: LocalUse<'static>,
     ) -> Option<(Vec<String>, String, String)> {
-        assert!(incompatible_topics.find(|_| Some(local)).is_empty(), "the difference was not logged before");
+        assert!(
+            incompatible_topics.find(|_| Some(local)).is_empty(),
+            "the difference was not logged before"
+        );
         let fields = |row| match row {
             Row::IncompatibleTopic { differs, local, remote, .. } => (differs, local, remote),
             other => panic!("{other:?}"),

@@ -263,7 +263,8 @@ impl RoutingPlan {
         let (unsendable, suspended, remotes) = (&self.unsendable, &self.suspended, &self.nodes);
         let connected = |node: &NodeId| remotes.get(node).filter(|_| can_send);
         let wants = |node: &NodeId| {
-            let is_suspended = suspended.get(&(number, *node)).is_some_and(|backoff| !backoff.is_over(now));
+            let is_suspended =
+                suspended.get(&(number, *node)).is_some_and(|backoff| !backoff.is_over(now));
             if is_suspended || unsendable.contains(&(number, *node)) {
                 return false;
             }

@@ -37,7 +37,7 @@ impl fmt::Display for ProviderMismatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { local, remote } = self;
         write!(f, "no messages can be exchanged: its provider is {remote}, ")?;
-                write!(f, "the provider of this node is {local}; choose one for both")
+        write!(f, "the provider of this node is {local}; choose one for both")
     }
 }
 
@@ -124,7 +124,8 @@ mod tests {
         assert_eq!(ProviderMismatch::of(None, Some(&other)), None, "the local provider is unknown");
         assert!(ProviderMismatch::of(Some(&provider("net", 26)), Some(&other)).is_some());
         let text = ProviderMismatch::of(Some(&ours), Some(&other)).unwrap().to_string();
-        let words = "is net (protocol 25, addresses 2), the provider of this node is tcp (protocol 25, ";
+        let words =
+            "is net (protocol 25, addresses 2), the provider of this node is tcp (protocol 25, ";
         assert!(text.contains(words) && text.ends_with("choose one for both"), "{text}");
     }
 }

@@ -36,8 +36,8 @@ pub(in crate::replication) struct TopicReplication {
     /// The service does not have it any more.
     pub(in crate::replication) is_gone: bool,
     pub(in crate::replication) state: State,
-    /// How far its destinations are.
-    Positions that the destinations have acknowledged.
+    /// Positions that the destinations have acknowledged.
+    delivered: Arc<DeliveredPositions>,
     /// Last sequences reported to the destinations.
     pub(in crate::replication) reported: ReportedSequences,
     /// Backoff after a failure.
@@ -64,8 +64,8 @@ pub(in crate::replication) enum State {
 pub(in crate::replication) struct Replicating {
     /// No message is sent before it is open.
     gate: Arc<AtomicBool>,
-    /// As long as the source lives.
-    Alive as long as the source.
+    /// Alive as long as the source.
+    source: Weak<AtomicBool>,
     /// The destinations that the worker knows, and whether it has to connect to them.
     announced: BTreeMap<NodeId, bool>,
     /// Sequences published before anything was retained.
@@ -232,7 +232,11 @@ impl TopicReplication {
     }
 
     /// When the topic needs a pass at the latest, without any event.
-    pub(in crate::replication) fn deadline(&self, now: Instant, interval: Duration) -> Option<Instant> {
+    pub(in crate::replication) fn deadline(
+        &self,
+        now: Instant,
+        interval: Duration,
+    ) -> Option<Instant> {
         let backoff =
             self.backoff.filter(|backoff| !backoff.is_over(now)).map(|backoff| backoff.until());
         match &self.state {
@@ -535,10 +539,16 @@ impl Replicator {
                 replication.node_lost(*node);
             }
         }
-        let others: Vec<_> =
-            replication.announced.keys().filter(|node| !wanted.contains_key(node)).copied().collect();
+        let others: Vec<_> = replication
+            .announced
+            .keys()
+            .filter(|node| !wanted.contains_key(node))
+            .copied()
+            .collect();
         for node in others {
-            self.with_worker(number, |worker| worker.tell(Command::RemoveDestination(key(number), node)));
+            self.with_worker(number, |worker| {
+                worker.tell(Command::RemoveDestination(key(number), node))
+            });
             replication.announced.remove(&node);
         }
         // The worker knows all destinations of retained messages: it may begin.

@@ -97,7 +97,11 @@ impl ReconcileQueue {
     }
 
     /// When the next topic is due; `interval` from now if topics with events are pending.
-    pub(in crate::replication) fn deadline(&self, now: Instant, interval: Duration) -> Option<Instant> {
+    pub(in crate::replication) fn deadline(
+        &self,
+        now: Instant,
+        interval: Duration,
+    ) -> Option<Instant> {
         let due = self.due.first().map(|(time, _)| *time);
         due.into_iter().chain((!self.pending.is_empty()).then_some(now + interval)).min()
     }

@@ -40,10 +40,10 @@ pub(super) struct TopicSink {
     room_wait: Arc<RoomWait>,
     /// Time of the last report.
     last_reported: Option<Instant>,
-    /// Something was delivered: what another writer left is settled.
-    A message was delivered: arrivals left by another writer are repaired.
-    /// Gone with this.
-    Lives as long as this sink.
+    /// A message was delivered: arrivals left by another writer are repaired.
+    has_repaired_arrivals: bool,
+    /// Lives as long as this sink.
+    _alive: Arc<()>,
 }
 
 /// Whether a lock could not be taken: a living process holds it, or a dead holder is being

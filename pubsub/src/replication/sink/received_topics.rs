@@ -94,7 +94,8 @@ impl Replicator {
     /// A writer's connection is unknown, or not known any more.
     fn request_restart(&self, node: NodeId, topic: &str, connection: u64) {
         let reason = "the topic is not received now".to_owned();
-        let (topic, message) = (topic.to_owned(), ConnectionMessage::Restart { connection, reason });
+        let (topic, message) =
+            (topic.to_owned(), ConnectionMessage::Restart { connection, reason });
         self.send_control_message(node, &ControlMessage::ConnectionMessage { topic, message });
     }
 

@@ -54,8 +54,9 @@ pub(in crate::replication) struct IdlePublishers {
     reported_before: BTreeSet<(u64, u64)>,
 }
 
-Publishers that have become idle since the last call, if all their messages were delivered or given up.
-    /// given up.
+impl IdlePublishers {
+    /// Publishers that have become idle since the last call, if all their messages were delivered
+    /// or given up.
     pub(in crate::replication) fn poll(&mut self, topic: &Topic) -> PublisherSequences {
         let now = (topic.local().position(), topic.drops());
         let is_as_before = |before: &Snapshot| (before.position, before.drops) == now;
