@@ -224,7 +224,7 @@ fn a_provider_that_cannot_carry_messages_is_refused() {
         let (code, said) =
             test_node.run(&[&["node", "--provider", "carrier-pigeon"][..], told].concat());
         assert_eq!(code, Some(3), "{said}");
-        assert!(said.contains("no provider here is called \"carrier-pigeon\"; there "), "{said}");
+        assert!(said.contains("no provider is named \"carrier-pigeon\"; "), "{said}");
     }
     assert!(!test_node.node().exists(), "nobody joined anything");
 }

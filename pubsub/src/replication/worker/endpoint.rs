@@ -172,7 +172,7 @@ fn explain_no_provider(policy: &Policy, choice: &Choice, local_only: &BTreeSet<S
             return format!("{name} never leaves a machine, and does not connect nodes on one");
         }
         let known = match names.is_empty() {
-            true => "is no provider".to_owned(),
+            true => "there is no provider".to_owned(),
             false => {
                 format!("the providers are {}", names.into_iter().collect::<Vec<_>>().join(", "))
             }
