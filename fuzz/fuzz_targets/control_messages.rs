@@ -1,5 +1,5 @@
-//! What nodes tell each other in letters, and what stands before messages, comes from other
-//! machines: no bytes may make the decoders panic, and what they accept has one encoding only.
+//! Control messages and message headers come from other machines: no bytes may make the decoders
+//! panic, and what they accept has one encoding only.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

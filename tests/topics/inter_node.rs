@@ -473,7 +473,7 @@ fn sub_says_that_another_node_is_gone_and_back() {
         said += &format!("fabricast: {name} is gone: ");
         sub.wait_for(&said);
         // By then it may have been tried again.
-        said = with_reason(&sub, said, ["it left", "Connection refused (os error 111)"]);
+        said = with_reason(&sub, said, ["it closed the session", "Connection refused (os error 111)"]);
     }
     sub.signal(Signal::SIGINT);
     sub.succeed();

@@ -324,7 +324,7 @@ mod tests {
     #[ignore = "writes files"]
     fn fuzz_corpus_is_rewritten() {
         for (number, message) in good().into_iter().enumerate() {
-            std::fs::write(format!("{CORPUS}/letter-{number}"), message.encode()).unwrap();
+            std::fs::write(format!("{CORPUS}/message-{number}"), message.encode()).unwrap();
         }
     }
 }

@@ -385,7 +385,7 @@ impl Replicator {
     fn handle_peer_event(&mut self, now: Instant, event: PeerEvent) {
         tracing::trace!(?event, "from another node");
         match event {
-            PeerEvent::Connected { node, session, run, label, local_address } => {
+            PeerEvent::Connected { node, session, instance, label, local_address } => {
                 if self.may_log_node(now, node) {
                     tracing::info!(%node, label, "node connected");
                 }
@@ -398,7 +398,7 @@ impl Replicator {
                 self.nodes.insert(node, remote);
                 let is_connected = |node: &NodeId| self.nodes.contains_key(node);
                 self.seen_nodes.set_label(node, label, is_there);
-                if self.seen_nodes.returns(node, run, is_connected) {
+                if self.seen_nodes.returns(node, instance, is_connected) {
                     self.renew_connections(node);
                 }
                 self.plan.node_appeared(now, node);

@@ -44,13 +44,13 @@ impl SeenNodes {
     pub(in crate::replication) fn returns(
         &mut self,
         node: NodeId,
-        run: ServiceInstance,
+        instance: ServiceInstance,
         is_connected: impl Fn(&NodeId) -> bool,
     ) -> bool {
         if self.instances.len() >= MAX_LABELS {
             self.instances.retain(|node, _| is_connected(node));
         }
-        self.instances.insert(node, run) == Some(run)
+        self.instances.insert(node, instance) == Some(instance)
     }
 
     /// Whether one more log line about a connected or disconnected node is allowed.
