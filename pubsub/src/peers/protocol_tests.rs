@@ -98,9 +98,9 @@ fn too_long_frame_is_refused_by_its_length() {
     let body = protocol::encode(&Frame::Interests { number: 1, changes });
     assert!(protocol::decode(&body).is_err());
     for length in [0, MAX_HANDSHAKE_FRAME_LENGTH as u32 + 1, u32::MAX] {
-        let mut arrivals = ReceiveBuffer::default();
-        arrivals.add(&length.to_le_bytes());
-        assert!(arrivals.next(MAX_HANDSHAKE_FRAME_LENGTH).is_err());
+        let mut receive_buffer = ReceiveBuffer::default();
+        receive_buffer.add(&length.to_le_bytes());
+        assert!(receive_buffer.next(MAX_HANDSHAKE_FRAME_LENGTH).is_err());
     }
 }
 
@@ -121,8 +121,8 @@ proptest! {
             }
             let (some, more) = rest.split_at(rest.len().min(*cut));
             rest = more;
-            arrivals.add(some);
-            while let Some(body) = arrivals.next(64).unwrap() {
+            receive_buffer.add(some);
+            while let Some(body) = receive_buffer.next(64).unwrap() {
                 seen.push(body.to_vec());
             }
         }
@@ -282,7 +282,7 @@ fn deliver(
     loop {
         match to.next() {
             Ok(None) => return received,
-            Ok(Some(some)) => came.push(Ok(some)),
+            Ok(Some(some)) => received.push(Ok(some)),
             Err(reason) => {
                 received.push(Err(reason));
                 return received;

@@ -49,7 +49,7 @@ impl Resolver {
     }
 
     /// The next resolved name.
-    pub(super) fn next_answer(&self) -> Option<Resolution> {
+    pub(super) fn next_resolution(&self) -> Option<Resolution> {
         self.answers.1.try_recv().ok()
     }
 

@@ -317,25 +317,25 @@ impl Replicator {
             settings: *local.topic.settings(),
         });
         let interests: Vec<_> = interests.filter(|it| it.publishes || it.subscribes).collect();
-        let present: BTreeSet<_> = topics.values().map(|facts| facts.topic.number()).collect();
+        let present: BTreeSet<_> = topics.values().map(|local| local.topic.number()).collect();
         for (number, replicated) in &mut self.replicated_topics {
             if !present.contains(number) && !std::mem::replace(&mut replicated.is_gone, true) {
-                self.incompatible_topics.local_topic_changed(replicated.facts.topic.name());
+                self.incompatible_topics.local_topic_changed(replicated.local_topic.topic.name());
                 self.reconcile_queue.enqueue(*number);
             }
         }
-        for facts in topics.into_values() {
-            let number = facts.topic.number();
+        for local in topics.into_values() {
+            let number = local.topic.number();
             let is_as_before = |replicated: &TopicReplication| {
-                !replicated.is_gone && replicated.facts.is_same_as(&facts)
+                !replicated.is_gone && replicated.local_topic.is_same_as(&local)
             };
             if self.replicated_topics.get(&number).is_some_and(is_as_before) {
                 continue;
             }
-            self.incompatible_topics.local_topic_changed(facts.topic.name());
+            self.incompatible_topics.local_topic_changed(local.topic.name());
             match self.replicated_topics.get_mut(&number) {
-                Some(replicated) => (replicated.facts, replicated.is_gone) = (facts, false),
-                None => drop(self.replicated_topics.insert(number, TopicReplication::new(facts))),
+                Some(replicated) => (replicated.local_topic, replicated.is_gone) = (local, false),
+                None => drop(self.replicated_topics.insert(number, TopicReplication::new(local))),
             }
             self.reconcile_queue.enqueue(number);
         }
@@ -356,7 +356,7 @@ impl Replicator {
     /// Whether a subscriber of this node blocks messages of other nodes.
     pub(crate) fn has_waiters(&self, number: u32) -> bool {
         let Some(replicated) = self.replicated_topics.get(&number) else { return false };
-        let holds = replicated.facts.topic.refusal_window();
+        let holds = replicated.local_topic.topic.refusal_window();
         let mut of_topic = self.received.range(of_topic(number));
         of_topic.any(|(_, received)| received.room_wait.is_waiting(holds))
     }
@@ -397,7 +397,7 @@ impl Replicator {
                 };
                 self.nodes.insert(node, remote);
                 let is_connected = |node: &NodeId| self.nodes.contains_key(node);
-                self.seen_nodes.set_label(node, label, is_there);
+                self.seen_nodes.set_label(node, label, is_connected);
                 if self.seen_nodes.returns(node, instance, is_connected) {
                     self.renew_connections(node);
                 }
@@ -471,13 +471,13 @@ impl Replicator {
     }
 
     fn local_topic(&self, name: &str) -> Option<&LocalTopic> {
-        self.replicated_topics.get(self.names.get(name)?).map(|replicated| &replicated.facts)
+        self.replicated_topics.get(self.names.get(name)?).map(|replicated| &replicated.local_topic)
     }
 
     /// Checks compatibility after topics here or interests of other nodes may have changed.
     fn check_compatibility(&mut self) {
         let Self { replicated_topics, names, incompatible_topics, seen_nodes, .. } = self;
-        incompatible_topics.look(
+        incompatible_topics.check(
             |name| replicated_topics.get(names.get(name)?)?.local(),
             |node| seen_nodes.label(node),
         );

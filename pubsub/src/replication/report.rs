@@ -106,7 +106,7 @@ impl Replicator {
         let topics = self
             .replicated_topics
             .iter()
-            .map(|(number, replicated)| (*number, replicated.facts.topic.name()));
+            .map(|(number, replicated)| (*number, replicated.local_topic.topic.name()));
         rows.extend(self.seen_nodes.rows(topics));
         rows.extend(
             self.incompatible_topics.remote_only_topics(|name| self.names.contains_key(name)),
@@ -114,7 +114,7 @@ impl Replicator {
         let names: BTreeMap<TopicKey, &str> = self
             .replicated_topics
             .iter()
-            .map(|(number, replicated)| (super::key(*number), replicated.facts.topic.name()))
+            .map(|(number, replicated)| (super::key(*number), replicated.local_topic.topic.name()))
             .collect();
         let workers: Vec<_> = self.workers.iter().flat_map(Workers::all).collect();
         self.worker_counters.resize_with(workers.len(), PolledCounters::default);

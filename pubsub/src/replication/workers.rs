@@ -277,7 +277,7 @@ impl Replicator {
         match event {
             WorkerEvent::ControlMessage { key, node, terms: message } => {
                 let Some(replicated) = self.replicated_topics.get(&number(key)) else { return };
-                let topic = replicated.facts.topic.name().to_owned();
+                let topic = replicated.local_topic.topic.name().to_owned();
                 self.send_control_message(
                     node,
                     &ControlMessage::ConnectionMessage { topic, message },
@@ -287,7 +287,7 @@ impl Replicator {
                 tracing::debug!(?key, %node, ?side, "connection of a topic established");
                 if let Some(replicated) = self.replicated_topics.get(&number(key)) {
                     self.incompatible_topics
-                        .clear_failure(replicated.facts.topic.name(), (node, side));
+                        .clear_failure(replicated.local_topic.topic.name(), (node, side));
                 }
             }
             WorkerEvent::Disconnected { key, node, side, reason } => {
@@ -309,7 +309,7 @@ impl Replicator {
                 if let Some(replicated) =
                     self.replicated_topics.get(&number).filter(|_| is_connected)
                 {
-                    let topic = replicated.facts.topic.name();
+                    let topic = replicated.local_topic.topic.name();
                     self.incompatible_topics.record_failure(
                         topic,
                         (node, side),
@@ -351,7 +351,7 @@ impl Replicator {
     pub(crate) fn stall_timeout(&self, number: u32) -> Duration {
         let replicated = self.replicated_topics.get(&number);
         let release =
-            replicated.map(|replicated| replicated.facts.topic.settings().release_deadline());
+            replicated.map(|replicated| replicated.local_topic.topic.settings().release_deadline());
         2 * (self.options.lost_after + release.unwrap_or_default())
     }
 
@@ -373,8 +373,10 @@ impl Replicator {
         let stall_timeout = self.stall_timeout(number);
         if self.plan.suspend_if_stalled(now, (number, node), stall_timeout) {
             self.reconcile_queue.enqueue(number);
-            let topic =
-                self.replicated_topics.get(&number).map(|replicated| replicated.facts.topic.name());
+            let topic = self
+                .replicated_topics
+                .get(&number)
+                .map(|replicated| replicated.local_topic.topic.name());
             tracing::warn!(
                 topic, %node, label = self.seen_nodes.label(node), ?stall_timeout,
                 "a node blocked publishers for too long: it will miss messages"

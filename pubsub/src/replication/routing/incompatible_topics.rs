@@ -540,7 +540,7 @@ mod tests {
         );
         incompatible_topics.forget(NODE);
         assert_eq!(
-            (look(&mut incompatible_topics), incompatible_topics.rows(of).count()),
+            (check(&mut incompatible_topics), incompatible_topics.rows(of).count()),
             ((String::new(), 0), 1)
         );
         assert_eq!(incompatible_topics.logged.len(), 1);

@@ -32,7 +32,7 @@ const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duratio
 
 /// Replication of one local topic.
 pub(in crate::replication) struct TopicReplication {
-    pub(in crate::replication) facts: LocalTopic,
+    pub(in crate::replication) local_topic: LocalTopic,
     /// The service does not have it any more.
     pub(in crate::replication) is_gone: bool,
     pub(in crate::replication) state: State,
@@ -88,15 +88,15 @@ pub(in crate::replication) struct Stopping {
 impl TopicReplication {
     /// The local use of the topic, unless it was removed.
     pub(in crate::replication) fn local(&self) -> Option<LocalUse<'_>> {
-        let LocalTopic { topic, publishes, subscribes, .. } = &self.facts;
+        let LocalTopic { topic, publishes, subscribes, .. } = &self.local_topic;
         let (settings, publishes, subscribes) = (topic.settings(), *publishes, *subscribes);
         (!self.is_gone).then_some(LocalUse { settings, publishes, subscribes })
     }
 
     /// A topic that an earlier service may have replicated.
-    pub(in crate::replication) fn new(facts: LocalTopic) -> Self {
+    pub(in crate::replication) fn new(local_topic: LocalTopic) -> Self {
         Self {
-            facts,
+            local_topic,
             is_gone: false,
             state: State::Inherited,
             delivered: Arc::default(),
@@ -120,15 +120,15 @@ impl TopicReplication {
 
     /// Whether destinations still have messages to acknowledge.
     pub(in crate::replication) fn has_backlog(&self) -> bool {
-        !matches!(self.state, State::Idle) && has_backlog(&self.facts.topic)
+        !matches!(self.state, State::Idle) && has_backlog(&self.local_topic.topic)
     }
 
     /// Whether messages are retained for other nodes, or its source is still ending.
     pub(in crate::replication) fn holds(&self) -> bool {
         match &self.state {
             State::Idle => false,
-            State::Inherited => is_owed(&self.facts.topic),
-            State::Replicating(_) => has_backlog(&self.facts.topic),
+            State::Inherited => is_owed(&self.local_topic.topic),
+            State::Replicating(_) => has_backlog(&self.local_topic.topic),
             State::Stopping(_) => true,
         }
     }
@@ -160,7 +160,7 @@ impl TopicReplication {
 
     /// Records its destinations for the next service, before anything is retained for them.
     fn record_destinations(&mut self, wanted: &BTreeMap<NodeId, DestinationState>) {
-        let topic = &self.facts.topic;
+        let topic = &self.local_topic.topic;
         let recorded: Vec<_> = topic.destinations().into_iter().map(NodeId).collect();
         let mut new = wanted.keys().filter(|node| !recorded.contains(node));
         let is_recorded = new.all(|node| topic.add_destination(&node.0));
@@ -182,7 +182,7 @@ impl TopicReplication {
         wanted: &BTreeMap<NodeId, DestinationState>,
     ) -> Result<()> {
         self.drop_destinations_after_halt(service_context, seen_nodes)?;
-        let topic = &self.facts.topic;
+        let topic = &self.local_topic.topic;
         topic.finish_giving_up();
         let recorded = topic.destinations().into_iter().map(NodeId);
         let others: Vec<_> = recorded.filter(|node| !wanted.contains_key(node)).collect();
@@ -214,7 +214,7 @@ impl TopicReplication {
         service_context: &ServiceContext,
         seen_nodes: &mut SeenNodes,
     ) -> Result<()> {
-        let (topic, role) = (&self.facts.topic, service_context.role);
+        let (topic, role) = (&self.local_topic.topic, service_context.role);
         let is_halted = matches!(self.state, State::Inherited)
             && topic.local().subscriptions_of(role).next().is_some()
             && !topic
@@ -226,7 +226,7 @@ impl TopicReplication {
             for node in topic.destinations() {
                 give_up(topic, role, (NodeId(node), &mut *seen_nodes), 0);
             }
-            stop_retaining(topic, &self.facts.local, &service_context.caller(), role)?;
+            stop_retaining(topic, &self.local_topic.local, &service_context.caller(), role)?;
         }
         Ok(())
     }
@@ -243,7 +243,7 @@ impl TopicReplication {
             State::Stopping(_) => Some(now + interval),
             State::Idle | State::Inherited => backoff,
             // Retained messages of a topic without publishers.
-            State::Replicating(_) if !self.facts.publishes && self.has_backlog() => {
+            State::Replicating(_) if !self.local_topic.publishes && self.has_backlog() => {
                 Some(now + interval)
             }
             State::Replicating(_) => None,
@@ -341,9 +341,9 @@ impl Replicator {
         {
             self.reconciliations += 1;
         }
-        self.send_lost_publishers(&replicated.facts.topic);
+        self.send_lost_publishers(&replicated.local_topic.topic);
         if replicated.should_plan(now) {
-            let local = &replicated.facts;
+            let local = &replicated.local_topic;
             let routed = RoutedTopic {
                 number,
                 settings: *local.topic.settings(),
@@ -394,15 +394,15 @@ impl Replicator {
             State::Replicating(replication) if wanted.is_empty() => {
                 let source = Weak::clone(&replication.source);
                 replicated.state = State::Stopping(Stopping { source, resumes: false });
-                replicated.facts.topic.set_replicated(false);
+                replicated.local_topic.topic.set_replicated(false);
                 self.publish_listener.stop_listening(number);
                 self.with_worker(number, |worker| worker.tell(Command::StopOutbound(key(number))));
                 true
             }
             State::Replicating(replication) => {
                 let is_reliable =
-                    replicated.facts.topic.settings().reliability == Reliability::Reliable;
-                let topic = &replicated.facts.topic;
+                    replicated.local_topic.topic.settings().reliability == Reliability::Reliable;
+                let topic = &replicated.local_topic.topic;
                 self.update_destinations(topic, replication, wanted, is_reliable);
                 false
             }
@@ -422,11 +422,11 @@ impl Replicator {
 
     /// Nothing of the topic is to be retained, and its source has ended.
     fn finish_stopping(&mut self, replicated: &mut TopicReplication) -> bool {
-        let topic = &replicated.facts.topic;
+        let topic = &replicated.local_topic.topic;
         let service_context = &self.service_context;
         match stop_retaining(
             topic,
-            &replicated.facts.local,
+            &replicated.local_topic.local,
             &service_context.caller(),
             service_context.role,
         ) {
@@ -453,7 +453,7 @@ impl Replicator {
         if replicated.backoff.is_some_and(|backoff| !backoff.is_over(now)) {
             return false;
         }
-        let (topic, gate) = (&replicated.facts.topic, Arc::new(AtomicBool::new(false)));
+        let (topic, gate) = (&replicated.local_topic.topic, Arc::new(AtomicBool::new(false)));
         let settings = topic.settings();
         let is_reliable = settings.reliability == Reliability::Reliable;
         // Read before anything is retained: messages published in between are missed.
@@ -462,7 +462,7 @@ impl Replicator {
         let (source, made) = {
             let alive = Arc::new(AtomicBool::new(true));
             let source = Arc::downgrade(&alive);
-            let parts = (topic, &replicated.facts.local);
+            let parts = (topic, &replicated.local_topic.local);
             let service_context = &self.service_context;
             (source, TopicSource::new(service_context, parts, &replicated.delivered, &gate, alive))
         };

@@ -189,8 +189,9 @@ impl Replicator {
     /// Stops receiving topics without subscribers. Messages published until the next subscription
     /// are no gap for that subscriber: it gets a sink of its own.
     pub(in crate::replication) fn stop_receiving_unwanted(&mut self) {
-        let is_wanted =
-            |replicated: &TopicReplication| !replicated.is_gone && replicated.facts.subscribes;
+        let is_wanted = |replicated: &TopicReplication| {
+            !replicated.is_gone && replicated.local_topic.subscribes
+        };
         let wanted = |number: &u32| self.replicated_topics.get(number).is_some_and(is_wanted);
         self.announced_starts.retain(|(number, _), _| wanted(number));
         let all = self.received.iter().filter(|((number, _), _)| !wanted(number));
@@ -198,7 +199,7 @@ impl Replicator {
         for (number, node, connection) in all.collect::<Vec<_>>() {
             // A later subscription may come before the node learns that the interest ended.
             if let Some(replicated) = self.replicated_topics.get(&number) {
-                self.request_restart(node, replicated.facts.topic.name(), connection);
+                self.request_restart(node, replicated.local_topic.topic.name(), connection);
             }
             self.stop_receiving(number, node);
         }
@@ -211,7 +212,7 @@ impl Replicator {
         };
         self.with_worker(number, |worker| worker.tell(Command::StopInbound(key(number), node)));
         if let Some(replicated) = self.replicated_topics.get(&number) {
-            let topic = Arc::clone(&replicated.facts.topic);
+            let topic = Arc::clone(&replicated.local_topic.topic);
             let forget = forgets.then_some(origin);
             self.draining_sinks.push(DrainingSink { topic, worker_ended: false, forget, sink });
         }
@@ -221,7 +222,7 @@ impl Replicator {
     pub(in crate::replication) fn stop_receiving_all(&mut self) {
         for ((number, node), known) in std::mem::take(&mut self.received) {
             let Some(replicated) = self.replicated_topics.get(&number) else { continue };
-            let topic = Arc::clone(&replicated.facts.topic);
+            let topic = Arc::clone(&replicated.local_topic.topic);
             self.request_restart(node, topic.name(), known.connection);
             let sink = known.sink;
             self.draining_sinks.push(DrainingSink {

@@ -114,7 +114,7 @@ impl Replicator {
         replicated: &mut TopicReplication,
         changes: PublisherSequences,
     ) {
-        let topic = &replicated.facts.topic;
+        let topic = &replicated.local_topic.topic;
         let planned = self.plan.destinations(topic.number()).map(|(node, _)| node);
         let connected = planned.filter(|node| self.nodes.contains_key(node));
         for (node, publishers) in replicated.reported.updates(changes, connected) {

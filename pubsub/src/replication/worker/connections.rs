@@ -406,7 +406,7 @@ impl WorkerLoop {
             }
         }
         for index in 0..self.inbound_topics.len() {
-            let is_from = self
+            let is_of_node = self
                 .inbound_topics
                 .get(index)
                 .is_some_and(|t| t.origin == node && t.inbound_ring.is_some());
