@@ -121,7 +121,7 @@ pub fn all() -> Vec<Phase> {
         Phase::attack("provider-slow", PROVIDER),
         Phase {
             documented: DocumentedEffect::OnePause,
-            ..Phase::attack("provider-forged", Logged(&["connection with node stalled"]))
+            ..Phase::attack("provider-forged", Logged(&["connection with a node stalled"]))
         },
         Phase::attack("socket-garbage", KERNEL),
         Phase::attack("socket-silent", KERNEL),

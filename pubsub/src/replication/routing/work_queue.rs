@@ -1,7 +1,7 @@
 //! The topics to reconcile: a pass costs as much as has changed, not as much as exists.
 //!
 //! A topic is reconciled after an event, at its own deadline, and periodically. Each pass derives
-//! anew what to do: so work that no event announced is done in the end.
+//! its work anew: so work that no event announced is done eventually.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};

@@ -15,7 +15,7 @@ use crate::replication::{LocalTopic, Replicator, key};
 use crate::settings::SharedLocation;
 use crate::topic::{OriginId, Topic};
 
-/// Limit of draining sinks; above it no topic is received anew.
+/// Limit of draining sinks; above it no further topic is received.
 const MAX_DRAINING_SINKS: usize = 1024;
 
 /// A topic received from a node.
@@ -78,7 +78,7 @@ impl Replicator {
                 is_compatible && self.receive(node, local, (theirs.number, *connection))
             })
         {
-            // The writer must not wait in vain; it decides whether to ask again.
+            // Otherwise the writer would wait without an answer; it decides whether to ask again.
             return self.request_restart(node, topic, *connection);
         }
         if !is_compatible && matches!(message, ConnectionMessage::Offer { .. }) {
