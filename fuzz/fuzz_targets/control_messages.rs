@@ -3,8 +3,8 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use pubsub::replication::{MAX_PREFIX_LENGTH, MessageHeader};
 use pubsub::fuzzing::reencode_control_message;
+use pubsub::replication::{MAX_PREFIX_LENGTH, MessageHeader};
 
 fuzz_target!(|bytes: &[u8]| {
     if let Ok(again) = reencode_control_message(bytes) {

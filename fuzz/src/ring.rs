@@ -68,8 +68,7 @@ pub fn play(script: &[u8]) -> usize {
     let layout =
         [ChunkLayout::InlineHeader, ChunkLayout::SeparateHeader, ChunkLayout::TrailingFlag]
             [script.byte() as usize % 3];
-    let geometry =
-        RingGeometry::new(CAPACITY, RING).expect("a valid geometry").with_layout(layout);
+    let geometry = RingGeometry::new(CAPACITY, RING).expect("a valid geometry").with_layout(layout);
     let mut reader = ReaderState::new(geometry, EPOCH, CAPACITY / 4);
     let headers = vec![0; (geometry.max_chunks() * HEADER_LEN) as usize];
     let mut memory = Memory { ring: vec![0; CAPACITY as usize], headers };

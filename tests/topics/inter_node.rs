@@ -141,8 +141,7 @@ fn nodes_that_do_not_understand_each_other_say_so_to_all_who_wait() {
     for (node, other) in [(&mut one, "two"), (&mut two, "one")] {
         node.wait_for("provider mismatch");
         let said = node.error();
-        let line =
-            said.lines().find(|line| line.contains("provider mismatch")).unwrap();
+        let line = said.lines().find(|line| line.contains("provider mismatch")).unwrap();
         for words in
             ["WARN", "net (protocol", "tcp;ofi_rxm (protocol", &format!("label=\"{other}\"")]
         {
@@ -429,10 +428,7 @@ fn peers_that_are_not_reached_are_told_soon() {
     let mut node = test_node.start(&["node", "--insecure", "--peers", &peers]);
     let lines = [
         "cannot reach 127.0.0.1:9: Connection refused (os error 111); retrying".to_owned(),
-        format!(
-            "cannot reach {}: connected, handshake not complete; retrying",
-            silent.1
-        ),
+        format!("cannot reach {}: connected, handshake not complete; retrying", silent.1),
     ];
     for line in &lines {
         node.wait_for(line);
@@ -473,7 +469,8 @@ fn sub_says_that_another_node_is_gone_and_back() {
         said += &format!("fabricast: {name} is gone: ");
         sub.wait_for(&said);
         // By then it may have been tried again.
-        said = with_reason(&sub, said, ["it closed the session", "Connection refused (os error 111)"]);
+        said =
+            with_reason(&sub, said, ["it closed the session", "Connection refused (os error 111)"]);
     }
     sub.signal(Signal::SIGINT);
     sub.succeed();
