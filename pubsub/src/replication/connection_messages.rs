@@ -1,6 +1,6 @@
 //! Messages that two nodes exchange before the first byte of a topic, inside control messages.
 //!
-//! 1. the writer: [`ConnectRequest`](ConnectionMessage::ConnectRequest): it has messages for the reader
+//! 1. the writer: [`ConnectRequest`](ConnectionMessage::ConnectRequest): it has messages
 //! 2. the reader: [`Offer`](ConnectionMessage::Offer): a ring, and the first position that it lacks
 //! 3. the writer: [`Answer`](ConnectionMessage::Answer)
 //!
