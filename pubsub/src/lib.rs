@@ -12,7 +12,7 @@ mod event;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod fuzzing {
-    pub use crate::peers::fuzzing::{FuzzOutcome, fuzz_interests, hear, valid_handshake};
+    pub use crate::peers::fuzzing::{FuzzOutcome, fuzz_interests, fuzz_session, valid_handshake};
     pub use crate::replication::reencode_control_message;
     pub use crate::service::{ClientOutcome, run_clients};
 }

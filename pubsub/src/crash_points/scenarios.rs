@@ -83,7 +83,7 @@ pub(super) fn scenarios() -> Vec<(&'static str, Scenario)> {
                 let control = world.control(Direction::Inbound);
                 let caller = world.caller(world.victim);
                 let topic = world.topic();
-                topic.skip_in(&caller, (&ORIGIN, PASSED_OVER), &control).unwrap();
+                topic.skip_in(&caller, (&ORIGIN, SKIPPED), &control).unwrap();
                 let other = OriginId { topic: 2, ..ORIGIN };
                 topic.skip_in(&caller, (&other, 2), &control).unwrap();
                 topic.remove_origin(&other);
