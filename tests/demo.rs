@@ -124,7 +124,7 @@ fn all_messages_are_read_and_verified() {
         let topic = subscriber["topic"].as_str().unwrap();
         assert!(subscriber["messages"].as_u64() > Some(0), "{subscriber}");
         assert_eq!(subscriber["messages"], found["published"][topic], "{found}");
-        assert_eq!(subscriber["altered"], 0, "{subscriber}");
+        assert_eq!(subscriber["corrupted"], 0, "{subscriber}");
         let is_remote = subscriber["paths"][0] != "shared-memory";
         let stages = subscriber["stages"].as_array().unwrap().iter();
         let stages: Vec<_> = stages.map(|it| it["stage"].as_str().unwrap()).collect();

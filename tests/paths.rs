@@ -193,7 +193,7 @@ fn running_agent_is_explained_by_card_and_by_directory() {
         if gpu::Device::count(gpu::Implementation::Cuda).unwrap_or(0) == 0 {
             for choice in choices(peer, "host memory", "device memory of cudaMalloc") {
                 assert!(choice["taken"].is_null(), "{choice}");
-                assert_eq!(verdict(choice, "cuda-ipc"), ("refused", "stays"), "{choice}");
+                assert_eq!(verdict(choice, "cuda-ipc"), ("refused", "export-obstacle"), "{choice}");
                 let has_cause = |candidate: &Value| candidate["cause"] == "NoLegacyHandle";
                 assert!(choice["candidates"].as_array().unwrap().iter().any(has_cause), "{choice}");
             }
@@ -332,7 +332,10 @@ fn dead_agent_is_exit_code_6() {
     let (code, output) = fail(&["--explain", &copy.display().to_string(), "--timeout", "0.1"]);
     std::fs::remove_file(&copy).unwrap();
     assert_eq!(code, Some(6), "{output}");
-    assert!(output.contains("nothing can be passed") && output.contains("refused"), "{output}");
+    assert!(
+        output.contains("no descriptor can be passed") && output.contains("refused"),
+        "{output}"
+    );
     assert!(start.elapsed() < TIMEOUT);
     let empty = empty_directory();
     let nothing = empty.join("agent.card").display().to_string();

@@ -6,7 +6,7 @@ use crate::run::TestNode;
 
 #[test]
 fn report_on_a_node_that_does_not_run() {
-    let why = "fabricast: report on a node ({directory}/node) failed: not found: no service listens there. Start \
+    let why = "fabricast: report on a node ({directory}/node) failed: not found: no process serves the node. Start \
                \"fabricast node\", or a publisher or subscriber, or name the directory of a node that runs: --directory \
                (by default it depends on XDG_RUNTIME_DIR)\n";
     let test_node = TestNode::new();
@@ -27,7 +27,7 @@ fn directory_of_another_user() {
         (&["topics"], "report on a node"),
     ] {
         let why = format!(
-            "fabricast: {operation} ({{directory}}/open) failed: denied: others may write in it (mode 777): chmod go-w \
+            "fabricast: {operation} ({{directory}}/open) failed: denied: it is writable for other users (mode 777). chmod go-w \
              it. Choose a directory of this user: --directory\n"
         );
         test_node.fails(&[command, &["--directory", open]].concat(), 9, &why);
@@ -38,7 +38,7 @@ fn directory_of_another_user() {
 fn second_service_of_a_node() {
     let test_node = TestNode::new();
     let node = test_node.start(&["node"], None);
-    let why = "fabricast: serve a node ({directory}/node) failed: already served: process {process} does, and stays. \
+    let why = "fabricast: serve a node ({directory}/node) failed: already served: process {process} already serves the node. \
                Stop that process first, or give this node its own directory: --directory\n";
     let words = [("process", &*node.id())];
     test_node.fails_with(&["node", "--log", "error"], ("", &[], &words), 10, why);
@@ -149,8 +149,8 @@ fn absent_peers_are_the_cause_of_a_timeout() {
 #[test]
 fn more_than_the_budget() {
     let test_node = TestNode::new();
-    let why = "fabricast: open a topic (t) failed: over budget: 20 messages waiting or on loan × 1073741824 bytes = \
-               21474836480 bytes, where topics reserve 0 of a budget of 67108864 bytes already. Reserve less (--largest, \
+    let why = "fabricast: open a topic (t) failed: over budget: 20 messages for queue and loans × 1073741824 bytes = \
+               21474836480 bytes; topics already reserve 0 of a budget of 67108864 bytes. Reserve less (--largest, \
                --depth, --loans), or serve the node with a larger budget (--budget-host, --budget-device)\n";
     test_node.fails(&["pub", "t", "--largest", "1G", "--budget-host", "64M"], 7, why);
 }
@@ -212,8 +212,7 @@ fn port_in_use() {
     let flat = ended.output.split_whitespace().collect::<Vec<_>>().join(" ");
     let expected = format!(
         "no topics no topics are replicated with other nodes: listen for other nodes ({address}) failed: cannot listen \
-         there: Address already in use (os error 98). Choose another port, or end the process that listens there; it is \
-         tried again and again. Choose another address: --listen"
+         there: Address already in use (os error 98). Choose another port, or end the process that listens there; retrying. Choose another address: --listen"
     );
     assert_eq!(flat, expected);
 }

@@ -58,7 +58,7 @@ fn embedded_service_hands_over_at_once_without_loss() {
     // A second dedicated service fails and names the first.
     let (code, output) = test_node.run(&["node"]);
     assert_eq!(code, Some(10), "{output}");
-    assert!(output.contains(&format!("process {} does, and stays", node.id())), "{output}");
+    assert!(output.contains(&format!("process {} already serves the node", node.id())), "{output}");
     let sent = parse(&publisher.succeed());
     assert_eq!((&sent["messages"], &sent["released"]), (&3000.into(), &true.into()), "{sent}");
     let read = parse(&sub.succeed());
@@ -95,7 +95,10 @@ fn service_ends_in_order_and_a_client_takes_over() {
     let (code, output) = test_node.run(&["node"]);
     assert_eq!(code, Some(10), "{output}");
     assert!(
-        output.contains(&format!("process {} does, and stays. Stop that process", first.id())),
+        output.contains(&format!(
+            "process {} already serves the node. Stop that process",
+            first.id()
+        )),
         "{output}"
     );
     first.signal(Signal::SIGHUP);
@@ -226,7 +229,7 @@ fn unusable_listen_address_is_not_logged_at_each_attempt() {
     let start = Instant::now();
     // Reserved for documentation.
     let mut node = test_node.start(&["node", "--listen", "192.0.2.1:7000", "--insecure"]);
-    node.wait_for("tried again and again");
+    node.wait_for("cannot start; retrying");
     // Some four attempts.
     std::thread::sleep(Duration::from_secs(2));
     let output = node.error();
@@ -234,7 +237,7 @@ fn unusable_listen_address_is_not_logged_at_each_attempt() {
     assert_eq!(output.matches("insecure: nodes are not authenticated").count(), 1, "{output}");
     // Once, unless this machine was slow.
     let most = [0, 5, 15, 35, 75].into_iter().filter(|after| *after <= seconds).count();
-    let count = output.matches("tried again and again").count();
+    let count = output.matches("cannot start; retrying").count();
     assert!((1..=most).contains(&count), "{seconds} s: {output}");
     node.signal(Signal::SIGTERM);
     node.succeed();
@@ -246,10 +249,10 @@ fn node_reports_that_it_listens_when_its_address_is_free() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let mut node = test_node.start(&["node", "--insecure", "--listen", &address]);
-    node.wait_for("tried again and again");
+    node.wait_for("cannot start; retrying");
     node.wait_for("not listening for other nodes");
     drop(listener);
-    node.wait_for("this node listens now");
+    node.wait_for("the node listens");
     node.wait_for(&format!("listening for other nodes at {address}"));
     node.signal(Signal::SIGTERM);
     node.succeed();

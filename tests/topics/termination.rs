@@ -114,10 +114,8 @@ fn process_ends_soon_when_the_service_is_stopped_and_says_so() {
     sub.signal(Signal::SIGINT);
     sub.succeed();
     assert!(begin.elapsed() < Duration::from_secs(3), "took {:?}", begin.elapsed());
-    let why = format!(
-        "left the node without an answer of its service: process {}, which serves it, is stopped",
-        node.id()
-    );
+    let why =
+        format!("left the node without an answer of its service: process {} is stopped", node.id());
     assert!(sub.error().contains(&why), "{}", sub.error());
     node.signal(Signal::SIGCONT);
     test_node.wait_until("that the subscriber has left", |report| topic(report, "t").is_none());

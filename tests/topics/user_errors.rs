@@ -169,7 +169,7 @@ fn advised_options_open_the_existing_topic() {
 fn timeout_has_a_remedy() {
     let test_node = TestNode::open();
     fails_with(&test_node, &["sub", "t", "--timeout", "0.2"], 4, "or create it: --largest 1MiB");
-    fails_with(&test_node, &["topics"], 6, "not found: no service listens there");
+    fails_with(&test_node, &["topics"], 6, "not found: no process serves the node");
 }
 
 #[test]
@@ -215,18 +215,23 @@ fn directory_writable_by_others_is_not_used() {
         &["paths", "--topics"],
         &["clean"],
     ] {
-        let why = "others may write in it (mode 777): chmod go-w it";
+        let why = "it is writable for other users (mode 777). chmod go-w it";
         fails_with(&test_node, &[command, &["--directory", &open]].concat(), 9, why);
     }
     assert_eq!(std::fs::read_dir(&open).unwrap().count(), 0);
     // An agent may use such a directory.
     test_node.succeed(&["clean", &open]);
-    fails_with(&test_node, &["topics", "--directory", &test_node.path("none")], 6, "no service");
+    fails_with(
+        &test_node,
+        &["topics", "--directory", &test_node.path("none")],
+        6,
+        "no process serves",
+    );
     fails_with(
         &test_node,
         &["paths", "--topics", "--directory", &test_node.path("none")],
         6,
-        "no service",
+        "no process serves",
     );
 }
 

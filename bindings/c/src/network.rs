@@ -122,8 +122,7 @@ mod tests {
         };
         let nowhere = "test failed: invalid argument: peers: \"nowhere\" is not like host:port";
         assert_eq!(refused(&[("peers", "one:1,nowhere")], str::to_owned), nowhere);
-        let nowhere =
-            "test failed: invalid argument: FABRICAST_RENDEZVOUS: \"nowhere\" is not like host:port";
+        let nowhere = "test failed: invalid argument: FABRICAST_RENDEZVOUS: \"nowhere\" is not like host:port";
         assert_eq!(refused(&[("rendezvous", "nowhere")], variable), nowhere);
         for (name_of, name) in
             [(str::to_owned as FieldName, "insecure"), (variable, "FABRICAST_INSECURE")]

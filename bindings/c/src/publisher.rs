@@ -34,8 +34,8 @@ pub(crate) const NO_ROOM: Failure =
 const TOO_LATE: Failure = Failure::fixed(
     Status::DeadlineExceeded,
     c"publish",
-    c"publish: deadline exceeded: subscribers have not released what fills the topic, or a process \
-      that is stopped holds its lock",
+    c"publish: deadline exceeded: the topic is full: subscribers have not released messages, or a stopped \
+      process holds a lock. Release samples, or deepen the topic",
 );
 
 impl OpenPublisher {
