@@ -111,7 +111,7 @@ fn intra_node_report_is_consistent() {
     assert_eq!((&found["compared"], &found["note"]), (&4.into(), &Value::Null), "{found}");
     let (all, queue) = (found["p50_us"].as_f64().unwrap(), found["queue_p50_us"].as_f64().unwrap());
     assert!(queue > 0.0, "{found}");
-    let beyond = found["beyond_queue_us"].as_f64().unwrap();
+    let beyond = found["overhead_over_queue_us"].as_f64().unwrap();
     assert!((beyond - (all - queue)).abs() < 1e-6, "{found}");
     let more = [
         "--iters",
@@ -153,13 +153,16 @@ fn inter_node_report_is_consistent() {
     let device = ["--memory", "emulated:0", "--remote-memory", "emulated:1"];
     let large = ["--inter-node", "--iters", "11", "--size", "4M"];
     let found = bench("large", &[&large[..], &device].concat());
-    assert_eq!((&found["path"], &found["to"]), (&"staged-ring".into(), &"emulated:1".into()));
+    assert_eq!(
+        (&found["path"], &found["remote_memory"]),
+        (&"staged-ring".into(), &"emulated:1".into())
+    );
     assert_eq!(
         stages(&found),
         ["borrow", "begin", "out", "wire", "in", "notice", "drop"],
         "{found}"
     );
-    let alone = found["alone"].as_array().unwrap();
+    let alone = found["stage_baselines"].as_array().unwrap();
     assert_eq!(alone.len(), 3, "{found}");
     assert!(alone.iter().all(|it| it["p99_us"].as_f64() >= it["p50_us"].as_f64()), "{found}");
     assert_eq!((&found["lanes"], &found["fan_out_ratio"]), (&1.into(), &Value::Null), "{found}");
@@ -192,7 +195,7 @@ fn several_lanes_and_readers_are_reported() {
         let one = found["one_p50_us"].as_f64().unwrap();
         let ratio = found["fan_out_ratio"].as_f64().unwrap();
         assert!((ratio - found["p50_us"].as_f64().unwrap() / one).abs() < 1e-6, "{found}");
-        let alone = found["alone"].as_array().unwrap();
+        let alone = found["stage_baselines"].as_array().unwrap();
         let stages: Vec<_> = alone.iter().map(|it| it["stage"].as_str().unwrap()).collect();
         // Host memory is not copied out.
         let expected = if wire_only { &["wire", "in"][..] } else { &["out", "wire", "in"] };
@@ -216,7 +219,7 @@ fn baseline_is_reported_with_its_stages() {
 #[test]
 fn idle_topics_and_many_topics_are_reported() {
     let found = bench("idle", &["--idle-topics", "20", "--seconds", "1"]);
-    assert!(found["cpu_percent"].is_number() && found["memory_of_each"].is_number(), "{found}");
+    assert!(found["cpu_percent"].is_number() && found["bytes_per_topic"].is_number(), "{found}");
     let many = ["--many-topics", "6", "--subscribers", "4", "--seconds", "1", "--size", "4K"];
     let found = bench("many", &many);
     assert_eq!((&found["lost"], &found["topics"]), (&0.into(), &6.into()), "{found}");

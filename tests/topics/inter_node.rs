@@ -63,7 +63,11 @@ fn node_with_a_new_service_is_still_connected() {
             test_nodes[1].wait_until("an address", |report| report["node"]["listens"].is_string());
         assert_eq!(after["node"]["listens"], before.as_str());
         let sent = parse(&publisher.succeed());
-        assert_eq!((&sent["messages"], &sent["unwanted"]), (&1500.into(), &0.into()), "{sent}");
+        assert_eq!(
+            (&sent["messages"], &sent["without_subscriber"]),
+            (&1500.into(), &0.into()),
+            "{sent}"
+        );
         let read = parse(&sub.succeed());
         assert_eq!((&read["messages"], &read["missed"]), (&1500.into(), &0.into()), "{read}");
     }
@@ -83,7 +87,7 @@ fn topic_of_another_node_is_found_when_the_network_starts_later() {
     publisher.succeed();
     let read = parse(&sub.succeed());
     assert_eq!((&read["messages"], &read["missed"]), (&300.into(), &0.into()), "{read}");
-    assert_eq!(read["altered"], 0, "{read}");
+    assert_eq!(read["corrupted"], 0, "{read}");
     two.wait_for("a topic was created with the settings of another node");
 }
 
@@ -95,8 +99,8 @@ fn topics_of_other_nodes_are_shown() {
     let mut publisher =
         test_nodes[0].start(&["pub", "t", "--pattern", "--wait-for", "1", "--depth", "8"]);
     let report =
-        test_nodes[1].wait_until("the topic", |report| report["elsewhere"][0]["topic"] == "t");
-    assert_eq!(report["elsewhere"][0]["depth"], 8, "{report}");
+        test_nodes[1].wait_until("the topic", |report| report["remote_topics"][0]["topic"] == "t");
+    assert_eq!(report["remote_topics"][0]["depth"], 8, "{report}");
     let text = test_nodes[1].succeed(&["topics"]);
     let line = text.lines().find(|line| line.starts_with("t ")).unwrap_or_default();
     let cells: Vec<_> = line.split_whitespace().collect();
@@ -149,12 +153,16 @@ fn different_providers_are_reported_to_waiting_processes() {
         }
     }
     let mut sub = test_nodes[1].start(&["sub", "t", "--count", "1", "--largest", "1M", "--json"]);
-    test_nodes[0].wait_until("the topic", |report| report["elsewhere"][0]["topic"] == "t");
+    test_nodes[0].wait_until("the topic", |report| report["remote_topics"][0]["topic"] == "t");
     // Without another subscriber; slowly, so that the node knows the topic before the end.
     let publish = ["pub", "t", "--pattern", "--count", "3"];
     let mut process = test_nodes[0].start(&[&publish[..], &["--rate", "3", "--json"]].concat());
     let sent = parse(&process.succeed());
-    assert_eq!((&sent["unwanted"], &sent["missed_by_nodes"]), (&3.into(), &0.into()), "{sent}");
+    assert_eq!(
+        (&sent["without_subscriber"], &sent["missed_by_nodes"]),
+        (&3.into(), &0.into()),
+        "{sent}"
+    );
     let why =
         |direction: &str| format!("{direction}: the two nodes use different providers; here: ");
     assert!(process.error().contains(&why("not to \"two\"")), "{}", process.error());
@@ -236,15 +244,15 @@ fn embedded_service_reports_a_replication_error() {
     let test_nodes = [TestNode::open(), TestNode::open()];
     let (_one, address) = serve(&test_nodes[0], &[]);
     let paths = test_nodes[0].json(&["paths", "--topics", "--json"]);
-    assert!(paths["not_carried"].is_null(), "{paths}");
+    assert!(paths["replication_error"].is_null(), "{paths}");
     let sub = ["sub", "t", "--largest", "1M", "--insecure", "--peers", &address];
     let mut sub = test_nodes[1].start(&[&sub[..], &["--provider", "carrier-pigeon"]].concat());
     sub.wait_for("no topics are replicated with other nodes: ");
-    let paths = wait_for_paths(&test_nodes[1], |paths| paths["not_carried"].is_string());
-    assert!(paths["not_carried"].as_str().unwrap().contains("carrier-pigeon"), "{paths}");
+    let paths = wait_for_paths(&test_nodes[1], |paths| paths["replication_error"].is_string());
+    assert!(paths["replication_error"].as_str().unwrap().contains("carrier-pigeon"), "{paths}");
     let text = test_nodes[1].succeed(&["paths", "--topics"]);
     assert!(text.contains("no topics are replicated with other nodes: "), "{text}");
-    assert!(test_nodes[1].json(&["topics", "--json"])["not_carried"].is_string());
+    assert!(test_nodes[1].json(&["topics", "--json"])["replication_error"].is_string());
     sub.interrupt();
 }
 
@@ -255,8 +263,8 @@ fn address_in_use_is_reported_until_it_is_free() {
     let address = other.local_addr().unwrap().to_string();
     let mut node = test_node.start(&["node", "--insecure", "--listen", &address]);
     node.wait_for("not listening for other nodes");
-    let paths = wait_for_paths(&test_node, |paths| paths["not_carried"].is_string());
-    let why = paths["not_carried"].as_str().unwrap();
+    let paths = wait_for_paths(&test_node, |paths| paths["replication_error"].is_string());
+    let why = paths["replication_error"].as_str().unwrap();
     assert!(why.contains("in use") && why.ends_with("; retrying"), "{paths}");
     let text = test_node.succeed(&["paths", "--topics"]);
     let flat = text.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -268,7 +276,7 @@ fn address_in_use_is_reported_until_it_is_free() {
     drop(other);
     test_node
         .wait_until("where it listens", |report| report["node"]["listens"] == address.as_str());
-    wait_for_paths(&test_node, |paths| paths["not_carried"].is_null());
+    wait_for_paths(&test_node, |paths| paths["replication_error"].is_null());
 }
 
 #[test]
@@ -404,7 +412,11 @@ fn all_messages_dropped_between_nodes_are_counted() {
         let publish = ["pub", "t", "--pattern", "--size", "1K", "--count", "300"];
         let more = ["--wait-for", "1"];
         let sent = test_nodes[0].json(&[&publish[..], &more, &settings].concat());
-        assert_eq!((&sent["messages"], &sent["unwanted"]), (&300.into(), &0.into()), "{sent}");
+        assert_eq!(
+            (&sent["messages"], &sent["without_subscriber"]),
+            (&300.into(), &0.into()),
+            "{sent}"
+        );
         // The newest message is not dropped; its third word is its number.
         test_nodes[1].wait_until("that the last message is read", |_| {
             let read = std::fs::read(&file).unwrap_or_default();

@@ -27,12 +27,11 @@ fn pattern_arrives_complete() {
     let sent = parse(&publisher.succeed());
     assert_eq!((&sent["messages"], &sent["released"]), (&300.into(), &true.into()), "{sent}");
     assert_eq!(sent["bytes"], 300 * 100 * 1024);
-    assert_eq!((&sent["readers"], &sent["complete"]), (&2.into(), &true.into()), "{sent}");
+    assert_eq!((&sent["subscribers"], &sent["complete"]), (&2.into(), &true.into()), "{sent}");
     let read = parse(&sub.succeed());
     assert_eq!((&read["messages"], &read["missed"]), (&300.into(), &0.into()), "{read}");
-    assert_eq!((&read["altered"], &read["node"]), (&0.into(), &sent["node"]), "{read}");
-    let stages: Vec<_> =
-        read["latencies"].as_array().unwrap().iter().map(|l| &l["stage"]).collect();
+    assert_eq!((&read["corrupted"], &read["node"]), (&0.into(), &sent["node"]), "{read}");
+    let stages: Vec<_> = read["stages"].as_array().unwrap().iter().map(|l| &l["stage"]).collect();
     assert_eq!(stages, ["all", "fill", "begin", "notice"]);
     let output = other.succeed();
     assert!(output.contains("300 messages") && output.contains("p99"), "{output}");
@@ -217,5 +216,5 @@ fn dropped_messages_are_counted_without_failure() {
     wait_until_read();
     sub.signal(Signal::SIGINT);
     let read = parse(&sub.succeed());
-    assert_eq!((&read["messages"], &read["altered"]), (&3.into(), &0.into()), "{read}");
+    assert_eq!((&read["messages"], &read["corrupted"]), (&3.into(), &0.into()), "{read}");
 }

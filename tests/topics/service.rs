@@ -30,7 +30,7 @@ fn no_message_is_lost_when_the_service_is_killed_under_load() {
     assert_eq!((&sent["messages"], &sent["released"]), (&3000.into(), &true.into()), "{sent}");
     let read = parse(&sub.succeed());
     assert_eq!((&read["messages"], &read["missed"]), (&3000.into(), &0.into()), "{read}");
-    assert_eq!(read["altered"], 0, "{read}");
+    assert_eq!(read["corrupted"], 0, "{read}");
     next.signal(Signal::SIGTERM);
     next.succeed();
 }
@@ -63,7 +63,7 @@ fn embedded_service_hands_over_at_once_without_loss() {
     assert_eq!((&sent["messages"], &sent["released"]), (&3000.into(), &true.into()), "{sent}");
     let read = parse(&sub.succeed());
     assert_eq!((&read["messages"], &read["missed"]), (&3000.into(), &0.into()), "{read}");
-    assert_eq!(read["altered"], 0, "{read}");
+    assert_eq!(read["corrupted"], 0, "{read}");
     node.signal(Signal::SIGTERM);
     node.succeed();
 }
@@ -156,7 +156,7 @@ fn json_has_the_node_that_is_served() {
         (&node.id().into(), &"it".into())
     );
     assert_eq!(last["directory"], test_node.node().display().to_string());
-    assert!(last["not_carried"].is_null() && last["node"]["listens"].is_string(), "{output}");
+    assert!(last["replication_error"].is_null() && last["node"]["listens"].is_string(), "{output}");
     node.signal(Signal::SIGTERM);
     node.succeed();
     assert_eq!(node.output(), output, "an unchanged node is not printed again");

@@ -349,7 +349,11 @@ fn json_has_the_messages_an_evicted_subscriber_missed() {
     test_node.wait_until("a subscriber", |report| has_subscriber(report, "t"));
     sub.signal(Signal::SIGSTOP);
     let sent = test_node.json(&["pub", "t", "--pattern", "--count", "10", "--json"]);
-    assert_eq!((&sent["evicted"], &sent["readers"]), (&1.into(), &0.into()), "{sent}");
+    assert_eq!(
+        (&sent["evicted_subscribers"], &sent["subscribers"]),
+        (&1.into(), &0.into()),
+        "{sent}"
+    );
     sub.signal(Signal::SIGCONT);
     assert_eq!(sub.end().code(), Some(8), "{}", sub.error());
     let read = parse(&sub.output());
@@ -371,7 +375,7 @@ fn message_that_is_read_during_an_eviction_counts_as_missed() {
         test_node.start(&[&["sub", "t", "--file", &path, "--json"][..], &settings].concat());
     let publish = ["pub", "t", "--pattern", "--size", "4M", "--count", "5", "--wait-for", "1"];
     let sent = test_node.json(&[&publish[..], &["--json"], &settings].concat());
-    assert_eq!((&sent["messages"], &sent["evicted"]), (&5.into(), &1.into()), "{sent}");
+    assert_eq!((&sent["messages"], &sent["evicted_subscribers"]), (&5.into(), &1.into()), "{sent}");
     // It continues with the message, which it does not hold any more.
     let mut bytes = vec![0; 1 << 20];
     let end = std::time::Instant::now() + TIMEOUT;
@@ -393,7 +397,7 @@ fn message_without_pattern_is_reported_as_corrupted() {
     let publish = ["pub", "t", "--lines", "--wait-for", "1"];
     assert_eq!(test_node.run_with(&publish, "a line without pattern\nshort\n", &[]).0, Some(0));
     assert_eq!(sub.end().code(), Some(5), "{}", sub.error());
-    assert_eq!(parse(&sub.output())["altered"], 2);
+    assert_eq!(parse(&sub.output())["corrupted"], 2);
     assert!(sub.error().contains("message 1: is not a pattern message"), "{}", sub.error());
     // The interrupt is reported, too, but corrupted data decides the exit code.
     let mut sub = test_node.start(&["sub", "u", "--check", "--count", "2"]);
