@@ -211,7 +211,7 @@ fn baseline_is_reported_with_its_stages() {
     assert!(found["fan_out_ratio"].as_f64() > Some(0.0), "{found}");
     let baseline = &found["baseline"];
     assert_eq!(baseline["stages"].as_array().unwrap().len(), 5, "{found}");
-    for key in ["p50_us", "bound", "ratio", "of_bound"] {
+    for key in ["p50_us", "bound", "ratio", "fraction_of_bound"] {
         assert!(baseline[key].as_f64() > Some(0.0), "{key}: {found}");
     }
 }

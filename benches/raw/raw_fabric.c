@@ -1,18 +1,18 @@
 /*
- * raw_fabric: the yardstick. The same exchanges that the library makes, written straight on
- * libfabric by hand, so that what a layer above costs can be told from what libfabric costs.
+  * raw_fabric: the C reference benchmark. The same exchanges that the library makes, with libfabric
+  * alone, so that the cost of a layer above can be separated from that of libfabric.
  *
  *   cc -O2 -o raw_fabric raw_fabric.c $(pkg-config --cflags --libs libfabric)
  *   raw_fabric --provider shm --op writedata --mode lat --size 64 --iters 100000 --cores 0,1 --json
  *
- * Two processes, one RDM endpoint each, one completion queue for everything, polled without
- * waiting. The initiator is the parent, the target its child; they are forked before the first
- * libfabric call because providers do not survive a fork.
+  * Two processes, one RDM endpoint each, one completion queue for everything, busy-polled. The
+  * initiator is the parent, the target its child; they are forked before the first libfabric call
+  * because providers do not survive a fork.
  *
  * lat  writedata, write, send: ping-pong, a sample is half a round trip.
  *      read: a sample is the whole operation, from the post to its completion.
- * bw   `window` operations in flight, each on a slot of its own; the clock stops when the target
- *      has said that everything is there (for read, when the last completion is).
+  * bw   `window` operations in flight, each with its own slot; the clock stops when the target has
+  *      acknowledged the last message (for read, when the last completion is read).
  *      Percentiles are then per-operation averages over batches of `window` operations.
  */
 #define _GNU_SOURCE
@@ -56,29 +56,29 @@ static const enum fi_threading threading_values[] = {FI_THREAD_SAFE, FI_THREAD_D
 static struct {
 	const char *provider, *node;
 	int op, bandwidth, threading, core[2];
-	unsigned pauses;	/* after a poll that found nothing: some providers' peers are held up by polls */
-	bool inject;	/* post what the provider takes at once with fi_inject_*: no completion for it */
+	unsigned pauses;	/* after a poll without completion: polls delay the peers of some providers */
+	bool inject;	/* post with fi_inject_* up to the provider's inject size: without completion */
 	uint64_t iterations, warmup, window;
 	size_t size;
 } option = {.provider = "shm", .size = 64, .iterations = 10000, .warmup = UINT64_MAX, .window = 16, .core = {-1, -1}};
 
 #define SECOND UINT64_C(1000000000)
-/* Nobody got anything done for so many seconds: give up. Huge messages show nothing on their way. */
+/* Seconds without progress of either side: give up. Huge messages show no progress in flight. */
 #define STALL_LIMIT (10 + (unsigned)(option.size >> 27))
 #define STUCK_LIMIT (STALL_LIMIT + 20)	/* seconds inside one libfabric call: give up */
 #define WINDOW_BYTES (UINT64_C(64) << 20)
 
-/* An operation owns the context that libfabric may write into until it has completed. */
+/* An operation owns the context, which libfabric may write until it has completed. */
 struct operation {
 	struct fi_context2 context;	/* first: a completion's op_context is the operation */
 	bool busy;
-	uint64_t sequence, taken;	/* of a receive: the message it will be given, the last it was */
+	uint64_t sequence, taken;	/* of a receive: the message it will get, and the last one it got */
 };
 
 static int side, sock, child;
-static _Atomic uint64_t *shared_events;	/* [2]: what each side got done, for the other to see */
+static _Atomic uint64_t *shared_events;	/* [2]: events of each side, for the deadline of the other */
 static const char *waiting_for = "the other process";
-static volatile sig_atomic_t told_to_end;
+static volatile sig_atomic_t termination_requested;
 
 static struct fi_info *info;
 static struct fid_fabric *fabric;
@@ -87,7 +87,7 @@ static struct fid_av *av;
 static struct fid_cq *cq;
 static struct fid_ep *ep;
 static struct fid_mr *mr;
-static void *desc;			/* NULL unless the provider wants FI_MR_LOCAL */
+static void *desc;			/* NULL unless the provider requires FI_MR_LOCAL */
 static fi_addr_t peer;
 
 /* One registered region: `slots` to send from, `slots` to receive into, a page for the rest. */
@@ -99,7 +99,7 @@ static struct operation *transmit, *receive, notice_out, notice_in;
 
 static uint64_t sent, arrived, notices, immediate_sum, bad, events, polls;
 static uint64_t receives_posted, used_head, used_tail;
-static size_t *used;			/* a ring of the receives that were taken and want posting again */
+static size_t *used;			/* a ring of the completed receives to post again */
 
 static unsigned char *tx_slot(size_t slot) { return memory + slot * stride; }
 static unsigned char *rx_slot(size_t slot) { return memory + (slots + slot) * stride; }
@@ -112,7 +112,7 @@ static uint64_t now(void)
 	return (uint64_t)t.tv_sec * SECOND + (uint64_t)t.tv_nsec;
 }
 
-/* Ends the target: asked first, because killed it would leave its file in /dev/shm. */
+/* Ends the target: SIGTERM first, since SIGKILL would leave its file in /dev/shm. */
 static void end_child(void)
 {
 	if (child <= 0)
@@ -136,7 +136,7 @@ static _Noreturn void die(const char *format, ...)
 	if (side == INITIATOR)
 		end_child();
 	/* shm leaves its file in /dev/shm if it is not closed, and may hang in that without its peer.
-	 * Nobody else is closed here: ofi_rxm crashes when it is with large writes under way. */
+	 * Other providers are not closed: ofi_rxm crashes then with large writes in flight. */
 	alarm(2);
 	if (ep && strcmp(option.provider, "shm") == 0)
 		fi_close(&ep->fid);
@@ -149,7 +149,7 @@ static void must(long rc, const char *what)
 		die("%s: %s (%ld)", what, fi_strerror((int)-rc), rc);
 }
 
-/* A call that never comes back: a peer that died holding a lock in shared memory does that. */
+/* A call that never returns: after a peer was killed with a lock in shared memory. */
 static void stuck(int signal_number)
 {
 	static const char text[] = "raw_fabric: stuck inside one libfabric call\n";
@@ -162,9 +162,9 @@ static void stuck(int signal_number)
 	_exit(1);
 }
 
-static void told(int signal_number) { told_to_end = signal_number; }
+static void request_termination(int signal_number) { termination_requested = signal_number; }
 
-/* Reports how the target ended, if it does within this time. */
+/* Reports how the target exited, if it does within this time. */
 static void check_child(unsigned milliseconds)
 {
 	int status;
@@ -177,13 +177,13 @@ static void check_child(unsigned milliseconds)
 	}
 	child = 0;
 	if (WIFSIGNALED(status))
-		die("the target died of signal %d", WTERMSIG(status));
+		die("the target was killed by signal %d", WTERMSIG(status));
 	if (WEXITSTATUS(status) != 0)
 		die("the target failed with status %d", WEXITSTATUS(status));
 }
 
-/* The rare part of every wait: deadlines and deaths. A side that only serves (the target of reads)
- * sees nothing happen for long, so the deadline asks whether *either* side got something done. */
+/* The rare part of every wait: deadlines and exits. A side that only serves (the target of reads)
+ * has no events for long, so the deadline considers events of *either* side. */
 static void tick(void)
 {
 	static uint64_t ticked, seen = UINT64_MAX, changed;
@@ -192,8 +192,8 @@ static void tick(void)
 		return;
 	ticked = t;
 	alarm(STUCK_LIMIT);
-	if (told_to_end)
-		die("ended by signal %d", (int)told_to_end);
+	if (termination_requested)
+		die("terminated by signal %d", (int)termination_requested);
 	check_child(0);
 	atomic_store_explicit(&shared_events[side], events, memory_order_relaxed);
 	done = events + atomic_load_explicit(&shared_events[!side], memory_order_relaxed);
@@ -201,13 +201,13 @@ static void tick(void)
 		seen = done;
 		changed = t;
 	} else if (t - changed > STALL_LIMIT * SECOND) {
-		die("nothing happened for %u s, waiting for %s (sent %" PRIu64 ", arrived %" PRIu64 ")",
+		die("no progress for %u s, waiting for %s (sent %" PRIu64 ", arrived %" PRIu64 ")",
 		    STALL_LIMIT, waiting_for, sent, arrived);
 	}
 }
 
-/* What makes the payload "touched": the sender stamps both ends with the sequence number before
- * every operation and the receiver looks at both; messages below 16 bytes are stamped all over. */
+/* The payload is "touched": the sender stamps both ends with the sequence number before every
+ * operation and the receiver checks both; messages below 16 bytes consist of stamps. */
 static void stamp(unsigned char *message, uint64_t sequence)
 {
 	if (option.size < 16) {
@@ -228,7 +228,7 @@ static uint64_t load(const unsigned char *from)
 
 static bool stamped(const unsigned char *message, uint64_t sequence)
 {
-	if (option.size >= 16)	/* the end first: what comes last says that the rest is there */
+	if (option.size >= 16)	/* the end first: once it has arrived, the rest has, too */
 		return load(message + option.size - 8) == sequence && load(message) == sequence;
 	atomic_signal_fence(memory_order_acquire);
 	for (size_t i = 0; i < option.size; i++)
@@ -237,19 +237,19 @@ static bool stamped(const unsigned char *message, uint64_t sequence)
 	return true;
 }
 
-/* In a stream the writer may be some windows ahead, so the slot may hold a later stamp by now. */
+/* In a stream the writer may be some windows ahead, so the slot may hold a later stamp. */
 static bool stamped_or_later(const unsigned char *message, uint64_t sequence)
 {
 	if (option.size < 16)
-		return true;	/* one byte cannot tell; the check at the end does */
+		return true;	/* one byte is not enough; the check at the end is */
 	uint64_t last = load(message + option.size - 8), first = load(message);
 	return first >= sequence && last >= sequence && (first - sequence) % slots == 0 && (last - sequence) % slots == 0;
 }
 
-/* What the target's slots hold for reads; never 0, to which the reader sets its own before. */
+/* The stamp of the target's slots for reads; never 0, which the initiator writes before a read. */
 static uint64_t read_stamp(size_t slot) { return slot % 255 + 1; }
 
-/* Both sides hold the same pattern in their transmit slots, so each can check what it was sent. */
+/* Both sides have the same pattern in their transmit slots, so each can verify received data. */
 static void fill(unsigned char *message, size_t slot)
 {
 	uint64_t value = slot + 1;
@@ -280,15 +280,15 @@ static void handle(const struct fi_cq_tagged_entry *entry)
 {
 	struct operation *operation = entry->op_context;
 	if ((entry->flags & FI_REMOTE_CQ_DATA) && !(entry->flags & (FI_RECV | FI_WRITE | FI_SEND))) {
-		/* The immediate of a write of the peer: op_context is nobody's, len may be 0. FI_WRITE has
-		 * to be clear because sockets sets FI_REMOTE_CQ_DATA at the one who wrote, too. */
+		/* The immediate of a write of the peer: op_context is undefined, len may be 0. FI_WRITE has
+		 * to be clear because sockets sets FI_REMOTE_CQ_DATA at the writer, too. */
 		arrived++;
 		immediate_sum += entry->data;
 		if (!option.bandwidth)
 			bad += entry->data != arrived;	/* ping-pong: one at a time, in order */
 		else if (entry->data == 0 || !stamped_or_later(rx_slot((entry->data - 1) % slots), entry->data))
 			bad++;
-		if (info->mode & FI_RX_CQ_DATA)	/* it used up a receive */
+		if (info->mode & FI_RX_CQ_DATA)	/* it consumed a receive */
 			used[used_tail++ % receive_count] = (size_t)(operation - receive);
 	} else if (!(entry->flags & FI_RECV)) {
 		operation->busy = false;
@@ -321,11 +321,11 @@ static inline void progress(void)
 		tick();
 }
 
-/* A full queue is not an error: it empties as completions are read. */
+/* A full queue is not an error: space returns as completions are read. */
 #define POST(call, what) do {						\
 		ssize_t rc;						\
 		while ((rc = (call)) == -FI_EAGAIN) {			\
-			waiting_for = "room to post (" what ")";	\
+			waiting_for = "space to post (" what ")";	\
 			progress();					\
 		}							\
 		must(rc, what);						\
@@ -364,8 +364,8 @@ static void post(size_t slot)
 	}
 }
 
-/* The n-th receive posted takes the n-th message (FI_ORDER_SAS). Where immediates use receives up,
- * nothing is put into them. */
+/* The n-th posted receive gets the n-th message (FI_ORDER_SAS). Where immediates consume receives,
+ * the buffers stay empty. */
 static void post_receive(size_t slot)
 {
 	bool message = option.op == SEND;
@@ -380,12 +380,12 @@ static inline void post_used_receives(void)
 		post_receive(used[used_head++ % receive_count]);
 }
 
-/* An eight-byte message outside of the measured exchange: "that was all", "I have it all". */
+/* An eight-byte message outside of the measured exchange: end, or acknowledgement. */
 static void send_notice(void)
 {
 	notice_out.busy = true;
 	POST(fi_send(ep, control_page(), 8, desc, peer, &notice_out), "fi_send");
-	waiting_for = "a notice to leave";
+	waiting_for = "a notice to be sent";
 	while (notice_out.busy)
 		progress();
 }
@@ -399,21 +399,21 @@ static void await_notice(const char *what)
 		progress();
 }
 
-/* Both sides have come here. Each keeps driving its endpoint meanwhile, because the other may
- * still need that; the target of reads spends its whole life here, hence the rare look at the socket. */
+/* Waits until both sides have called it. Drives the endpoint meanwhile, since the other side may
+ * need that; the target of reads stays here, so the socket is polled rarely. */
 static void meet(void)
 {
 	char byte = 0;
 	if (send(sock, &byte, 1, MSG_NOSIGNAL) != 1)
-		die("the other process is gone");
+		die("the other process has exited");
 	for (;;) {
-		waiting_for = "the other side to come to the same point";
+		waiting_for = "the other side to reach the barrier";
 		ssize_t n = recv(sock, &byte, 1, MSG_DONTWAIT);
 		if (n == 1)
 			break;
 		if (n == 0 || (errno != EAGAIN && errno != EINTR)) {
 			check_child(1000);
-			die("the other process is gone");
+			die("the other process has exited");
 		}
 		for (int i = 0; i < 256; i++)
 			progress();
@@ -421,27 +421,27 @@ static void meet(void)
 	events++;
 }
 
-static void exchange(const void *mine, void *theirs, size_t size)
+static void exchange(const void *local, void *received, size_t size)
 {
-	if (send(sock, mine, size, MSG_NOSIGNAL) != (ssize_t)size ||
-	    recv(sock, theirs, size, MSG_WAITALL) != (ssize_t)size) {
+	if (send(sock, local, size, MSG_NOSIGNAL) != (ssize_t)size ||
+	    recv(sock, received, size, MSG_WAITALL) != (ssize_t)size) {
 		check_child(1000);
-		die("the other process is gone or silent");
+		die("the other process has exited or does not answer");
 	}
 }
 
-/* The peer's message is here and looked at, and this side's last operation is done with its slot. */
+/* Waits for the peer's message and checks it, and for this side's last operation on its slot. */
 static inline void await_message(size_t slot, uint64_t sequence)
 {
 	waiting_for = "the peer's message";
-	if (option.op == WRITE) {	/* nobody tells: look at the memory itself */
+	if (option.op == WRITE) {	/* without completion: poll the memory */
 		while (!stamped(rx_slot(0), sequence) || transmit[0].busy)
 			progress();
 		return;
 	}
 	while (arrived < sequence || transmit[slot].busy)
 		progress();
-	if (option.op == WRITEDATA)	/* a receive was checked as it was taken */
+	if (option.op == WRITEDATA)	/* a receive was checked at its completion */
 		bad += !stamped(rx_slot(0), sequence);
 }
 
@@ -453,7 +453,7 @@ static void drain(void)
 			progress();
 }
 
-/* Ping-pong, or reads one after the other. The clock is read once an iteration. */
+/* Ping-pong, or successive reads. The clock is read once an iteration. */
 static void latency_initiator(uint64_t count, uint64_t *samples)
 {
 	uint64_t before = now();
@@ -465,7 +465,7 @@ static void latency_initiator(uint64_t count, uint64_t *samples)
 		else
 			stamp(tx_slot(slot), sequence);
 		post(slot);
-		post_used_receives();	/* after the send: others are posted, this one is not urgent */
+		post_used_receives();	/* after the send: other receives are posted, this one is not urgent */
 		if (option.op == READ) {
 			waiting_for = "a read";
 			while (transmit[0].busy)
@@ -493,7 +493,7 @@ static void latency_target(uint64_t count)
 	}
 }
 
-/* Returns the time taken; samples, if wanted, gets one duration for each window but the first. */
+/* Returns the elapsed time; samples, if not NULL, gets a duration for each window but the first. */
 static uint64_t stream_initiator(uint64_t count, uint64_t *samples)
 {
 	uint64_t start = now(), before = start;
@@ -518,13 +518,13 @@ static uint64_t stream_initiator(uint64_t count, uint64_t *samples)
 	}
 	drain();
 	if (option.op == WRITE)
-		send_notice();	/* nothing else tells the target, and one byte has only 256 stamps */
+		send_notice();	/* otherwise the target is not notified of the end: one byte has only 256 stamps */
 	if (option.op != READ)
 		await_notice("the target to acknowledge");
 	return now() - start;
 }
 
-/* The highest sequence number up to `sent` that went to this slot; 0 when it was never used. */
+/* The highest sequence number up to `sent` of this slot; 0 when it was never used. */
 static uint64_t last_of(size_t slot)
 {
 	return sent > slot ? slot + 1 + (sent - slot - 1) / slots * slots : 0;
@@ -555,7 +555,7 @@ static uint64_t run(uint64_t count, uint64_t *samples)
 		POST(fi_recv(ep, control_page() + 64, 64, desc, FI_ADDR_UNSPEC, &notice_in), "fi_recv");
 	meet();
 	for (uint64_t t = now(); side == INITIATOR && now() - t < SECOND / 1000;)
-		progress();	/* the target may leave meet() a little later: not on our clock */
+		progress();	/* the target may leave meet() a little later: not on the clock */
 	if (!option.bandwidth)
 		side == INITIATOR ? latency_initiator(count, samples) : latency_target(count);
 	else if (side == INITIATOR)
@@ -567,7 +567,7 @@ static uint64_t run(uint64_t count, uint64_t *samples)
 	return elapsed;
 }
 
-/* After the clock has stopped: every byte of every slot that was received into. */
+/* After the clock has stopped: verifies every byte of every receive slot. */
 static void check_everything(void)
 {
 	if (option.op == READ ? side == TARGET : option.bandwidth && side == INITIATOR)
@@ -581,7 +581,7 @@ static void check_everything(void)
 		bad += immediate_sum != sent * (sent + 1) / 2;
 }
 
-/* The hint "tcp" also brings "tcp;ofi_rxm": only the very name that was asked for will do. */
+/* The hint "tcp" also matches "tcp;ofi_rxm": the name must be equal. */
 static struct fi_info *find_provider(uint32_t version, uint64_t order)
 {
 	struct fi_info *hints = fi_allocinfo(), *list = NULL, *found = NULL;
@@ -592,14 +592,14 @@ static struct fi_info *find_provider(uint32_t version, uint64_t order)
 	hints->ep_attr->type = FI_EP_RDM;
 	hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY | FI_MR_ENDPOINT;
 	hints->domain_attr->threading = threading_values[option.threading];
-	/* Both sides poll: a provider's own progress thread would only take the core away from them
+	/* Both sides poll: a provider's progress thread would only take the core away
 	 * (sockets, two cores, 64 bytes: 7 microseconds one way with this hint, 7 milliseconds without). */
 	hints->domain_attr->data_progress = hints->domain_attr->control_progress = FI_PROGRESS_MANUAL;
 	hints->tx_attr->msg_order = hints->rx_attr->msg_order = order;
 	hints->fabric_attr->prov_name = strdup(option.provider);
 
-	/* shm names its file after the process id, and where a killed process with the same id has left
-	 * its own, fi_enable fails with EBUSY for ever: give it a name that nobody had. */
+	/* shm names its file after the process id. After a killed process with the same id, fi_enable
+	 * fails with EBUSY, so use a unique name. */
 	char name[64];
 	const char *node = option.node;
 	if (!node && strcmp(option.provider, "shm") == 0) {
@@ -626,11 +626,11 @@ static void open_endpoint(void)
 	if (FI_VERSION_LT(fi_version(), version))
 		version = fi_version();
 
-	/* Without a hint for order some providers promise none (shm in exchange for addresses). */
+	/* Without a hint for order some providers guarantee none (shm in exchange for addresses). */
 	uint64_t order = FI_ORDER_WAW | FI_ORDER_SAW | (option.op == SEND ? FI_ORDER_SAS : 0);
 	info = find_provider(version, order);
 	if (!info && (info = find_provider(version, 0)))
-		fprintf(stderr, "raw_fabric: %s does not promise the order asked for\n", option.provider);
+		fprintf(stderr, "raw_fabric: %s does not guarantee the requested order\n", option.provider);
 	if (!info)
 		die("libfabric has no provider \"%s\" with reliable datagrams, RMA and this threading level", option.provider);
 	if (option.op == WRITEDATA && info->domain_attr->cq_data_size < 4)
@@ -686,17 +686,17 @@ static void prepare_memory(void)
 
 static void connect_peer(void)
 {
-	struct hello { uint64_t base, key, address_size; char address[488]; } mine = {0}, theirs;
-	size_t size = sizeof mine.address;
-	must(fi_getname(&ep->fid, mine.address, &size), "fi_getname");
-	mine.address_size = size;
-	mine.base = info->domain_attr->mr_mode & FI_MR_VIRT_ADDR ? (uint64_t)(uintptr_t)memory : 0;
-	mine.key = fi_mr_key(mr);
-	exchange(&mine, &theirs, sizeof mine);
-	peer_base = theirs.base;
-	peer_key = theirs.key;
-	if (fi_av_insert(av, theirs.address, 1, &peer, 0, NULL) != 1)
-		die("fi_av_insert refused the peer's address");
+	struct hello { uint64_t base, key, address_size; char address[488]; } local = {0}, remote;
+	size_t size = sizeof local.address;
+	must(fi_getname(&ep->fid, local.address, &size), "fi_getname");
+	local.address_size = size;
+	local.base = info->domain_attr->mr_mode & FI_MR_VIRT_ADDR ? (uint64_t)(uintptr_t)memory : 0;
+	local.key = fi_mr_key(mr);
+	exchange(&local, &remote, sizeof local);
+	peer_base = remote.base;
+	peer_key = remote.key;
+	if (fi_av_insert(av, remote.address, 1, &peer, 0, NULL) != 1)
+		die("fi_av_insert rejected the peer's address");
 	if (!option.bandwidth || side == TARGET)
 		for (size_t slot = 0; slot < receive_count; slot++)
 			post_receive(slot);
@@ -710,7 +710,7 @@ static int compare(const void *a, const void *b)
 
 static void report(uint64_t *samples, uint64_t count, uint64_t elapsed, bool verified)
 {
-	/* One way for a ping-pong, the operation for a read, the share of one in a batch of a stream. */
+	/* Half a round trip of a ping-pong, all of a read, the share of one in a batch of a stream. */
 	double share = option.bandwidth ? 1.0 / (double)slots : option.op == READ ? 1.0 : 0.5;
 	static const char *const names[] = {"p50_us", "p99_us", "p999_us"};
 	static const double quantiles[] = {0.5, 0.99, 0.999};
@@ -763,7 +763,7 @@ static uint64_t number(const char *text)
 	uint64_t value = strtoull(text, &end, 10);
 	int shift = *end == 'K' ? 10 : *end == 'M' ? 20 : *end == 'G' ? 30 : 0;
 	if (errno || end == text || *text == '-' || end[shift != 0] || value > (UINT64_C(1) << 40) >> shift)
-		usage("a number is not one, or too large");
+		usage("invalid or too large number");
 	return value << shift;
 }
 
@@ -803,11 +803,11 @@ static void parse(int argc, char **argv)
 			usage(name);
 	}
 	if (!option.size || !option.iterations || !option.window || option.iterations > UINT32_MAX / 4)
-		usage("size, iterations and window are at least 1, iterations at most 2^30");
+		usage("size, iterations and window must be at least 1, iterations at most 2^30");
 	if (option.warmup == UINT64_MAX)
 		option.warmup = option.iterations / 10 + 1 < 1000 ? option.iterations / 10 + 1 : 1000;
 	if (option.warmup > UINT32_MAX / 4)
-		usage("too much warmup");	/* the sequence number has to fit an immediate of 32 bits */
+		usage("too much warmup");	/* the sequence number must fit an immediate of 32 bits */
 
 	uint64_t most = WINDOW_BYTES / ((option.size + 63) / 64 * 64);
 	slots = option.bandwidth ? option.window : option.op == SEND ? 4 : 1;
@@ -815,17 +815,17 @@ static void parse(int argc, char **argv)
 	if (slots < 1)
 		slots = 1;
 	if (!option.bandwidth && option.op == SEND && slots < 2)
-		slots = 2;	/* one receive is posted while the other's message is looked at */
+		slots = 2;	/* one receive is posted while the other's message is checked */
 }
 
 int main(int argc, char **argv)
 {
 	parse(argc, argv);
 	int pair[2];
-	struct timeval patience = {.tv_sec = STALL_LIMIT};
+	struct timeval timeout = {.tv_sec = STALL_LIMIT};
 	shared_events = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	if (shared_events == MAP_FAILED || socketpair(AF_UNIX, SOCK_STREAM, 0, pair))
-		die("cannot prepare: %s", strerror(errno));
+		die("cannot create the socket pair or the shared memory: %s", strerror(errno));
 	pid_t parent = getpid();
 	child = fork();
 	if (child < 0)
@@ -833,10 +833,10 @@ int main(int argc, char **argv)
 	side = child == 0 ? TARGET : INITIATOR;
 	sock = pair[side];
 	close(pair[!side]);
-	setsockopt(sock, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+	setsockopt(sock, SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof timeout);
 	signal(SIGALRM, stuck);
-	signal(SIGTERM, told);
-	signal(SIGINT, told);
+	signal(SIGTERM, request_termination);
+	signal(SIGINT, request_termination);
 	alarm(STUCK_LIMIT);
 	if (side == TARGET) {
 		prctl(PR_SET_PDEATHSIG, SIGTERM);	/* does not outlive the initiator */
@@ -848,7 +848,7 @@ int main(int argc, char **argv)
 		CPU_ZERO(&set);
 		CPU_SET((unsigned)option.core[side], &set);
 		if (sched_setaffinity(0, sizeof set, &set))
-			die("cannot run on core %d: %s", option.core[side], strerror(errno));
+			die("pin to core %d failed: %s", option.core[side], strerror(errno));
 	}
 
 	open_endpoint();
@@ -862,16 +862,16 @@ int main(int argc, char **argv)
 	uint64_t elapsed = run(option.iterations, samples);
 	check_everything();
 
-	uint64_t bad_there;
-	exchange(&bad, &bad_there, sizeof bad);
+	uint64_t bad_remote;
+	exchange(&bad, &bad_remote, sizeof bad);
 	if (side == INITIATOR) {
 		uint64_t windows = option.iterations / slots;
-		if (bad + bad_there)
-			fprintf(stderr, "raw_fabric: %" PRIu64 " checks failed at the initiator, %" PRIu64 " at the target\n", bad, bad_there);
+		if (bad + bad_remote)
+			fprintf(stderr, "raw_fabric: %" PRIu64 " checks failed at the initiator, %" PRIu64 " at the target\n", bad, bad_remote);
 		check_child(STALL_LIMIT * 1000);
 		if (child)
-			die("the target does not end");
-		report(samples, option.bandwidth ? (windows ? windows - 1 : 0) : option.iterations, elapsed, bad + bad_there == 0);
+			die("the target does not exit");
+		report(samples, option.bandwidth ? (windows ? windows - 1 : 0) : option.iterations, elapsed, bad + bad_remote == 0);
 	}
 	free(samples);
 	close_everything();

@@ -1,7 +1,6 @@
 /*
- * A CUDA driver with one device, whose memory the processor cannot look at: just so much of one as
- * finding and copying memory takes. It stands where libcuda.so.1 is looked for; what it does not
- * have is there by name, and fails.
+  * A CUDA driver with one device, whose memory the processor cannot read: only the functions that
+  * find and copy memory. It replaces libcuda.so.1; the other functions exist, and fail.
  */
 #define _GNU_SOURCE
 #include <stddef.h>
@@ -83,7 +82,7 @@ int cuMemAlloc_v2(uint64_t *address, size_t bytes)
 }
 int cuMemFree_v2(uint64_t address) { return munmap((void *)(uintptr_t)address, length); }
 
-/* Streams have done it when this returns. */
+/* Streams have completed when this returns. */
 int cuMemcpyAsync(uint64_t to, uint64_t from, size_t bytes, void *stream)
 {
     (void)stream;
@@ -92,7 +91,7 @@ int cuMemcpyAsync(uint64_t to, uint64_t from, size_t bytes, void *stream)
     return mprotect(memory, length, PROT_NONE);
 }
 
-/* Wants a current context, as some drivers do. */
+/* Requires a current context, as some drivers do. */
 int cuPointerGetAttributes(unsigned count, const unsigned *which, void **places, uint64_t address)
 {
     uint64_t base = (uint64_t)(uintptr_t)memory;
@@ -103,7 +102,7 @@ int cuPointerGetAttributes(unsigned count, const unsigned *which, void **places,
     if (memory == NULL || address < base || address >= base + length)
         return 0;
     for (i = 0; i < count; i++) {
-        if (which[i] == 2) /* what kind of memory: a device's */
+        if (which[i] == 2) /* kind of memory: device */
             *(unsigned *)places[i] = 2;
         else if (which[i] == 11)
             *(uint64_t *)places[i] = base;

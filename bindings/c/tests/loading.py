@@ -1,4 +1,4 @@
-"""What a host sees when it loads the library, joins a node, and uses a fabric for the first time.
+"""What a program sees when it loads the library, joins a node, and uses a fabric for the first time.
 
     loading.py LIBRARY
 
@@ -46,7 +46,7 @@ def status(name):
 
 
 def host():
-    """What a host is to find unchanged. The C library takes two signals for its threads."""
+    """State that loading must not change. The C library uses two signals for its threads."""
     own = 1 << 32 - 1 | 1 << 33 - 1
     masks = [int(status(name), 16) & ~own for name in ("SigCgt", "SigIgn", "SigBlk")]
     return masks, [signal.getsignal(number) for number in signal.valid_signals()]
@@ -140,7 +140,7 @@ def interrupted():
 
 
 def interrupted_while_it_pulls():
-    """Ctrl-C while Python is in a call that waits for ever."""
+    """Ctrl-C while Python is in a call that waits forever."""
     import threading
 
     library = load()
@@ -157,7 +157,7 @@ def interrupted_while_it_pulls():
         began.append(time.monotonic())
         print("ready", flush=True)
 
-    # By then the main thread sleeps in the call.
+    # By then the main thread blocks in the call.
     threading.Timer(0.5, ready).start()
     try:
         while library.fabricast_subscriber_pull(subscriber, ctypes.c_int64(-1), ctypes.byref(sample)) == INTERRUPTED:
@@ -200,8 +200,8 @@ def without_libfabric():
 
 
 def environment(directory, **more):
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("FABRICAST_")}
-    return {**kept, "FABRICAST_DIRECTORY": directory, "LIBRARY": LIBRARY, **more}
+    others = {name: value for name, value in os.environ.items() if not name.startswith("FABRICAST_")}
+    return {**others, "FABRICAST_DIRECTORY": directory, "LIBRARY": LIBRARY, **more}
 
 
 def start(situation, directory, **more):
@@ -213,7 +213,7 @@ def start(situation, directory, **more):
 
 
 def run(situation, code=0, when_ready=None, **more):
-    """Its output and what it said on standard error."""
+    """Its standard output and standard error."""
     with tempfile.TemporaryDirectory(prefix="fabricast-loading-") as directory:
         process = start(situation, directory, **more)
         first = ""
@@ -228,7 +228,7 @@ def run(situation, code=0, when_ready=None, **more):
 
 
 def main():
-    # Other processes run beside this one: the quickest of them says how long it takes.
+    # Other processes run at the same time: the fastest attempt counts.
     seconds = min(float(run(loading_changes_nothing)[0]) for _ in range(7))
     assert seconds * 1000 <= MOST_MILLISECONDS, f"loading takes {seconds * 1000:.1f} ms"
     run(local_topics_need_no_fabric)
@@ -240,7 +240,7 @@ def main():
     run(terminated, code=-signal.SIGTERM, when_ready=signal.SIGTERM)
     _, err = run(crashed, code=-signal.SIGSEGV)
     assert "Fatal Python error: Segmentation fault" in err, err
-    # What the run-time linker finds first is no library.
+    # The run-time linker finds a file that is not a library.
     with tempfile.TemporaryDirectory() as directory:
         open(os.path.join(directory, "libfabric.so.1"), "w").close()
         path = os.pathsep.join(filter(None, [directory, os.environ.get("LD_LIBRARY_PATH")]))

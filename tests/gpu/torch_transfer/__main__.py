@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Puts and gets between the tensors of two processes, beside PyTorch's own copy.
+"""Puts and gets between the tensors of two processes, compared with PyTorch's copy.
 
 Each process has PyTorch, and PID, IPC, mount and network namespaces of its own. Their
 memory comes from expandable segments, or the plain way; nothing but the path cuda-ipc will
 do. What arrives is compared by PyTorch where it arrives. The other process is on the next
-GPU; with one GPU only, on the same, which is told.
+GPU; with one GPU only, on the same, which is reported.
 
 Prints a JSON object for each thing that was seen, and in the end "ok" or why not. Exit
 status 0 is for "ok" alone.
@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 
-# Beside the scripts nothing is left.
+# No bytecode files beside the scripts.
 sys.dont_write_bytecode = True
 
 from first import First
@@ -33,7 +33,7 @@ NAMESPACES = ["--pid", "--fork", "--kill-child", "--mount-proc", "--mount", "--i
 
 
 def play(options):
-    """What a process of the two does."""
+    """Runs one of the two processes."""
     try:
         side = Side(options, options.role)
         if options.role == "first":
@@ -45,12 +45,12 @@ def play(options):
         text = str(error) if isinstance(error, Failure) else f"{type(error).__name__}: {error}"
         with open(os.path.join(options.directory, f"failed-{options.role}"), "w") as file:
             file.write(text)
-        # Nothing that hangs on its way out.
+        # Without exit handlers, which may hang.
         os._exit(1)
 
 
 def die_with_parent():
-    """Whatever ends the parent: nobody else would end these."""
+    """Ends the children however the parent ends."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
@@ -70,11 +70,11 @@ def start(role, directory, is_isolated):
 
 
 def wait(children, directory, deadline):
-    """Until both are done, one has failed, or it has lasted too long."""
+    """Waits until both have exited, one has failed, or the deadline has passed."""
     end = time.monotonic() + deadline
     while any(child.poll() is None for child in children.values()):
         if any(child.poll() for child in children.values()):
-            # The other one may have the better reason, and is about to tell it.
+            # The other process may have the better reason, and be about to print it.
             end = min(end, time.monotonic() + 2)
         if time.monotonic() > end:
             break
@@ -94,7 +94,7 @@ def wait(children, directory, deadline):
 
 
 def compare_namespaces(directory):
-    """Each of the two has its own of each kind."""
+    """Checks that each process has its own namespaces."""
     seen = [namespaces()]
     processes = []
     for role in ("first", "second"):
@@ -106,7 +106,7 @@ def compare_namespaces(directory):
     report(what="namespaces", own=[kind for kind in KINDS if kind not in shared],
            processes=processes)
     if shared:
-        raise Failure(f"not in namespaces of their own: {shared}")
+        raise Failure(f"shared namespaces: {shared}")
 
 
 def lead(options):
@@ -116,9 +116,9 @@ def lead(options):
         os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
     is_isolated = not options.same_namespaces and can_isolate()
     if not (is_isolated or options.same_namespaces or options.emulated):
-        raise Failure("unshare cannot make namespaces here (as root it can)")
+        raise Failure("create namespaces with unshare failed. Run it as root")
     if not is_isolated:
-        print("skipped: namespaces of their own", flush=True)
+        print("skipped: separate namespaces", flush=True)
     with tempfile.TemporaryDirectory(prefix="fabricast-torch-") as directory:
         children = {}
         try:
@@ -143,7 +143,7 @@ def main():
                         help="leave both processes in the namespaces of this one")
     parser.add_argument("--sizes", type=lambda text: [int(size) for size in text.split(",")],
                         help="bytes, multiples of 4 [default: 64 to 1 GiB]")
-    parser.add_argument("--rounds", type=int, default=15, help="of a measurement, in turn")
+    parser.add_argument("--rounds", type=int, default=15, help="of a measurement, interleaved")
     parser.add_argument("--least-ratio", type=float, default=0.97,
                         help="of a raw copy between two GPUs, from 1 GiB on")
     parser.add_argument("--deadline", type=float, default=300, help="seconds for all of it")
@@ -159,7 +159,7 @@ def main():
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         if options.emulated and options.memory == "plain":
-            raise Failure("a emulated has no plain memory that leaves its process")
+            raise Failure("an emulated device has no plain memory that can be exported")
         lead(options)
     except Failure as failure:
         print(f"failed: {failure}", flush=True)

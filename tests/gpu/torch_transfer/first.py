@@ -1,4 +1,4 @@
-"""The process that begins everything: it moves, compares and measures."""
+"""The initiator: it moves, compares and measures."""
 
 import json
 import statistics
@@ -12,27 +12,27 @@ from side import (ANSWER, CHECK, CLEAR, END, FILL, MIDDLE, PATIENCE, REGIONS, SM
 GIBI = 1 << 30
 PATH = "cuda-ipc"
 NAMES = {PUT: "put", GET: "get"}
-# The counters are to have moved by what was sent, but for this part.
+# Tolerance of the link counters.
 TOLERANCE = 0.01
 
 
 class First:
-    """Begins everything."""
+    """The initiator."""
 
     def __init__(self, side):
         self.side, self.library, self.memory = side, side.library, side.memory
         self.options = side.options
         side.connect()
-        self.theirs = [side.find(f"region-{number}") for number in range(len(REGIONS))]
+        self.remote_regions = [side.find(f"region-{number}") for number in range(len(REGIONS))]
         self.are_apart = side.numbers[0] != side.numbers[1]
         self.seed = 0
         self.moved = 0
-        # What it is measured against is a copy between two GPUs.
+        # The baseline is a copy between two GPUs.
         self.is_bound = self.are_apart and not self.options.emulated
 
-    def join(self, mine, theirs, policy):
-        arguments = given(self.theirs[theirs]), given(policy.encode()), PATIENCE
-        route = self.library.call("join", self.side.peer, self.side.regions[mine], *arguments)
+    def join(self, local, remote, policy):
+        arguments = given(self.remote_regions[remote]), given(policy.encode()), PATIENCE
+        route = self.library.call("join", self.side.peer, self.side.regions[local], *arguments)
         path = self.library.bytes_of("path", route).decode()
         if path != PATH:
             raise Failure(f"the path is {path}")
@@ -53,7 +53,7 @@ class First:
         return self.answer()
 
     def answer(self):
-        tag, (value, *_) = self.side.heard()
+        tag, (value, *_) = self.side.receive()
         if tag != ANSWER:
             raise Failure(f"notice {tag} instead of an answer")
         return value
@@ -85,32 +85,32 @@ class First:
         self.side.tell(END)
 
     def check(self, operation, route, pair, size, is_whole):
-        """Moves a pattern that was never there, and compares where it arrives."""
-        mine, theirs = pair
+        """Moves a new pattern, and compares it at its destination."""
+        local, remote = pair
         to, source = (0, 0) if is_whole else (512, 3136)
         for _ in range(2):
             self.seed += 1
             if operation == PUT:
                 self.ask(CLEAR)
-                self.memory.fill(self.side.offsets[mine] + source, size, self.seed)
+                self.memory.fill(self.side.offsets[local] + source, size, self.seed)
                 self.move(operation, route, to, source, size,
-                          notice(CHECK, theirs, to, size, self.seed))
+                          notice(CHECK, remote, to, size, self.seed))
                 is_right = self.answer() == 1
             else:
-                self.ask(FILL, theirs, source, size, self.seed)
+                self.ask(FILL, remote, source, size, self.seed)
                 self.memory.clear()
                 self.move(operation, route, to, source, size, notice(TOLD, 0, 0, 0, self.seed))
-                is_right = self.side.is_right(mine, to, size, self.seed)
+                is_right = self.side.is_right(local, to, size, self.seed)
                 if self.answer() != self.seed:
-                    raise Failure("the notice of a get says something else")
+                    raise Failure("the notice of a get has wrong content")
             if not is_right:
-                raise Failure(f"other bytes arrived: {NAMES[operation]} of {size} bytes from "
-                              f"or to {REGIONS[theirs][0]}, pattern {self.seed}")
-        report(what="correct", op=NAMES[operation], size=size, local=REGIONS[mine][0],
-               remote=REGIONS[theirs][0])
+                raise Failure(f"received data is corrupted: {NAMES[operation]} of {size} bytes from "
+                              f"or to {REGIONS[remote][0]}, pattern {self.seed}")
+        report(what="correct", op=NAMES[operation], size=size, local=REGIONS[local][0],
+               remote=REGIONS[remote][0])
 
     def once(self, operation, route, size):
-        """Nanoseconds until the data is there, and for a put, the other process knows."""
+        """Nanoseconds until the data is there, and for a put, the other process is notified."""
         begun = time.monotonic_ns()
         if operation == GET:
             self.move(operation, route, 0, 0, size)
@@ -119,7 +119,7 @@ class First:
         return self.answer()
 
     def measure(self, operation, route, pair, size):
-        """Ours and PyTorch's copy, in turn."""
+        """Interleaves transfers and PyTorch's copy."""
         raw = self.memory.raw_copy(operation, self.side.numbers[1], size)
         each = 3 if size >= GIBI else 10
         for _ in range(3):
@@ -142,21 +142,21 @@ class First:
                ratio=round(ratio, 4), least=round(min(ratios), 4), are_apart=self.are_apart)
         if self.is_bound and size >= GIBI and ratio < self.options.least_ratio:
             raise Failure(f"{NAMES[operation]} of {size} bytes: {ratio:.4f} of a raw copy, at "
-                          f"least {self.options.least_ratio} is wanted")
+                          f"least {self.options.least_ratio} is required")
 
     def links(self):
         return json.loads(self.library.bytes_of("links", given(self.memory.place.encode())))
 
     def watch(self, operation, route, size):
-        """NVLink carries what is moved, no less and no more."""
-        told = dict(what="links", op=NAMES[operation])
+        """NVLink moves exactly the transferred bytes."""
+        line = dict(what="links", op=NAMES[operation])
         if not self.are_apart:
-            report(**told, why_not="one GPU: no link is taken")
+            report(**line, why_not="one GPU: no link is used")
             return
         try:
             before = self.links()
         except Failure as failure:
-            report(**told, why_not=str(failure))
+            report(**line, why_not=str(failure))
             return
         times = 4
         for _ in range(times):
@@ -164,14 +164,14 @@ class First:
         after = self.links()
         carried = [None if None in pair else pair[1] - pair[0] for pair in zip(before, after)]
         names = ["nvlink_sent", "nvlink_received", "pcie_sent", "pcie_received"]
-        told |= dict(zip(names, carried), moved=times * size)
+        line |= dict(zip(names, carried), moved=times * size)
         nvlink = carried[0 if operation == PUT else 1]
-        report(**told, why_not="NVLink is not counted here" if nvlink is None else None)
+        report(**line, why_not="NVLink is not counted here" if nvlink is None else None)
         if nvlink is not None and abs(nvlink - times * size) > TOLERANCE * times * size:
-            raise Failure(f"NVLink carried {nvlink} bytes of {times * size}")
+            raise Failure(f"NVLink moved {nvlink} bytes of {times * size}")
 
     def count(self):
-        """All went by one path, by the books."""
+        """Checks the counters: everything used one path."""
         numbers = {}
         for line in self.library.bytes_of("metrics").decode().splitlines():
             if not line.startswith("#"):
@@ -182,4 +182,4 @@ class First:
         fallbacks = sum(number for name, number in numbers.items() if "_fallback_" in name)
         report(what="books", bytes=by_path, fallbacks=fallbacks)
         if by_path != {f'fabricast_path_bytes_total{{path="{PATH}"}}': self.moved} or fallbacks:
-            raise Failure(f"{self.moved} bytes were moved, and the books have {by_path}")
+            raise Failure(f"{self.moved} bytes were moved, the counters have {by_path}")

@@ -7,23 +7,23 @@ import sys
 
 
 class Failure(Exception):
-    """Why it is not ok."""
+    """A failure of the test."""
 
 
 def report(**what):
-    """A line for something that was seen, whole also where two processes write."""
+    """Prints a result as one line, atomically."""
     sys.stdout.flush()
     os.write(1, (json.dumps(what) + "\n").encode())
 
 
 class Bytes(ctypes.Structure):
-    """Bytes for the library."""
+    """An input buffer of the library."""
 
     _fields_ = [("address", ctypes.c_char_p), ("length", ctypes.c_uint64)]
 
 
 class Room(ctypes.Structure):
-    """Where it puts bytes."""
+    """An output buffer of the library."""
 
     _fields_ = [("address", ctypes.c_void_p), ("length", ctypes.c_uint64)]
 
@@ -33,7 +33,7 @@ def given(data):
 
 
 class Library:
-    """Its functions, with numbers and bytes as Python has them."""
+    """Its functions, with Python's numbers and bytes."""
 
     LONGEST = 64 << 10
     NUMBER, LONG = ctypes.c_uint32, ctypes.c_uint64
@@ -69,7 +69,7 @@ class Library:
         self.room = Room(ctypes.addressof(self.buffer), len(self.buffer))
 
     def call(self, name, *arguments):
-        """The number that it gives."""
+        """The number that it returns."""
         number = self.functions[name](*arguments)
         if number < 0:
             length = max(self.functions["error"](self.room), 0)
@@ -78,6 +78,6 @@ class Library:
         return number
 
     def bytes_of(self, name, *arguments):
-        """The bytes that it gives."""
+        """The bytes that it returns."""
         length = self.call(name, *arguments, self.room)
         return ctypes.string_at(self.buffer, length)

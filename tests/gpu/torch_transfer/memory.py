@@ -1,4 +1,4 @@
-"""Memory that is moved: a tensor, or what stands for one where there is no PyTorch."""
+"""Memory that is moved: a tensor, or emulated device memory without PyTorch."""
 
 import ctypes
 import random
@@ -7,21 +7,21 @@ import time
 from library import Failure
 
 MEBI = 1 << 20
-# What everything is filled with where nothing is to arrive.
+# The value of memory that must not be written.
 BLANK = 0x5A
-# What is done with memory, in the numbers of the library.
+# Operations, in the numbers of the library.
 PUT, GET = 0, 1
 
 
 class TorchMemory:
-    """A tensor of bytes, and what is done with it by PyTorch alone."""
+    """A tensor of bytes, with operations of PyTorch."""
 
     def __init__(self, number, length, is_expandable):
         import torch
 
         self.torch, self.number, self.length = torch, number, length
         self.place = f"cuda:{number}"
-        # Before it in its segment: it does not begin where a piece does.
+        # Before it in its segment, so that it does not begin at a piece.
         self.spacer = self.make(3 * MEBI)
         self.bytes = self.make(length)
         self.address = self.bytes.data_ptr()
@@ -33,7 +33,7 @@ class TorchMemory:
         return self.torch.empty(length, dtype=self.torch.uint8, device=place)
 
     def describe(self):
-        """Fails unless the memory is of the kind that was asked for."""
+        """Fails unless the memory is of the requested kind."""
         for segment in self.torch.cuda.memory_snapshot():
             begin, size = segment["address"], segment["total_size"]
             if segment["device"] == self.number and begin <= self.address < begin + size:
@@ -47,7 +47,7 @@ class TorchMemory:
 
     def pattern(self, length, seed):
         words = self.torch.arange(length // 4, dtype=self.torch.int32, device=self.place)
-        # Odd factors: no word comes twice, whatever wraps.
+        # Odd factors: all words differ, also after a wrap.
         return words.mul_(1_664_525 + 2 * seed).add_(seed * 7919)
 
     def part(self, offset, length):
@@ -72,25 +72,25 @@ class TorchMemory:
         self.torch.cuda.synchronize(self.number)
 
     def raw_copy(self, operation, other, length):
-        """What copies as much within this process. Gives nanoseconds until it is done."""
-        mine, theirs = self.make(length), self.make(length, other)
-        to, source = (theirs, mine) if operation == PUT else (mine, theirs)
+        """A function that copies as much within this process, and returns nanoseconds."""
+        local, remote = self.make(length), self.make(length, other)
+        to, source = (remote, local) if operation == PUT else (local, remote)
         device, cuda = source.device.index, self.torch.cuda
-        mine.fill_(1)
-        theirs.fill_(2)
+        local.fill_(1)
+        remote.fill_(2)
         for number in {self.number, other}:
             cuda.synchronize(number)
 
         def once():
             begun = time.monotonic_ns()
-            # By the stream of where it comes from.
+            # On the stream of the source.
             to.copy_(source, non_blocking=True)
             cuda.synchronize(device)
             return time.monotonic_ns() - begun
 
         once()
-        if not self.torch.equal(mine, theirs.to(mine.device)):
-            raise Failure("PyTorch's own copy has other bytes")
+        if not self.torch.equal(local, remote.to(local.device)):
+            raise Failure("PyTorch's copy is corrupted")
         return once
 
     def versions(self):
@@ -103,9 +103,9 @@ def devices(torch):
 
 
 class StandInMemory:
-    """The same without PyTorch and without a GPU: to try out all else."""
+    """The same without PyTorch and without a GPU, to test the rest."""
 
-    # As PyTorch has them.
+    # As PyTorch's.
     PIECE = 20 * MEBI
 
     def __init__(self, library, number, length):
@@ -139,11 +139,11 @@ class StandInMemory:
         pass
 
     def raw_copy(self, _operation, _other, length):
-        mine, theirs = bytearray(length), bytearray(length)
+        local, remote = bytearray(length), bytearray(length)
 
         def once():
             begun = time.monotonic_ns()
-            theirs[:] = mine
+            remote[:] = local
             return time.monotonic_ns() - begun
 
         return once

@@ -1,4 +1,4 @@
-"""A process of the two: what both have, and what the one that is asked does."""
+"""A process of the two: common code, and the target."""
 
 import json
 import os
@@ -8,16 +8,16 @@ import time
 from library import Failure, Library, given, report
 from memory import MEBI, StandInMemory, TorchMemory
 
-# Waits of a process for the other one, in milliseconds.
+# Timeouts of a process, in milliseconds.
 PATIENCE = 60_000
 KINDS = ["pid", "ipc", "mnt", "net"]
-# What a tensor has beyond its longest region.
+# Bytes of a tensor beyond its longest region.
 MARGIN = 32 * MEBI
-# Where in the tensor regions begin, and their length if it is not that of the longest
-# block. A small one has but a part of one of PyTorch's pieces, which have 20 MiB.
+# Offsets of the regions in the tensor, and their length if it is not that of the longest
+# block. A small region is within one of PyTorch's pieces, which have 20 MiB.
 REGIONS = [("start", 0, None), ("middle", 25 * MEBI + 4608, None), ("small", 5 * MEBI + 1536, MEBI)]
 START, MIDDLE, SMALL = range(3)
-# What notices mean; their data are four numbers.
+# Tags of notifications; their data are four numbers.
 TIMED, CHECK, CLEAR, FILL, TOLD, END, ANSWER = range(1, 8)
 
 
@@ -53,7 +53,7 @@ class Side:
         self.leave("ready", b"")
 
     def choose(self):
-        """Which devices the two are on."""
+        """The devices of the two."""
         if self.options.emulated:
             return [0, 1]
         import torch
@@ -66,36 +66,36 @@ class Side:
         return [0, 1] if count > 1 else [0, 0]
 
     def register(self, number):
-        """A region of the tensor, which must leave as its allocator allows."""
+        """A region of the tensor, exported as its allocator allows."""
         address, device = self.memory.address + self.offsets[number], self.memory.place
         name, length = REGIONS[number][0], self.lengths[number]
         region = self.library.call("register", given(device.encode()), address, length)
         pieces = self.library.call("pieces", region)
         if (pieces > 0) != (self.options.memory == "expandable"):
-            raise Failure(f"{self.options.memory} memory leaves in {pieces} pieces")
+            raise Failure(f"{self.options.memory} memory is exported in {pieces} pieces")
         offset = self.library.call("offset", region) if pieces else None
         if offset == 0 and number != START:
-            raise Failure(f"the region {name} begins where a piece does")
+            raise Failure(f"the region {name} begins at a piece")
         self.leave(f"region-{number}", self.library.bytes_of("descriptor", region))
         report(what="region", role=self.role, region=name, length=length, pieces=pieces,
                offset=offset)
         return region
 
     def leave(self, name, data):
-        """A file for the other process: whole, or not there."""
+        """Writes a file for the other process, atomically."""
         path = os.path.join(self.directory, f"{name}-{self.role}")
         with open(path + ".part", "wb") as file:
             file.write(data)
         os.rename(path + ".part", path)
 
     def find(self, name):
-        """The other process's file."""
+        """Reads a file of the other process."""
         other = "second" if self.role == "first" else "first"
         path = os.path.join(self.directory, f"{name}-{other}")
         end = time.monotonic() + self.options.deadline
         while not os.path.exists(path):
             if time.monotonic() > end:
-                raise Failure(f"the other process did not leave {name}")
+                raise Failure(f"the other process did not write {name}")
             time.sleep(0.005)
         with open(path, "rb") as file:
             return file.read()
@@ -107,13 +107,13 @@ class Side:
     def tell(self, tag, *numbers):
         self.library.call("notify", self.peer, given(notice(tag, *numbers)), PATIENCE)
 
-    def heard(self):
-        """Tag and numbers of the next notice."""
+    def receive(self):
+        """Tag and numbers of the next notification."""
         tag, *numbers = struct.unpack("<Qqqqq", self.library.bytes_of("next_notice", PATIENCE))
         return tag, numbers
 
     def is_right(self, region, offset, length, seed):
-        """Is the pattern there, and nothing anywhere else?"""
+        """Is the pattern there, and the rest unwritten?"""
         begin = self.offsets[region] + offset
         end = begin + length
         memory = self.memory
@@ -126,10 +126,10 @@ def notice(tag, *numbers):
 
 
 def second(side):
-    """Does what the first one asks for."""
+    """Serves the requests of the initiator."""
     side.connect()
     while True:
-        tag, numbers = side.heard()
+        tag, numbers = side.receive()
         seen = time.monotonic_ns()
         region, offset, length, seed = numbers
         value = 0

@@ -1,4 +1,4 @@
-/* What the test programs have together. */
+/* Common code of the test programs. */
 #ifndef CHECK_H
 #define CHECK_H
 
@@ -12,13 +12,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* Only reached by what fails. */
+/* Only a failing test waits so long. */
 #define LONG FABRICAST_SECONDS(60)
 
 #define CHECK(condition)                                                                      \
     do {                                                                                      \
         if (!(condition)) {                                                                   \
-            fprintf(stderr, "%s:%d: not so: %s\n    last error: %s\n", __FILE__, __LINE__,    \
+            fprintf(stderr, "%s:%d: failed: %s\n    last error: %s\n", __FILE__, __LINE__,    \
                     #condition, fabricast_error_message());                                   \
             exit(1);                                                                          \
         }                                                                                     \
@@ -37,21 +37,21 @@
         }                                                                                     \
     } while (0)
 
-/* Two processes tell each other how far they are, by a byte. */
-static inline void tell(int to)
+/* Two processes synchronize with bytes in pipes. */
+static inline void signal_peer(int to)
 {
     char byte = 0;
     CHECK(write(to, &byte, 1) == 1);
 }
 
-static inline void hear(int from)
+static inline void await_signal(int from)
 {
     char byte;
     CHECK(read(from, &byte, 1) == 1);
 }
 
-/* Runs a function in another process, which knows nothing of the library yet, with a pipe
- * from it and one to it. */
+/* Runs a function in a child process, which has not used the library, with a pipe from it and one
+ * to it. */
 static inline pid_t start(void (*run)(int in, int out), int *in, int *out)
 {
     int down[2], up[2];
@@ -83,7 +83,7 @@ static inline void finish(pid_t child)
     CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
-/* What every byte of a message is to be. */
+/* The expected value of every byte of a message. */
 static inline unsigned char pattern(uint64_t message, size_t at)
 {
     return (unsigned char)(message * 31 + at * 7 + (at >> 8));
@@ -111,7 +111,7 @@ static inline fabricast_node *join(void)
     DONE(fabricast_node_options_init(&options, sizeof options));
     options.label = "test";
     options.patience = FABRICAST_SECONDS(60);
-    options.waiting = FABRICAST_WAITING_SLEEP;
+    options.waiting = FABRICAST_WAITING_BLOCK;
     DONE(fabricast_node_join(&options, &node));
     return node;
 }

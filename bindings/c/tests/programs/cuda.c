@@ -1,7 +1,7 @@
 /*
- * The six functions on GPU memory, in two processes: where FABRICAST_DEVICE is a CUDA device.
- * The driver is loaded at run time, so that this is compiled anywhere. Says "skipped" and
- * succeeds where there is no such device.
+  * The functions of rgaps.h with GPU memory, in two processes, if FABRICAST_DEVICE is a CUDA device.
+  * The driver is loaded at run time, so that this compiles anywhere. Prints "skipped" and succeeds
+  * without such a device.
  */
 #include "driver.h"
 
@@ -10,7 +10,7 @@
 #define MESSAGES 20
 #define LENGTH ((size_t)8 << 20)
 
-/* A pointer to a device's memory, for a topic whose messages lie on the host. */
+/* A pointer to device memory, for a topic in host memory. */
 static void push_to_the_host(device_pointer memory, unsigned char *bytes)
 {
     char name[] = "cuda to host";
@@ -45,20 +45,20 @@ static void publish(int in, int out)
     CHECK(cuda.allocate(&memory, LENGTH) == 0);
     publisher = publisher_init(name);
     CHECK(publisher != NULL);
-    tell(out);
-    hear(in);
+    signal_peer(out);
+    await_signal(in);
     for (message = 0; message < MESSAGES; message++) {
         fill(bytes, LENGTH, message);
         CHECK(cuda.to_device(memory, bytes, LENGTH) == 0);
-        /* Every other one from plain memory of the host: where a pointer lies is found out. */
+        /* Every other message from host memory: the kind of pointer is detected. */
         CHECK(publisher_push(publisher, LENGTH,
                              message % 2 == 0 ? (void *)(uintptr_t)memory : bytes) == 0);
     }
-    /* More than there is; an address of nobody's. */
+    /* Beyond the allocation; an unmapped address. */
     CHECK(publisher_push(publisher, LENGTH + 1, (void *)(uintptr_t)(memory + LENGTH - 1)) < 0);
     CHECK(publisher_push(publisher, LENGTH, (void *)(uintptr_t)4096) < 0);
     push_to_the_host(memory, bytes);
-    hear(in);
+    await_signal(in);
     publisher_destroy(publisher);
     CHECK(cuda.release(memory) == 0);
     free(bytes);
@@ -80,13 +80,13 @@ int main(void)
     bytes = malloc(LENGTH);
     CHECK(bytes != NULL);
     alarm(300);
-    /* Before anybody touches the driver: it does not survive a fork. */
+    /* Before the driver is used: it does not survive a fork. */
     child = start(publish, &in, &out);
     open_device(number());
-    hear(in);
+    await_signal(in);
     subscriber = subscriber_init(name);
     CHECK(subscriber != NULL);
-    tell(out);
+    signal_peer(out);
     for (message = 0; message < MESSAGES; message++) {
         void *pulled = subscriber_pull(subscriber);
         unsigned kind = 0;
@@ -97,7 +97,7 @@ int main(void)
         CHECK(cuda.to_host(bytes, (device_pointer)(uintptr_t)pulled, LENGTH) == 0);
         check_filled(bytes, LENGTH, message);
     }
-    tell(out);
+    signal_peer(out);
     finish(child);
     subscriber_destroy(subscriber);
     CHECK(fabricast_open_handles() == 0);

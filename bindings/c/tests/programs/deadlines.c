@@ -1,5 +1,5 @@
-/* Calls that have a deadline keep it while the process that serves the node, and that reads all
- * messages, is stopped. */
+/* Calls keep their timeout while the process that serves the node, and reads all messages, is
+ * stopped. */
 #include "check.h"
 
 #include <rgaps.h>
@@ -14,7 +14,7 @@ static double now(void)
     return (double)time.tv_sec + (double)time.tv_nsec / 1e9;
 }
 
-/* A call that gives this status, and not later than so many seconds. */
+/* A call that returns this status within so many seconds. */
 #define WITHIN(seconds, wanted, call)                                                         \
     do {                                                                                      \
         double start_ = now(), took_;                                                         \
@@ -46,8 +46,8 @@ static void serve(int in, int out)
     DONE(fabricast_node_join(NULL, &node));
     open_topic(node, "deadlines", &topic);
     DONE(fabricast_subscriber_open(topic, &subscriber));
-    tell(out);
-    hear(in);
+    signal_peer(out);
+    await_signal(in);
     DONE(fabricast_subscriber_close(subscriber));
     DONE(fabricast_topic_close(topic));
     DONE(fabricast_node_leave(node));
@@ -71,9 +71,9 @@ int main(void)
 
     alarm(300);
     child = start(serve, &in, &out);
-    hear(in);
+    await_signal(in);
     DONE(fabricast_node_options_init(&options, sizeof options));
-    options.service = FABRICAST_SERVICE_OUTSIDE;
+    options.service = FABRICAST_SERVICE_EXTERNAL;
     options.patience = FABRICAST_SECONDS(1);
     DONE(fabricast_node_join(&options, &node));
     open_topic(node, "deadlines", &topic);
@@ -100,7 +100,7 @@ int main(void)
            fabricast_subscriber_pull(subscriber, FABRICAST_NOW, &sample));
     WITHIN(2, FABRICAST_E_DEADLINE_EXCEEDED, fabricast_subscriber_pull(subscriber, soon, &sample));
 
-    /* Calls that ask the service: each waits for it for one second. */
+    /* Calls that need the service: each waits for it for one second. */
     WITHIN(4, FABRICAST_E_DEADLINE_EXCEEDED, fabricast_node_join(&options, &other));
     begin = now();
     CHECK(fabricast_topic_open(node, "another", NULL, &second) != FABRICAST_OK);
@@ -113,7 +113,7 @@ int main(void)
     CHECK(fabricast_error_status() == FABRICAST_E_DEADLINE_EXCEEDED);
     CHECK(now() - begin < 4);
 
-    /* Closing has no deadline of its own, and an end. */
+    /* Closing has no timeout argument, but ends. */
     begin = now();
     DONE(fabricast_subscriber_close(subscriber));
     DONE(fabricast_publisher_close(publisher));
@@ -122,7 +122,7 @@ int main(void)
     CHECK(now() - begin < 30);
     CHECK(fabricast_open_handles() == 0);
     CHECK(kill(child, SIGCONT) == 0);
-    tell(out);
+    signal_peer(out);
     finish(child);
     puts("deadlines: ok");
     return 0;

@@ -28,7 +28,7 @@ static void publish(fabricast_publisher *publisher, uint64_t number)
     DONE(fabricast_publisher_push(publisher, bytes, length_of(number), LONG));
 }
 
-/* Publishes on all topics, and keeps to none of them for long. */
+/* Publishes on all topics in turn. */
 static void run(int in, int out)
 {
     fabricast_node *node;
@@ -37,14 +37,14 @@ static void run(int in, int out)
     uint64_t number;
     int at;
 
-    hear(in);
+    await_signal(in);
     node = join();
     for (at = 0; at < TOPICS; at++) {
         topics[at] = opened(node, at);
         DONE(fabricast_publisher_open(topics[at], &publishers[at]));
     }
-    tell(out);
-    hear(in);
+    signal_peer(out);
+    await_signal(in);
     for (number = 0; number < MESSAGES; number++)
         for (at = 0; at < TOPICS; at++)
             if (number % (unsigned)(at + 1) == 0)
@@ -57,7 +57,7 @@ static void run(int in, int out)
     DONE(fabricast_node_leave(node));
 }
 
-/* Pulls until there is nothing. */
+/* Pulls until there is no message. */
 static void pull_all(fabricast_subscriber *subscriber, uint64_t step, uint64_t *expected)
 {
     fabricast_sample *sample;
@@ -95,7 +95,7 @@ static void several(int use_epoll, pid_t child, int in, int out)
     int at, count, loops = epoll_create1(EPOLL_CLOEXEC);
 
     CHECK(loops >= 0);
-    tell(out);
+    signal_peer(out);
     for (at = 0; at < TOPICS; at++) {
         int descriptor, again;
         topics[at] = opened(node, at);
@@ -110,8 +110,8 @@ static void several(int use_epoll, pid_t child, int in, int out)
         events[at].data.u32 = (uint32_t)at;
         CHECK(epoll_ctl(loops, EPOLL_CTL_ADD, descriptor, &events[at]) == 0);
     }
-    hear(in);
-    tell(out);
+    await_signal(in);
+    signal_peer(out);
     while (!all_read(expected)) {
         if (use_epoll) {
             count = epoll_wait(loops, events, TOPICS, 60000);
@@ -133,7 +133,7 @@ static void several(int use_epoll, pid_t child, int in, int out)
     for (at = 0; at < TOPICS; at++) {
         CHECK(epoll_ctl(loops, EPOLL_CTL_DEL, entries[at].fd, NULL) == 0);
         DONE(fabricast_subscriber_close(subscribers[at]));
-        /* Nobody else opens any here. */
+        /* No other thread opens any here. */
         CHECK(fcntl(entries[at].fd, F_GETFD) == -1 && errno == EBADF);
         DONE(fabricast_topic_close(topics[at]));
     }
@@ -141,7 +141,7 @@ static void several(int use_epoll, pid_t child, int in, int out)
     DONE(fabricast_node_leave(node));
 }
 
-/* That it was evicted is told of, and stays. */
+/* The eviction is reported, and stays readable. */
 static void eviction(void)
 {
     fabricast_node *node = join();

@@ -1,4 +1,4 @@
-/* What happens to subscribers: evicted for holding too long, gaps, publishers that die. */
+/* Events of subscribers: evictions, gaps, and killed publishers. */
 #include "check.h"
 
 static fabricast_topic *short_topic(fabricast_node *node, const char *name, uint32_t reliability)
@@ -32,7 +32,7 @@ static void eviction(fabricast_node *node)
     DONE(fabricast_subscriber_pull(idle, LONG, &held));
     DONE(fabricast_sample_read(held, 0, copy, 4));
     CHECK(memcmp(copy, "held", 4) == 0);
-    /* It is in the way, until it is evicted. */
+    /* It blocks the publisher, until it is evicted. */
     for (at = 0; at < 4; at++)
         DONE(fabricast_publisher_push(publisher, "more", 4, LONG));
     EXPECT(FABRICAST_E_EVICTED, fabricast_sample_check(held));
@@ -40,7 +40,7 @@ static void eviction(fabricast_node *node)
     EXPECT(FABRICAST_E_EVICTED, fabricast_subscriber_pull(idle, LONG, &sample));
     DONE(fabricast_subscriber_event(idle, &event, sizeof event));
     CHECK(event.kind == FABRICAST_EVENT_EVICTED);
-    /* What it had still to read, too, is missed. */
+    /* Unread messages are missed, too. */
     DONE(fabricast_subscriber_event(idle, &event, sizeof event));
     CHECK(event.kind == FABRICAST_EVENT_GAP && event.missed == 4);
     DONE(fabricast_subscriber_event(idle, &event, sizeof event));
@@ -48,7 +48,7 @@ static void eviction(fabricast_node *node)
     memset(&counters, 0xff, sizeof counters);
     DONE(fabricast_publisher_counters_of(publisher, &counters, sizeof counters));
     CHECK(counters.messages == 5 && counters.missed_by_nodes == 0 && counters.evicted == 1);
-    /* As a program has it that was made before there were more. */
+    /* As an older program, whose structure is shorter. */
     memset(&counters, 0xff, sizeof counters);
     DONE(fabricast_publisher_counters_of(publisher, &counters, 24));
     CHECK(counters.messages == 5 && counters.evicted == UINT64_MAX);
@@ -122,11 +122,11 @@ static void die(int in, int out)
     DONE(fabricast_publisher_open(opened, &publisher));
     DONE(fabricast_publisher_identity(publisher, &identity));
     CHECK(write(out, &identity, sizeof identity) == sizeof identity);
-    hear(in);
+    await_signal(in);
     DONE(fabricast_publisher_push(publisher, "last words", 10, LONG));
     DONE(fabricast_publisher_loan(publisher, 1000, LONG, &loan));
-    tell(out);
-    hear(in);
+    signal_peer(out);
+    await_signal(in);
 }
 
 static void loss(pid_t child, int in, int out)
@@ -141,11 +141,11 @@ static void loss(pid_t child, int in, int out)
 
     DONE(fabricast_subscriber_open(opened, &subscriber));
     CHECK(read(in, &identity, sizeof identity) == sizeof identity);
-    tell(out);
-    hear(in);
+    signal_peer(out);
+    await_signal(in);
     CHECK(kill(child, SIGKILL) == 0);
     CHECK(waitpid(child, &status, 0) == child && WIFSIGNALED(status));
-    /* What it had published is there. */
+    /* Its published messages are available. */
     DONE(fabricast_subscriber_pull(subscriber, LONG, &sample));
     DONE(fabricast_sample_release(sample));
     for (tries = 0; tries < 600; tries++) {

@@ -1,4 +1,4 @@
-/* A forked child is told that its parent's handles are not its own, and joins by itself. */
+/* In a forked child the parent's handles are errors, and the child can join by itself. */
 #include "check.h"
 
 #include <rgaps.h>
@@ -59,7 +59,7 @@ int main(void)
         CHECK(fabricast_open_handles() == 0);
         exit(0);
     }
-    /* The parent's go on. */
+    /* The parent's handles still work. */
     DONE(fabricast_subscriber_pull(subscriber, LONG, &sample));
     DONE(fabricast_sample_memory(sample, &address, &length));
     CHECK(length == sizeof text && memcmp(address, text, length) == 0);

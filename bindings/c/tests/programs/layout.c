@@ -1,10 +1,9 @@
-/* The structures lie as programs of this interface have them: src/layout_tests.rs has the
- * same numbers. */
+/* The structures have the layout of this interface: src/layout_tests.rs has the same numbers. */
 #include <fabricast.h>
 #include <rgaps.h>
 
 #define IS(name, condition) typedef char name[(condition) ? 1 : -1]
-#define AT(type, field, place) IS(type##_##field, offsetof(type, field) == (place))
+#define AT(type, field, offset) IS(type##_##field, offsetof(type, field) == (offset))
 
 IS(node_options, sizeof(fabricast_node_options) == 120);
 AT(fabricast_node_options, patience, 24);

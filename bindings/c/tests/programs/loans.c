@@ -1,7 +1,7 @@
-/* How many loans a publisher may have, by programs that say it and by older ones. */
+/* Number of loans of a publisher, for programs that set it and for older ones. */
 #include "check.h"
 
-/* As much of the settings as the first version of the interface had. */
+/* The settings of the first version of the interface. */
 #define WITHOUT_LOANS 40
 
 static void no_more_than(fabricast_publisher *publisher, size_t allowed)
@@ -18,7 +18,7 @@ static void no_more_than(fabricast_publisher *publisher, size_t allowed)
            fabricast_publisher_loan(publisher, 8, FABRICAST_NOW, &refused));
     EXPECT(FABRICAST_E_TOO_MANY_LOANS, fabricast_publisher_push(publisher, "x", 1, LONG));
 
-    /* Discarded or published, one comes back. */
+    /* A discarded or published loan is available again. */
     DONE(fabricast_loan_discard(loans[0]));
     DONE(fabricast_publisher_push(publisher, "x", 1, LONG));
     DONE(fabricast_publisher_loan(publisher, 8, LONG, &loans[0]));
@@ -54,7 +54,7 @@ int main(void)
     settings.loans = UINT64_MAX;
     EXPECT(FABRICAST_E_INVALID_ARGUMENT, fabricast_topic_open(node, "none", &settings, &other));
 
-    /* Who does not know of loans has as many as usual, and writes nothing where they are. */
+    /* A program without "loans" gets the default number, and its memory is not overwritten. */
     memset(&settings, 0xff, sizeof settings);
     DONE(fabricast_topic_settings_init(&settings, WITHOUT_LOANS));
     CHECK(settings.size == WITHOUT_LOANS && settings.loans == UINT64_MAX);

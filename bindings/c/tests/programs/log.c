@@ -1,4 +1,4 @@
-/* What the library logs comes to a callback. */
+/* The log is passed to a callback. */
 #include "check.h"
 
 #include <arpa/inet.h>
@@ -7,14 +7,14 @@
 
 struct seen {
     int lines[6];
-    int is_inside; /* several at a time would break it */
+    int is_inside; /* detects concurrent calls */
     int found;     /* lines that name the port */
     int misspelt;  /* warnings of a variable */
     char port[8];
-    fabricast_status status; /* of a call that is refused */
+    fabricast_status status; /* of a call within the callback */
 };
 
-static void look(int32_t level, const char *text, void *user_data)
+static void record(int32_t level, const char *text, void *user_data)
 {
     struct seen *seen = user_data;
 
@@ -30,7 +30,7 @@ static void look(int32_t level, const char *text, void *user_data)
     seen->is_inside = 0;
 }
 
-/* Listens where another socket does: that is logged as a warning or an error. */
+/* Listens at a used address: that is logged as a warning or an error. */
 static void listen_in_vain(const char *port)
 {
     fabricast_node_options options;
@@ -65,25 +65,25 @@ int main(void)
     snprintf(seen.port, sizeof seen.port, "%d", ntohs(address.sin_port));
     after = seen;
 
-    EXPECT(FABRICAST_E_INVALID_ARGUMENT, fabricast_set_log(6, look, &seen));
-    EXPECT(FABRICAST_E_INVALID_ARGUMENT, fabricast_set_log(-1, look, &seen));
-    DONE(fabricast_set_log(FABRICAST_LOG_WARN, look, &seen));
+    EXPECT(FABRICAST_E_INVALID_ARGUMENT, fabricast_set_log(6, record, &seen));
+    EXPECT(FABRICAST_E_INVALID_ARGUMENT, fabricast_set_log(-1, record, &seen));
+    DONE(fabricast_set_log(FABRICAST_LOG_WARN, record, &seen));
     listen_in_vain(seen.port);
     CHECK(seen.found > 0);
     CHECK(seen.misspelt == 1);
     CHECK(seen.status == FABRICAST_E_INVALID_ARGUMENT);
     CHECK(seen.lines[FABRICAST_LOG_INFO] + seen.lines[FABRICAST_LOG_DEBUG] == 0);
 
-    /* Another one in its place, with more. */
+    /* A second callback replaces it, with more levels. */
     {
         struct seen before = seen;
-        DONE(fabricast_set_log(FABRICAST_LOG_TRACE, look, &after));
+        DONE(fabricast_set_log(FABRICAST_LOG_TRACE, record, &after));
         listen_in_vain(seen.port);
         CHECK(memcmp(&seen, &before, sizeof seen) == 0);
         CHECK(after.found > 0 && after.misspelt == 0);
         CHECK(after.lines[FABRICAST_LOG_INFO] + after.lines[FABRICAST_LOG_DEBUG] > 0);
 
-        /* A child has none. */
+        /* A child has no callback. */
         before = after;
         fflush(NULL);
         child = fork();

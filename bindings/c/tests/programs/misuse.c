@@ -1,4 +1,4 @@
-/* What a program can do wrong is told, and does not end it. */
+/* Errors of a program are reported, and do not end it. */
 #include "check.h"
 
 #include <pthread.h>
@@ -7,7 +7,7 @@
 static void *other_thread(void *argument)
 {
     (void)argument;
-    /* Errors are each thread's own. */
+    /* Errors belong to the thread. */
     CHECK(fabricast_error_status() == FABRICAST_OK);
     CHECK(strcmp(fabricast_error_message(), "") == 0);
     EXPECT(FABRICAST_E_BAD_HANDLE, fabricast_sample_check(NULL));
@@ -25,7 +25,7 @@ static void handles(fabricast_node *node, fabricast_topic *opened)
     uint64_t number = 7;
     int descriptor = 7;
 
-    /* Another kind; no handle at all; closed. */
+    /* Another kind; not a handle; closed. */
     EXPECT(FABRICAST_E_BAD_HANDLE, fabricast_node_identity((fabricast_node *)opened, &text));
     CHECK(text == NULL);
     EXPECT(FABRICAST_E_BAD_HANDLE, fabricast_node_identity(never, &text));
@@ -51,7 +51,7 @@ static void handles(fabricast_node *node, fabricast_topic *opened)
     EXPECT(FABRICAST_E_INVALID_ARGUMENT, fabricast_loan_write(loan, SIZE_MAX, "x", 1));
     EXPECT(FABRICAST_E_INVALID_ARGUMENT, fabricast_loan_write(loan, 0, "x", SIZE_MAX));
     EXPECT(FABRICAST_E_INVALID_ARGUMENT,
-           fabricast_loan_set_metadata(loan, &number, FABRICAST_MOST_METADATA + 1));
+           fabricast_loan_set_metadata(loan, &number, FABRICAST_MAX_METADATA + 1));
     EXPECT(FABRICAST_E_INVALID_ARGUMENT, fabricast_loan_publish(loan, LONG, (void *)&number, 8));
     DONE(fabricast_loan_discard(loan));
     EXPECT(FABRICAST_E_BAD_HANDLE, fabricast_loan_discard(loan));
@@ -97,7 +97,7 @@ static void settings_and_texts(fabricast_node *node)
     longest[300] = 0;
     EXPECT(FABRICAST_E_INVALID_ARGUMENT, fabricast_topic_open(node, longest, &settings, &opened));
     EXPECT(FABRICAST_E_INVALID_ARGUMENT, fabricast_topic_open(node, "\xc3(", &settings, &opened));
-    EXPECT(FABRICAST_E_UNKNOWN, fabricast_topic_open(node, "nobody made it", NULL, &opened));
+    EXPECT(FABRICAST_E_NOT_FOUND, fabricast_topic_open(node, "never created", NULL, &opened));
     CHECK(opened == NULL);
     free(longest);
 
@@ -123,7 +123,7 @@ static void settings_and_texts(fabricast_node *node)
         fabricast_topic *same;
         settings.largest = 101;
         EXPECT(FABRICAST_E_SETTINGS_DIFFER, fabricast_topic_open(node, name, &settings, &same));
-        /* Both sides are told. */
+        /* Both are named. */
         CHECK(strstr(fabricast_error_message(), "100") != NULL);
         CHECK(strstr(fabricast_error_message(), "101") != NULL);
     }
@@ -132,25 +132,25 @@ static void settings_and_texts(fabricast_node *node)
 
 static void options(void)
 {
-    fabricast_node_options said;
+    fabricast_node_options options;
     fabricast_node *node;
     char *json;
 
-    EXPECT(FABRICAST_E_INVALID_ARGUMENT, fabricast_node_options_init(NULL, sizeof said));
-    EXPECT(FABRICAST_E_INVALID_ARGUMENT, fabricast_node_options_init(&said, 3));
-    DONE(fabricast_node_options_init(&said, sizeof said));
-    CHECK(said.size == sizeof said && said.directory == NULL && said.patience > 0);
-    EXPECT(FABRICAST_E_INVALID_ARGUMENT, fabricast_node_join(&said, NULL));
-    said.service = 77;
-    EXPECT(FABRICAST_E_INVALID_ARGUMENT, fabricast_node_join(&said, &node));
-    said.service = FABRICAST_SERVICE_OUTSIDE;
-    said.patience = FABRICAST_MILLISECONDS(20);
-    /* A directory in which nobody serves. */
-    said.directory = getenv("NOBODYS_DIRECTORY");
-    CHECK(said.directory != NULL);
-    EXPECT(FABRICAST_E_DEADLINE_EXCEEDED, fabricast_node_join(&said, &node));
+    EXPECT(FABRICAST_E_INVALID_ARGUMENT, fabricast_node_options_init(NULL, sizeof options));
+    EXPECT(FABRICAST_E_INVALID_ARGUMENT, fabricast_node_options_init(&options, 3));
+    DONE(fabricast_node_options_init(&options, sizeof options));
+    CHECK(options.size == sizeof options && options.directory == NULL && options.patience > 0);
+    EXPECT(FABRICAST_E_INVALID_ARGUMENT, fabricast_node_join(&options, NULL));
+    options.service = 77;
+    EXPECT(FABRICAST_E_INVALID_ARGUMENT, fabricast_node_join(&options, &node));
+    options.service = FABRICAST_SERVICE_EXTERNAL;
+    options.patience = FABRICAST_MILLISECONDS(20);
+    /* A directory without a service. */
+    options.directory = getenv("DIRECTORY_WITHOUT_SERVICE");
+    CHECK(options.directory != NULL);
+    EXPECT(FABRICAST_E_DEADLINE_EXCEEDED, fabricast_node_join(&options, &node));
     CHECK(node == NULL);
-    EXPECT(FABRICAST_E_UNKNOWN, fabricast_report(said.directory, &json));
+    EXPECT(FABRICAST_E_NOT_FOUND, fabricast_report(options.directory, &json));
     CHECK(json == NULL);
 }
 

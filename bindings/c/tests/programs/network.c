@@ -1,4 +1,4 @@
-/* Options of a node's network that cannot work are refused when it is joined. */
+/* Options of a node's network that cannot work are errors when the node is joined. */
 #include "check.h"
 
 #include <rgaps.h>
@@ -25,16 +25,16 @@ static fabricast_status attempt(const char *listen, const char *peers, const cha
     return status;
 }
 
-/* The name of a provider that carries messages here: the node that one is refused says which. */
+/* The name of an available provider, from the error about an unknown one. */
 static void any(char *name, size_t size)
 {
     const char *start;
     size_t length;
 
     EXPECT(FABRICAST_E_NO_PROVIDER, attempt("127.0.0.1:0", NULL, "=no-such-provider"));
-    start = strstr(fabricast_error_message(), "there are ");
+    start = strstr(fabricast_error_message(), "the providers are ");
     CHECK(start != NULL);
-    start += strlen("there are ");
+    start += strlen("the providers are ");
     length = strcspn(start, ",");
     CHECK(length > 0 && length < size);
     memcpy(name, start, length);
@@ -43,7 +43,7 @@ static void any(char *name, size_t size)
 
 int main(void)
 {
-    char name[100], said[102], topic_name[] = "network";
+    char name[100], policy[102], topic_name[] = "network";
 
     alarm(300);
     EXPECT(FABRICAST_E_INVALID_ARGUMENT, attempt(NULL, "nowhere", NULL));
@@ -60,13 +60,13 @@ int main(void)
 
     any(name, sizeof name);
     EXPECT(FABRICAST_OK, attempt("127.0.0.1:0", NULL, name));
-    snprintf(said, sizeof said, "=%s", name);
-    EXPECT(FABRICAST_OK, attempt("127.0.0.1:0", NULL, said));
-    snprintf(said, sizeof said, "^%s", name);
-    CHECK(attempt("127.0.0.1:0", NULL, said) != FABRICAST_E_INVALID_ARGUMENT);
+    snprintf(policy, sizeof policy, "=%s", name);
+    EXPECT(FABRICAST_OK, attempt("127.0.0.1:0", NULL, policy));
+    snprintf(policy, sizeof policy, "^%s", name);
+    CHECK(attempt("127.0.0.1:0", NULL, policy) != FABRICAST_E_INVALID_ARGUMENT);
     EXPECT(FABRICAST_OK, attempt("127.0.0.1:0", NULL, "^no-such-provider"));
 
-    /* The same, told by the environment. */
+    /* The same with variables of the environment. */
     CHECK(setenv("FABRICAST_PEERS", "nowhere", 1) == 0);
     CHECK(publisher_init(topic_name) == NULL);
     CHECK(fabricast_error_status() == FABRICAST_E_INVALID_ARGUMENT);

@@ -1,4 +1,4 @@
-/* The six functions between two nodes: told by the environment alone. */
+/* The functions of rgaps.h between two nodes, configured by the environment alone. */
 #include "check.h"
 
 #include <arpa/inet.h>
@@ -10,7 +10,7 @@
 #define MESSAGES 50
 #define LENGTH 100000
 
-/* A port of loopback that was free just now. */
+/* A free port of the loopback address. */
 static int free_port(void)
 {
     struct sockaddr_in address;
@@ -50,13 +50,13 @@ static void publish(int in, int out)
     be_node("one", "FABRICAST_PEERS", port);
     publisher = publisher_init(name);
     CHECK(publisher != NULL);
-    /* Until the other node is heard of, messages are for nobody: those that say so. */
+    /* Until the other node is connected, messages have no subscriber: send these. */
     for (message = 0;; message++) {
         int status;
         fill(bytes, LENGTH, message);
         memcpy(bytes, &message, sizeof message);
         CHECK(publisher_push(publisher, LENGTH, bytes) == 0);
-        /* Enough of them arrived. */
+        /* Enough of them were received. */
         status = fcntl(in, F_SETFL, O_NONBLOCK);
         CHECK(status == 0);
         if (read(in, &status, 1) == 1)
@@ -64,7 +64,7 @@ static void publish(int in, int out)
         usleep(5000);
     }
     publisher_destroy(publisher);
-    tell(out);
+    signal_peer(out);
 }
 
 int main(void)
@@ -94,9 +94,9 @@ int main(void)
         for (byte = sizeof message; byte < LENGTH; byte++)
             CHECK(bytes[byte] == pattern(message, byte));
     }
-    tell(out);
+    signal_peer(out);
     subscriber_destroy(subscriber);
-    hear(in);
+    await_signal(in);
     finish(child);
     CHECK(fabricast_open_handles() == 0);
     puts("nodes: ok");

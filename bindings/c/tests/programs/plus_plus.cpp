@@ -1,4 +1,4 @@
-// The headers in C++, with owners that close what they hold.
+// The headers in C++, with owners that close their handles.
 #include <cstdlib>
 #include <cstring>
 #include <iostream>

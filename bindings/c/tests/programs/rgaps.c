@@ -1,4 +1,4 @@
-/* The six functions, in two processes: every byte of messages of all sizes. */
+/* The functions of rgaps.h, in two processes: every byte of messages of all sizes. */
 #include "check.h"
 
 #include <rgaps.h>
@@ -6,7 +6,7 @@
 #define MESSAGES 300
 #define LARGEST ((size_t)3 << 20)
 
-/* A message tells its length, since subscriber_pull does not. */
+/* A message contains its length, since subscriber_pull does not return it. */
 struct head {
     uint64_t message;
     uint64_t length;
@@ -27,8 +27,8 @@ static void publish(int in, int out)
     uint64_t message;
 
     CHECK(bytes != NULL && publisher != NULL);
-    tell(out);
-    hear(in);
+    signal_peer(out);
+    await_signal(in);
     for (message = 0; message < MESSAGES; message++) {
         struct head head;
         head.message = message;
@@ -36,13 +36,13 @@ static void publish(int in, int out)
         memcpy(bytes, &head, sizeof head);
         fill(bytes + sizeof head, (size_t)head.length - sizeof head, message);
         CHECK(publisher_push(publisher, (size_t)head.length, bytes) == 0);
-        /* It is a copy that was published. */
+        /* A copy was published. */
         memset(bytes, 0xee, (size_t)head.length);
     }
-    /* What cannot be. */
+    /* Impossible arguments. */
     CHECK(publisher_push(publisher, (size_t)1 << 40, bytes) < 0);
     CHECK(publisher_push(publisher, 8, NULL) == FABRICAST_E_INVALID_ARGUMENT);
-    hear(in);
+    await_signal(in);
     publisher_destroy(publisher);
     CHECK(publisher_push(publisher, 8, bytes) == FABRICAST_E_BAD_HANDLE);
     free(bytes);
@@ -59,18 +59,18 @@ int main(void)
 
     alarm(300);
     child = start(publish, &in, &out);
-    hear(in);
+    await_signal(in);
     subscriber = subscriber_init(name);
     second = subscriber_init(name);
     CHECK(subscriber != NULL && second != NULL);
-    tell(out);
+    signal_peer(out);
     for (message = 0; message < MESSAGES; message++) {
         const unsigned char *bytes = subscriber_pull(subscriber);
         const unsigned char *same = subscriber_pull(second);
         struct head head;
 
         CHECK(bytes != NULL && same != NULL);
-        /* One copy, whoever reads it. */
+        /* One copy for all readers. */
         CHECK(bytes == same);
         CHECK(bytes != before);
         before = bytes;
@@ -78,7 +78,7 @@ int main(void)
         CHECK(head.message == message && head.length == length_of(message));
         check_filled(bytes + sizeof head, (size_t)head.length - sizeof head, message);
     }
-    tell(out);
+    signal_peer(out);
     subscriber_destroy(subscriber);
     CHECK(subscriber_pull(subscriber) == NULL);
     CHECK(fabricast_error_status() == FABRICAST_E_BAD_HANDLE);
@@ -88,7 +88,7 @@ int main(void)
     CHECK(subscriber_init(NULL) == NULL && publisher_init(NULL) == NULL);
     finish(child);
 
-    /* Alone: nobody reads, which is no failure. */
+    /* Without a subscriber, which is not a failure. */
     {
         rgaps_publisher_t *publisher = publisher_init(other);
         CHECK(publisher != NULL);

@@ -1,4 +1,4 @@
-/* Signal handlers that run in a thread that waits: the call ends, and goes on when it is made again. */
+/* Signal handlers in a waiting thread: the call is interrupted, and continues when it is repeated. */
 #include "check.h"
 
 #include <pthread.h>
@@ -35,7 +35,7 @@ static void handle(int number, void (*with)(int), int flags)
     CHECK(sigaction(number, &action, NULL) == 0);
 }
 
-/* A signal may come before the call sleeps: so they come again and again. */
+/* A signal may arrive before the call blocks: so it is sent repeatedly. */
 static void *signals_the_waiter(void *number)
 {
     while (!get(&is_over)) {
@@ -78,7 +78,7 @@ static void end(pthread_t thread)
     CHECK(pthread_join(thread, NULL) == 0);
 }
 
-/* A call that waits for ever without a signal. */
+/* A call that would wait forever without a signal. */
 #define INTERRUPTED(run, number, call)                                                        \
     do {                                                                                      \
         pthread_t sender_ = begin(run, number);                                               \
@@ -124,11 +124,11 @@ static void calls(void *(*run)(void *), int *number)
     size_t length;
 
     DONE(fabricast_publisher_open(opened, &publisher));
-    INTERRUPTED(run, number, fabricast_publisher_wait(publisher, 1, FABRICAST_FOREVER));
+    INTERRUPTED(run, number, fabricast_publisher_wait_for_subscribers(publisher, 1, FABRICAST_FOREVER));
     DONE(fabricast_subscriber_open(opened, &subscriber));
-    DONE(fabricast_publisher_wait(publisher, 1, FABRICAST_FOREVER));
+    DONE(fabricast_publisher_wait_for_subscribers(publisher, 1, FABRICAST_FOREVER));
 
-    /* Nothing was taken. */
+    /* No message was taken. */
     INTERRUPTED(run, number, fabricast_subscriber_pull(subscriber, FABRICAST_FOREVER, &sample));
     CHECK(sample == NULL);
     INTERRUPTED(run, number, fabricast_subscriber_pull(subscriber, LONG, &sample));
@@ -137,7 +137,7 @@ static void calls(void *(*run)(void *), int *number)
     DONE(fabricast_sample_memory(sample, &address, &length));
     CHECK(length == 3 && memcmp(address, "one", 3) == 0);
 
-    /* Nothing was sent, and a loan is as it was. */
+    /* No message was sent, and a loan is unchanged. */
     INTERRUPTED(run, number, fabricast_publisher_flush(publisher, FABRICAST_FOREVER));
     INTERRUPTED(run, number, fabricast_publisher_push(publisher, "two", 3, FABRICAST_FOREVER));
     DONE(fabricast_publisher_loan(publisher, 5, LONG, &loan));

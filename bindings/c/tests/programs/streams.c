@@ -1,6 +1,6 @@
 /*
- * Messages in the order of streams, in two processes: on a emulated, or on the CUDA device that
- * FABRICAST_DEVICE names.
+  * Messages in stream order, in two processes: on an emulated device, or on the CUDA device in
+  * FABRICAST_DEVICE.
  */
 #include "driver.h"
 
@@ -21,7 +21,7 @@ static fabricast_topic *open_topic(fabricast_node *node)
     return opened;
 }
 
-/* Memory that is pushed, and a stream. */
+/* Memory to push, and a stream. */
 static void *source(void)
 {
     device_pointer memory;
@@ -40,7 +40,7 @@ static void *make_stream(void)
 {
     void *stream = NULL;
 
-    /* 1: it does not wait for the default stream. */
+    /* 1: does not wait for the default stream. */
     if (number() >= 0)
         CHECK(cuda.make_stream(&stream, 1) == 0);
     return stream;
@@ -58,7 +58,7 @@ static void put(void *memory, const unsigned char *bytes)
 {
     if (number() >= 0) {
         CHECK(cuda.to_device((device_pointer)(uintptr_t)memory, bytes, LENGTH) == 0);
-        /* Its last bytes may still be on their way, and our stream does not wait for these. */
+        /* Its last bytes may still be in flight, and our stream does not wait for these. */
         CHECK(cuda.synchronize(NULL) == 0);
     } else
         memcpy(memory, bytes, LENGTH);
@@ -86,11 +86,11 @@ static void publish(int in, int out)
     memory[1] = source();
     raw = make_stream();
     DONE(fabricast_stream_open(opened, raw, &stream));
-    tell(out);
-    hear(in);
+    signal_peer(out);
+    await_signal(in);
     for (message = 0; message < MESSAGES; message++) {
         fill(bytes, LENGTH, message);
-        /* Before it is written again the stream has come past it: its message was read. */
+        /* Before the next write the stream has completed the copy: the message was read. */
         put(memory[message % 2], bytes);
         DONE(fabricast_publisher_push_on(publisher, memory[message % 2], LENGTH, stream, LONG));
         if (message % 2 == 1)
@@ -104,8 +104,8 @@ static void publish(int in, int out)
     CHECK(sent.subscribers == 1);
     EXPECT(FABRICAST_E_BAD_HANDLE, fabricast_loan_publish_on(loan, stream, LONG, NULL, 0));
     DONE(fabricast_publisher_flush(publisher, LONG));
-    hear(in);
-    /* Nobody releases them: there is no room. */
+    await_signal(in);
+    /* They are not released: the topic is full. */
     for (message = 0; message < 4; message++)
         DONE(fabricast_publisher_push_on(publisher, memory[0], 100, stream, FABRICAST_NOW));
     EXPECT(FABRICAST_E_WOULD_BLOCK,
@@ -119,8 +119,8 @@ static void publish(int in, int out)
     EXPECT(FABRICAST_E_DEADLINE_EXCEEDED,
            fabricast_loan_publish_on(loan, stream, FABRICAST_MILLISECONDS(5), NULL, 0));
     DONE(fabricast_loan_discard(loan));
-    tell(out);
-    hear(in);
+    signal_peer(out);
+    await_signal(in);
     DONE(fabricast_stream_close(stream));
     EXPECT(FABRICAST_E_BAD_HANDLE, fabricast_stream_close(stream));
     EXPECT(FABRICAST_E_BAD_HANDLE,
@@ -164,7 +164,7 @@ static void read_messages(fabricast_subscriber *subscriber, fabricast_stream *st
         CHECK(length == LENGTH);
         memset(bytes, 0, LENGTH);
         if (number() >= 0) {
-            /* Begins when the message is written. */
+            /* Starts when the message is written. */
             CHECK(cuda.to_host_on(bytes, (device_pointer)(uintptr_t)address, length, raw) == 0);
             DONE(fabricast_sample_release_on(sample, stream));
             CHECK(cuda.synchronize(raw) == 0);
@@ -179,7 +179,7 @@ static void read_messages(fabricast_subscriber *subscriber, fabricast_stream *st
     free(bytes);
 }
 
-/* What is no stream is refused. */
+/* Invalid streams are errors. */
 static void misuse(fabricast_node *node, fabricast_topic *opened, fabricast_stream *stream)
 {
     fabricast_topic_settings settings;
@@ -192,7 +192,7 @@ static void misuse(fabricast_node *node, fabricast_topic *opened, fabricast_stre
     CHECK(none == NULL);
     DONE(fabricast_topic_close(host));
     EXPECT(FABRICAST_E_INVALID_ARGUMENT, fabricast_stream_open(opened, NULL, NULL));
-    /* The default stream of each thread. */
+    /* The per-thread default stream. */
     EXPECT(FABRICAST_E_FAILED, fabricast_stream_open(opened, (void *)(uintptr_t)2, &none));
     EXPECT(FABRICAST_E_BAD_HANDLE, fabricast_stream_open(NULL, NULL, &none));
     EXPECT(FABRICAST_E_BAD_HANDLE, fabricast_stream_close((fabricast_stream *)(void *)opened));
@@ -217,7 +217,7 @@ int main(void)
     child = start(publish, &in, &out);
     if (number() >= 0)
         open_device(number());
-    hear(in);
+    await_signal(in);
     node = join();
     opened = open_topic(node);
     DONE(fabricast_subscriber_open(opened, &subscriber));
@@ -228,7 +228,7 @@ int main(void)
     EXPECT(FABRICAST_E_DEADLINE_EXCEEDED,
            fabricast_subscriber_pull_on(subscriber, stream, FABRICAST_MILLISECONDS(5), &sample));
     CHECK(sample == NULL);
-    tell(out);
+    signal_peer(out);
     read_messages(subscriber, stream, raw);
     DONE(fabricast_subscriber_pull(subscriber, LONG, &sample));
     DONE(fabricast_sample_release(sample));
@@ -241,15 +241,15 @@ int main(void)
     DONE(fabricast_sample_release_on(sample, stream));
     EXPECT(FABRICAST_E_WOULD_BLOCK,
            fabricast_subscriber_pull(subscriber, FABRICAST_NOW, &sample));
-    tell(out);
-    hear(in);
+    signal_peer(out);
+    await_signal(in);
     for (at = 0; at < 4; at++) {
         DONE(fabricast_subscriber_pull_on(subscriber, stream, LONG, &sample));
         DONE(fabricast_sample_release_on(sample, stream));
     }
     misuse(node, opened, stream);
     DONE(fabricast_subscriber_close(subscriber));
-    tell(out);
+    signal_peer(out);
     finish(child);
     DONE(fabricast_stream_close(stream));
     DONE(fabricast_topic_close(opened));

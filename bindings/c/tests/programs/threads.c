@@ -1,4 +1,4 @@
-/* Handles that several threads use, and close while others wait in them. */
+/* Handles that several threads use, and close while other threads wait. */
 #include "check.h"
 
 #include <pthread.h>
@@ -9,7 +9,7 @@
 
 static fabricast_publisher *publisher;
 static fabricast_subscriber *subscriber;
-static int told[2];
+static int ready[2];
 
 static void *push(void *argument)
 {
@@ -26,7 +26,7 @@ static void *wait_for_ever(void *argument)
     fabricast_sample *sample;
 
     (void)argument;
-    tell(told[1]);
+    signal_peer(ready[1]);
     EXPECT(FABRICAST_E_CLOSED,
            fabricast_subscriber_pull(subscriber, FABRICAST_FOREVER, &sample));
     return NULL;
@@ -34,7 +34,7 @@ static void *wait_for_ever(void *argument)
 
 static void *wait_simply(void *argument)
 {
-    tell(told[1]);
+    signal_peer(ready[1]);
     CHECK(subscriber_pull(argument) == NULL);
     CHECK(fabricast_error_status() == FABRICAST_E_CLOSED
           || fabricast_error_status() == FABRICAST_E_BAD_HANDLE);
@@ -53,7 +53,7 @@ static void *publish_when_there_is_room(void *argument)
     return NULL;
 }
 
-/* What was published is published, also if its handle was closed while it waited for room. */
+/* A publish succeeds also if its handle was closed while it waited for space. */
 static void close_while_publishing(fabricast_node *node)
 {
     fabricast_topic *full = topic(node, "full", 8, 1);
@@ -96,7 +96,7 @@ int main(void)
     rgaps_subscriber_t *simple;
 
     alarm(300);
-    CHECK(pipe(told) == 0);
+    CHECK(pipe(ready) == 0);
     node = join();
     opened = topic(node, "threads", 1000, 8);
     DONE(fabricast_publisher_open(opened, &publisher));
@@ -118,9 +118,9 @@ int main(void)
     for (at = 0; at < PUSHERS; at++)
         CHECK(pthread_join(pushers[at], NULL) == 0);
 
-    /* Whoever waits hears that it was closed; and it is not closed before he has begun. */
+    /* A waiting thread is woken by the close, which happens after the wait has started. */
     CHECK(pthread_create(&waiting, NULL, wait_for_ever, NULL) == 0);
-    hear(told[0]);
+    await_signal(ready[0]);
     for (;;) {
         fabricast_event event;
         fabricast_status status = fabricast_subscriber_event(subscriber, &event, sizeof event);
@@ -135,7 +135,7 @@ int main(void)
     simple = subscriber_init(name);
     CHECK(simple != NULL);
     CHECK(pthread_create(&waiting, NULL, wait_simply, simple) == 0);
-    hear(told[0]);
+    await_signal(ready[0]);
     subscriber_destroy(simple);
     CHECK(pthread_join(waiting, NULL) == 0);
 

@@ -1,4 +1,4 @@
-/* The whole interface, in two processes: loans, metadata, what is told of samples, trying,
+/* The whole interface, in two processes: loans, metadata, sample information, non-blocking calls,
  * timeouts, reports. */
 #include "check.h"
 
@@ -11,14 +11,14 @@ static void publish_loans(fabricast_publisher *publisher)
     uint64_t message;
 
     for (message = 0; message < MESSAGES; message++) {
-        size_t length = (size_t)(message * 997 % LARGEST), told;
+        size_t length = (size_t)(message * 997 % LARGEST), found;
         fabricast_loan *loan;
         fabricast_sent sent;
         void *address;
 
         DONE(fabricast_publisher_loan(publisher, length, LONG, &loan));
-        DONE(fabricast_loan_memory(loan, &address, &told));
-        CHECK(told == length);
+        DONE(fabricast_loan_memory(loan, &address, &found));
+        CHECK(found == length);
         if (message % 2 == 0) {
             fill(address, length, message);
         } else {
@@ -33,12 +33,12 @@ static void publish_loans(fabricast_publisher *publisher)
         DONE(fabricast_loan_publish(loan, LONG, &sent, sizeof sent));
         CHECK(sent.subscribers == 1 && sent.dropped == 0);
         CHECK(sent.position != FABRICAST_NO_POSITION);
-        /* It is not mine any more. */
+        /* The handle is closed. */
         EXPECT(FABRICAST_E_BAD_HANDLE, fabricast_loan_write(loan, 0, "x", 1));
     }
 }
 
-/* Nobody reads meanwhile. */
+/* Without a reader meanwhile. */
 static void fill_up(fabricast_publisher *publisher)
 {
     fabricast_status status = FABRICAST_OK;
@@ -57,7 +57,7 @@ static void fill_up(fabricast_publisher *publisher)
     EXPECT(FABRICAST_E_DEADLINE_EXCEEDED,
            fabricast_publisher_flush(publisher, FABRICAST_MILLISECONDS(5)));
 
-    /* A loan that finds no room stays what it is, if nobody waits. */
+    /* A loan without space stays valid if the call does not wait. */
     DONE(fabricast_publisher_loan(publisher, 5, LONG, &loan));
     DONE(fabricast_loan_write(loan, 0, "later", 5));
     for (at = 0; at < 3; at++)
@@ -80,19 +80,19 @@ static void publish(int in, int out)
 
     DONE(fabricast_publisher_open(opened, &publisher));
     DONE(fabricast_publisher_identity(publisher, &identity));
-    /* What it came from may go: it goes on. */
+    /* It works after its parents are closed. */
     DONE(fabricast_topic_close(opened));
     DONE(fabricast_node_leave(node));
-    tell(out);
-    hear(in);
+    signal_peer(out);
+    await_signal(in);
     DONE(fabricast_publisher_subscribers(publisher, &count));
     CHECK(count == 1);
     CHECK(write(out, &identity, sizeof identity) == sizeof identity);
     publish_loans(publisher);
     DONE(fabricast_publisher_flush(publisher, LONG));
-    hear(in);
+    await_signal(in);
     fill_up(publisher);
-    tell(out);
+    signal_peer(out);
     DONE(fabricast_publisher_flush(publisher, LONG));
     DONE(fabricast_publisher_push_device(publisher, "any pointer", 11, LONG));
     DONE(fabricast_publisher_push(publisher, NULL, 0, LONG));
@@ -157,7 +157,7 @@ static void expect_text(fabricast_subscriber *subscriber, const char *text)
     DONE(fabricast_sample_release(sample));
 }
 
-/* A topic of values of a type is that of no other one. */
+/* A topic with a type cannot be opened with another type. */
 static void name_a_type(fabricast_node *node)
 {
     fabricast_topic_settings settings, found;
@@ -175,7 +175,7 @@ static void name_a_type(fabricast_node *node)
     DONE(fabricast_topic_close(other));
     settings.type_name = "Twist";
     EXPECT(FABRICAST_E_SETTINGS_DIFFER, fabricast_topic_open(node, "poses", &settings, &other));
-    /* A program that does not know of names opens a topic of any. */
+    /* A program without types opens a topic of any type. */
     settings.size = offsetof(fabricast_topic_settings, type_name);
     DONE(fabricast_topic_open(node, "poses", &settings, &other));
     DONE(fabricast_topic_close(other));
@@ -199,8 +199,8 @@ int main(void)
     alarm(300);
     child = start(publish, &in, &out);
     node = join();
-    hear(in);
-    /* Whoever made it said what it is like. */
+    await_signal(in);
+    /* The creator has set the settings. */
     DONE(fabricast_topic_open(node, "topics", NULL, &opened));
     DONE(fabricast_topic_settings_of(opened, &settings, sizeof settings));
     CHECK(settings.size == sizeof settings && settings.largest == LARGEST);
@@ -215,7 +215,7 @@ int main(void)
     CHECK(sample == NULL);
     EXPECT(FABRICAST_E_DEADLINE_EXCEEDED,
            fabricast_subscriber_pull(subscriber, FABRICAST_MILLISECONDS(5), &sample));
-    tell(out);
+    signal_peer(out);
     CHECK(read(in, &identity, sizeof identity) == sizeof identity);
     read_loans(subscriber, identity);
     DONE(fabricast_subscriber_event(subscriber, &event, sizeof event));
@@ -232,8 +232,8 @@ int main(void)
     DONE(fabricast_text_free(json));
     EXPECT(FABRICAST_E_BAD_HANDLE, fabricast_text_free(json));
 
-    tell(out);
-    hear(in);
+    signal_peer(out);
+    await_signal(in);
     for (at = 0; at < DEPTH; at++)
         expect_text(subscriber, "full");
     expect_text(subscriber, "any pointer");

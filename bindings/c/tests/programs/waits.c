@@ -1,4 +1,4 @@
-/* Waiting with an end: for subscribers, and for messages of which the length is told. */
+/* Timeouts: of waits for subscribers, and for messages. */
 #include "check.h"
 
 #include <rgaps.h>
@@ -12,19 +12,19 @@ static double now(void)
     return (double)time.tv_sec + (double)time.tv_nsec / 1e9;
 }
 
-/* It subscribes when it is told, and ends after one message. */
+/* Subscribes on request, and ends after one message. */
 static void subscribe(int in, int out)
 {
     rgaps_subscriber_t *subscriber;
 
-    hear(in);
+    await_signal(in);
     usleep(300000);
     subscriber = subscriber_init("waits");
     CHECK(subscriber != NULL);
     CHECK(subscriber_pull_within(subscriber, 60000) != NULL);
     CHECK(subscriber_message_size(subscriber) == 5);
     subscriber_destroy(subscriber);
-    tell(out);
+    signal_peer(out);
 }
 
 static void one_to_another(void)
@@ -43,11 +43,11 @@ static void one_to_another(void)
     CHECK(publisher_wait(publisher, 1, 250) == FABRICAST_E_DEADLINE_EXCEEDED);
     CHECK(now() - began >= 0.25 && now() - began < 30);
     CHECK(strstr(fabricast_error_message(), "0 subscribers of 1 after 250ms") != NULL);
-    tell(out);
+    signal_peer(out);
     CHECK(publisher_wait(publisher, 1, -1) == 0);
-    /* It would have missed it. */
+    /* Without the subscriber the message would be lost. */
     CHECK(publisher_push(publisher, 5, "hello") == 0);
-    hear(in);
+    await_signal(in);
     finish(child);
     CHECK(publisher_wait(publisher, (size_t)1 << 40, 0) == FABRICAST_E_INVALID_ARGUMENT);
     publisher_destroy(publisher);
@@ -77,7 +77,7 @@ static void messages(void)
     CHECK(subscriber_pull(subscriber) != NULL && subscriber_message_size(subscriber) == 0);
     CHECK(memcmp(subscriber_pull_within(subscriber, -1), "goodbye", 7) == 0);
     CHECK(subscriber_message_size(subscriber) == 7);
-    /* The message is given back, whether there is another one or not. */
+    /* The message is released, with or without a next one. */
     CHECK(subscriber_pull_within(subscriber, 1) == NULL);
     CHECK(subscriber_message_size(subscriber) == 0);
     subscriber_destroy(subscriber);
@@ -87,7 +87,7 @@ static void messages(void)
     publisher_destroy(publisher);
 }
 
-/* The whole interface has the wait, too. */
+/* fabricast.h has the wait, too. */
 static void with_handles(void)
 {
     fabricast_node *node = join();
@@ -96,12 +96,12 @@ static void with_handles(void)
     fabricast_subscriber *subscriber;
 
     DONE(fabricast_publisher_open(opened, &publisher));
-    EXPECT(FABRICAST_E_WOULD_BLOCK, fabricast_publisher_wait(publisher, 1, FABRICAST_NOW));
+    EXPECT(FABRICAST_E_WOULD_BLOCK, fabricast_publisher_wait_for_subscribers(publisher, 1, FABRICAST_NOW));
     EXPECT(FABRICAST_E_DEADLINE_EXCEEDED,
-           fabricast_publisher_wait(publisher, 1, FABRICAST_MILLISECONDS(10)));
+           fabricast_publisher_wait_for_subscribers(publisher, 1, FABRICAST_MILLISECONDS(10)));
     DONE(fabricast_subscriber_open(opened, &subscriber));
-    DONE(fabricast_publisher_wait(publisher, 1, FABRICAST_NOW));
-    DONE(fabricast_publisher_wait(publisher, 1, FABRICAST_FOREVER));
+    DONE(fabricast_publisher_wait_for_subscribers(publisher, 1, FABRICAST_NOW));
+    DONE(fabricast_publisher_wait_for_subscribers(publisher, 1, FABRICAST_FOREVER));
     DONE(fabricast_subscriber_close(subscriber));
     DONE(fabricast_publisher_close(publisher));
     DONE(fabricast_topic_close(opened));

@@ -1,9 +1,9 @@
 /*
  * Lets programs run under a valgrind that does not know pidfd_open (before 3.20).
  *
- * Preloaded, it takes that one system call over: another program, which valgrind does not
- * follow into, makes it, and sends the descriptor back. The program is this file, too,
- * compiled with -DHELPER; PIDFD_HELPER in the environment says where it is.
+  * Preloaded, it replaces that system call: a helper process, which valgrind does not follow,
+  * makes it, and sends the descriptor back. The helper is this file, too, compiled with -DHELPER;
+  * its path is PIDFD_HELPER in the environment.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -14,7 +14,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* Where the helper finds the socket. */
+/* Number of the helper's descriptor of the socket. */
 #define PLACE 3
 
 union control {
@@ -83,7 +83,7 @@ static long open_by_helper(long process)
     snprintf(number, sizeof number, "%ld", process);
     child = fork();
     if (child == 0) {
-        /* It makes the call itself. */
+        /* The helper makes the call itself. */
         unsetenv("LD_PRELOAD");
         /* Not close-on-exec there, unless it was there before. */
         if (sockets[1] == PLACE ? dup2(dup(PLACE), PLACE) : dup2(sockets[1], PLACE))
