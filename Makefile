@@ -1,10 +1,10 @@
-# Everything here works in a fresh clone: each target first has scripts/setup
-# see to it that what it needs is installed.  docs/building.md tells more.
+# Works in a fresh clone: each target first runs scripts/setup, which installs what is needed.
+# See docs/building.md.
 
 SHELL := /bin/bash
 target := $(or $(CARGO_TARGET_DIR),target)
 
-# setup.env puts a Rust toolchain on PATH that is not there by itself.
+# setup.env adds a Rust toolchain to PATH if necessary.
 setup = scripts/setup --quiet --for demo && . $(target)/setup.env
 
 .DEFAULT_GOAL := help
