@@ -23,7 +23,7 @@ use fabricast::transfer::{Agent, AgentOptions, Event, Notice, Rights, Strided, S
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 const LENGTH: u64 = 4 << 20;
 /// Tags of notifications.
 const QUESTION: u64 = 1;
@@ -58,12 +58,12 @@ impl Buffer {
 
     fn write(&self, bytes: &[u8]) -> Result<()> {
         let range = self.memory.slice(0, bytes.len() as u64)?;
-        Ok(self.stream.upload(&range, bytes, PATIENCE)?)
+        Ok(self.stream.upload(&range, bytes, TIMEOUT)?)
     }
 
     fn read(&self) -> Result<Vec<u8>> {
         let mut bytes = vec![0; LENGTH as usize];
-        self.stream.download(&self.memory.slice(0, LENGTH)?, &mut bytes, PATIENCE)?;
+        self.stream.download(&self.memory.slice(0, LENGTH)?, &mut bytes, TIMEOUT)?;
         Ok(bytes)
     }
 }
@@ -91,8 +91,8 @@ fn ask(device: &str) -> Result<()> {
     send(&mut other.input()?, &agent.card().encode()?)?;
 
     // The route is prepared once: the path is chosen, and the memory mapped.
-    let peer = agent.connect(&their_card, PATIENCE)?;
-    let route = agent.route_to(peer, "buffer", &region, PATIENCE)?;
+    let peer = agent.connect(&their_card, TIMEOUT)?;
+    let route = agent.route_to(peer, "buffer", &region, TIMEOUT)?;
     println!("{} selected:\n{}", route.path(), route.choice());
     if device.starts_with("emulated:") {
         println!("(the device is emulated in host memory; it takes the path that a GPU would)\n");
@@ -101,7 +101,7 @@ fn ask(device: &str) -> Result<()> {
     // Put, with a notification: when the other agent has it, it has the data.
     buffer.write(&question())?;
     let token = agent.put_all(&route, Some(Notice::new(QUESTION, b"all of it")?))?;
-    let put = agent.wait(token, PATIENCE)?;
+    let put = agent.wait(token, TIMEOUT)?;
     println!("put {} bytes", put.bytes);
 
     // Get: first a tile of a matrix of 1024 x 1024 words, then everything.
@@ -110,7 +110,7 @@ fn ask(device: &str) -> Result<()> {
     let matrix = Subarray { extents: &[1024, 1024], origin: &[3, 500] };
     let tile = Strided::tile(4, &[100, 20], matrix, matrix)?;
     let token = agent.get(&route, &tile, None)?;
-    agent.wait(token, PATIENCE)?;
+    agent.wait(token, TIMEOUT)?;
     let (expected, received) = (answer_to(&question()), buffer.read()?);
     for (at, byte) in received.iter().enumerate() {
         let (row, column) = (at / 4096, at % 4096 / 4);
@@ -119,7 +119,7 @@ fn ask(device: &str) -> Result<()> {
     }
     println!("got a tile of {} bytes in {} rows", tile.bytes(), tile.count());
     let token = agent.get_all(&route, None)?;
-    agent.wait(token, PATIENCE)?;
+    agent.wait(token, TIMEOUT)?;
     assert!(buffer.read()? == expected, "received data is corrupted");
 
     // Closing its pipe ends it.
@@ -136,7 +136,7 @@ fn answer(device: &str, directory: &Path) -> Result<()> {
     let (mut input, mut output) = (io::stdin().lock(), io::stdout().lock());
     agent.publish("buffer", &region)?;
     send(&mut output, &agent.card().encode()?)?;
-    let asking = agent.connect(&receive(&mut input)?, PATIENCE)?;
+    let asking = agent.connect(&receive(&mut input)?, TIMEOUT)?;
 
     let notice = wait_for(&mut agent, QUESTION)?;
     assert_eq!(notice.data(), b"all of it");
@@ -144,7 +144,7 @@ fn answer(device: &str, directory: &Path) -> Result<()> {
     assert!(received == question(), "received data is corrupted");
     buffer.write(&answer_to(&received))?;
     let token = agent.notify(asking, Notice::new(ANSWER, b"")?)?;
-    agent.wait(token, PATIENCE)?;
+    agent.wait(token, TIMEOUT)?;
 
     // The memory stays until the first process has read it.
     io::copy(&mut input, &mut io::sink())?;
@@ -153,7 +153,7 @@ fn answer(device: &str, directory: &Path) -> Result<()> {
 
 fn wait_for(agent: &mut Agent, tag: u64) -> Result<Notice> {
     loop {
-        match agent.next_event(PATIENCE)? {
+        match agent.next_event(TIMEOUT)? {
             Event::Notice { notice, .. } if notice.tag == tag => return Ok(notice),
             Event::Left { label, .. } => return Err(format!("\"{label}\" has left").into()),
             _ => {}

@@ -28,7 +28,7 @@ type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// Connection data is limited: 56 bytes with verbs.
-const GREETING: &[u8] = b"fabricast, protocol 1";
+const PROTOCOL: &[u8] = b"fabricast, protocol 1";
 const WELCOME: &[u8] = b"welcome";
 const QUESTION: &[u8] = b"where may I write?";
 const THANKS: &[u8] = b"all there";
@@ -78,7 +78,7 @@ fn listen(offer: &Offer, address_sender: Sender<Address>) -> Result<()> {
     let Event::ConnectionRequest(request) = events.wait(TIMEOUT)? else {
         return Err("expected a connection request".into());
     };
-    if !request.data.starts_with(GREETING) {
+    if !request.data.starts_with(PROTOCOL) {
         listener.reject(&request, b"another protocol")?;
         return Err("the other end uses another protocol".into());
     }
@@ -114,7 +114,7 @@ fn connect(offer: &Offer, address: Receiver<Address>) -> Result<()> {
     let mut end = End::open(&domain, offer, events)?;
     let descriptor = end.post_receive()?;
     let thanks = end.post_receive()?;
-    let welcome = end.endpoint.connect(&mut end.events, &address, GREETING, TIMEOUT)?;
+    let welcome = end.endpoint.connect(&mut end.events, &address, PROTOCOL, TIMEOUT)?;
     expect(&welcome, WELCOME)?;
 
     end.send(QUESTION)?;

@@ -142,9 +142,9 @@ fn own(provider: &str) -> Result<()> {
 
     // A plain write is not reported to the target, and with many providers completes only if the
     // target polls: so poll and check until the writer has finished.
-    let goodbye = thread::spawn(|| receive_frame(&mut io::stdin()).is_ok());
+    let peer_done = thread::spawn(|| receive_frame(&mut io::stdin()).is_ok());
     let (mut bytes, expected, mut found) = (vec![0; LENGTH], pattern(), false);
-    while !goodbye.is_finished() {
+    while !peer_done.is_finished() {
         if let Some(outcome) = side.queue.poll() {
             outcome?;
         }
@@ -155,7 +155,7 @@ fn own(provider: &str) -> Result<()> {
         }
         thread::yield_now();
     }
-    if goodbye.join().unwrap_or(false) { Ok(()) } else { Err("the writer has exited".into()) }
+    if peer_done.join().unwrap_or(false) { Ok(()) } else { Err("the writer has exited".into()) }
 }
 
 /// Both processes request the same name, and so get the same offer.

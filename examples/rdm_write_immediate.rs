@@ -109,14 +109,14 @@ fn receive(policy: &str) -> Result<()> {
 
     // Completed here does not mean arrived there: many providers move data only while they are
     // polled. So poll until the other side has finished.
-    let goodbye = thread::spawn(|| receive_frame(&mut io::stdin()).is_ok());
-    while !goodbye.is_finished() {
+    let peer_done = thread::spawn(|| receive_frame(&mut io::stdin()).is_ok());
+    while !peer_done.is_finished() {
         if let Some(outcome) = side.queue.poll() {
             outcome?;
         }
         thread::yield_now();
     }
-    if goodbye.join().unwrap_or(false) { Ok(()) } else { Err("the writer has exited".into()) }
+    if peer_done.join().unwrap_or(false) { Ok(()) } else { Err("the writer has exited".into()) }
 }
 
 /// The state of each of the two processes.

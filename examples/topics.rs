@@ -21,7 +21,7 @@ use fabricast::pubsub::{Node, NodeOptions, TopicSettings};
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 /// Timeout of every wait.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 const MESSAGES: u64 = 100;
 const LENGTH: u64 = 1 << 20;
 
@@ -52,17 +52,17 @@ fn publish(memory: &str) -> Result<()> {
     let settings = TopicSettings { memory: memory.parse()?, largest: LENGTH, ..Default::default() };
     let publisher = node.topic("numbers", &settings)?.publisher()?;
     let mut reader = Reader::start(&directory.0)?;
-    publisher.wait_for_subscribers(1, PATIENCE)?;
+    publisher.wait_for_subscribers(1, TIMEOUT)?;
     for number in 0..MESSAGES {
         // Memory of the topic. A program that can write there directly, for example a kernel, needs
         // no copy: `loan.slice()` is its address.
-        let mut loan = publisher.loan(LENGTH, PATIENCE)?;
+        let mut loan = publisher.loan(LENGTH, TIMEOUT)?;
         loan.write(0, &content(number))?;
         loan.set_metadata(format!("number {number}").as_bytes())?;
-        loan.publish(PATIENCE)?;
+        loan.publish(TIMEOUT)?;
     }
     // All messages were read and released.
-    publisher.flush(PATIENCE)?;
+    publisher.flush(TIMEOUT)?;
     reader.finish()?;
     println!("ok: {MESSAGES} messages of {LENGTH} bytes, on {memory}");
     Ok(())
@@ -70,8 +70,8 @@ fn publish(memory: &str) -> Result<()> {
 
 /// The second process: the subscriber. It uses the topic as it is.
 fn read(directory: &Path) -> Result<()> {
-    let mut subscriber = join(directory, "reads")?.subscribe("numbers", PATIENCE)?;
-    for (number, sample) in (0..MESSAGES).zip(subscriber.samples(PATIENCE)) {
+    let mut subscriber = join(directory, "reads")?.subscribe("numbers", TIMEOUT)?;
+    for (number, sample) in (0..MESSAGES).zip(subscriber.samples(TIMEOUT)) {
         // The message in place. It is released when the sample is dropped.
         let sample = sample?;
         assert_eq!(&*sample.metadata(), format!("number {number}").as_bytes());

@@ -194,12 +194,12 @@ fn bench_runs_the_program_beside_this_one_or_on_the_path() {
     let nowhere = std::path::Path::new("/nowhere");
     let expected = (Some(7), "ring --size 1M --help\n".to_owned(), String::new());
     assert_eq!(run(&program, nowhere), expected, "beside");
-    let (_directory, alone) = copy("bench-path", None);
-    assert_eq!(run(&alone, &directory), expected, "on the path");
-    let (code, out, error) = run(&alone, nowhere);
+    let (_directory, copied) = copy("bench-path", None);
+    assert_eq!(run(&copied, &directory), expected, "on the path");
+    let (code, out, error) = run(&copied, nowhere);
     assert_eq!((code, out.as_str()), (Some(3), ""), "{error}");
     for words in
-        ["run \"fabricast bench\" failed", alone.to_str().unwrap(), "cargo build --release -p"]
+        ["run \"fabricast bench\" failed", copied.to_str().unwrap(), "cargo build --release -p"]
     {
         assert!(error.contains(words), "{error}");
     }

@@ -34,7 +34,7 @@ struct Demonstration {
     child: Child,
     directory: TempDir,
     began: Instant,
-    _alone: Flock<File>,
+    _lock: Flock<File>,
 }
 
 impl Demonstration {
@@ -43,7 +43,7 @@ impl Demonstration {
         let directory = TempDir::new(&format!("demo-{name}"));
         std::fs::create_dir_all(directory.join("tmp")).unwrap();
         let child = Self::launch(&directory, arguments);
-        Self { child, directory, began: Instant::now(), _alone: lock_measurements }
+        Self { child, directory, began: Instant::now(), _lock: lock_measurements }
     }
 
     fn launch(directory: &TempDir, arguments: &[&str]) -> Child {

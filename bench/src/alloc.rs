@@ -86,12 +86,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         return refuse("--cores needs one core per process");
     }
     let max_blocks = (4 * processes * (LIVE + 1) + 64) as u32;
-    let mut party = WorkerGroup::new(SharedAllocator::required_words(max_blocks))?;
+    let mut group = WorkerGroup::new(SharedAllocator::required_words(max_blocks))?;
     let allocator =
-        SharedAllocator::format(party.shared.part()?, max_blocks, GRANULE).map_err(failed)?;
+        SharedAllocator::format(group.shared.part()?, max_blocks, GRANULE).map_err(failed)?;
     // Twice the held memory, so that no search fails.
     let memory = 2 * processes * (LIVE + 1) * arguments.size.next_multiple_of(GRANULE);
-    allocator.extend(&party.shared.caller(), 0, memory).map_err(failed)?;
+    allocator.extend(&group.shared.caller(), 0, memory).map_err(failed)?;
     let tasks: Vec<_> = (0..processes)
         .map(|number| {
             let work = Work {
@@ -104,10 +104,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             (Task::Alloc(work), core)
         })
         .collect();
-    party.start_workers(&tasks)?;
-    party.begin()?;
-    let results = party.results()?;
-    let caller = party.shared.caller();
+    group.start_workers(&tasks)?;
+    group.begin()?;
+    let results = group.results()?;
+    let caller = group.shared.caller();
     let is_sound = allocator.audit(&caller).map_err(failed)?.is_ok()
         && allocator.statistics(&caller).map_err(failed)?.free == memory;
     report(arguments, &results, is_sound).conclude(arguments.json)

@@ -67,8 +67,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         return refuse("--cores needs one core for the publisher and one per reader");
     }
     let setup = QueueSetup { depth: DEPTH, overflow_policy: OverflowPolicy::Reject };
-    let mut party = WorkerGroup::new(BenchQueue::required_words(setup))?;
-    let queue = BenchQueue::format(party.shared.part()?, setup).map_err(failed)?;
+    let mut group = WorkerGroup::new(BenchQueue::required_words(setup))?;
+    let queue = BenchQueue::format(group.shared.part()?, setup).map_err(failed)?;
     let reader_task = ReaderTask { waiting: arguments.waiting, iterations: arguments.iterations };
     let tasks: Vec<_> = (0..arguments.readers)
         .map(|reader| (Task::Read(reader_task.clone()), cores.map(|all| all[reader as usize + 1])))
@@ -76,9 +76,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     if let Some(cores) = cores {
         pin(cores[0])?;
     }
-    party.start_workers(&tasks)?;
-    party.begin()?;
-    let caller = party.shared.caller();
+    group.start_workers(&tasks)?;
+    group.begin()?;
+    let caller = group.shared.caller();
     let pause = arguments.waiting.pause();
     let end = Instant::now() + LONGEST;
     let mut spin = WaitStrategy::Busy;
@@ -101,7 +101,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             }
         }
     }
-    let results = party.results()?;
+    let results = group.results()?;
     let mut samples = Histogram::default();
     results.iter().for_each(|done| samples.merge(&done.samples));
     let common = Common {

@@ -89,8 +89,8 @@ impl RandomPattern {
         let which = offset / PART as u64;
         let within = (offset % PART as u64) as usize;
         let length = (content.length - offset).min((PART - within) as u64) as usize;
-        let drawn = mixed(content.run ^ mixed(content.number ^ mixed(which)));
-        let start = drawn as usize % (PART / STEP) * STEP + within;
+        let hash = mixed(content.run ^ mixed(content.number ^ mixed(which)));
+        let start = hash as usize % (PART / STEP) * STEP + within;
         &self.block[start..start + length]
     }
 
@@ -244,14 +244,14 @@ mod tests {
         let content = Content { run: 3, number: 7, length };
         let bytes = message(&windows, content);
         for at in [0, 8, 16, 31, 32, 33, PART - 1, PART, 2 * PART + 99] {
-            let mut altered = bytes.clone();
-            altered[at] ^= 1;
+            let mut corrupted = bytes.clone();
+            corrupted[at] ^= 1;
             let expected = match at {
                 0..HEADER => Fault::Header,
                 at if at < PART => Fault::Corrupted { at: HEADER as u64 },
                 at => Fault::Corrupted { at: (at / PART * PART) as u64 },
             };
-            assert_eq!(check(&mut windows, content, &altered), Some(expected), "{at}");
+            assert_eq!(check(&mut windows, content, &corrupted), Some(expected), "{at}");
         }
         // The next message, and exchanged parts.
         let next = message(&windows, Content { number: 8, ..content });

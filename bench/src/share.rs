@@ -107,8 +107,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
     let memory = device.allocate_shared(arguments.size, &[])?;
     let checksum = fill(&memory)?;
-    let mut party = WorkerGroup::new(1)?;
-    let socket = party.directory().join("share");
+    let mut group = WorkerGroup::new(1)?;
+    let socket = group.directory().join("share");
     let service = ShareService::start(&socket, Admission::own_user())?;
     let tensor = Tensor::bytes(arguments.size);
     let shared = SharedMemory::new(&memory, &tensor)?;
@@ -118,9 +118,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
     let opening =
         OpenTask { socket, reader: reader.to_string(), iterations: arguments.iterations, checksum };
-    party.start_workers(&[(Task::Share(opening), second)])?;
-    party.begin()?;
-    let results = party.results()?;
+    group.start_workers(&[(Task::Share(opening), second)])?;
+    group.begin()?;
+    let results = group.results()?;
     drop(service);
     let Some((done, open_result)) =
         results.first().and_then(|done| Some((done, done.open_result.as_ref()?)))

@@ -233,7 +233,7 @@ impl WorkerGroup {
             self.workers.push(WorkerConnection { worker, channel });
             let Some(WorkerConnection { channel, .. }) = self.workers.last() else { continue };
             let mut hello =
-                channel.receive(SETUP_TIMEOUT).map_err(broken("a worker's greeting"))?;
+                channel.receive(SETUP_TIMEOUT).map_err(broken("receive a worker's pidfd"))?;
             let life = hello.descriptors.pop().map(PidFd::from_fd);
             let Some(Ok(life)) = life else {
                 return Err(Failure::failed("a worker did not send a descriptor of itself"));
@@ -343,7 +343,7 @@ pub(crate) fn work(path: &Path) -> Result<(), Failure> {
         Channel::connect(path, SETUP_TIMEOUT).map_err(broken("connect to the coordinator"))?;
     let life = PidFd::of_this_process()
         .map_err(|error| Failure::failed(format!("pidfd_open: {error}")))?;
-    channel.send(b"hello", &[life.as_fd()], SETUP_TIMEOUT).map_err(broken("greeting"))?;
+    channel.send(b"hello", &[life.as_fd()], SETUP_TIMEOUT).map_err(broken("send the pidfd"))?;
     let mut message = channel.receive(SETUP_TIMEOUT).map_err(broken("wait for the setup"))?;
     let setup: WorkerSetup = serde_json::from_slice(&message.bytes)
         .map_err(|error| Failure::failed(format!("the setup: {error}")))?;

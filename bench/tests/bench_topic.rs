@@ -13,7 +13,7 @@ use testkit::temp_dir::TempDir;
 /// The last line of its output.
 #[track_caller]
 fn bench(name: &str, arguments: &[&str]) -> Value {
-    let _alone = lock_measurements();
+    let _lock = lock_measurements();
     let directory = TempDir::new(&format!("bench-topic-{name}"));
     let mut command = Command::new(env!("CARGO_BIN_EXE_fabricast-bench"));
     command.args(["topic"]).args(arguments).args(["--waiting", "block", "--json"]);
@@ -53,7 +53,7 @@ fn started_process_has_its_own_core() {
     let [first, second, ..] = &cores[..] else {
         testkit::skip!("only one core is available");
     };
-    let _alone = lock_measurements();
+    let _lock = lock_measurements();
     let mut command = Command::new(env!("CARGO_BIN_EXE_fabricast-bench"));
     command.args(["topic", "--inter-node", "--waiting", "adaptive", "--iters", "22"]);
     command.args(["--cores", &format!("{first},{second}")]).env_remove("FI_PROVIDER");
@@ -162,9 +162,9 @@ fn inter_node_report_is_consistent() {
         ["borrow", "begin", "out", "wire", "in", "notice", "drop"],
         "{found}"
     );
-    let alone = found["stage_baselines"].as_array().unwrap();
-    assert_eq!(alone.len(), 3, "{found}");
-    assert!(alone.iter().all(|it| it["p99_us"].as_f64() >= it["p50_us"].as_f64()), "{found}");
+    let baselines = found["stage_baselines"].as_array().unwrap();
+    assert_eq!(baselines.len(), 3, "{found}");
+    assert!(baselines.iter().all(|it| it["p99_us"].as_f64() >= it["p50_us"].as_f64()), "{found}");
     assert_eq!((&found["lanes"], &found["fan_out_ratio"]), (&1.into(), &Value::Null), "{found}");
     let threads = found["threads"].as_array().unwrap();
     // Not every system counts their CPU time.
@@ -172,9 +172,12 @@ fn inter_node_report_is_consistent() {
     for service in ["writer", "reader"].into_iter().filter(|_| is_counted) {
         assert!(threads.iter().any(|it| it["service"] == service), "{service}: {found}");
     }
-    let slowest = alone.iter().find(|it| it["stage"] == found["slowest_stage"]).unwrap();
-    assert!(alone.iter().all(|it| it["p50_us"].as_f64() <= slowest["p50_us"].as_f64()), "{found}");
-    assert!(alone.iter().all(|it| it["p50_us"].as_f64() > Some(0.0)), "{found}");
+    let slowest = baselines.iter().find(|it| it["stage"] == found["slowest_stage"]).unwrap();
+    assert!(
+        baselines.iter().all(|it| it["p50_us"].as_f64() <= slowest["p50_us"].as_f64()),
+        "{found}"
+    );
+    assert!(baselines.iter().all(|it| it["p50_us"].as_f64() > Some(0.0)), "{found}");
     assert!(found["ratio_to_slowest"].as_f64() > Some(0.0), "{found}");
 }
 
@@ -195,8 +198,8 @@ fn several_lanes_and_readers_are_reported() {
         let one = found["one_p50_us"].as_f64().unwrap();
         let ratio = found["fan_out_ratio"].as_f64().unwrap();
         assert!((ratio - found["p50_us"].as_f64().unwrap() / one).abs() < 1e-6, "{found}");
-        let alone = found["stage_baselines"].as_array().unwrap();
-        let stages: Vec<_> = alone.iter().map(|it| it["stage"].as_str().unwrap()).collect();
+        let baselines = found["stage_baselines"].as_array().unwrap();
+        let stages: Vec<_> = baselines.iter().map(|it| it["stage"].as_str().unwrap()).collect();
         // Host memory is not copied out.
         let expected = if wire_only { &["wire", "in"][..] } else { &["out", "wire", "in"] };
         assert_eq!(stages, expected, "{found}");

@@ -72,7 +72,7 @@ const TRANSFER: [&str; 9] =
 
 #[test]
 fn terminated_benchmark_leaves_nothing() {
-    let _alone = lock_measurements();
+    let _lock = lock_measurements();
     for (name, arguments) in [
         ("transfer", &TRANSFER[..]),
         ("queue", &["queue", "--iters", "1G", "--waiting", "block"]),
@@ -90,7 +90,7 @@ fn terminated_benchmark_leaves_nothing() {
 
 #[test]
 fn benchmark_between_namespaces_leaves_nothing() {
-    let _alone = lock_measurements();
+    let _lock = lock_measurements();
     let works = Command::new("unshare").args(UNSHARE).arg("true").stderr(Stdio::null()).status();
     if !works.is_ok_and(|status| status.success()) {
         testkit::skip!("namespaces are not permitted here");
@@ -107,7 +107,7 @@ fn benchmark_between_namespaces_leaves_nothing() {
 
 #[test]
 fn next_benchmark_removes_what_a_killed_one_left() {
-    let _alone = lock_measurements();
+    let _lock = lock_measurements();
     let mut measurement = Measurement::start("killed", &TRANSFER);
     let others = measurement.wait_for_others(1);
     measurement.end(Signal::SIGKILL, &others);
@@ -127,7 +127,7 @@ fn next_benchmark_removes_what_a_killed_one_left() {
 /// As by nohup, or in background jobs of a script.
 #[test]
 fn ignored_signal_stays_ignored() {
-    let _alone = lock_measurements();
+    let _lock = lock_measurements();
     let directory = Rc::new(TempDir::new("ends-ignored"));
     let program = env!("CARGO_BIN_EXE_fabricast-bench");
     let script = format!("trap '' INT; exec {program} {}", TRANSFER.join(" "));
@@ -142,7 +142,7 @@ fn ignored_signal_stays_ignored() {
 
 #[test]
 fn processes_of_an_exchange_end_with_their_parent() {
-    let _alone = lock_measurements();
+    let _lock = lock_measurements();
     for command in ["fabric", "ring"] {
         // A killed process leaves shared memory of provider shm.
         for (signal, provider) in
@@ -159,7 +159,7 @@ fn processes_of_an_exchange_end_with_their_parent() {
 
 #[test]
 fn missing_core_is_a_usage_error() {
-    let _alone = lock_measurements();
+    let _lock = lock_measurements();
     let directory = TempDir::new("ends-cores");
     for arguments in [
         &["transfer", "--from", "emulated:0", "--size", "4K", "--cores", "0,1000"][..],

@@ -77,7 +77,7 @@ fn invalid_options_are_usage_errors() {
 /// Every operation, both modes, several sizes: everything is verified.
 #[test]
 fn measurements_verify_their_data() {
-    let _alone = lock_measurements();
+    let _lock = lock_measurements();
     for provider in providers() {
         for operation in ["writedata", "write", "read", "send"] {
             let sizes = [("lat", "64", "200"), ("lat", "9", "20"), ("bw", "100000", "64")];
@@ -111,7 +111,7 @@ fn measurements_verify_their_data() {
 
 #[test]
 fn json_line_has_the_agreed_keys() {
-    let _alone = lock_measurements();
+    let _lock = lock_measurements();
     let provider = &providers()[0];
     for threading in ["safe", "domain"] {
         let out = succeed(&[
@@ -153,7 +153,7 @@ fn json_line_has_the_agreed_keys() {
 /// Several processes share the allocator and the queue, and nothing is lost.
 #[test]
 fn shared_allocator_and_queue_are_measured() {
-    let _alone = lock_measurements();
+    let _lock = lock_measurements();
     for more in [
         &["alloc", "--processes", "2", "--iters", "2000"][..],
         &["alloc", "--fixed", "--size", "4K", "--iters", "2000"],
@@ -188,7 +188,7 @@ fn shared_allocator_and_queue_are_measured() {
 
 #[test]
 fn messages_through_a_ring_are_verified() {
-    let _alone = lock_measurements();
+    let _lock = lock_measurements();
     for provider in providers() {
         for more in [
             &["--iters", "200"][..],
@@ -220,7 +220,7 @@ fn messages_through_a_ring_are_verified() {
 
 #[test]
 fn ring_is_measured_between_a_server_and_a_client() {
-    let _alone = lock_measurements();
+    let _lock = lock_measurements();
     for provider in providers() {
         for more in [&["--iters", "50"][..], &["--mode", "bw", "--size", "64K", "--iters", "64"]] {
             let mut server = Command::new(env!("CARGO_BIN_EXE_fabricast-bench"))
@@ -244,7 +244,7 @@ fn ring_is_measured_between_a_server_and_a_client() {
 
 #[test]
 fn zeroing_is_measured_and_verified() {
-    let _alone = lock_measurements();
+    let _lock = lock_measurements();
     for provider in providers() {
         for size in ["1", "64", "5000", "300K"] {
             let arguments = ["--provider", provider, "--size", size, "--iters", "20"];
@@ -259,7 +259,7 @@ fn zeroing_is_measured_and_verified() {
 
 #[test]
 fn blocking_sides_complete() {
-    let _alone = lock_measurements();
+    let _lock = lock_measurements();
     for provider in providers() {
         for waiting in ["adaptive", "block"] {
             for operation in ["writedata", "read", "send"] {
@@ -288,7 +288,7 @@ fn blocking_sides_complete() {
 /// The target is killed: the initiator reports how, and leaves no zombie.
 #[test]
 fn killed_target_is_reported() {
-    let _alone = lock_measurements();
+    let _lock = lock_measurements();
     let provider = &providers()[0];
     let bench = Command::new(env!("CARGO_BIN_EXE_fabricast-bench"))
         .args(["fabric", "--provider", provider, "--iters", "1G"])
@@ -369,7 +369,7 @@ fn too_large_measurement_fails_at_once() {
 /// A path of GPUs with emulated devices must be recognizable.
 #[test]
 fn json_shows_that_no_gpu_took_part() {
-    let _alone = lock_measurements();
+    let _lock = lock_measurements();
     let arguments =
         ["transfer", "--from", "emulated:0", "--size", "64K", "--iters", "11", "--json"];
     let line = last_line(&succeed(&arguments));

@@ -253,9 +253,9 @@ mod tests {
         let options = pubsub::NodeOptions { directory: path.clone(), ..Default::default() };
         let node = pubsub::Node::join(options).unwrap();
         let memory = "emulated:99".parse().unwrap();
-        let wanted = pubsub::TopicSettings { memory, ..Default::default() };
+        let settings = pubsub::TopicSettings { memory, ..Default::default() };
         let exit = |error: pubsub::Error| Failure::from(error).exit();
-        assert_eq!(exit(node.topic("t", &wanted).unwrap_err()), Exit::NoProvider);
+        assert_eq!(exit(node.topic("t", &settings).unwrap_err()), Exit::NoProvider);
         assert_eq!(exit(node.open("t").unwrap_err()), Exit::NotFound);
         drop(node);
         let _ = std::fs::remove_dir_all(path);

@@ -55,8 +55,9 @@ pub fn is_ignored(signal: Signal) -> bool {
     // SAFETY: all zeros are a valid value.
     let mut found: libc::sigaction = unsafe { std::mem::zeroed() };
     // SAFETY: a null action changes nothing; the current one is written to `found`.
-    let asked = unsafe { libc::sigaction(signal as libc::c_int, std::ptr::null(), &raw mut found) };
-    asked == 0 && found.sa_sigaction == libc::SIG_IGN
+    let status =
+        unsafe { libc::sigaction(signal as libc::c_int, std::ptr::null(), &raw mut found) };
+    status == 0 && found.sa_sigaction == libc::SIG_IGN
 }
 
 /// From now on this signal ends this process at once: the process may have been started with it

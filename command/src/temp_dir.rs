@@ -83,7 +83,7 @@ fn take(path: &Path) -> io::Result<Option<Flock<File>>> {
     let unsupported = |error: &io::Error| {
         matches!(error.raw_os_error().map(Errno::from_raw), Some(Errno::EOPNOTSUPP | Errno::ENOSYS))
     };
-    let _alone = match lock(path) {
+    let _lock = match lock(path) {
         Err(error) if unsupported(&error) => return Ok(None),
         locked => locked?,
     };
@@ -132,7 +132,7 @@ fn remove_abandoned(parent: &Path) {
             continue;
         }
         // No process can create it while this lock is held.
-        let Ok(_alone) = lock(&entry.path()) else { continue };
+        let Ok(_lock) = lock(&entry.path()) else { continue };
         if !is_locked(&entry.path().join(LOCK_FILE)) {
             let _ = fs::remove_dir_all(entry.path());
         }

@@ -37,10 +37,10 @@ pub fn print_error(line: &str) {
 /// escaped.
 pub fn escape_control(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
-    for letter in text.chars() {
-        match letter {
-            '"' | '\'' | '\\' => out.push(letter),
-            _ => out.extend(letter.escape_debug()),
+    for character in text.chars() {
+        match character {
+            '"' | '\'' | '\\' => out.push(character),
+            _ => out.extend(character.escape_debug()),
         }
     }
     out

@@ -128,7 +128,7 @@ impl ConnectivityReporter {
         let answer = request_report(node)
             .and_then(|pending_report| pending_report.recv_timeout(FINAL_REPORT_TIMEOUT).ok());
         if let Some(Ok(rows)) = answer {
-            say(&self.known.update(rows, topic, Phase::Waiting));
+            print_lines(&self.known.update(rows, topic, Phase::Waiting));
         }
         &self.known.rows
     }
@@ -141,7 +141,7 @@ impl ConnectivityReporter {
 }
 
 /// Prints these lines.
-pub(crate) fn say(lines: &[String]) {
+pub(crate) fn print_lines(lines: &[String]) {
     for line in lines {
         text::print_error(&format!("fabricast: {line}"));
     }

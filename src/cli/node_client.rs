@@ -164,7 +164,7 @@ fn is_read_only(error: &(dyn std::error::Error + 'static)) -> bool {
 }
 
 /// The node directory, since processes with another directory are on another node.
-pub(crate) fn place(node: &Node) -> String {
+pub(crate) fn directory_note(node: &Node) -> String {
     format!("(node directory: {})", text::escape_control(&node.directory().display().to_string()))
 }
 
@@ -180,8 +180,8 @@ pub(crate) fn topic_name(text: &str) -> Result<String, String> {
 }
 
 /// A missing device is reported as by the other subcommands.
-pub(crate) fn check_device(place: MemoryLocation) -> Result<(), Failure> {
-    let MemoryLocation::Device(name) = place else { return Ok(()) };
+pub(crate) fn check_device(memory: MemoryLocation) -> Result<(), Failure> {
+    let MemoryLocation::Device(name) = memory else { return Ok(()) };
     let opened = gpu::Device::open(name).map(drop);
     opened.map_err(|error| Failure::new(Exit::NoProvider, error.to_string()))
 }
@@ -259,7 +259,7 @@ impl TopicRequest<'_> {
                 .create(settings_for_new)?
                 .map_err(|error| self.settings_error(&settings_for_new, error));
         }
-        let (name, place) = (self.name.escape_debug(), place(self.node));
+        let (name, directory_note) = (self.name.escape_debug(), directory_note(self.node));
         let deadline = Deadline::after(longest);
         let mut is_reported = false;
         loop {
@@ -270,7 +270,7 @@ impl TopicRequest<'_> {
                 let cause = connectivity.cause(self.node, self.name);
                 let why = format!(
                     "open topic \"{name}\" failed: it exists neither on this node nor on a connected peer \
-                     within --timeout {place}{cause}. Start a publisher first, or create it: \
+                     within --timeout {directory_note}{cause}. Start a publisher first, or create it: \
                      --largest 1MiB"
                 );
                 return Err(Failure::new(Exit::Deadline, why));
@@ -279,10 +279,10 @@ impl TopicRequest<'_> {
                 is_reported = true;
                 text::print_error(&format!(
                     "fabricast: waiting for topic \"{name}\": it exists neither on this node nor on a connected peer \
-                     {place}"
+                     {directory_note}"
                 ));
             }
-            connectivity::say(&connectivity.poll(self.node, self.name, Phase::Waiting));
+            connectivity::print_lines(&connectivity.poll(self.node, self.name, Phase::Waiting));
             self.signals.pause(deadline.slice() / 2)?;
         }
     }

@@ -27,7 +27,7 @@ impl Progress {
     }
 
     /// Updates the line if it is due.
-    pub(crate) fn say(&mut self, messages: u64, bytes: u64, what: &str) {
+    pub(crate) fn show(&mut self, messages: u64, bytes: u64, what: &str) {
         if !self.is_shown {
             return;
         }

@@ -213,9 +213,9 @@ mod tests {
     fn every_changed_byte_is_detected() {
         let bytes = message(content(0, 61));
         for at in 0..bytes.len() {
-            let mut altered = bytes.clone();
-            altered[at] ^= 0x10;
-            let fault = check(&mut Checker::default(), &altered).unwrap();
+            let mut corrupted = bytes.clone();
+            corrupted[at] ^= 0x10;
+            let fault = check(&mut Checker::default(), &corrupted).unwrap();
             let expected = match at < HEADER {
                 true => Fault::NoHeader,
                 false => Fault::Corrupted { at: at as u64 },

@@ -145,10 +145,10 @@ mod tests {
             let whole = message(size);
             for at in 0..whole.len() {
                 let is_stamp = at < 8 || at + 8 >= whole.len();
-                let mut altered = whole.clone();
-                altered[at] ^= 1;
+                let mut corrupted = whole.clone();
+                corrupted[at] ^= 1;
                 for chunk in 1..=whole.len() {
-                    let bad = check(&altered, chunk).bad(size, 1);
+                    let bad = check(&corrupted, chunk).bad(size, 1);
                     assert_eq!(bad != 0, is_stamp, "byte {at} of {size} by {chunk}");
                 }
             }

@@ -70,16 +70,16 @@ fn failed(what: &'static str) -> impl Fn(std::io::Error) -> Failure {
 
 impl Plan {
     pub(super) fn new(
-        party: &WorkerGroup,
+        group: &WorkerGroup,
         readers: u64,
         kind: &TopicKind,
         each: u64,
     ) -> Result<Self, Failure> {
         let private = kind.memory.clone();
         let kind = TopicKind { memory: "host".to_owned(), ..kind.clone() };
-        let directory = party.directory().join("baseline");
+        let directory = group.directory().join("baseline");
         Ok(Self {
-            socket: party.directory().join("manager"),
+            socket: group.directory().join("manager"),
             at: address()?,
             service: Service {
                 directory,

@@ -36,7 +36,7 @@ impl FromStr for CoreChoice {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Services {
     /// They replicate messages to another node.
-    Carry,
+    Replicate,
     /// Messages bypass them.
     Rest,
 }
@@ -92,7 +92,7 @@ impl Cores {
         let usable = if allowed.len() < from { allowed } else { &allowed[left..] };
         let usable = if usable.len() < LEAST { &[] } else { usable };
         let most = match services {
-            Services::Carry => usable.len().saturating_sub(1) / 3,
+            Services::Replicate => usable.len().saturating_sub(1) / 3,
             Services::Rest => usable.len().saturating_sub(2),
         };
         let own = readers.min(most);
@@ -206,7 +206,7 @@ mod tests {
             (4, 8, (0, 1, 2, 1)),
         ] {
             let all: Vec<_> = (0..count).collect();
-            let cores = Cores::chosen(&all, readers, Services::Carry);
+            let cores = Cores::chosen(&all, readers, Services::Replicate);
             let mut own: Vec<_> = (0..readers as u64).filter_map(|it| cores.reader(it)).collect();
             own.sort_unstable();
             own.dedup();
@@ -221,7 +221,7 @@ mod tests {
             assert_eq!(cores.waiting(Wait::Block), Wait::Block);
             assert_eq!(cores.has_core_for_each(1), !is_shared, "{count} cores");
         }
-        let few = Cores::chosen(&[3, 4], 8, Services::Carry);
+        let few = Cores::chosen(&[3, 4], 8, Services::Replicate);
         assert_eq!(few.waiting(Wait::Busy), Wait::Adaptive);
         assert!(!few.has_core_for_each(9), "no process busy-polls");
         assert_eq!((few.publisher(), few.reader(5), few.all()), (None, None, None));
@@ -248,7 +248,7 @@ mod tests {
 
     #[test]
     fn missing_core_is_an_error() {
-        let new = |choice: Option<&CoreChoice>| Cores::new(choice, 1, Services::Carry);
+        let new = |choice: Option<&CoreChoice>| Cores::new(choice, 1, Services::Replicate);
         assert!(new(Some(&CoreChoice::Named(vec![1_000_000]))).is_err());
         assert!(new(Some(&CoreChoice::Automatic)).is_ok() && new(None).is_ok());
         assert_eq!("2,3".parse(), Ok(CoreChoice::Named(vec![2, 3])));

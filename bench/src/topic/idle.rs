@@ -49,7 +49,7 @@ fn memory(service: u32) -> u64 {
 }
 
 pub(super) fn run(arguments: &Arguments, topics: u64) -> Result<(), Failure> {
-    let mut party = WorkerGroup::new(WORDS)?;
+    let mut group = WorkerGroup::new(WORDS)?;
     let cores = Cores::new(arguments.cores.as_ref(), 0, Services::Rest)?.all();
     let kind = TopicKind {
         memory: arguments.memory.to_string(),
@@ -58,15 +58,15 @@ pub(super) fn run(arguments: &Arguments, topics: u64) -> Result<(), Failure> {
         run: 0,
         writes_ends: false,
     };
-    let directory = party.directory().join("node");
+    let directory = group.directory().join("node");
     let service = Service {
         directory: directory.clone(),
         network: None,
         budget: kind.budget(topics),
         cores: cores.clone().unwrap_or_default(),
     };
-    party.start_workers(&[(Task::Topic(WorkerRole::Serve(service)), None)])?;
-    party.begin()?;
+    group.start_workers(&[(Task::Topic(WorkerRole::Serve(service)), None)])?;
+    group.begin()?;
     let node = join(&directory, "idle", Wait::Block)?;
     let process = node.report()?.into_iter().find_map(|row| match row {
         pubsub::Row::Node { process, .. } => Some(process),
@@ -97,8 +97,8 @@ pub(super) fn run(arguments: &Arguments, topics: u64) -> Result<(), Failure> {
         verified &= subscriber.pull(super::role::TIMEOUT)?.to_vec()? == bytes;
     }
     drop((users, node));
-    end_all(&party.shared)?;
-    party.results()?;
+    end_all(&group.shared)?;
+    group.results()?;
     let (waiting, samples) = (arguments.waiting, Histogram::default());
     let common = common(arguments, waiting, cores, &samples, topics, verified);
     let found = IdleMetrics { topics, cpu_percent, bytes_per_topic, create_s };

@@ -61,14 +61,14 @@ impl ReplicationOptions {
 
 /// The services of two connected nodes, below this directory.
 pub(super) fn services(
-    party: &WorkerGroup,
+    group: &WorkerGroup,
     budget: u64,
     by: ReplicationOptions,
     cores: &[usize],
 ) -> Result<[Service; 2], Failure> {
     let addresses = [address()?, address()?];
     Ok([0, 1].map(|node| Service {
-        directory: party.directory().join(format!("node-{node}")),
+        directory: group.directory().join(format!("node-{node}")),
         network: Some(Network {
             listen: addresses[node],
             peer: (node == 1).then_some(addresses[0]),
@@ -219,14 +219,14 @@ impl RemainingWorkers {
         arguments: &Arguments,
         plan: &Plan,
         cores: &Cores,
-        (party, both): (&WorkerGroup, &[Service; 2]),
+        (group, both): (&WorkerGroup, &[Service; 2]),
         remote: &[(String, TopicKind)],
     ) -> Self {
         let mut parts: Vec<_> = both.iter().cloned().map(WorkerRole::Serve).collect();
         if plan.has(Item::Stages) {
             let end = |is_writer: bool| WireEnd {
                 is_writer,
-                directory: party.directory().to_owned(),
+                directory: group.directory().to_owned(),
                 size: arguments.size,
                 depth: DEPTH,
                 is_staged: !matches!(arguments.memory, MemoryLocation::Host),
@@ -259,25 +259,25 @@ impl RemainingWorkers {
 }
 
 pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let mut party = WorkerGroup::new(WORDS)?;
-    let cores = Cores::new(arguments.cores.as_ref(), arguments.subscribers, Services::Carry)?;
+    let mut group = WorkerGroup::new(WORDS)?;
+    let cores = Cores::new(arguments.cores.as_ref(), arguments.subscribers, Services::Replicate)?;
     let plan = Plan::new(arguments);
     let to = arguments.remote_memory.unwrap_or(arguments.memory);
     let local = kinds(arguments, &plan, arguments.memory);
     let remote = kinds(arguments, &plan, to);
     let budget = local.iter().map(|(_, kind)| kind.budget(1)).sum();
     let by = ReplicationOptions::of(arguments);
-    let both = services(&party, budget, by, cores.services())?;
+    let both = services(&group, budget, by, cores.services())?;
     let RemainingWorkers { mut tasks, last_to_end } =
-        RemainingWorkers::new(arguments, &plan, &cores, (&party, &both), &remote);
+        RemainingWorkers::new(arguments, &plan, &cores, (&group, &both), &remote);
     let baseline_plan = arguments
         .baseline
-        .map(|_| baseline::Plan::new(&party, arguments.subscribers, &remote[0].1, plan.each));
+        .map(|_| baseline::Plan::new(&group, arguments.subscribers, &remote[0].1, plan.each));
     let baseline_plan = baseline_plan.transpose()?;
     if let Some(baseline_plan) = &baseline_plan {
         tasks.extend(baseline_plan.parts().into_iter().map(|part| (Task::Topic(part), None)));
     }
-    party.start_workers(&tasks)?;
+    group.start_workers(&tasks)?;
     let node = join(&both[0].directory, "publisher", arguments.waiting)?;
     let mut lines = Vec::new();
     for (name, kind) in &local {
@@ -290,7 +290,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     pin_publisher()?;
     // The replication to the other node counts as a subscriber.
     lines.iter().try_for_each(|line| line.wait_for(1))?;
-    party.begin()?;
+    group.begin()?;
     publish(&mut lines, plan.before())?;
     let (ring_path, waited_before) = sent(&node)?;
     let mut baseline_publisher = baseline_plan
@@ -302,10 +302,10 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         anywhere.restore()?;
         copies = Some(StageCopies::new(arguments.memory, to, &local[0].1, ring_path.lanes)?);
         pin_publisher()?;
-        ring_path.write(party.directory())?;
-        wire_turn(&party.shared)?;
+        ring_path.write(group.directory())?;
+        wire_turn(&group.shared)?;
     }
-    let mut threads = ThreadUsages::of(&party.processes());
+    let mut threads = ThreadUsages::of(&group.processes());
     let mut ring = Vec::new();
     for item in in_turn(&plan.items) {
         match item {
@@ -321,7 +321,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
             }
             Item::BaselinePublisher => {
                 if let Some(baseline_publisher) = &mut baseline_publisher {
-                    baseline_publisher.turn(&party.shared, plan.each)?;
+                    baseline_publisher.turn(&group.shared, plan.each)?;
                 }
             }
             Item::Ring => {
@@ -336,7 +336,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
                 pin_publisher()?;
             }
             Item::Stages => {
-                wire_turn(&party.shared)?;
+                wire_turn(&group.shared)?;
                 // On the cores of the services.
                 anywhere.restore()?;
                 set_affinity(cores.services())?;
@@ -344,17 +344,17 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
                 pin_publisher()?;
             }
         }
-        next_turn(&party.shared, 0)?;
+        next_turn(&group.shared, 0)?;
     }
     let waited = sent(&node)?.1.saturating_sub(waited_before);
     publish(&mut lines, plan.after())?;
     let publishing: Histogram = lines[0].publish_times.iter().copied().collect();
     drop(lines);
     if let Some(baseline_publisher) = &mut baseline_publisher {
-        baseline_publisher.end(&party.shared)?;
+        baseline_publisher.end(&group.shared)?;
     }
     drop(node);
-    let results = party.results_ending_with(last_to_end, end_all)?;
+    let results = group.results_ending_with(last_to_end, end_all)?;
     let readers = &results[last_to_end..last_to_end + arguments.subscribers as usize];
     let samples = of_topic(readers, 0);
     let stream = found(readers).filter_map(|found| found.streams.last());

@@ -64,10 +64,10 @@ pub(super) fn cores(arguments: &Arguments) -> Result<Cores, Failure> {
 }
 
 pub(super) fn measure(arguments: &Arguments) -> Result<Report<IntraNodeMetrics>, Failure> {
-    let mut party = WorkerGroup::new(WORDS + queue_baseline::words())?;
+    let mut group = WorkerGroup::new(WORDS + queue_baseline::words())?;
     let cores = cores(arguments)?;
     let waiting = cores.waiting(arguments.waiting);
-    let directory = party.directory().join("node");
+    let directory = group.directory().join("node");
     let kind = TopicKind {
         memory: arguments.memory.to_string(),
         size: arguments.size,
@@ -111,18 +111,18 @@ pub(super) fn measure(arguments: &Arguments) -> Result<Report<IntraNodeMetrics>,
         let topic = node.topic(name, &kind.settings()?)?;
         TimedPublisher::new(&topic, &kind, arguments.waiting, arguments.time_fill)
     };
-    QueueBaseline::make(&party.shared)?;
-    party.start_workers(&tasks)?;
+    QueueBaseline::make(&group.shared)?;
+    group.start_workers(&tasks)?;
     let mut lines = vec![open("all")?];
     if has_one {
         lines.push(open("one")?);
     }
-    let mut queue = QueueBaseline::new(&party.shared, arguments.waiting)?;
+    let mut queue = QueueBaseline::new(&group.shared, arguments.waiting)?;
     if let Some(core) = cores.publisher() {
         pin(core)?;
     }
     lines[0].wait_for(arguments.subscribers as u32)?;
-    party.begin()?;
+    group.begin()?;
     for turn in &schedule {
         match turn.what {
             TurnTarget::Topic(topic) => lines[topic].turn(*turn)?,
@@ -131,7 +131,7 @@ pub(super) fn measure(arguments: &Arguments) -> Result<Report<IntraNodeMetrics>,
         }
     }
     anywhere.restore()?;
-    let results = party.results()?;
+    let results = group.results()?;
     let samples = of_topic(&results, 0);
     let mut of_queue = Histogram::default();
     found(&results).for_each(|found| of_queue.merge(&found.queue));

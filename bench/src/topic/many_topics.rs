@@ -76,7 +76,7 @@ struct ManyTopicsMetrics {
 }
 
 pub(super) fn run(arguments: &Arguments, topics: u64) -> Result<(), Failure> {
-    let mut party = WorkerGroup::new(WORDS)?;
+    let mut group = WorkerGroup::new(WORDS)?;
     let kind = TopicKind {
         memory: arguments.memory.to_string(),
         size: arguments.size,
@@ -84,7 +84,7 @@ pub(super) fn run(arguments: &Arguments, topics: u64) -> Result<(), Failure> {
         run: std::process::id().into(),
         writes_ends: false,
     };
-    let both = services(&party, kind.budget(topics), ReplicationOptions::of(arguments), &[])?;
+    let both = services(&group, kind.budget(topics), ReplicationOptions::of(arguments), &[])?;
     let mut tasks: Vec<_> = both
         .iter()
         .map(|service| (Task::Topic(WorkerRole::Serve(service.clone())), None))
@@ -122,12 +122,12 @@ pub(super) fn run(arguments: &Arguments, topics: u64) -> Result<(), Failure> {
     for process in 0..processes {
         tasks.extend((0..nodes).map(|node| role(node as usize, Some(node), process)));
     }
-    party.start_workers(&tasks)?;
-    party.begin()?;
+    group.start_workers(&tasks)?;
+    group.begin()?;
     // Readers end after some time without a message, services by a signal.
     std::thread::sleep(Duration::from_secs(arguments.seconds));
     // Services end after all other workers.
-    let results = party.results_ending_with(2, end_all)?;
+    let results = group.results_ending_with(2, end_all)?;
     let (readers_found, publishers) = results[2..].split_at(count as usize);
     let mut published = vec![0; topics as usize];
     for found in found(publishers) {

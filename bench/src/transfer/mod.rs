@@ -144,10 +144,10 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let of_host = [from.name(), to].into_iter().filter(|name| is_of_host(*name)).count() as u64;
     let remedy = "Use a smaller --size or --batch";
     command::memory::check("measure a transfer", length.saturating_mul(of_host), remedy)?;
-    let mut party = WorkerGroup::new(1)?;
-    let directory = party.directory().to_owned();
+    let mut group = WorkerGroup::new(1)?;
+    let directory = group.directory().to_owned();
     if arguments.isolated {
-        party.isolate();
+        group.isolate();
     }
     let wire = FabricSettings {
         provider: arguments.fabric.clone(),
@@ -164,7 +164,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         memory: arguments.memory,
         wire,
     };
-    party.start_workers(&[(Task::Transfer(target), second)])?;
+    group.start_workers(&[(Task::Transfer(target), second)])?;
     if let Some(core) = first {
         crate::process::pin(core)?;
     }
@@ -175,7 +175,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     if arguments.explain {
         command::text::print(&format!("{}\n", route.choice()))?;
     }
-    party.begin()?;
+    group.begin()?;
     let mut run = Run {
         agent,
         peer,
@@ -191,7 +191,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     };
     let mut report = run.measure(arguments, &from, to)?;
     run.notify(END, 0)?;
-    let results = party.results()?;
+    let results = group.results()?;
     report.common.verified &= results.iter().all(|done| done.verified);
     report.conclude(arguments.json)
 }
@@ -297,7 +297,7 @@ impl Run {
             ours.extend(transfer);
             baselines.extend(raw);
         }
-        let carried = counters.map(|counters| counters.end(self.moved));
+        let links = counters.map(|counters| counters.end(self.moved));
         let mut single = vec![];
         if self.blocks.len() > 1 {
             for _ in 0..3 {
@@ -336,7 +336,7 @@ impl Run {
             baseline_gb_per_s: baseline_time.map(rate),
             ratio: middle(&ratios).map(|ratio| ratio / 1e6),
             loop_gb_per_s: middle(&single).map(rate),
-            links: carried,
+            links,
         };
         Ok(Report::new(common, found))
     }

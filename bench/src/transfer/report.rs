@@ -60,21 +60,21 @@ impl Metrics for TransferMetrics {
         if let Some(rate) = self.loop_gb_per_s {
             text += &format!("by a loop of single copies: {rate:.1} GB/s\n");
         }
-        if let Some(carried) = &self.links {
+        if let Some(links) = &self.links {
             let number = |bytes: Option<u64>| match bytes {
                 Some(bytes) => bytes.to_string(),
                 None => "not counted".to_owned(),
             };
             text += &format!(
                 "moved {}; NVLink sent {}, received {}; PCIe sent {}, received {}; interfaces sent {}\n",
-                text::count_of(carried.moved, "byte"),
-                number(carried.nvlink_sent),
-                number(carried.nvlink_received),
-                number(carried.pcie_sent),
-                number(carried.pcie_received),
-                number(carried.interfaces_sent),
+                text::count_of(links.moved, "byte"),
+                number(links.nvlink_sent),
+                number(links.nvlink_received),
+                number(links.pcie_sent),
+                number(links.pcie_received),
+                number(links.interfaces_sent),
             );
-            if let Some(why) = &carried.unavailable_reason {
+            if let Some(why) = &links.unavailable_reason {
                 text += &format!("links are not counted: {why}\n");
             }
         }

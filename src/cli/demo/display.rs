@@ -34,7 +34,7 @@ impl LiveDisplay {
     }
 
     /// Updates the display if it is due.
-    pub(super) fn look(&mut self, members: &[DemoProcess]) -> Result<(), Failure> {
+    pub(super) fn update(&mut self, members: &[DemoProcess]) -> Result<(), Failure> {
         if Instant::now() < self.next {
             return Ok(());
         }

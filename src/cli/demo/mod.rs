@@ -140,7 +140,7 @@ impl Demonstration<'_> {
         };
         let about = format!(
             "Two nodes of this machine, {network_mode}. 3 topics, 3 publishers and 8 subscribers, each a process. \
-             Messages lie {memory}. It takes up to {}, and {:.0} seconds and a few more.",
+             Messages are stored {memory}. It needs up to {}, and a few more than {:.0} seconds.",
             size::amount(scenario::MEMORY as f64),
             self.arguments.time.as_secs_f64()
         );
@@ -153,8 +153,8 @@ impl Demonstration<'_> {
         for (topic, subject) in TOPICS.iter().enumerate() {
             for (node, readers) in subject.readers.into_iter().enumerate() {
                 for reader in 0..readers {
-                    let letter = char::from(b'a' + reader as u8);
-                    let label = format!("node {}, {letter}", node + 1);
+                    let suffix = char::from(b'a' + reader as u8);
+                    let label = format!("node {}, {suffix}", node + 1);
                     let words = format!("sub {} --check --stats --interval 0.25", subject.name);
                     self.start_at(topic, (Role::Subscribe(topic), node, label), &words)?;
                 }

@@ -80,16 +80,16 @@ impl DemoResult {
              the message. Chunks overlap, and so do out, wire and in; all: from publish on";
         let legend = text::wrapped("Medians by stage. ", legend);
         text::print(&format!("\n{legend}\n"))?;
-        for (path, carried) in &self.paths {
-            let (once, read) = (carried.bytes as f64, carried.read_bytes as f64);
-            let what = match carried.messages {
+        for (path, traffic) in &self.paths {
+            let (once, read) = (traffic.bytes as f64, traffic.read_bytes as f64);
+            let what = match traffic.messages {
                 0 => format!(
                     "{} read, {}",
-                    text::count_of(carried.read_messages, "message"),
+                    text::count_of(traffic.read_messages, "message"),
                     size::amount(read)
                 ),
                 messages => format!(
-                    "{}, {}, carried once; {} read of that",
+                    "{}, {}, sent once; {} read of that",
                     text::count_of(messages, "message"),
                     size::amount(once),
                     size::amount(read)
@@ -153,13 +153,13 @@ fn paths(subscribers: &[SubscriberRow], rows: &[(usize, Row)]) -> BTreeMap<Strin
     let mut all: BTreeMap<String, PathTraffic> = BTreeMap::new();
     for SubscriberRow { last_report, .. } in subscribers {
         for path in &last_report.paths {
-            let carried = all.entry(path.clone()).or_default();
-            carried.read_messages += last_report.messages;
-            carried.read_bytes += last_report.bytes;
+            let traffic = all.entry(path.clone()).or_default();
+            traffic.read_messages += last_report.messages;
+            traffic.read_bytes += last_report.bytes;
         }
     }
     let remote = all.keys().find(|path| *path != SHARED_MEMORY).cloned();
-    let Some((mut path, mut carried)) = remote.and_then(|path| all.remove_entry(&path)) else {
+    let Some((mut path, mut traffic)) = remote.and_then(|path| all.remove_entry(&path)) else {
         return all;
     };
     let mut named = None;
@@ -169,8 +169,8 @@ fn paths(subscribers: &[SubscriberRow], rows: &[(usize, Row)]) -> BTreeMap<Strin
             Row::Topic { name, arrived, .. } => {
                 let is_remote = |topic: &&DemoTopic| topic.name == name && topic.from != *node;
                 let size = TOPICS.iter().find(is_remote).map_or(0, |topic| topic.size);
-                carried.messages += if size > 0 { *arrived } else { 0 };
-                carried.bytes += size * arrived;
+                traffic.messages += if size > 0 { *arrived } else { 0 };
+                traffic.bytes += size * arrived;
             }
             _ => {}
         }
@@ -179,7 +179,7 @@ fn paths(subscribers: &[SubscriberRow], rows: &[(usize, Row)]) -> BTreeMap<Strin
     if let Some(named) = named {
         path = format!("{path} ({named})");
     }
-    all.insert(path, carried);
+    all.insert(path, traffic);
     all
 }
 

@@ -249,10 +249,10 @@ impl DemoProcesses {
         condition: impl Fn(&Self) -> bool,
     ) -> Result<(), Failure> {
         loop {
-            self.members.iter_mut().try_for_each(DemoProcess::look)?;
+            self.members.iter_mut().try_for_each(DemoProcess::check_exit)?;
             let is_over = condition(self);
             if let Some(display) = &mut self.display {
-                display.look(&self.members)?;
+                display.update(&self.members)?;
             }
             if is_over {
                 return Ok(());
@@ -331,7 +331,7 @@ impl DemoProcess {
     }
 
     /// Checks the exit status of a process with closed output.
-    fn look(&mut self) -> Result<(), Failure> {
+    fn check_exit(&mut self) -> Result<(), Failure> {
         if self.has_exited || !self.output_closed {
             return Ok(());
         }
@@ -397,7 +397,7 @@ mod tests {
     fn end(script: &str, is_terminating: bool) -> Result<(), Failure> {
         let mut member = member(script, is_terminating);
         while !member.has_exited {
-            member.look()?;
+            member.check_exit()?;
             std::thread::sleep(Duration::from_millis(1));
         }
         Ok(())

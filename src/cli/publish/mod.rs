@@ -14,7 +14,7 @@ use self::wait_notice::{Wait, WaitNotice};
 use super::connectivity::{self, ConnectivityReporter, Phase};
 use super::exit::{Exit, Failure, report_as_json};
 use super::histogram::Histogram;
-use super::node_client::{self, TopicRequest, place, with_remedy};
+use super::node_client::{self, TopicRequest, directory_note, with_remedy};
 use super::paths::{bracketed_names, given_up};
 use super::progress::{Progress, totals};
 use super::service_wait::ServiceWait;
@@ -118,7 +118,7 @@ fn publish(
     let service = ServiceWait::of(&settings.directory.value);
     let node =
         node_client::join(settings, node_client::options(settings, "pub"), &service, signals)?;
-    (summary.node, summary.place) = (Some(node.identity()), Some(place(&node)));
+    (summary.node, summary.directory_note) = (Some(node.identity()), Some(directory_note(&node)));
     let (service, name) = (&service, &*arguments.topic);
     let request = TopicRequest { node: &node, name, settings, service, signals };
     // An existing topic limits the length of messages.
@@ -183,7 +183,7 @@ fn random_run() -> Result<u64, Failure> {
 struct PublishSummary {
     /// Identity and directory of the node, and identity of the publisher, once known.
     node: Option<String>,
-    place: Option<String>,
+    directory_note: Option<String>,
     publisher: Option<String>,
     messages: u64,
     bytes: u64,
@@ -276,12 +276,13 @@ impl PublishRun<'_> {
             if !is_reported {
                 is_reported = true;
                 let awaited = text::count_of(expected.into(), "subscriber");
-                let (topic, place) = (self.arguments.topic.escape_debug(), place(self.node));
+                let (topic, directory_note) =
+                    (self.arguments.topic.escape_debug(), directory_note(self.node));
                 text::print_error(&format!(
-                    "fabricast: waiting for {awaited} of topic \"{topic}\" {place}"
+                    "fabricast: waiting for {awaited} of topic \"{topic}\" {directory_note}"
                 ));
             }
-            connectivity::say(&self.connectivity.poll(
+            connectivity::print_lines(&self.connectivity.poll(
                 self.node,
                 &self.arguments.topic,
                 Phase::Waiting,
@@ -321,7 +322,7 @@ impl PublishRun<'_> {
                 )]);
             }
             self.poll_connectivity();
-            self.say("");
+            self.show_progress("");
             if let Some(pause) = self.arguments.interval
                 && printed_at.is_none_or(|at| at.elapsed() >= pause)
             {
@@ -331,14 +332,14 @@ impl PublishRun<'_> {
         }
     }
 
-    fn say(&mut self, what: &str) {
-        self.progress.say(self.summary.messages, self.summary.bytes, what);
+    fn show_progress(&mut self, what: &str) {
+        self.progress.show(self.summary.messages, self.summary.bytes, what);
     }
 
     fn print_error(&mut self, lines: &[String]) {
         if !lines.is_empty() {
             self.progress.clear();
-            connectivity::say(lines);
+            connectivity::print_lines(lines);
         }
     }
 
@@ -427,7 +428,7 @@ impl PublishRun<'_> {
         deadline: Deadline,
         wait: (Wait, Instant),
     ) -> Result<(), Failure> {
-        self.say("; waiting for space in the topic");
+        self.show_progress("; waiting for space in the topic");
         self.poll_connectivity();
         if let Some(notice) = self.notice.poll(self.node, &self.arguments.topic, wait) {
             self.progress.clear();
@@ -533,8 +534,8 @@ fn print_summary(
         // Nothing to report besides the failure.
         return Ok(());
     }
-    let had_no_subscriber = match &summary.place {
-        Some(place) => format!("had no subscriber {place}"),
+    let had_no_subscriber = match &summary.directory_note {
+        Some(directory_note) => format!("had no subscriber {directory_note}"),
         None => "had no subscriber".to_owned(),
     };
     let all = totals(messages, bytes, summary.rate(bytes));

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use pubsub::{Node, Row, ServiceProcess};
 
 use crate::cli::connectivity::request_report;
-use crate::cli::node_client::place;
+use crate::cli::node_client::directory_note;
 use crate::cli::text;
 
 /// Time until the notice.
@@ -65,7 +65,7 @@ impl WaitNotice {
         let notice = describe(&answer.unwrap_or_default(), topic, wait);
         let unresponsive =
             unresponsive.map(|process| format!("; {}", describe_unresponsive(process)));
-        Some(format!("{notice}{} {}", unresponsive.unwrap_or_default(), place(node)))
+        Some(format!("{notice}{} {}", unresponsive.unwrap_or_default(), directory_note(node)))
     }
 }
 

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use self::sink::Sink;
 use super::connectivity::{self, ConnectivityReporter, Phase};
 use super::exit::{Exit, Failure, report_as_json};
-use super::node_client::{self, TopicRequest, place, with_remedy};
+use super::node_client::{self, TopicRequest, directory_note, with_remedy};
 use super::progress::{Progress, totals};
 use super::service_wait::ServiceWait;
 use super::settings::{ALL, Options, Settings, seconds};
@@ -247,28 +247,28 @@ impl SubscribeRun<'_> {
                 _ => Phase::Flowing,
             };
             let lines = self.connectivity.poll(node, &self.arguments.topic, phase);
-            self.say(&lines);
+            self.print_lines(&lines);
             if let Some(progress) = &mut self.progress {
                 let Statistics { messages, bytes, .. } = self.outcome.statistics;
-                progress.say(messages, bytes, "");
+                progress.show(messages, bytes, "");
             }
         }
         Ok(())
     }
 
-    fn say(&mut self, lines: &[String]) {
+    fn print_lines(&mut self, lines: &[String]) {
         if let Some(progress) = self.progress.as_mut().filter(|_| !lines.is_empty()) {
             progress.clear();
         }
-        connectivity::say(lines);
+        connectivity::print_lines(lines);
     }
 
     /// Reports that a publisher was killed or crashed, on this node or on another one.
-    fn report_lost_publisher(&mut self, place: &str, which: &str) {
+    fn report_lost_publisher(&mut self, origin: &str, which: &str) {
         self.outcome.publishers_lost += 1;
         let topic = self.arguments.topic.escape_debug();
-        self.say(&[format!(
-            "topic \"{topic}\": a publisher{place} exited unexpectedly ({which}); its last messages may be missing"
+        self.print_lines(&[format!(
+            "topic \"{topic}\": a publisher{origin} exited unexpectedly ({which}); its last messages may be missing"
         )]);
     }
 
@@ -276,9 +276,10 @@ impl SubscribeRun<'_> {
     fn report_waiting(&mut self, node: &Node) {
         if !self.wait_reported && self.began.elapsed() >= NOTICE_DELAY {
             self.wait_reported = true;
-            let (topic, place) = (self.arguments.topic.escape_debug(), place(node));
+            let (topic, directory_note) =
+                (self.arguments.topic.escape_debug(), directory_note(node));
             text::print_error(&format!(
-                "fabricast: waiting for messages of topic \"{topic}\" {place}"
+                "fabricast: waiting for messages of topic \"{topic}\" {directory_note}"
             ));
         }
     }
@@ -295,8 +296,8 @@ impl SubscribeRun<'_> {
                 }
                 Event::RemotePublisherLost { node, publisher } => {
                     let name = self.connectivity.name_of_node(node);
-                    let place = format!(" at node \"{}\"", name.escape_debug());
-                    self.report_lost_publisher(&place, &format!("publisher {publisher}"));
+                    let origin = format!(" at node \"{}\"", name.escape_debug());
+                    self.report_lost_publisher(&origin, &format!("publisher {publisher}"));
                 }
                 Event::Evicted { held_for } => {
                     self.outcome.is_evicted = true;

@@ -41,7 +41,7 @@ def play(options):
         else:
             second(side)
         side.library.call("end")
-    except Exception as error:  # whatever it is: the parent is to tell of it
+    except Exception as error:  # the parent reports any exception
         text = str(error) if isinstance(error, Failure) else f"{type(error).__name__}: {error}"
         with open(os.path.join(options.directory, f"failed-{options.role}"), "w") as file:
             file.write(text)

@@ -49,7 +49,7 @@ class First:
         raise Failure(f"{policy} was not refused")
 
     def ask(self, tag, *numbers):
-        self.side.tell(tag, *numbers)
+        self.side.notify(tag, *numbers)
         return self.answer()
 
     def answer(self):
@@ -82,7 +82,7 @@ class First:
                     self.measure(operation, routes[pair], pair, size)
             self.watch(operation, routes[MIDDLE, MIDDLE], self.side.largest)
         self.count()
-        self.side.tell(END)
+        self.side.notify(END)
 
     def check(self, operation, route, pair, size, is_whole):
         """Moves a new pattern, and compares it at its destination."""

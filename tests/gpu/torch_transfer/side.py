@@ -104,7 +104,7 @@ class Side:
         self.find("ready")
         self.peer = self.library.call("connect", given(self.find("card")), PATIENCE)
 
-    def tell(self, tag, *numbers):
+    def notify(self, tag, *numbers):
         self.library.call("notify", self.peer, given(notice(tag, *numbers)), PATIENCE)
 
     def receive(self):
@@ -145,4 +145,4 @@ def second(side):
             value = seed
         elif tag == END:
             break
-        side.tell(ANSWER, value)
+        side.notify(ANSWER, value)

@@ -1,7 +1,7 @@
 //! As `fabricast bench alloc` with one process: other allocators, in private memory, without a
 //! lock.
 //!
-//! allocators LARGEST fixed|drawn LIVE PAIRS
+//! allocators LARGEST fixed|random LIVE PAIRS
 
 use std::alloc::Layout;
 use std::time::Instant;

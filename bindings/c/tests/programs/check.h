@@ -26,13 +26,13 @@
 
 #define DONE(call) EXPECT(FABRICAST_OK, call)
 
-#define EXPECT(wanted, call)                                                                  \
+#define EXPECT(expected, call)                                                                \
     do {                                                                                      \
         fabricast_status status_ = (call);                                                    \
-        if (status_ != (wanted)) {                                                            \
+        if (status_ != (expected)) {                                                          \
             fprintf(stderr, "%s:%d: %s is \"%s\", not \"%s\"\n    last error: %s\n",          \
                     __FILE__, __LINE__, #call, fabricast_status_name(status_),                \
-                    fabricast_status_name(wanted), fabricast_error_message());                \
+                    fabricast_status_name(expected), fabricast_error_message());              \
             exit(1);                                                                          \
         }                                                                                     \
     } while (0)

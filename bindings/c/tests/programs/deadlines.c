@@ -15,10 +15,10 @@ static double now(void)
 }
 
 /* A call that returns this status within so many seconds. */
-#define WITHIN(seconds, wanted, call)                                                         \
+#define WITHIN(seconds, expected, call)                                                       \
     do {                                                                                      \
         double start_ = now(), took_;                                                         \
-        EXPECT(wanted, call);                                                                 \
+        EXPECT(expected, call);                                                               \
         took_ = now() - start_;                                                               \
         if (took_ > (seconds)) {                                                              \
             fprintf(stderr, "%s:%d: %s took %.2f s\n", __FILE__, __LINE__, #call, took_);     \

@@ -193,7 +193,7 @@ int main(void)
     fabricast_sample *sample;
     fabricast_event event;
     const char *text;
-    char *json, *asked;
+    char *json, *report;
     uint64_t identity;
 
     alarm(300);
@@ -226,9 +226,9 @@ int main(void)
     DONE(fabricast_node_identity(node, &text));
     CHECK(strlen(text) == 36 && strstr(json, text) != NULL);
     DONE(fabricast_node_directory(node, &text));
-    DONE(fabricast_report(text, &asked));
-    CHECK(strncmp(asked, "[{\"Node\":", 9) == 0);
-    DONE(fabricast_text_free(asked));
+    DONE(fabricast_report(text, &report));
+    CHECK(strncmp(report, "[{\"Node\":", 9) == 0);
+    DONE(fabricast_text_free(report));
     DONE(fabricast_text_free(json));
     EXPECT(FABRICAST_E_BAD_HANDLE, fabricast_text_free(json));
 
