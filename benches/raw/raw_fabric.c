@@ -272,7 +272,7 @@ static void queue_failed(ssize_t rc)
 		must(rc, "fi_cq_read");
 	must(fi_cq_readerr(cq, &error, 0), "fi_cq_readerr");
 	const char *detail = fi_cq_strerror(cq, error.prov_errno, error.err_data, text, sizeof text);
-	die("an operation failed: %s (%d), provider says: %s (%d), flags %#" PRIx64 ", waiting for %s",
+	die("an operation failed: %s (%d), provider error: %s (%d), flags %#" PRIx64 ", waiting for %s",
 	    fi_strerror(error.err), error.err, detail ? detail : "nothing", error.prov_errno, error.flags, waiting_for);
 }
 

@@ -62,10 +62,10 @@ mod tests {
 
     #[test]
     fn only_the_option_json_requests_json() {
-        let asks = |line: &str| wants_json(line.split(' ').map(OsString::from));
-        assert!(asks("fabricast pub t --json") && asks("fabricast --dephth 3 --json --size"));
-        assert!(!asks("--json pub t") && !asks("fabricast sub -- --json"));
-        assert!(!asks("fabricast sub --jsonl"));
+        let wants = |line: &str| wants_json(line.split(' ').map(OsString::from));
+        assert!(wants("fabricast pub t --json") && wants("fabricast --dephth 3 --json --size"));
+        assert!(!wants("--json pub t") && !wants("fabricast sub -- --json"));
+        assert!(!wants("fabricast sub --jsonl"));
     }
 
     #[test]

@@ -69,7 +69,7 @@ impl FrameChannel {
         !failure.is_silent() && self.send(&frame).unwrap_or(false)
     }
 
-    /// Sends a frame; false if the other process is gone.
+    /// Sends a frame; false if the other process has exited.
     pub(crate) fn send(&mut self, frame: &Frame) -> Result<bool, Failure> {
         let bytes = encode(frame)?;
         let deadline = Instant::now() + SEND_TIMEOUT;
@@ -113,7 +113,7 @@ impl FrameChannel {
         }
     }
 
-    /// Blocks until a frame arrives or the other process is gone.
+    /// Blocks until a frame arrives or the other process has exited.
     pub(crate) fn wait_for(&mut self, what: &str, timeout: Duration) -> Result<Received, Failure> {
         let deadline = Instant::now() + timeout;
         loop {

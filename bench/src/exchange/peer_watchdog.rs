@@ -173,8 +173,8 @@ impl PeerWatchdog {
     fn peer_gone(&mut self) -> Failure {
         match self.role.take() {
             Some(Role::Initiator(target)) => target.exit_failure(),
-            Some(Role::Remote { .. }) => Failure::failed("the other side is gone"),
-            _ => Failure::failed("the initiator is gone"),
+            Some(Role::Remote { .. }) => Failure::failed("the other side has exited"),
+            _ => Failure::failed("the initiator has exited"),
         }
     }
 

@@ -84,7 +84,7 @@ pub(crate) fn connect(
     warn_of_order(&offer, ordered);
     let mut frame_channel = link_of(stream)?;
     if !frame_channel.send(&Frame::Plan(plan.clone()))? {
-        return Err(failed("the server is gone".to_owned()));
+        return Err(failed("the server closed the connection".to_owned()));
     }
     if let Some(core) = core {
         pin(core)?;

@@ -72,8 +72,8 @@ impl ExchangeSide {
             Received::Closed | Received::Nothing => {
                 return Err(match role {
                     Role::Initiator(target) => target.exit_failure(),
-                    Role::Target => Failure::failed("the initiator is gone"),
-                    Role::Remote { .. } => Failure::failed("the other side is gone"),
+                    Role::Target => Failure::failed("the initiator has exited"),
+                    Role::Remote { .. } => Failure::failed("the other side has exited"),
                 });
             }
         };

@@ -174,7 +174,7 @@ pub(super) struct Measured {
     p50_us: Option<f64>,
     p99_us: Option<f64>,
     stages: Vec<Stage>,
-    /// All its stages, relative to the slowest stage of the topic alone: the bound of what can be
+    /// All its stages, relative to the slowest stage of the topic: the bound of what can be
     /// won.
     bound: Option<f64>,
     /// Its latency relative to the topic's; and that relative to the bound.

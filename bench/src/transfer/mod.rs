@@ -32,7 +32,7 @@ use command::size;
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// Interleaved rounds of transfer and baseline.
 const ROUNDS: usize = 11;
-/// How often everything is filled anew, moved and compared.
+/// How often everything is filled, moved and compared.
 const VERIFY_ROUNDS: u64 = 4;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
@@ -98,7 +98,7 @@ pub(crate) struct Arguments {
     /// split among them
     #[arg(long, value_name = "N", default_value = "1", requires = "fabric", value_parser = clap::value_parser!(u8).range(1..=8))]
     rails: u8,
-    /// Treat the peer as remote, so that data goes over the fabric
+    /// Treat the peer as remote, so that data uses the fabric
     #[arg(long, requires = "fabric")]
     remote: bool,
     /// Interleave with this baseline
@@ -304,7 +304,7 @@ impl Run {
                 single.push(self.once(CopyMethod::CopyEngine)?.0);
             }
         }
-        let verified = self.prove()?;
+        let verified = self.verify()?;
         let rate = |time: f64| self.length as f64 / time;
         let ours = middle(&ours).unwrap_or(f64::NAN);
         let baseline_time = middle(&baselines);
@@ -342,7 +342,7 @@ impl Run {
     }
 
     /// Fills, moves and compares everything.
-    fn prove(&mut self) -> Result<bool, Failure> {
+    fn verify(&mut self) -> Result<bool, Failure> {
         let mut is_right = true;
         for number in 1..=VERIFY_ROUNDS {
             match self.operation {

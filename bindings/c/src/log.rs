@@ -32,7 +32,7 @@ impl FromC for Callback {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct UserData(*mut c_void);
 
-// SAFETY: the header says that callbacks are called by any thread.
+// SAFETY: the header requires callbacks that any thread may call.
 unsafe impl Send for UserData {}
 
 impl Argument for UserData {

@@ -54,8 +54,8 @@ pub(crate) fn check(
     for (field, addresses) in dialled {
         for address in addresses {
             let peers = vec![address.clone()];
-            let alone = NetworkOptions { peers, insecure: true, ..NetworkOptions::default() };
-            alone.check("").map_err(|error| {
+            let single = NetworkOptions { peers, insecure: true, ..NetworkOptions::default() };
+            single.check("").map_err(|error| {
                 Failure::invalid(operation, format_args!("{}: {}", name_of(field), error.detail()))
             })?;
         }

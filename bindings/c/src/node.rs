@@ -33,7 +33,7 @@ export! {
     /// Fills in the default options.
     fn fabricast_node_options_init(
         options: OutStruct<'_, RawNodeOptions>[size],
-    ) -> i32, c"fill in a node's options" {
+    ) -> i32, c"initialize node options" {
         // The caller's size, so that unknown fields that it sets are detected.
         let size = options.size();
         options.put(RawNodeOptions { size, ..RawNodeOptions::defaults() })
@@ -61,7 +61,7 @@ export! {
     fn fabricast_node_identity(
         node: Handle<OpenNode>,
         identity: Out<'_, *const c_char>,
-    ) -> i32, c"tell a node's identity" {
+    ) -> i32, c"get a node's identity" {
         identity.put(node.find(OPERATION)?.identity.as_ptr())
     }
 
@@ -69,12 +69,12 @@ export! {
     fn fabricast_node_directory(
         node: Handle<OpenNode>,
         directory: Out<'_, *const c_char>,
-    ) -> i32, c"tell a node's directory" {
+    ) -> i32, c"get a node's directory" {
         directory.put(node.find(OPERATION)?.directory.as_ptr())
     }
 
     /// Clears the thread's last error.
-    fn fabricast_error_clear() -> (), c"forget an error" {
+    fn fabricast_error_clear() -> (), c"clear an error" {
         failure::clear_last_error();
         Ok(())
     }

@@ -219,7 +219,7 @@ export! {
     fn fabricast_publisher_identity(
         publisher: Handle<OpenPublisher>,
         identity: Out<'_, u64>,
-    ) -> i32, c"tell a publisher's identity" {
+    ) -> i32, c"get a publisher's identity" {
         let publisher = publisher.find(OPERATION)?;
         identity.put(publisher.publisher.id().as_u64())
     }
@@ -247,7 +247,7 @@ export! {
     fn fabricast_publisher_counters_of(
         publisher: Handle<OpenPublisher>,
         counters: OutStruct<'_, RawCounters>[size],
-    ) -> i32, c"tell a publisher's counters" {
+    ) -> i32, c"get a publisher's counters" {
         counters.put(RawCounters::of(&publisher.find(OPERATION)?.publisher.counters()))
     }
 
@@ -292,7 +292,7 @@ export! {
         length: usize,
         timeout: Timeout,
         loan: Out<'_, *mut Exclusive<Loan>>,
-    ) -> i32, c"borrow memory for a message" {
+    ) -> i32, c"loan memory for a message" {
         let publisher = publisher.find(OPERATION)?;
         let (publisher, length) = (&publisher.publisher, length as u64);
         let borrowed = match timeout {
@@ -307,7 +307,7 @@ export! {
         loan: Handle<Exclusive<Loan>>,
         address: Out<'_, *mut c_void>,
         length: Out<'_, usize>,
-    ) -> i32, c"tell where a loan is" {
+    ) -> i32, c"get a loan's memory" {
         loan.find(OPERATION)?.with(OPERATION, Timeout::Forever, |loan| {
             address.put(ptr::with_exposed_provenance_mut(loan.address() as usize))?;
             length.put(loan.length() as usize)
@@ -345,7 +345,7 @@ export! {
     }
 
     /// Discards the loan.
-    fn fabricast_loan_discard(loan: Option<Handle<Exclusive<Loan>>>) -> i32, c"give a loan back" {
+    fn fabricast_loan_discard(loan: Option<Handle<Exclusive<Loan>>>) -> i32, c"discard a loan" {
         if let Some(loan) = loan {
             loan.close(OPERATION)?.end();
         }

@@ -54,14 +54,14 @@ export! {
         topic: Handle<OpenTopic>,
         handle: Address,
         stream: Out<'_, *mut OpenStream>,
-    ) -> i32, c"take in a stream" {
+    ) -> i32, c"open a stream" {
         let memory = topic.find(OPERATION)?.topic.settings()?.memory;
         let adopted = device::adopt(memory, OPERATION, handle.0 as u64)?;
         stream.put(registry::open(OPERATION, OpenStream { stream: adopted })?)
     }
 
     /// Closes the handle of a stream.
-    fn fabricast_stream_close(stream: Option<Handle<OpenStream>>) -> i32, c"let go of a stream" {
+    fn fabricast_stream_close(stream: Option<Handle<OpenStream>>) -> i32, c"close a stream" {
         registry::close(OPERATION, stream)
     }
 
@@ -110,7 +110,7 @@ export! {
     fn fabricast_sample_readiness(
         sample: Handle<OpenSample>,
         readiness: Out<'_, u64>,
-    ) -> i32, c"tell whether a sample is written" {
+    ) -> i32, c"get a sample's readiness" {
         readiness.put(match sample.find(OPERATION)?.sample.readiness()? {
             Readiness::Ready => 1,
             Readiness::Poisoned => 2,

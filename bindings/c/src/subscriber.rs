@@ -177,7 +177,7 @@ export! {
     fn fabricast_subscriber_event(
         subscriber: Handle<OpenSubscriber>,
         event: OutStruct<'_, RawEvent>[size],
-    ) -> i32, c"tell what happened to a subscriber" {
+    ) -> i32, c"get a subscriber's event" {
         let subscriber = subscriber.find(OPERATION)?;
         subscriber.subscriber.with(OPERATION, Timeout::Now, |subscriber| {
             event.put(RawEvent::of(subscriber.poll_event()))
@@ -188,7 +188,7 @@ export! {
     fn fabricast_subscriber_descriptor(
         subscriber: Handle<OpenSubscriber>,
         descriptor: Out<'_, i32>,
-    ) -> i32, c"make a subscriber pollable" {
+    ) -> i32, c"get a subscriber's descriptor" {
         let subscriber = subscriber.find(OPERATION)?;
         subscriber.subscriber.with(OPERATION, Timeout::Now, |subscriber| {
             descriptor.put(subscriber.descriptor()?.as_raw_fd())
@@ -200,7 +200,7 @@ export! {
         sample: Handle<OpenSample>,
         address: Out<'_, *const c_void>,
         length: Out<'_, usize>,
-    ) -> i32, c"tell where a sample is" {
+    ) -> i32, c"get a sample's memory" {
         let sample = sample.find(OPERATION)?;
         address.put(sample.address())?;
         length.put(sample.sample.length() as usize)
@@ -232,7 +232,7 @@ export! {
         sample: Handle<OpenSample>,
         address: Out<'_, *const c_void>,
         length: Out<'_, usize>,
-    ) -> i32, c"tell a sample's metadata" {
+    ) -> i32, c"get a sample's metadata" {
         let sample = sample.find(OPERATION)?;
         address.put(sample.metadata().as_ptr().cast())?;
         length.put(sample.metadata().len())
@@ -242,7 +242,7 @@ export! {
     fn fabricast_sample_info_of(
         sample: Handle<OpenSample>,
         info: OutStruct<'_, RawSampleInfo>[size],
-    ) -> i32, c"tell of a sample" {
+    ) -> i32, c"get a sample's information" {
         info.put(sample.find(OPERATION)?.info())
     }
 

@@ -34,7 +34,7 @@ export! {
     /// Fills in the default settings.
     fn fabricast_topic_settings_init(
         settings: OutStruct<'_, RawTopicSettings<'_>>[size],
-    ) -> i32, c"fill in a topic's settings" {
+    ) -> i32, c"initialize topic settings" {
         // The caller's size, so that unknown fields that it sets are detected.
         let size = settings.size();
         settings.put(RawTopicSettings { size, ..RawTopicSettings::defaults() })
@@ -65,7 +65,7 @@ export! {
     fn fabricast_topic_name(
         topic: Handle<OpenTopic>,
         name: Out<'_, *const c_char>,
-    ) -> i32, c"tell a topic's name" {
+    ) -> i32, c"get a topic's name" {
         name.put(topic.find(OPERATION)?.name.as_ptr())
     }
 
@@ -73,7 +73,7 @@ export! {
     fn fabricast_topic_settings_of(
         topic: Handle<OpenTopic>,
         settings: OutStruct<'_, RawTopicSettings<'_>>[size],
-    ) -> i32, c"tell a topic's settings" {
+    ) -> i32, c"get a topic's settings" {
         let topic = topic.find(OPERATION)?;
         let size = settings.size();
         let type_name = topic.type_name.as_deref().map(Text::of);

@@ -2,7 +2,7 @@
 
     loading.py LIBRARY
 
-Each situation is a process of its own, with a node of its own: the handlers of signals are looked at
+Each situation is a separate process with its own node: the handlers of signals are looked at
 in /proc/self/status, and by what becomes of Ctrl-C and of a crash.
 """
 

@@ -154,7 +154,7 @@ impl DemoProcesses {
         let poll_reports = move || {
             let mut is_received = true;
             while is_received {
-                // A node that does not answer is asked again.
+                // A node that does not answer gets another request.
                 if let Ok(rows) = pubsub::report(&directory) {
                     is_received = event_sender.send(ProcessEvent::NodeReport(node, rows)).is_ok();
                 }
@@ -164,7 +164,7 @@ impl DemoProcesses {
         spawn_thread(poll_reports)
     }
 
-    /// Starts a process. Tests tell the processes apart by their labels.
+    /// Starts a process. Tests distinguish the processes by their labels.
     pub(super) fn start(
         &mut self,
         (part, node, label): (Role, usize, String),

@@ -1,4 +1,4 @@
-//! Warnings about environment variables that look like settings and are not.
+//! Warnings about environment variables similar to settings.
 
 use super::{FILE_VARIABLE, TABLE};
 

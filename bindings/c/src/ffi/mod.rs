@@ -32,7 +32,7 @@ macro_rules! export {
         $(#[$meta])*
         ///
         /// # Safety
-        /// As the header says of the arguments.
+        /// As documented in the header for the arguments.
         #[allow(unsafe_code)]
         #[unsafe(no_mangle)]
         pub(crate) unsafe extern "C" fn $name(
