@@ -38,7 +38,7 @@ fn device_pointers_are_detected_by_the_loaded_driver() {
     let child = Command::new(std::env::current_exe().unwrap())
         .args([
             "--exact",
-            "fake_driver_tests::device_pointers_are_found_by_the_driver_of_the_process",
+            "fake_driver_tests::device_pointers_are_detected_by_the_loaded_driver",
         ])
         .args(["--nocapture", "--test-threads", "1"])
         .env(CHILD, "1")

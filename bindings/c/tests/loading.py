@@ -2,8 +2,8 @@
 
     loading.py LIBRARY
 
-Each situation is a separate process with its own node: the handlers of signals are looked at
-in /proc/self/status, and by what becomes of Ctrl-C and of a crash.
+Each situation is a separate process with its own node: signal handlers are checked in
+/proc/self/status, and by the effect of Ctrl-C and of a crash.
 """
 
 import ctypes
@@ -64,7 +64,7 @@ def load():
 
 
 def join(library, listen=None):
-    """A node, or None and why not."""
+    """Joins a node; returns it, or None and the error."""
     options, node = Options(), ctypes.c_void_p()
     assert library.fabricast_node_options_init(ctypes.byref(options), ctypes.c_size_t(ctypes.sizeof(options))) == 0
     options.listen, options.insecure = listen, int(listen is not None)
@@ -74,7 +74,7 @@ def join(library, listen=None):
 
 
 def send(library, node):
-    """A message to oneself."""
+    """Publishes a message and reads it."""
     topic, publisher, subscriber, sample = (ctypes.c_void_p() for _ in range(4))
     settings = (ctypes.c_char * 64)()
     assert library.fabricast_topic_settings_init(settings, ctypes.c_size_t(40)) == 0

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Puts and gets between the tensors of two processes, compared with PyTorch's copy.
 
-Each process has PyTorch, and PID, IPC, mount and network namespaces of its own. Their
-memory comes from expandable segments, or the plain way; nothing but the path cuda-ipc will
-do. What arrives is compared by PyTorch where it arrives. The other process is on the next
-GPU; with one GPU only, on the same, which is reported.
+Each process has PyTorch, and its own PID, IPC, mount and network namespaces. Memory is from
+expandable segments, or from cudaMalloc; only the path cuda-ipc is accepted. PyTorch compares
+the data at its destination. The other process is on the next GPU; with one GPU only, on the
+same, which is reported.
 
-Prints a JSON object for each thing that was seen, and in the end "ok" or why not. Exit
-status 0 is for "ok" alone.
+Prints a JSON object for each result, and at the end "ok" or the failure. The exit status is 0
+only after "ok".
 """
 
 import argparse
