@@ -19,7 +19,7 @@
 //!
 //! let need = Requirements::ring(Locality::SameMachine);
 //! let (offer, choice) = choose(&Query::new(EndpointKind::Rdm), &need, &Policy::default())?;
-//! println!("{} was taken:\n{choice}", offer.capabilities().provider);
+//! println!("{} selected:\n{choice}", offer.capabilities().provider);
 //! # Ok::<(), fabricast::fabric::Error>(())
 //! ```
 //!

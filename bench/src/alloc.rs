@@ -29,13 +29,13 @@ pub(crate) struct Arguments {
     /// Cores of the processes, A,B,… [default: not pinned]
     #[arg(long, value_name = "A,B", value_delimiter = ',')]
     cores: Option<Vec<usize>>,
-    /// The largest block, in bytes; sizes are random up to it; takes K, M, G
+    /// The largest block, in bytes; sizes are random up to it; accepts K, M, G
     #[arg(long, value_name = "BYTES", value_parser = size::parse_positive, default_value = "64K")]
     size: u64,
     /// All blocks have the largest size
     #[arg(long)]
     fixed: bool,
-    /// Pairs of each process; takes K, M, G
+    /// Pairs of each process; accepts K, M, G
     #[arg(long = "iters", value_name = "N", value_parser = size::parse_positive, default_value = "1M")]
     iterations: u64,
     /// Only the JSON line

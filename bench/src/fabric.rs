@@ -31,10 +31,10 @@ pub(crate) struct Arguments {
     /// Latency or bandwidth
     #[arg(long, value_enum, default_value_t = Mode::Lat)]
     mode: Mode,
-    /// Bytes of a message; takes K, M, G
+    /// Bytes of a message; accepts K, M, G
     #[arg(long, value_name = "BYTES", value_parser = size::parse_positive, default_value = "64")]
     size: u64,
-    /// Measured operations; takes K, M, G
+    /// Measured operations; accepts K, M, G
     #[arg(long = "iters", value_name = "N", value_parser = size::parse_positive, default_value = "10000")]
     iterations: u64,
     /// Operations in flight, for bandwidth; limited by 64 MiB of memory

@@ -33,7 +33,7 @@ pub(crate) struct Arguments {
     /// How readers wait
     #[arg(long, value_enum, default_value_t = Wait::Busy)]
     waiting: Wait,
-    /// Entries; takes K, M, G
+    /// Entries; accepts K, M, G
     #[arg(long = "iters", value_name = "N", value_parser = size::parse_positive, default_value = "100K")]
     iterations: u64,
     /// Print the JSON line only

@@ -25,24 +25,24 @@ pub(crate) struct Arguments {
     /// Latency or bandwidth
     #[arg(long, value_enum, default_value_t = Mode::Lat)]
     mode: Mode,
-    /// Bytes of a message, which may be much larger than the ring; takes K, M, G
+    /// Bytes of a message, which may be much larger than the ring; accepts K, M, G
     #[arg(long, value_name = "BYTES", value_parser = size::parse_positive, default_value = "64")]
     size: u64,
-    /// Bytes of the ring; takes K, M, G
+    /// Bytes of the ring; accepts K, M, G
     #[arg(long, value_name = "BYTES", value_parser = size::parse_positive, default_value = "8M")]
     ring_size: u64,
     /// Bytes that are read before the writer gets credit, 0: after each chunk [default: a quarter
     /// of the ring]
     #[arg(long, value_name = "BYTES", value_parser = size::parse)]
     watermark: Option<u64>,
-    /// Bytes of payload in a chunk, at most; takes K, M, G
+    /// Bytes of payload in a chunk, at most; accepts K, M, G
     #[arg(long, value_name = "BYTES", value_parser = size::parse_positive, default_value = "1M")]
     chunk: u64,
     /// How the reader is notified of writes: imm, by an immediate with the write; msg, by a message
     /// after it; poll, not at all [default: the best that the provider supports]
     #[arg(long, value_name = "FORM", value_parser = parse_notify)]
     notify: Option<NotifyMode>,
-    /// Measured messages; takes K, M, G
+    /// Measured messages; accepts K, M, G
     #[arg(long = "iters", value_name = "N", value_parser = size::parse_positive, default_value = "10000")]
     iterations: u64,
     /// Cores of the two processes, A,B [default: not pinned]

@@ -40,7 +40,7 @@ pub(crate) struct Arguments {
     /// The device that reads it [default: the same]
     #[arg(long, value_name = "DEVICE")]
     reader: Option<DeviceName>,
-    /// Bytes of the buffer; takes K, M, G
+    /// Bytes of the buffer; accepts K, M, G
     #[arg(long, value_name = "BYTES", value_parser = size::parse_positive, default_value = "64M")]
     size: u64,
     /// First openings

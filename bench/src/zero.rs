@@ -33,10 +33,10 @@ pub(crate) struct Arguments {
     /// Exact name of the provider that registers the memory: shm, tcp, net, …
     #[arg(long, value_name = "NAME")]
     provider: String,
-    /// Bytes zeroed by one call; takes K, M, G
+    /// Bytes zeroed by one call; accepts K, M, G
     #[arg(long, value_name = "BYTES", value_parser = size::parse_positive, default_value = "64")]
     size: u64,
-    /// Rounds of either method; in one, at least 16K are zeroed; takes K, M, G
+    /// Rounds of either method; in one, at least 16K are zeroed; accepts K, M, G
     #[arg(long = "iters", value_name = "N", value_parser = size::parse_positive, default_value = "1000")]
     iterations: u64,
     /// Core of the process [default: not pinned]

@@ -57,7 +57,8 @@ impl Histogram {
         debug_assert!(added.is_ok(), "{added:?}");
     }
 
-    /// A histogram with space for all samples up to this one, so that adding them allocates nothing.
+    /// A histogram with space for all samples up to this one, so that adding them allocates
+    /// nothing.
     ///
     /// # Panics
     /// Never: the bounds and the three digits are valid.
@@ -82,7 +83,8 @@ impl Histogram {
         self.0.len()
     }
 
-    /// The smallest value that at least this part of all samples do not exceed; None without samples.
+    /// The smallest value that at least this part of all samples do not exceed; None without
+    /// samples.
     #[must_use]
     pub fn quantile(&self, quantile: f64) -> Option<u64> {
         (!self.0.is_empty()).then(|| self.0.value_at_quantile(quantile))

@@ -13,8 +13,8 @@ pub struct AvailableMemory {
     limit: String,
 }
 
-/// The smallest of what the host has available and what each control group of this process may still
-/// allocate. None if the system does not report it.
+/// The smallest of what the host has available and what each control group of this process may
+/// still allocate. None if the system does not report it.
 #[must_use]
 pub fn available() -> Option<AvailableMemory> {
     available_below(Path::new("/"))
@@ -52,8 +52,8 @@ struct CgroupVersion {
     mount_point: &'static str,
     limit: &'static str,
     used: &'static str,
-    /// Lines of `memory.stat` with pages of files, which the kernel reclaims before it refuses memory.
-    /// Groups below count, too.
+    /// Lines of `memory.stat` with pages of files, which the kernel reclaims before it refuses
+    /// memory. Groups below count, too.
     file_page_lines: [&'static str; 2],
 }
 
@@ -71,8 +71,8 @@ const CGROUP_V2: CgroupVersion = CgroupVersion {
     file_page_lines: ["inactive_file", "active_file"],
 };
 
-/// Reads `/proc/self/cgroup`: lines of a number, controllers and a group. Version 2 has one line, without
-/// controllers.
+/// Reads `/proc/self/cgroup`: lines of a number, controllers and a group. Version 2 has one line,
+/// without controllers.
 fn hierarchies(membership: &str) -> impl Iterator<Item = CgroupHierarchy<'_>> {
     membership.lines().filter_map(|line| {
         let (number, rest) = line.split_once(':')?;
@@ -87,8 +87,8 @@ fn hierarchies(membership: &str) -> impl Iterator<Item = CgroupHierarchy<'_>> {
 }
 
 impl CgroupHierarchy<'_> {
-    /// What the group of this process, and each group above, may still allocate. In a container often
-    /// only part of the hierarchy is mounted: groups outside it are left out.
+    /// What the group of this process, and each group above, may still allocate. In a container
+    /// often only part of the hierarchy is mounted: groups outside it are left out.
     fn limits(self, root: &Path) -> impl Iterator<Item = AvailableMemory> {
         let mount_point = root.join(self.version.mount_point);
         let group = Path::new(self.group.trim_start_matches('/'));

@@ -11,8 +11,8 @@ pub enum Stage {
     Loan,
     /// The publisher writes the message.
     Fill,
-    /// From publish until the node begins to write the message to the other node; within a node, until
-    /// it is delivered.
+    /// From publish until the node begins to write the message to the other node; within a node,
+    /// until it is delivered.
     Queue,
     /// Copied out of device memory, to be written to another node.
     CopyOut,
@@ -61,8 +61,8 @@ impl Stage {
     }
 }
 
-/// How long each stage took, in nanoseconds; None if the message skipped it, or if the clocks of two
-/// nodes differ too much.
+/// How long each stage took, in nanoseconds; None if the message skipped it, or if the clocks of
+/// two nodes differ too much.
 pub type StageDurations = [Option<u64>; COUNT];
 
 /// The stages of a message that was published and pulled at these times. Its loan, fill and release
@@ -98,8 +98,8 @@ mod tests {
         let mut times = Times::default();
         (times.allocated, times.filled, times.published) = (100, 200, 230);
         assert_eq!(names(durations(&times, false, 200, 270)), [("begin", 30), ("notice", 40)]);
-        // Of another node: published there at 190, begun at 200, copied out by 260, the last byte at 300,
-        // copied in from 240 to 310, delivered at 315.
+        // Of another node: published there at 190, begun at 200, copied out by 260, the last byte
+        // at 300, copied in from 240 to 310, delivered at 315.
         (times.posted, times.filled, times.wire) = (200, 260, 300);
         (times.copying, times.copied, times.published) = (240, 310, 315);
         let all = [("begin", 10), ("out", 60), ("wire", 100), ("in", 70), ("notice", 5)];

@@ -18,8 +18,8 @@ const PREFIXES: [&str; 2] = ["fabricast-bench-", "fabricast-demo-"];
 /// Locked while the process that created the directory runs.
 const LOCK_FILE: &str = "owner";
 const MODE: u32 = 0o700;
-/// Enough for processes of one number in several containers that share the parent directory, and for
-/// directories of earlier processes of that number.
+/// Enough for processes of one number in several containers that share the parent directory, and
+/// for directories of earlier processes of that number.
 const ATTEMPTS: u32 = 100;
 
 /// The program that uses the directory.
@@ -40,8 +40,8 @@ pub struct TempDir {
 }
 
 impl TempDir {
-    /// Creates it in the directory for temporary files, and removes directories that killed processes
-    /// of this user left there.
+    /// Creates it in the directory for temporary files, and removes directories that killed
+    /// processes of this user left there.
     ///
     /// # Errors
     /// It cannot be created.
@@ -115,8 +115,8 @@ fn is_name(name: &str) -> bool {
     })
 }
 
-/// Does the process that created the directory run? True also where that is unknown; false if it was
-/// killed before it locked the file.
+/// Does the process that created the directory run? True also where that is unknown; false if it
+/// was killed before it locked the file.
 fn is_locked(owner: &Path) -> bool {
     let flags = (OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits();
     match OpenOptions::new().read(true).custom_flags(flags).open(owner) {

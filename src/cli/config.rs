@@ -8,8 +8,8 @@ use super::settings::{ALL, Declaration, Options, Settings, TABLE};
 use super::size::amount;
 use super::text;
 
-/// Lists every setting with its environment variable, its value, and the origin of the value: built in
-/// (default), in a file, in the environment, or by an option.
+/// Lists every setting with its environment variable, its value, and the origin of the value: built
+/// in (default), in a file, in the environment, or by an option.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// One JSON line

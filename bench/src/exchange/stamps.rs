@@ -8,7 +8,7 @@ use command::exit::Failure;
 const STAMP: u64 = 8;
 
 /// Writes a message's number to both ends of it. Where they overlap the latter wins.
-#[inline(always)] // what it takes is measured
+#[inline(always)] // part of the measured time
 pub(super) fn stamp(
     source: &MemoryRegion,
     at: usize,
@@ -35,7 +35,7 @@ pub(super) struct StampCheck {
 
 impl StampCheck {
     /// Checks the stamps in a chunk of the message with this number.
-    #[inline(always)] // what it takes is measured
+    #[inline(always)] // part of the measured time
     pub(super) fn check_chunk(
         &mut self,
         view: &ChunkView,

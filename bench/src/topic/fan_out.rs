@@ -8,8 +8,7 @@ use crate::report::{Common, Metrics, Report, format_figure};
 use command::exit::Failure;
 use command::text::table;
 
-/// Default number of messages where readers block, which takes about a millisecond for some of
-/// them.
+/// Default number of messages where readers block: only some thousand are possible per second.
 const ASLEEP: u64 = 4_000;
 
 /// The common part is of the last row: all readers, blocking.

@@ -72,7 +72,7 @@ pub(crate) struct Arguments {
     /// each reader
     #[arg(long, value_enum, group = "what")]
     baseline: Option<Baseline>,
-    /// Bytes of a message; takes K, M, G
+    /// Bytes of a message; accepts K, M, G
     #[arg(long, value_name = "BYTES", value_parser = size::parse_positive, default_value = "64")]
     size: u64,
     /// Number of readers, each a process
@@ -81,7 +81,7 @@ pub(crate) struct Arguments {
     /// Interleave with a single reader, too, and print the ratio
     #[arg(long)]
     single_subscriber: bool,
-    /// Timed messages; takes K, M, G [default: 20K; where they are copied at most 2 GiB together,
+    /// Timed messages; accepts K, M, G [default: 20K; where they are copied at most 2 GiB together,
     /// but at least 22]
     #[arg(long = "iters", value_name = "N", value_parser = size::parse_positive)]
     iterations: Option<u64>,

@@ -78,7 +78,7 @@ pub(crate) struct Arguments {
     /// Direction of the transfer
     #[arg(long, value_enum, default_value = "put")]
     op: Direction,
-    /// Bytes of a block; takes K, M, G
+    /// Bytes of a block; accepts K, M, G
     #[arg(long, value_name = "BYTES", value_parser = size::parse_positive, default_value = "64M")]
     size: u64,
     /// Blocks of a request, in the order of a shuffle

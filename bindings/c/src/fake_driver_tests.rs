@@ -36,10 +36,7 @@ fn device_pointers_are_detected_by_the_loaded_driver() {
         .status();
     assert!(compiled.expect("a C compiler").success());
     let child = Command::new(std::env::current_exe().unwrap())
-        .args([
-            "--exact",
-            "fake_driver_tests::device_pointers_are_detected_by_the_loaded_driver",
-        ])
+        .args(["--exact", "fake_driver_tests::device_pointers_are_detected_by_the_loaded_driver"])
         .args(["--nocapture", "--test-threads", "1"])
         .env(CHILD, "1")
         .env("LD_LIBRARY_PATH", &directory)

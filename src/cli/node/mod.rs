@@ -32,7 +32,8 @@ const TAKEOVER_POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// cannot replicate messages to other nodes ends it, too.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// Log level on standard error: off, error, warn, info, debug or trace [default: $FABRICAST_LOG, or info]
+    /// Log level on standard error: off, error, warn, info, debug or trace [default:
+    /// $FABRICAST_LOG, or info]
     #[arg(long, value_name = "LEVEL")]
     log: Option<LevelFilter>,
     /// One JSON line when the node is served, and another one after each change: the node, as in
