@@ -54,7 +54,7 @@ fn card(gigabits: u64) -> Capabilities {
     Capabilities { nic: Some(nic), cq_data_size: 4, write_data_size: 4, ..offer("verbs;ofi_rxm") }
 }
 
-/// What is under test does not depend on the libfabric that runs here.
+/// The results must not depend on the installed libfabric.
 const RECENT: Version = Version { major: 2, minor: 1 };
 
 fn taken(offers: &[Capabilities], need: &Requirements, policy: &str) -> Option<String> {
@@ -90,7 +90,8 @@ fn shared_memory_wins_on_one_machine_and_is_refused_beyond() {
 
 #[test]
 fn the_loopback_device_is_no_shared_memory() {
-    // Bound to it, a network provider may say that it reaches this machine only.
+    // Bound to the loopback address, a network provider may report that it reaches only this
+    // machine.
     let source = Some("127.0.0.1:5".to_owned());
     let loopback = Capabilities { source, reaches_other_machines: false, ..offer("net") };
     let near = Requirements::ring(Locality::SameMachine);
@@ -157,7 +158,7 @@ fn policy_prefers_requires_and_denies() {
     assert_eq!(taken(&offers, &near, "tcp").as_deref(), Some("tcp"));
     assert_eq!(taken(&offers, &near, "ofi_rxm,tcp").as_deref(), Some("tcp;ofi_rxm"));
     assert_eq!(taken(&offers, &near, "^shm,^ofi_rxm").as_deref(), Some("tcp"));
-    assert_eq!(taken(&offers, &near, "verbs").as_deref(), Some("shm"), "prefer is no demand");
+    assert_eq!(taken(&offers, &near, "verbs").as_deref(), Some("shm"), "a preference is not a requirement");
     assert_eq!(taken(&offers, &near, "=verbs"), None);
     assert!(reason(&offer("tcp"), &near, "=verbs").contains("requires verbs"));
     assert!(reason(&offer("tcp"), &near, "^tcp").contains("denied"));
@@ -194,7 +195,7 @@ fn every_lack_has_its_reason() {
     assert!(reason(&local, &Requirements::ring(Locality::OtherMachines), "").contains("loopback"));
 }
 
-/// The inputs that the fuzzer found interesting stay tests on the stable toolchain.
+/// Inputs that the fuzzer found, kept as tests on the stable toolchain.
 #[test]
 fn the_fuzzers_policies_do_not_panic() {
     let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/../fuzz/corpus/policy");
@@ -209,7 +210,7 @@ fn the_fuzzers_policies_do_not_panic() {
     assert!(seen > 0, "the corpus is empty");
 }
 
-/// Two offers that differ in nothing but the name of their fabric.
+/// Two offers that differ only in the name of their fabric.
 fn two_fabrics(provider: &str) -> [Offer; 2] {
     let real = Query::new(EndpointKind::Rdm).source("127.0.0.1").first().unwrap();
     ["efa", "efa-direct"].map(|fabric| {
@@ -223,7 +224,7 @@ fn fabrics_of_one_domain_are_different_places() {
     let [first, second] = two_fabrics("efa");
     assert!(first.is_duplicate_of(&first.clone()));
     assert!(!first.is_duplicate_of(&second));
-    // This one counts its fabrics at each call.
+    // This provider numbers its fabrics anew at each call.
     let [first, second] = two_fabrics("tcp;ofi_rxm;ofi_mrail");
     assert!(first.is_duplicate_of(&second));
 }
@@ -240,7 +241,7 @@ fn queues_are_not_believed_to_be_protected_where_they_are_not() {
 fn fabrics_that_do_not_understand_each_other_have_names_of_their_own() {
     let facts = two_fabrics("efa").map(|offer| offer.capabilities().clone());
     assert_eq!(facts.each_ref().map(Capabilities::wire_name), ["efa", "efa-direct"]);
-    // That is so for the one provider.
+    // Only this provider has incompatible fabrics.
     assert_eq!(two_fabrics("tcp")[1].capabilities().wire_name(), "tcp");
     let need = Requirements::ring(Locality::OtherMachines);
     let refused = |facts: &Capabilities, policy: &str| {

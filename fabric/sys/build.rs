@@ -1,5 +1,5 @@
-//! Takes the bindings that belong to the installed libfabric headers, and compiles the C part
-//! against these headers. If the two disagree about a structure, the build fails.
+//! Selects the bindings of the installed libfabric headers, and compiles the C part against
+//! these headers. If the two disagree about a structure, the build fails.
 
 #[cfg(feature = "regenerate")]
 mod regenerate;
@@ -19,7 +19,7 @@ fn main() {
 }
 
 fn build() -> Result<(), String> {
-    // For its headers: the library is loaded at run time, by src/library.rs.
+    // Only for its headers: src/library.rs loads the library at run time.
     let mut wanted = pkg_config::Config::new();
     wanted.atleast_version("1.17").cargo_metadata(false);
     let library = wanted.probe("libfabric").map_err(|error| {
@@ -41,13 +41,13 @@ fn build() -> Result<(), String> {
     let known = shipped(&directory, installed);
     let mut failed = format!("{} has no bindings", directory.display());
     for bindings in &known {
-        // The file has assertions on all structures, so one that compiles fits.
+        // The file asserts the layout of all structures, so a file that compiles fits.
         let compiled = cc::Build::new()
             .file("shim.c")
             .file(bindings.with_extension("c"))
             .include(&here)
             .includes(&library.include_paths)
-            // libfabric's own inline functions have warnings.
+            // libfabric's own inline functions cause warnings.
             .warnings(false)
             .cargo_warnings(false)
             .opt_level(2)
@@ -69,8 +69,8 @@ fn build() -> Result<(), String> {
     ))
 }
 
-/// All bindings, without the extension, in the order in which they are tried: the newest first that
-/// are not newer than the headers, then those that are.
+/// All bindings, without the extension, in the order in which they are tried: first those that
+/// are not newer than the headers, newest first, then the others.
 fn shipped(directory: &Path, installed: Version) -> Vec<PathBuf> {
     let files = directory.read_dir().into_iter().flatten().flatten().map(|entry| entry.path());
     let rust = files.filter(|path| path.extension().is_some_and(|extension| extension == "rs"));

@@ -1,13 +1,13 @@
 //! One-sided atomics.
 //!
-//! Atomics are atomic against atomics of the same provider only. The target's
-//! processor, and peers that arrive by another provider, are not ordered with them
-//! unless the hardware happens to be: reach such words by atomics alone, also
-//! locally, through an endpoint that talks to itself.
+//! Atomics are atomic only against atomics of the same provider. The target's processor, and
+//! peers that use another provider, are not ordered with them unless the hardware guarantees
+//! it. Access such words by atomics alone, also locally, through an endpoint that is connected
+//! to itself.
 //!
-//! Which combinations of type, operation and form exist is asked of the provider
-//! one by one ([`Domain::atomic_limit`](crate::Domain::atomic_limit)): a provider
-//! may list `FI_ATOMIC` and support none.
+//! The provider is asked for each combination of type, operation and form
+//! ([`Domain::atomic_limit`](crate::Domain::atomic_limit)): it may list `FI_ATOMIC` and support
+//! none.
 
 use libfabric_sys as sys;
 
@@ -37,7 +37,7 @@ macro_rules! numbered {
 }
 
 numbered! {
-    /// What an atomic works on.
+    /// The element type of an atomic.
     Datatype {
         /// Signed 8-bit integer.
         I8 = FI_INT8,
@@ -81,7 +81,7 @@ impl Datatype {
 }
 
 numbered! {
-    /// What an atomic does to its target, with the operand.
+    /// The operation of an atomic on its target, with the operand.
     AtomicOperation {
         /// Keeps the smaller.
         Minimum = FI_MIN,
@@ -127,13 +127,13 @@ numbered! {
 /// The three forms of an atomic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum AtomicForm {
-    /// Changes the target and brings nothing back (`fi_atomic`). Its completion need
-    /// not mean that the target has changed already.
+    /// Changes the target and returns nothing (`fi_atomic`). Its completion does not imply that
+    /// the target has changed already.
     Plain,
-    /// Changes the target and returns what was there (`fi_fetch_atomic`); the result
-    /// is in the local buffer when the operation completes.
+    /// Changes the target and returns the old value (`fi_fetch_atomic`), which is in the local
+    /// buffer when the operation completes.
     Fetch,
-    /// Changes the target if a comparison holds, and returns what was there either way
+    /// Changes the target if a comparison holds, and returns the old value in both cases
     /// (`fi_compare_atomic`).
     Compare,
 }
@@ -148,7 +148,7 @@ impl AtomicForm {
     }
 }
 
-/// One atomic: what is done to which remote elements, with which operands.
+/// One atomic: operation, remote elements and operands.
 ///
 /// Fetch-and-add on a peer's counter:
 ///
@@ -188,12 +188,11 @@ impl AtomicForm {
 pub struct AtomicRequest<'a> {
     /// Type of the elements.
     pub datatype: Datatype,
-    /// What is done.
+    /// The operation.
     pub operation: AtomicOperation,
-    /// The operands, one per element; their number is that of the elements.
+    /// The operands, one per element; their count is the number of elements.
     pub operand: &'a RegionSlice,
-    /// The elements at the peer: aligned to their size, and at least as many bytes
-    /// as the operands have.
+    /// The elements at the peer: aligned to their size, and at least as long as the operands.
     pub remote: &'a RemoteSlice,
 }
 
@@ -214,8 +213,8 @@ impl Endpoint {
         self.post_atomic(queue, to, request, (None, None), options.into())
     }
 
-    /// Changes remote elements and brings back what was there (`fi_fetch_atomic`).
-    /// With [`AtomicOperation::Sum`] this is fetch-and-add.
+    /// Changes remote elements and returns the old values (`fi_fetch_atomic`). With
+    /// [`AtomicOperation::Sum`] this is fetch-and-add.
     ///
     /// # Errors
     /// As [`atomic`](Self::atomic).
@@ -230,9 +229,8 @@ impl Endpoint {
         self.post_atomic(queue, to, request, (None, Some(result)), options.into())
     }
 
-    /// Changes remote elements if a comparison holds, and brings back what was
-    /// there (`fi_compare_atomic`). With [`AtomicOperation::CompareSwap`] this is
-    /// compare-and-swap.
+    /// Changes remote elements if a comparison holds, and returns the old values
+    /// (`fi_compare_atomic`). With [`AtomicOperation::CompareSwap`] this is compare-and-swap.
     ///
     /// # Errors
     /// As [`atomic`](Self::atomic).
@@ -357,7 +355,7 @@ impl Endpoint {
         let (size, length) = (request.datatype.size(), request.operand.len());
         let is_whole = length > 0 && length.is_multiple_of(size);
         self.ensure(is_whole, operation, ErrorKind::InvalidArgument, || {
-            format!("{length} bytes are no whole number of {:?}", request.datatype)
+            format!("{length} bytes are not a multiple of {:?}", request.datatype)
         })?;
         let count = length / size;
         let limit = self.domain.atomic_limit(request.datatype, request.operation, form);
@@ -369,15 +367,15 @@ impl Endpoint {
             format!("{count} elements, the provider takes {limit} at once")
         })?;
         self.check_operand(operation, request, request.operand, Access::WRITE)?;
-        // What brings the old value back reads it, whatever else it does.
+        // A form that returns the old value needs read access, whatever the operation.
         let needed = match (form, request.operation) {
             (_, AtomicOperation::Read) => Access::REMOTE_READ,
             (AtomicForm::Plain, _) => Access::REMOTE_WRITE,
             _ => Access::REMOTE_READ | Access::REMOTE_WRITE,
         };
         self.check_range(operation, request.remote, length, needed)?;
-        // Providers hand the address to the processor or the card as it is. Where a region's base
-        // is not told (no FI_MR_VIRT_ADDR), this is the offset in it.
+        // Providers pass the address to the processor or the card unchanged. Without
+        // FI_MR_VIRT_ADDR, it is the offset in the region.
         let address = request.remote.address;
         self.ensure(
             address.is_multiple_of(size as u64),
@@ -398,7 +396,7 @@ mod tests {
         AddressVector, Caps, Domain, EndpointKind, HostMemory, MemoryRegion, Query, RemoteMemory,
     };
 
-    /// Where a request's parts begin.
+    /// Addresses of the buffers of a request.
     struct Places {
         operand: usize,
         compared: usize,
@@ -464,7 +462,7 @@ mod tests {
                     assert!(refused.to_string().contains(what), "{refused}");
                 }
             }
-            // What is as long as the type needs no more.
+            // A type of one byte needs no alignment.
             let places = Places { remote: 24 + size as u64, ..GOOD };
             let posted = opened.compare(datatype, &places).unwrap();
             opened.queue.complete(posted, Duration::from_secs(10)).unwrap();

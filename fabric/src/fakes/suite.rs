@@ -1,4 +1,4 @@
-//! What every provider has to get through: puts and gets, rings in all forms, ends.
+//! Tests that every fake provider must pass: puts and gets, rings in all forms, and closing.
 #![allow(unsafe_code)]
 
 use std::time::{Duration, Instant};
@@ -41,7 +41,7 @@ fn offer(profile: &ProviderProfile) -> Offer {
     }
 }
 
-/// One of two endpoints that know each other.
+/// One of two endpoints that are peers of each other.
 struct Side {
     endpoint: Endpoint,
     queue: CompletionQueue,
@@ -58,7 +58,7 @@ impl Pair {
     fn open(profile: ProviderProfile, seed: u64) -> Self {
         begin(profile, seed);
         let offer = offer(&profile);
-        // SAFETY: just opened, and the handle's own.
+        // SAFETY: just opened, and owned by the handle.
         let fabric =
             unsafe { Fabric::of(Handle::adopt("fi_fabric", objects::fabric()).unwrap(), &offer) };
         let domain = Domain::open_on(&fabric, &offer).unwrap();
@@ -79,7 +79,8 @@ impl Pair {
     }
 }
 
-/// At the end of a test: nothing is open, so every close worked; and nothing was done that may not be.
+/// The checks at the end of a test: no object is open, so every close worked, and there was no
+/// misuse.
 fn is_clean() {
     with(|network| {
         assert!(network.misuses.is_empty(), "{:#?}", network.misuses);
@@ -120,7 +121,8 @@ fn puts_and_gets(profile: ProviderProfile, seed: u64) {
             let at = source_range * BLOCK_LENGTH;
             let local = source.slice(at..at + length).unwrap();
             let range = remote.slice(at as u64..(at + length) as u64).unwrap();
-            // Told when they arrived, since nothing else says so of those without an immediate.
+            // Completed on delivery, since nothing else reports the arrival of writes without
+            // an immediate.
             let options = PostOptions::token(7).flags(TransferFlags::DELIVERY_COMPLETE);
             let (endpoint, queue) = (&mut here.endpoint, &mut here.queue);
             if has_data && source_range % 2 == 0 {
@@ -171,7 +173,8 @@ fn puts_and_gets(profile: ProviderProfile, seed: u64) {
     is_clean();
 }
 
-/// Where in the source a message lies, and how long it is: most are short, few longer than a chunk.
+/// The offset in the source and the length of a message: most are short, few longer than a
+/// chunk.
 fn source_range(message: u64) -> (usize, usize) {
     let mixed = (message + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 16;
     let most = [64, 300, 3000, 30_000][(mixed >> 32) as usize % 4];
@@ -188,9 +191,9 @@ struct Rings {
     domain: Domain,
     end: Instant,
     seed: u64,
-    /// Turns that each does not take.
+    /// Turns that each side skips.
     skipped_turns: [usize; 2],
-    /// Rings that were lost, and that their writer keeps a share of its queue for.
+    /// Lost rings for which the writer still reserves a share of its queue.
     kept: usize,
     _addresses: [AddressVector; 2],
 }
@@ -213,9 +216,9 @@ impl Rings {
         }
     }
 
-    /// Both sides take a turn; not always, and at times not for long.
+    /// Each side takes a turn; at random it skips some, or many in a row.
     fn progress(&mut self) {
-        assert!(Instant::now() < self.end, "seed {}: it takes too long", self.seed);
+        assert!(Instant::now() < self.end, "seed {}: timed out", self.seed);
         for (port, skipped_turns) in
             [&mut self.writer, &mut self.reader].into_iter().zip(&mut self.skipped_turns)
         {
@@ -228,7 +231,7 @@ impl Rings {
                 let progress = port.progress().unwrap();
                 assert!(
                     matches!(progress, PortEvent::Idle | PortEvent::Ring),
-                    "{progress:?} is nobody's"
+                    "{progress:?} belongs to no ring"
                 );
                 port.return_all_credit(with(|network| network.draw(8) == 0));
             }
@@ -237,13 +240,14 @@ impl Rings {
 
     fn options(&self, mode: NotifyMode, completed_messages: u64) -> RingOptions {
         let capacity = 64 << 10;
-        // Credit in larger steps, or for all that is released.
+        // Returns credit in larger steps, or all released credit at once.
         let watermark = if self.seed.is_multiple_of(2) { 0 } else { capacity / 4 };
         RingOptions { capacity, watermark, notify: mode, completed_messages }
     }
 
-    /// Messages through a new ring, from one on until another one came whole. More may be on their
-    /// way then, up to `last`. If that was all the ring is closed, and else it is lost.
+    /// Sends messages through a new ring until message `first` or a later one arrived complete.
+    /// More may be in flight then, up to `last`. If all messages arrived, the ring is closed;
+    /// otherwise it is lost.
     fn pass(&mut self, mode: NotifyMode, (first, until, last): (u64, u64, u64)) {
         let options = self.options(mode, first);
         let reading = self.reader.offer(&options).unwrap();
@@ -258,7 +262,7 @@ impl Rings {
         let mut message = None;
         let mut views: Vec<ChunkView> = Vec::new();
         while completed_messages < until {
-            // Now and then all has to be read before it goes on: the last credit may not be lost.
+            // At random, waits until all messages are read: the last credit must not be lost.
             let goes_on = !next.is_multiple_of(20) || is_read(&self.writer);
             if message.is_none() && next < last && goes_on {
                 let (_, length) = source_range(next);
@@ -305,7 +309,8 @@ impl Rings {
         }
         drop(views);
         if until < last {
-            // Where queues may overrun, a writer that is told nothing more keeps its share.
+            // Where queues may overrun, a writer that receives no more reports keeps its share
+            // reserved.
             self.kept = usize::from(!self.domain.capabilities().resource_management);
             self.reader.forget(reading);
             return self.writer.drop_sender(writing);
@@ -334,7 +339,7 @@ impl Rings {
     }
 }
 
-/// What the profile permits, by every form that it permits.
+/// The operations that the profile permits, in every permitted form.
 fn rings(profile: ProviderProfile, forms: &[NotifyMode], seed: u64) {
     const MESSAGES: u64 = 1500;
     for mode in NotifyMode::ALL {
@@ -343,9 +348,9 @@ fn rings(profile: ProviderProfile, forms: &[NotifyMode], seed: u64) {
             rings.pass(mode, (0, MESSAGES / 3, MESSAGES));
             rings.pass(mode, (MESSAGES / 3, MESSAGES, MESSAGES));
             with(|network| {
-                // What the test is about has happened.
+                // The tested event has happened.
                 assert!(network.rejected_posts > 100);
-                // The polling form has only writes that are ordered.
+                // The polling form needs ordered writes.
                 assert!(mode == Polling || network.reordered > 100, "{}", network.reordered);
                 let fills = profile.automatic_progress && mode == Immediate;
                 assert!(!fills || network.most_entries > 6, "{}", network.most_entries);
@@ -361,7 +366,7 @@ fn rings(profile: ProviderProfile, forms: &[NotifyMode], seed: u64) {
     }
 }
 
-/// A ring is in use when its ports are closed.
+/// The ports of a ring in use are closed.
 fn close_rings_in_use(profile: ProviderProfile, mode: NotifyMode, seed: u64) {
     let mut rings = Rings::open(profile, seed);
     let options = rings.options(mode, 0);
@@ -382,7 +387,7 @@ fn close_rings_in_use(profile: ProviderProfile, mode: NotifyMode, seed: u64) {
     is_clean();
 }
 
-/// Objects are let go of in any order, with operations in flight.
+/// Objects are dropped in any order, with operations in flight.
 fn close_objects_in_any_order(profile: ProviderProfile, seed: u64) {
     let Pair { sides: [here, there], domain } = Pair::open(profile, seed);
     let Side { mut endpoint, mut queue, addresses, peer } = here;
@@ -410,7 +415,7 @@ fn close_objects_in_any_order(profile: ProviderProfile, seed: u64) {
         let next = with(|network| network.draw(objects.len()));
         drop(objects.swap_remove(next));
     }
-    // A peer's memory is kept for as long as it is to be reached.
+    // A peer's memory is retained for as long as it must be reachable.
     drop((target, remote, range));
     is_clean();
 }
@@ -452,7 +457,7 @@ fn atomics(profile: ProviderProfile, seed: u64) {
     is_clean();
 }
 
-/// Waits for so many operations of one side.
+/// Waits for this many operations of one side.
 fn settle(here: &mut Side, there: &mut Side, mut pending: usize) {
     let end = Instant::now() + TIMEOUT;
     while pending > 0 {
@@ -520,10 +525,10 @@ fn offers_of_psm3_with_and_without_immediates_are_two() {
     let (choice, order) =
         rank(&facts, &Requirements::ring(Locality::SameMachine), &Policy::default());
     assert_eq!(choice.candidates[0].verdict, Verdict::Taken, "{choice}");
-    assert_eq!(order[0], 1, "the one with immediates");
+    assert_eq!(order[0], 1, "the offer with immediates comes first");
 }
 
-/// Its writes arrive though the reader does not look.
+/// The writes of efa arrive even if the reader does not poll.
 #[test]
 fn queues_of_efa_do_not_overrun_while_the_reader_is_away() {
     let mut rings = Rings::open(EFA_DIRECT, 1);
@@ -552,7 +557,7 @@ fn queues_of_efa_do_not_overrun_while_the_reader_is_away() {
     is_clean();
 }
 
-/// One side lets go of a ring while the other cannot be reached: for a while, or for good.
+/// One side closes a ring while the other cannot be reached: for a while, or permanently.
 fn close_with_unreachable_peer(writer_ends: bool) {
     let mut rings = Rings::open(PSM3, 1);
     let options = rings.options(Immediate, 0);
@@ -580,7 +585,7 @@ fn close_with_unreachable_peer(writer_ends: bool) {
     });
     assert!((2..=14).contains(&rejected_posts), "{rejected_posts} attempts in 300 ms");
     assert!(turns <= 40, "{turns} turns in 300 ms");
-    // And then the other side is told, within the time that a turn may take.
+    // Afterwards the other side is notified, within the time limit of one turn.
     if writer_ends {
         while rings.reader.take(reading).is_ok() {
             rings.progress();
@@ -604,7 +609,7 @@ fn unreachable_peers_are_told_of_ends_with_growing_pauses() {
     close_with_unreachable_peer(false);
 }
 
-/// The fakes see what they are to see.
+/// The fakes detect misuse.
 #[test]
 fn misuses_are_noted() {
     let Pair { sides: [here, there], domain } = Pair::open(EFA_DIRECT, 1);
@@ -617,7 +622,7 @@ fn misuses_are_noted() {
     let noted = || with(|network| std::mem::take(&mut network.misuses).len());
     let mut scratch = sys::fi_context2::default();
     let context = (&raw mut scratch).cast();
-    // SAFETY: the endpoint is open; nothing that is wrong here is read or written.
+    // SAFETY: the endpoint is open; the wrong arguments are never dereferenced.
     unsafe {
         assert!(sys::fi_write(raw, at, 64, descriptor, 5, to, key, context) < 0, "no such peer");
         assert!(sys::fi_write(raw, at, 64, null, 0, to, key, context) < 0, "no descriptor");
@@ -628,7 +633,7 @@ fn misuses_are_noted() {
         assert!(sys::fi_inject(raw, at, 33, 0) < 0, "too long to be injected");
         assert_eq!(sys::fi_close(domain.as_ptr().cast()), -sys::FI_EBUSY);
         assert_eq!(noted(), 6);
-        // These are found out when they arrive.
+        // These are detected on arrival.
         for (to, key) in [(to, key ^ 1), (to + 1, key)] {
             while sys::fi_write(raw, at, 64, descriptor, 0, to, key, context) != 0 {}
             (0..100).for_each(|_| drop(queue.poll()));

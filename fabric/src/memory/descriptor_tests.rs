@@ -96,7 +96,7 @@ fn it_travels_through_serde() {
     assert!(serde_json::from_str::<RemoteRegion>("[1,2,3]").is_err());
 }
 
-/// The inputs that the fuzzer found interesting stay tests on the stable toolchain.
+/// Inputs that the fuzzer found, kept as tests on the stable toolchain.
 #[test]
 fn the_fuzzers_corpus_does_not_panic() {
     let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/../fuzz/corpus/region_descriptor");
