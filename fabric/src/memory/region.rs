@@ -205,7 +205,6 @@ impl MemoryRegion {
 
     /// Objects that are bound together must come from one domain: providers cast without a
     /// check.
-    /// check.
     fn check_same_domain(&self, other: &Domain) -> Result<()> {
         if self.0.domain.is_same(other) {
             return Ok(());

@@ -1,4 +1,4 @@
-//! All of memory registration but the keys.
+//! Memory registration, except for the keys.
 
 use std::time::Duration;
 
@@ -63,7 +63,7 @@ fn register_many_sizes(cell: &Cell) -> CaseResult {
 
 fn register_unaligned_vector(cell: &Cell) -> CaseResult {
     let mut pair = Pair::new(cell)?;
-    // Memory of a vector begins anywhere, and a region may begin inside it.
+    // The memory of a vector may begin at any address, and a region may begin inside it.
     let bytes = pattern(1, 10_000);
     let from = pair.sides[A].domain.register(HostMemory::from_vec(bytes.clone())?, Access::ALL)?;
     let backing = HostMemory::zeroed(16_384)?;
@@ -92,7 +92,7 @@ fn thousand_regions(cell: &Cell) -> CaseResult {
     for _ in 0..COUNT {
         regions.push(pair.sides[B].region(256)?);
     }
-    // Each is reached by its own key: no two are mixed up.
+    // Each region is reached by its own key: no two are mixed up.
     for (number, region) in regions.iter().enumerate().step_by(7) {
         put(&from, 0, &pattern(number as u64, 64))?;
         let remote = pair.sides[A].attach(region)?.slice(100..164)?;
@@ -145,7 +145,7 @@ fn local_region_needs_no_registration(cell: &Cell) -> CaseResult {
     Ok(())
 }
 
-/// Binding works, or is refused by its name; never a crash, never a bare "other".
+/// Binding works or is refused with NotSupported; never a crash, never a bare "other".
 fn binding_answers(cell: &Cell) -> CaseResult {
     let known = |error: &fabric::Error| {
         matches!(error.kind(), ErrorKind::NotSupported | ErrorKind::InvalidArgument)
@@ -220,14 +220,14 @@ fn deprecated_modes_stand_alone(cell: &Cell) -> CaseResult {
 fn register_several_buffers(cell: &Cell) -> CaseResult {
     let pair = Pair::new(cell)?;
     let limit = pair.sides[A].domain.capabilities().mr_iov_limit;
-    ensure!(limit >= 2, "one buffer per registration only");
+    ensure!(limit >= 2, "the provider takes one buffer per registration");
     let buffers: Vec<Box<dyn Memory>> =
         vec![Box::new(HostMemory::zeroed(4096)?), Box::new(HostMemory::zeroed(8192)?)];
     let region = pair.sides[B].domain.register_vector(buffers, Access::ALL)?;
     ensure!(region.len() == 12_288, "length {}", region.len());
-    // Peers are told of what they can surely reach: the first buffer.
+    // Peers get only the part that is reachable with every provider: the first buffer.
     ensure!(region.describe()?.len() == 4096, "described as {}", region.describe()?.len());
-    ensure!(region.slice(0..5000).is_err(), "a slice across buffers was given out");
+    ensure!(region.slice(0..5000).is_err(), "slicing across buffers succeeded");
     Ok(())
 }
 
@@ -261,7 +261,7 @@ fn bad_ranges_are_refused(cell: &Cell) -> CaseResult {
     let domain = &pair.sides[A].domain;
     let base = 0x10_0000 as *mut u8;
     let attempt = |base: *mut u8, length: usize| {
-        // SAFETY: nothing is registered: that is what is tested.
+        // SAFETY: the registration must fail, which this tests.
         unsafe { domain.register_raw(base, length, MemoryKind::Host, Access::ALL) }.unwrap_err()
     };
     let empty = attempt(base, 0);
@@ -285,14 +285,14 @@ fn bad_ranges_are_refused(cell: &Cell) -> CaseResult {
     Ok(())
 }
 
-/// Bytes of one of the system's pages.
+/// The system's page size in bytes.
 #[allow(unsafe_code)]
 pub(super) fn page_size() -> usize {
-    // SAFETY: asks for a constant of the system.
+    // SAFETY: queries a constant of the system.
     unsafe { libc::sysconf(libc::_SC_PAGESIZE) as usize }
 }
 
-/// Two pages, of which the second is given back to the system.
+/// Two pages, of which the second is unmapped.
 #[allow(unsafe_code)]
 fn page_and_hole() -> *mut u8 {
     let page = page_size();
@@ -316,7 +316,7 @@ fn unmapped_pages_are_refused_where_pages_are_demanded(cell: &Cell) -> CaseResul
     let pair = Pair::new(cell)?;
     let domain = &pair.sides[A].domain;
     let demanded = domain.capabilities().mr_mode.without_deprecated().contains(MrMode::ALLOCATED);
-    ensure!(demanded, "the provider demands no pages");
+    ensure!(demanded, "the provider does not require mapped pages");
     let (base, length) = (page_and_hole(), 2 * page_size());
     // SAFETY: nothing is registered.
     let error =
@@ -331,9 +331,9 @@ fn unbacked_ranges_can_be_registered(cell: &Cell) -> CaseResult {
     let pair = Pair::new(cell)?;
     let domain = &pair.sides[A].domain;
     let demanded = domain.capabilities().mr_mode.without_deprecated().contains(MrMode::ALLOCATED);
-    ensure!(!demanded, "the provider demands pages");
+    ensure!(!demanded, "the provider requires mapped pages");
     let (base, length) = (page_and_hole(), 2 * page_size());
-    // SAFETY: nobody accesses the region while the page is missing.
+    // SAFETY: the region is not accessed while the page is missing.
     let region = unsafe { domain.register_raw(base, length, MemoryKind::Host, Access::ALL)? };
     ensure!(region.describe()?.len() == length as u64, "described as {}", region.describe()?.len());
     Ok(())
@@ -344,7 +344,7 @@ fn descriptor_is_given_where_it_is_demanded(cell: &Cell) -> CaseResult {
     let capabilities = pair.sides[A].domain.capabilities();
     ensure!(
         capabilities.mr_mode.without_deprecated().contains(MrMode::LOCAL),
-        "no descriptor is demanded"
+        "no local descriptor is required"
     );
     // Without a registration the provider could not even send.
     let (from, into) = (
@@ -363,7 +363,8 @@ fn descriptor_is_given_where_it_is_demanded(cell: &Cell) -> CaseResult {
 fn refresh_region(cell: &Cell) -> CaseResult {
     let pair = Pair::new(cell)?;
     let region = pair.sides[A].region(8192)?;
-    // Where it is not demanded, nothing happens; out of bounds is refused in any case.
+    // If the provider does not require it, the call does nothing; out of bounds is always
+    // refused.
     region.refresh(0..4096)?;
     let error = region.refresh(4096..8193).unwrap_err();
     ensure!(error.kind() == ErrorKind::OutOfBounds, "{error}");
@@ -409,7 +410,7 @@ fn remote_writes_are_counted_by_region(cell: &Cell) -> CaseResult {
     Ok(())
 }
 
-/// Each flag is passed on; a provider honours it or says that it does not.
+/// Each flag is passed on; a provider honours it or refuses it.
 fn registration_flags_are_passed(cell: &Cell) -> CaseResult {
     let pair = Pair::new(cell)?;
     for flags in [
@@ -443,7 +444,7 @@ fn authorization_key_is_passed(cell: &Cell) -> CaseResult {
     Ok(())
 }
 
-/// A host page that claims to be a device's: never may it be taken for host memory.
+/// A host page declared as device memory must never be registered as host memory.
 #[allow(unsafe_code)]
 fn device_memory_is_refused_without_support(cell: &Cell) -> CaseResult {
     let pair = Pair::new(cell)?;
@@ -498,16 +499,16 @@ fn asynchronous_registration(cell: &Cell) -> CaseResult {
     let region = pending.wait(&mut events, timeout())?;
     ensure!(region.is_registered() && region.len() == 8192, "{region:?}");
     region.describe()?;
-    // Two at once: each event belongs to one of them.
+    // Two registrations in flight: each event belongs to one of them.
     let first = domain.register_asynchronously(HostMemory::zeroed(64)?, Access::ALL)?;
     let second = domain.register_asynchronously(HostMemory::zeroed(128)?, Access::ALL)?;
     let (one, other) = (events.wait(timeout())?, events.wait(timeout())?);
-    ensure!(first.is_done_by(&one) != first.is_done_by(&other), "both or neither event");
+    ensure!(first.is_done_by(&one) != first.is_done_by(&other), "both events or neither match");
     let (for_first, for_second) = if first.is_done_by(&one) { (one, other) } else { (other, one) };
     let first = first.finish(&for_first).map_err(|refused| refused.1)?;
-    let (second, _) = *second.finish(&for_first).err().ok_or("another's event finished it")?;
+    let (second, _) = *second.finish(&for_first).err().ok_or("an event of another registration finished it")?;
     let second = second.finish(&for_second).map_err(|refused| refused.1)?;
-    ensure!(first.len() == 64 && second.len() == 128, "mixed up");
+    ensure!(first.len() == 64 && second.len() == 128, "the regions are mixed up");
     let refused = domain.register(HostMemory::zeroed(64)?, Access::ALL).unwrap_err();
     ensure!(refused.kind() == ErrorKind::InvalidArgument, "{refused}");
     Ok(())
@@ -558,11 +559,12 @@ fn scalable_mode(cell: &Cell) -> CaseResult {
 }
 
 fn mode_bits_are_obeyed_as_returned(cell: &Cell) -> CaseResult {
-    // All bits offered, then each one taken away: whatever comes back is obeyed.
+    // All bits are offered, then each one is removed: the library supports every combination
+    // that is returned.
     with_mode(cell, MrMode::SUPPORTED)?;
     for bit in MrMode::SUPPORTED.iter() {
         let fewer = MrMode::SUPPORTED - bit;
-        // A provider that demands the bit is not offered without it.
+        // A provider that requires the bit is not listed without it.
         if cell.offer_of(cell.query().mr_mode(fewer), Caps::empty()).is_ok() {
             with_mode(cell, fewer)?;
         }
@@ -571,13 +573,13 @@ fn mode_bits_are_obeyed_as_returned(cell: &Cell) -> CaseResult {
 }
 
 fn regions_are_reached_where_no_order_is_promised(cell: &Cell) -> CaseResult {
-    // shm then wants virtual addresses, which it does not otherwise.
+    // shm then requires virtual addresses; otherwise it does not.
     with_query(cell, cell.query().order(Order::empty()))
 }
 
 fn registration_cache_opens(cell: &Cell) -> CaseResult {
-    // The cache belongs to the library, not to a provider; opening it must not
-    // disturb one that is in use.
+    // The cache belongs to the library, not to a provider; opening it must not disturb one that
+    // is in use.
     let mut pair = Pair::new(cell)?;
     match probe_registration_cache() {
         Ok(()) => {}
@@ -604,7 +606,7 @@ fn region_outlives_its_owner_while_in_flight(cell: &Cell) -> CaseResult {
     let flags = nonblocking(0).flags(TransferFlags::DELIVERY_COMPLETE);
     let id = pair
         .post(A, |s| s.endpoint.write(&mut s.queue, s.peer, &from.all(), &remote.all(), flags))?;
-    // The last handle goes while the write is under way.
+    // The last handle is dropped while the write is in flight.
     drop(from);
     pair.complete(A, id)?;
     check_bytes("after drop", &get(&into, 0, 1 << 20)?, &bytes)

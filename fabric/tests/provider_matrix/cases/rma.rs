@@ -17,7 +17,7 @@ pub const CASES: &[Case] = cases![
     both_directions_at_once,
 ];
 
-/// Writes with delivery complete, so that the bytes can be looked at.
+/// Writes with delivery complete, so that the bytes can be checked.
 fn write(
     pair: &mut Pair,
     from: &MemoryRegion,
@@ -45,7 +45,7 @@ fn write_all_sizes(cell: &Cell) -> CaseResult {
         put(&from, 0, &bytes)?;
         write(&mut pair, &from, &into, 0, length)?;
         check_bytes(&format!("{length} bytes"), &get(&into, 0, length)?, &bytes)?;
-        ensure!(get(&into, largest, 1)?[0] == 0, "a byte beyond was written");
+        ensure!(get(&into, largest, 1)?[0] == 0, "a byte beyond the range was written");
     }
     Ok(())
 }
@@ -103,7 +103,7 @@ fn write_many_in_flight(cell: &Cell) -> CaseResult {
         let done = pair.complete(A, id)?;
         ensure!(done.token == i as u64, "token {} of operation {i}", done.token);
     }
-    ensure!(pair.sides[A].queue.in_flight() == 0, "something is still in flight");
+    ensure!(pair.sides[A].queue.in_flight() == 0, "an operation is still in flight");
     check_bytes("all", &get(&into, 0, COUNT * EACH)?, &bytes)
 }
 
@@ -124,7 +124,7 @@ fn writes_are_counted(cell: &Cell) -> CaseResult {
     let mut pair = Pair::with(cell, setup)?;
     let (from, into) = (pair.sides[A].region(64)?, pair.sides[B].region(64)?);
     let counter = pair.counter.clone().ok_or("no counter")?;
-    // The pair greeted each other by a write.
+    // The pair's first exchange included a write.
     let start = counter.read();
     for _ in 0..5 {
         write(&mut pair, &from, &into, 0, 64)?;

@@ -1,7 +1,7 @@
-//! Bounds, rights and keys that are wrong: an error, never data.
+//! Wrong bounds, access and keys: an error, never data.
 //!
-//! The library refuses what it can see. What only the target can know (a forged
-//! or stale key) is sent on purpose here, by a forged descriptor.
+//! The library refuses what it can check. Faults that only the target can detect (a forged or
+//! stale key) are sent on purpose here, by a forged region descriptor.
 #![allow(unsafe_code)]
 
 use std::time::Duration;
@@ -48,7 +48,7 @@ fn out_of_bounds_is_refused_before_sending(cell: &Cell) -> CaseResult {
     for error in errors {
         ensure!(error.kind() == ErrorKind::OutOfBounds, "{error}");
     }
-    ensure!(side.queue.in_flight() == 0, "something was posted");
+    ensure!(side.queue.in_flight() == 0, "an operation was posted");
     Ok(())
 }
 
@@ -71,13 +71,13 @@ fn missing_rights_are_refused_before_sending(cell: &Cell) -> CaseResult {
         side.endpoint.receive(&mut side.queue, &no_receive.all(), 0),
     ];
     for result in errors {
-        let error = result.err().ok_or("it was posted")?;
+        let error = result.err().ok_or("the operation was posted")?;
         ensure!(error.kind() == ErrorKind::AccessDenied, "{error}");
     }
     Ok(())
 }
 
-/// Some providers copy without looking how much room they have.
+/// Some providers copy without checking the size of their buffer.
 fn injecting_more_than_fits_is_refused_before_sending(cell: &Cell) -> CaseResult {
     let mut pair = Pair::new(cell)?;
     let length = pair.sides[A].domain.capabilities().inject_size + 1;
@@ -90,22 +90,22 @@ fn injecting_more_than_fits_is_refused_before_sending(cell: &Cell) -> CaseResult
         side.endpoint.send(&mut side.queue, side.peer, &from.all(), options),
     ];
     for result in errors {
-        let error = result.err().ok_or("it was posted")?;
+        let error = result.err().ok_or("the operation was posted")?;
         ensure!(error.kind() == ErrorKind::Truncated, "{error}");
     }
-    ensure!(side.queue.in_flight() == 0, "something was posted");
+    ensure!(side.queue.in_flight() == 0, "an operation was posted");
     Ok(())
 }
 
-/// What a peer could claim of its region: a descriptor whose fields are not what they were.
+/// The claim of a hostile peer about its region: a region descriptor with changed fields.
 struct Forged {
     key: u64,
     skip: u64,
     write: bool,
 }
 
-/// Writes (or reads) 64 bytes by a descriptor that is not right, and expects an error at the
-/// initiator, and nothing at the target.
+/// Writes (or reads) 64 bytes with a wrong region descriptor, and expects an error at the
+/// initiator, and no change at the target.
 fn violate(
     pair: &mut Pair,
     local: &MemoryRegion,
@@ -114,7 +114,7 @@ fn violate(
 ) -> CaseResult {
     let Forged { key, skip, write } = forged;
     let mut bytes = good.encode();
-    // All rights, a length that is long enough, and another key.
+    // Full access, a sufficient length, and another key.
     bytes[20..24].copy_from_slice(&3_u32.to_le_bytes());
     bytes[24..32].copy_from_slice(&(skip + 64).to_le_bytes());
     bytes[42..50].copy_from_slice(&key.to_le_bytes());
@@ -123,7 +123,7 @@ fn violate(
     bytes[end..].copy_from_slice(&checksum.to_le_bytes());
     let remote = pair.sides[A].domain.attach(&RemoteRegion::decode(&bytes)?)?;
     let (here, there) = (local.slice(0..64)?, remote.slice(skip..skip + 64)?);
-    // Without delivery complete a write may be reported before anybody looked at its key.
+    // Without delivery complete a write may be reported before the target checked its key.
     let options = nonblocking(1).flags(TransferFlags::DELIVERY_COMPLETE);
     let id = pair.post(A, |s| match write {
         true => s.endpoint.write(&mut s.queue, s.peer, &here, &there, options),
@@ -138,11 +138,11 @@ fn violate(
         Some(Err(failure)) => {
             ensure!(failure.error.kind() != ErrorKind::DeadlineExceeded, "{failure}");
             let names_peer = failure.operation.is_none() || failure.error.peer().is_some();
-            ensure!(names_peer, "a failed operation names no peer: {failure}");
+            ensure!(names_peer, "a failed operation does not name its peer: {failure}");
             Ok(())
         }
         Some(Ok(_)) => Err("the operation was reported as successful".into()),
-        // Some targets drop what they refuse: then the caller's deadline is the error.
+        // Some targets drop a refused operation: then the caller's deadline is the error.
         None => {
             let error = pair.sides[A].queue.complete(id, Duration::from_millis(10)).unwrap_err();
             ensure!(error.kind() == ErrorKind::DeadlineExceeded, "{error}");
@@ -177,7 +177,7 @@ fn wrong_key_is_an_error_and_no_data(cell: &Cell) -> CaseResult {
 fn write_beyond_the_region_is_an_error_and_no_data(cell: &Cell) -> CaseResult {
     let mut pair = Pair::new(cell)?;
     let from = pair.sides[A].region(64)?;
-    // A region in the middle of memory that is all ours.
+    // A region in the middle of memory that this process owns.
     let memory = fabric::HostMemory::zeroed(8192)?;
     let base = fabric::Memory::as_ptr(&memory);
     // SAFETY: `memory` is kept until the end of the case.
@@ -260,7 +260,7 @@ fn strange_objects_are_refused(cell: &Cell) -> CaseResult {
     let (ours, theirs) = (pair.sides[A].region(64)?, pair.sides[B].region(64)?);
     let remote = pair.sides[A].attach(&theirs)?;
     let [a, b] = &mut pair.sides;
-    // Another domain's region, another endpoint's queue, another vector's peer.
+    // A region of another domain, a queue of another endpoint, a peer of another vector.
     let region =
         a.endpoint.write(&mut a.queue, a.peer, &theirs.all(), &remote.all(), 0).unwrap_err();
     ensure!(region.kind() == ErrorKind::InvalidArgument, "{region}");
@@ -285,7 +285,7 @@ fn strange_descriptor_is_refused(cell: &Cell) -> CaseResult {
     ensure!(altered.kind() == ErrorKind::MalformedDescriptor, "{altered}");
     let cut = RemoteRegion::decode(&good[..good.len() - 1]).unwrap_err();
     ensure!(cut.kind() == ErrorKind::MalformedDescriptor, "{cut}");
-    // A descriptor of another wire protocol, its checksum in order.
+    // A region descriptor of another wire protocol, with a correct checksum.
     let mut other = good;
     other[8] ^= 0x40;
     let end = other.len() - 4;
