@@ -1,4 +1,5 @@
-//! A device that fails. A program of its own: no other test uses the device meanwhile.
+//! A device that fails. A separate program, so that no other test uses the device at the same
+//! time.
 
 use std::time::{Duration, Instant};
 

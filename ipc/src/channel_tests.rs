@@ -231,7 +231,7 @@ fn a_full_channel_makes_wait_and_then_says_so() {
             break error;
         }
     };
-    let room = ChannelError::DeadlineExceeded { waiting_for: "room for a message" };
+    let room = ChannelError::DeadlineExceeded { waiting_for: "space for a message" };
     assert_eq!(error.to_string(), room.to_string());
 }
 

@@ -1,4 +1,4 @@
-//! Size classes of the two-level segregated fit: which list a free block is in.
+//! Size classes of the two-level segregated fit: the class selects the list of a free block.
 //!
 //! The first level is the power of two, the second divides it into 32 equal parts.
 //! Sizes below 32 have a class each. Sizes are in granules.
@@ -44,7 +44,7 @@ impl Class {
         Some(Self::of(rounded))
     }
 
-    /// Its place among all classes.
+    /// Its index among all classes.
     #[inline]
     pub(super) fn index(self) -> usize {
         self.level * PARTS + self.part
@@ -76,7 +76,7 @@ mod tests {
 
         #[test]
         fn little_is_wasted(size in 32..u32::MAX / 2) {
-            // The smallest block of the class that fits is at most 1/32 larger.
+            // The smallest block of a fitting class is at most 1/32 larger.
             let class = Class::fitting(size).unwrap();
             let rounded = u64::from(size) + u64::from(size) / 32 + 1;
             prop_assert!(Class::of(rounded as u32) >= class);

@@ -75,7 +75,7 @@ fn only_the_owner_frees_and_only_once() {
     assert_eq!(allocator.reclaim(&caller, topic, |_| false), Ok(1));
     assert_eq!(allocator.free(&caller, block, topic), Err(AllocatorError::Stale(block)));
     let (again, _) = allocator.allocate(&caller, mine, 100, 1).unwrap();
-    assert_ne!(again, block, "a name is not used again");
+    assert_ne!(again, block, "names are not reused");
 }
 
 #[test]
@@ -93,7 +93,7 @@ fn extents_stay_apart_though_they_touch() {
     assert_eq!(allocator.audit(&caller).unwrap(), Ok(()));
 }
 
-/// Blocks at hand: who wants as much again gets the same one, whatever lies beside it.
+/// The free cache: a request of the same size gets the same block, whatever its neighbours are.
 #[test]
 fn what_was_freed_last_is_used_again_as_it_is() {
     let allocator = allocator(64);
@@ -107,25 +107,25 @@ fn what_was_freed_last_is_used_again_as_it_is() {
             allocator.free(&caller, now, owner).unwrap();
             let (again, there) = allocator.allocate(&caller, owner, bytes, 1).unwrap();
             assert_eq!((again.number(), there), (block.number(), range));
-            assert_eq!(again.generation, block.generation + round, "a name is not used again");
+            assert_eq!(again.generation, block.generation + round, "names are not reused");
         }
     }
     assert_eq!(allocator.audit(&caller).unwrap(), Ok(()));
 }
 
-/// What is at hand is memory like all other: it is joined when somebody wants more.
+/// Cached blocks are memory like all other: they are coalesced when more is needed.
 #[test]
 fn what_is_at_hand_is_joined_when_it_is_wanted() {
     let allocator = allocator(64);
     let (caller, owner) = (Caller::new(me(), &AlwaysAlive), Owner::participant(me()));
     allocator.extend(&caller, 0, 64 * GRANULE).unwrap();
     for count in [1, 3, layout::MAX_CACHED, 40] {
-        // All different, so that none is found for another one.
+        // All different, so that no block fits another request.
         let sizes = (1..=count as u64).map(|number| if count < 8 { number } else { 1 });
         let blocks: Vec<_> = sizes
             .map(|granules| allocator.allocate(&caller, owner, granules * GRANULE, 1).unwrap().0)
             .collect();
-        // Every other one first: neighbours are freed while they are at hand, and later.
+        // Every second one first: their neighbours are freed while they are cached, and later.
         for odd in [1, 0] {
             for (_, block) in blocks.iter().enumerate().filter(|(number, _)| number % 2 == odd) {
                 allocator.free(&caller, *block, owner).unwrap();
@@ -138,7 +138,7 @@ fn what_is_at_hand_is_joined_when_it_is_wanted() {
     }
 }
 
-/// Places for blocks are wanted as memory is.
+/// Cached blocks give up their block records when needed.
 #[test]
 fn what_is_at_hand_gives_back_places_for_blocks() {
     let allocator = allocator(4);
@@ -218,8 +218,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 proptest! {
-    /// Allocations never overlap, are aligned and large enough, stay where they are,
-    /// and what is free is all the rest.
+    /// Allocations never overlap, are aligned and large enough, and do not move; the rest is
+    /// free.
     #[test]
     fn it_does_as_the_model(steps in steps(), max_blocks in 8..200_u32) {
         let allocator = allocator(max_blocks);
@@ -245,7 +245,7 @@ proptest! {
                         }
                         Err(AllocatorError::OutOfBlocks { .. }) => {}
                         Err(AllocatorError::OutOfMemory { largest_free, .. }) => {
-                            // Never refused while a whole class above has room.
+                            // Never refused while a whole larger class has space.
                             let size = bytes.next_multiple_of(GRANULE) + alignment.max(GRANULE);
                             prop_assert!(largest_free <= size + size / 16, "{largest_free}, {size}");
                         }
@@ -298,7 +298,7 @@ proptest! {
         prop_assert_eq!(statistics.blocks_allocated, taken.len() as u64);
     }
 
-    /// Whatever is scribbled into the books: no panic, no endless loop.
+    /// No corruption of the metadata causes a panic or an endless loop.
     #[test]
     fn scribbles_do_no_harm(
         scribbles in prop::collection::vec((0..3000_usize, any::<u64>()), 1..40),
@@ -314,7 +314,7 @@ proptest! {
                 blocks.push(block);
             }
             let (word, value) = scribbles[at % scribbles.len()];
-            // Not the numbers that were checked at the beginning: `attach` keeps those.
+            // Not the sizes that were checked at the beginning: `attach` keeps those.
             allocator.words.store(3 + word, value, Relaxed);
             let _ = allocator.free(&caller, blocks.get(at / 2).copied().unwrap_or(Block::from_bits(0)), owner);
             let _ = allocator.reclaim(&caller, Owner(1), |_| false);

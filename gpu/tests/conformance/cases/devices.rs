@@ -1,4 +1,4 @@
-//! Devices as such.
+//! Opening devices, their properties and access between them.
 #![allow(unsafe_code)]
 
 use gpu::{Device, DeviceName, ErrorKind, LinkCounters, PeerAccess};
@@ -34,7 +34,7 @@ pub fn opened_twice_it_is_the_same(fixture: &Fixture) -> Result<(), Skip> {
     let again = Device::open(fixture.first.name()).unwrap();
     let (_, used) = again.budget();
     let memory = fixture.first.allocate(1 << 20).unwrap();
-    assert_eq!(again.budget().1, used + (1 << 20), "one budget");
+    assert_eq!(again.budget().1, used + (1 << 20), "clones share one budget");
     drop(memory);
     assert_eq!(again.budget().1, used);
     let found = Device::find(fixture.first.properties().uuid).unwrap();
@@ -49,7 +49,7 @@ pub fn a_survey_finds_it(fixture: &Fixture) -> Result<(), Skip> {
     let survey = Device::survey();
     let mut names = survey.devices.iter().map(Device::name);
     assert!(names.any(|name| name == fixture.first.name()), "{survey:?}");
-    // The emulated is always there; what is missing says why.
+    // The emulated devices always exist; an unavailable device has a reason.
     assert!(survey.devices.iter().any(|device| device.name() == DeviceName::emulated(0)));
     for (_, error) in &survey.missing {
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
@@ -80,8 +80,8 @@ pub fn threads_share_a_device(fixture: &Fixture) -> Result<(), Skip> {
 
 pub fn a_handle_says_that_the_process_forked(fixture: &Fixture) -> Result<(), Skip> {
     let memory = fixture.first.allocate(4096).unwrap();
-    // SAFETY: the child asks handles, which know nothing of threads, and leaves without
-    // running anybody's clean-up.
+    // SAFETY: the child only queries handles, which need no other threads, and exits without
+    // running any destructor.
     let child = unsafe { libc::fork() };
     assert!(child >= 0);
     if child == 0 {
@@ -91,7 +91,7 @@ pub fn a_handle_says_that_the_process_forked(fixture: &Fixture) -> Result<(), Sk
             fixture.stream.fill(&memory.whole(), 1),
             fixture.stream.synchronize(gpu::DEFAULT_TIMEOUT),
             memory.export_pieces().map(drop),
-            // With CUDA not even anew: its driver was started by the parent.
+            // With CUDA, opening a device again fails, too: the parent initialised the driver.
             if fixture.is_emulated() {
                 fixture.stream.is_done().map(drop)
             } else {
@@ -102,14 +102,14 @@ pub fn a_handle_says_that_the_process_forked(fixture: &Fixture) -> Result<(), Sk
             .iter()
             .all(|result| result.as_ref().is_err_and(|error| error.kind() == ErrorKind::Forked));
         drop(memory);
-        // SAFETY: ends this process, at once.
+        // SAFETY: ends this process at once.
         unsafe { libc::_exit(i32::from(!all)) };
     }
     let mut status = 0;
     // SAFETY: our child, one valid number.
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-    assert_eq!(status, 0, "not every handle said so");
-    // The parent's are as good as before.
+    assert_eq!(status, 0, "a handle did not return Forked");
+    // The parent's handles still work.
     fixture.fill(&memory.whole(), 1);
     fixture.check(&memory.whole(), 1);
     Ok(())
@@ -134,7 +134,7 @@ pub fn links_count_what_they_carry(fixture: &Fixture) -> Result<(), Skip> {
     let moved = counters.read().unwrap().since(&before);
     println!("{moved:?} for {length} bytes");
     match moved.nvlink_sent {
-        // Each link tells whole kibibytes, before and after; what else there is, is little.
+        // Each link rounds to kibibytes, before and after; other traffic is small.
         Some(sent) => {
             assert!(sent + (64 << 10) >= length && sent < length + length / 10, "{moved:?}");
         }
@@ -143,7 +143,7 @@ pub fn links_count_what_they_carry(fixture: &Fixture) -> Result<(), Skip> {
     Ok(())
 }
 
-/// A framework in the same thread has its own idea of the current device.
+/// A framework in the same thread has its own current device.
 pub fn the_caller_keeps_its_own_context(fixture: &Fixture) -> Result<(), Skip> {
     use cudarc::driver::sys;
     if fixture.is_emulated() {
@@ -151,7 +151,7 @@ pub fn the_caller_keeps_its_own_context(fixture: &Fixture) -> Result<(), Skip> {
     }
     let current = || {
         let mut context = std::ptr::null_mut();
-        // SAFETY: the driver is there, and was started; room for a handle.
+        // SAFETY: the driver is loaded and initialised; space for a handle.
         let code = unsafe { sys::cuCtxGetCurrent(&raw mut context) };
         assert_eq!(code, sys::CUresult::CUDA_SUCCESS);
         context as usize
@@ -162,12 +162,12 @@ pub fn the_caller_keeps_its_own_context(fixture: &Fixture) -> Result<(), Skip> {
         stream.fill(&memory.whole(), 1).unwrap();
         stream.checksum(&memory.whole(), gpu::DEFAULT_TIMEOUT).unwrap();
     };
-    assert_eq!(current(), 0, "nobody has made one current");
+    assert_eq!(current(), 0, "no context is current yet");
     work(&fixture.first);
     assert_eq!(current(), 0);
     let other = fixture.second.as_ref().unwrap_or(&fixture.first);
     let mut theirs = std::ptr::null_mut();
-    // SAFETY: as a framework would: its device's primary context, made current.
+    // SAFETY: the calls of a framework: its device's primary context, made current.
     unsafe {
         let number = other.name().number as i32;
         assert_eq!(
@@ -178,7 +178,7 @@ pub fn the_caller_keeps_its_own_context(fixture: &Fixture) -> Result<(), Skip> {
     }
     work(&fixture.first);
     assert_eq!(current(), theirs as usize, "after calls and drops");
-    // SAFETY: undoes what was done above.
+    // SAFETY: reverts the calls above.
     unsafe {
         assert_eq!(sys::cuCtxSetCurrent(std::ptr::null_mut()), sys::CUresult::CUDA_SUCCESS);
         let number = other.name().number as i32;

@@ -39,7 +39,7 @@ pub fn a_budget_refuses_with_numbers(fixture: &Fixture) -> Result<(), Skip> {
     }
     drop(first);
     drop(device.allocate_shared(4 * granule, &[]).unwrap());
-    assert_eq!(device.budget().1, used, "all of it is given back");
+    assert_eq!(device.budget().1, used, "all of it is released");
     device.set_budget(limit);
     Ok(())
 }
@@ -59,7 +59,7 @@ pub fn more_than_there_is_is_refused(fixture: &Fixture) -> Result<(), Skip> {
     assert_eq!(device.allocate(0).unwrap_err().kind(), ErrorKind::InvalidArgument);
     device.set_budget(limit);
     assert_eq!(device.budget().1, used);
-    // And goes on as if nothing had been.
+    // The device still works.
     let memory = device.allocate(4096).unwrap();
     fixture.fill(&memory.whole(), 1);
     fixture.check(&memory.whole(), 1);
@@ -79,7 +79,7 @@ pub fn the_host_is_registered_once(fixture: &Fixture) -> Result<(), Skip> {
 #[derive(Debug)]
 struct Same(std::sync::Arc<Pages>);
 
-// SAFETY: the pages' own promise, held as long as this is.
+// SAFETY: the promise of the pages, which are kept alive as long as this.
 #[allow(unsafe_code)]
 unsafe impl gpu::HostMapping for Same {
     fn address(&self) -> u64 {
@@ -108,7 +108,7 @@ pub fn an_address_tells_who_allocated_it(fixture: &Fixture) -> Result<(), Skip> 
     let unknown = Box::new(5_u64);
     let error = device.attributes(&raw const *unknown as u64).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
-    // Another allocation, be it at the same address, has another number.
+    // Another allocation, even at the same address, has another number.
     let (address, number) =
         (plain.address(), device.attributes(plain.address()).unwrap().buffer_id);
     drop(plain);
@@ -121,7 +121,7 @@ pub fn a_dma_buf_comes_out(fixture: &Fixture) -> Result<(), Skip> {
     let memory = fixture.first.allocate_shared(4 << 20, &[]).unwrap();
     if !fixture.first.properties().handle_types.dma_buf {
         assert_eq!(memory.whole().dma_buf().unwrap_err().kind(), ErrorKind::NotSupported);
-        return skip("the device has none");
+        return skip("the device has no dma-buf");
     }
     let descriptor = memory.whole().dma_buf().unwrap();
     let link = std::fs::read_link(format!("/proc/self/fd/{}", descriptor.as_raw_fd())).unwrap();

@@ -34,7 +34,7 @@ macro_rules! cases {
     };
 }
 
-/// Those that leave nothing to go on with.
+/// Cases after which the device cannot be used.
 const DEVICE_BREAKING: [Case; 2] = [
     Case {
         name: "a_failure_is_told_and_stays",
@@ -96,7 +96,7 @@ pub fn skip(reason: &str) -> Result<(), Skip> {
     Err(Skip(reason.to_owned()))
 }
 
-/// The second device, or why not.
+/// The second device, or the reason why there is none.
 pub fn second(fixture: &Fixture) -> Result<&gpu::Device, Skip> {
     fixture.second.as_ref().ok_or_else(|| Skip("there is one device only".to_owned()))
 }
