@@ -1,4 +1,4 @@
-//! Channels, and what does not keep to their rules.
+//! Channels, and violations of their rules.
 
 use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
@@ -14,7 +14,7 @@ fn directory(name: &str) -> PathBuf {
     path
 }
 
-/// A child, which has limits of its own.
+/// Runs in a child with limits of its own.
 fn in_a_child(test: impl FnOnce()) {
     assert!(testkit::children::ForkedChild::new(test).wait().success());
 }
@@ -32,7 +32,7 @@ fn descriptors_beyond_the_limit_are_named_and_the_bytes_arrive() {
         let null = std::fs::File::open("/dev/null").unwrap();
         a.send(b"files", &[null.as_fd(); 40], TIMEOUT).unwrap();
         a.send(b"next", &[null.as_fd(); 2], TIMEOUT).unwrap();
-        // Those that are open, and a few.
+        // The open file descriptors, and a few more.
         let soft = 10 + u64::from(null.as_fd().as_raw_fd() as u32);
         set_limit(libc::RLIMIT_NOFILE, soft);
         let error = b.receive(TIMEOUT).unwrap_err();
@@ -44,7 +44,7 @@ fn descriptors_beyond_the_limit_are_named_and_the_bytes_arrive() {
         for part in ["ulimit -n", &format!(" of {soft} descriptors are open")] {
             assert!(text.contains(part), "{text}");
         }
-        // None of them is kept, and what comes next arrives.
+        // None of them leaks, and the next message arrives.
         assert_eq!(b.receive(TIMEOUT).unwrap().descriptors.len(), 2);
     });
 }
@@ -61,8 +61,8 @@ fn a_segment_beyond_the_longest_file_is_an_error() {
     });
 }
 
-/// A user has so many descriptors on their way as a process of its may have open, if it is not
-/// the system's administrator: a child that is nobody in particular.
+/// A user may have as many file descriptors in flight as one process may open, unless it is
+/// root: so this runs in an unprivileged child.
 #[test]
 fn descriptors_wait_until_others_have_arrived() {
     let test = || -> bool {
@@ -83,17 +83,17 @@ fn descriptors_wait_until_others_have_arrived() {
                 Err(error) => break error,
             }
         };
-        // What brings none goes all the same.
+        // A message without file descriptors is sent nevertheless.
         let is_refused = matches!(why, ChannelError::TooManyDescriptorsInFlight);
         let goes = a.send(b"none", &[], Duration::ZERO).is_ok();
         let all_came = (0..=sent).all(|_| b.receive(TIMEOUT).is_ok());
         is_refused && goes && all_came && a.send(b"files", &files, TIMEOUT).is_ok()
     };
-    // SAFETY: the child takes no lock that another thread could hold but the allocator's, which
-    // survives a fork, and ends at once.
+    // SAFETY: the child takes no lock that another thread could hold except the allocator's,
+    // which survives a fork, and exits at once.
     match unsafe { libc::fork() } {
         0 => {
-            // SAFETY: no pointers. A child has one thread, which may have users of its own.
+            // SAFETY: no pointers. The child has one thread, as a user namespace requires.
             let is_nobody = unsafe { libc::unshare(libc::CLONE_NEWUSER) } == 0;
             let code = if is_nobody { i32::from(!test()) } else { 77 };
             // SAFETY: ends the child.
@@ -101,11 +101,11 @@ fn descriptors_wait_until_others_have_arrived() {
         }
         child => {
             let mut status = 0;
-            // SAFETY: room for the answer.
+            // SAFETY: space for the result.
             assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
             assert!(libc::WIFEXITED(status), "{status}");
             match libc::WEXITSTATUS(status) {
-                77 => testkit::skip!("no namespace of users can be made here"),
+                77 => testkit::skip!("creating a user namespace is not permitted"),
                 code => assert_eq!(code, 0),
             }
         }
@@ -125,15 +125,15 @@ fn a_forked_child_leaves_listeners_and_locks_to_its_parent() {
     let (listener, lock, client, server) = inherited.take().unwrap();
     client.send(b"still here", &[], TIMEOUT).unwrap();
     assert_eq!(server.receive(TIMEOUT).unwrap().bytes, b"still here");
-    let again = Channel::connect(&connected, TIMEOUT).expect("the socket has its name");
+    let again = Channel::connect(&connected, TIMEOUT).expect("the socket still has its path");
     drop((listener.accept(TIMEOUT).unwrap(), again));
-    // A child that keeps the socket does not listen for its parent.
+    // A forked child that keeps the socket does not listen for its parent.
     let child = testkit::children::ForkedChild::new(|| std::thread::sleep(TIMEOUT));
     let kept = connected.with_extension("kept");
     std::fs::hard_link(&connected, &kept).unwrap();
     let waiting = Channel::connect(&connected, TIMEOUT).unwrap();
     drop(listener);
-    assert!(!connected.exists(), "the parent removes its own");
+    assert!(!connected.exists(), "the parent removes its own path");
     match Channel::connect(&kept, TIMEOUT) {
         Err(ChannelError::System { cause, .. }) => {
             assert_eq!(cause.kind(), io::ErrorKind::ConnectionRefused);
@@ -146,9 +146,9 @@ fn a_forked_child_leaves_listeners_and_locks_to_its_parent() {
     child.kill();
     assert!(child.was_killed());
     let file = std::fs::File::open(&directory).unwrap();
-    // SAFETY: a file of ours.
+    // SAFETY: a file owned here.
     let taken = unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) };
-    assert_eq!(taken, -1, "the directory is locked");
+    assert_eq!(taken, -1, "the directory must be locked");
     drop(lock);
     std::fs::remove_dir(directory).unwrap();
 }
@@ -175,7 +175,7 @@ fn messages_keep_their_bounds_and_bring_their_files() {
     let message = b.receive(TIMEOUT).unwrap();
     assert_eq!(message.descriptors.len(), MAX_DESCRIPTORS);
     for fd in message.descriptors {
-        // SAFETY: a descriptor of ours.
+        // SAFETY: a file descriptor owned here.
         let flags = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFD) };
         assert_ne!(flags & libc::FD_CLOEXEC, 0);
         let mut nothing = [0; 1];
@@ -188,7 +188,7 @@ fn messages_keep_their_bounds_and_bring_their_files() {
     assert!(matches!(b.send(b"x", &[], TIMEOUT), Err(ChannelError::Closed)));
 }
 
-/// A C character has a sign on some processors, and none on others.
+/// `c_char` is signed on some processors, and unsigned on others.
 #[test]
 fn a_path_of_any_bytes_is_the_same_in_an_address() {
     let bytes: Vec<u8> = (1..=107).map(|byte: u8| byte.wrapping_mul(2).wrapping_add(1)).collect();
@@ -215,8 +215,7 @@ fn what_does_not_keep_to_the_limits_is_thrown_away() {
     let sent = unsafe { libc::send(a.as_fd().as_raw_fd(), long.as_ptr().cast(), long.len(), 0) };
     assert_eq!(sent as usize, long.len());
     assert!(matches!(b.receive(TIMEOUT), Err(ChannelError::TooLong { .. })));
-    // Three descriptors are announced, and none comes.
-    // SAFETY: as above.
+    // Three file descriptors are announced, and none is sent. SAFETY: as above.
     unsafe { libc::send(a.as_fd().as_raw_fd(), [3_u8].as_ptr().cast(), 1, 0) };
     assert!(matches!(b.receive(TIMEOUT), Err(ChannelError::TooLong { .. })));
     a.send(b"good again", &[], TIMEOUT).unwrap();
@@ -251,7 +250,7 @@ fn a_listener_is_alone_and_replaces_the_dead() {
     client.send(b"hello", &[], TIMEOUT).unwrap();
     assert_eq!(server.receive(TIMEOUT).unwrap().bytes, b"hello");
     assert!(matches!(ChannelListener::bind(&path), Err(ChannelError::InUse(_))));
-    // As if it had been killed: the path stays, and nobody listens.
+    // As after a kill: the path remains, without a listener.
     let left = path.with_extension("left");
     std::fs::rename(&path, &left).unwrap();
     drop(listener);
@@ -259,7 +258,7 @@ fn a_listener_is_alone_and_replaces_the_dead() {
     let successor = ChannelListener::bind(&left).unwrap();
     drop(successor);
     assert!(!left.exists());
-    // Other files are left alone.
+    // Other files are not touched.
     std::fs::write(&path, "not a socket").unwrap();
     let error = ChannelListener::bind(&path).unwrap_err();
     assert!(matches!(error, ChannelError::NotASocket { .. }), "{error}");
@@ -320,7 +319,7 @@ fn of_many_that_replace_the_dead_one_succeeds() {
 fn the_groups_of_the_other_side_are_known() {
     let (here, _there) = Channel::pair().unwrap();
     let mut own = vec![0_u32; 1 << 16];
-    // SAFETY: room for as many groups as a process can have.
+    // SAFETY: space for as many groups as a process can have.
     let count = unsafe { libc::getgroups(own.len() as i32, own.as_mut_ptr()) };
     own.truncate(count as usize);
     assert_eq!(here.groups().unwrap(), own);
@@ -341,7 +340,7 @@ fn ending_a_connection_wakes_those_that_wait_at_it() {
     assert!(matches!(there.send(b"x", &[], TIMEOUT), Err(ChannelError::Closed)));
 }
 
-/// For ever is the caller's wish.
+/// A caller may request an unlimited timeout.
 #[test]
 fn patience_may_be_endless() {
     let directory = directory("endless");

@@ -24,7 +24,7 @@ fn it_keeps_others_out() {
                 let caller = Caller::new(participant(slot), &AlwaysAlive);
                 for _ in 0..2000 {
                     assert_eq!(take(&*words, 0, &caller), Ok(Acquired::Clean));
-                    // No atomic addition: only the lock makes this right.
+                    // Not an atomic addition: only the lock makes the sum correct.
                     let count = words.load(WORDS, Relaxed);
                     words.store(WORDS, count + 1, Relaxed);
                     assert!(release(&*words, 0, &caller));
@@ -57,7 +57,7 @@ fn the_living_are_waited_for_and_the_dead_are_not() {
     assert!(held.waited >= timeout && held.waited < timeout * 100, "{held}");
     grave.1.store(true, Relaxed);
     assert_eq!(take(&words, 0, &second), Ok(Acquired::OwnerDied));
-    // Who was taken for dead and was not learns of it.
+    // A process that was wrongly taken for dead detects it.
     assert!(!release(&words, 0, &first));
 }
 
@@ -76,8 +76,7 @@ fn a_scribbled_holder_is_nobody() {
 
 type Act<'a> = Box<dyn FnMut(&LocalWords, Duration) + 'a>;
 
-/// A lock whose time passes as it is looked at, and at which something happens at each
-/// rest of the one who waits.
+/// A lock whose clock advances with each read, and with an action at each pause of the waiter.
 struct SimulatedWords<'a> {
     words: LocalWords,
     began: Instant,
@@ -119,7 +118,7 @@ impl Words for SimulatedWords<'_> {
     }
     fn fetch_and(&self, at: usize, bits: u64) -> u64 {
         let was = self.words.fetch_and(at, bits);
-        // Who leaves the line may be told that it is in turn.
+        // A process that gives up may already have the reservation.
         self.pass(Duration::ZERO);
         was
     }
@@ -155,7 +154,7 @@ fn who_stands_in_line_is_next_however_fast_others_are() {
     let (first, second) = (participant(1), participant(2));
     let overtaken = Cell::new(0);
     let words = SimulatedWords::new(|words, _| {
-        // One lets go, and the other has it before anybody looks.
+        // The owner releases, and the waiter has the lock before any other process polls.
         let (from, to) = match holds(words) {
             Some(holder) if holder == first => (first, second),
             Some(holder) if holder == second => (second, first),
@@ -184,7 +183,7 @@ fn the_line_is_served_in_turn() {
     let words = LocalWords::zeroed(WORDS);
     let holder = Caller::new(participant(9), &AlwaysAlive);
     words.store(WAITERS, 1 << 3 | 1 << 10 | 1 << 63, Relaxed);
-    // Wherever the last turn is said to have been.
+    // For any value of the last reservation.
     words.store(LAST_SERVED, 3 + 64 * 5, Relaxed);
     for waiter_slot in [10, 63, 3, 10, 63, 3] {
         words.store(0, holder.me.number().into(), Relaxed);
@@ -201,8 +200,8 @@ fn nobody_waits_long_for_one_who_does_not_come() {
     let caller = Caller::new(participant(9), &AlwaysAlive);
     assert_eq!(take(&words, 0, &caller), Ok(Acquired::Clean));
     assert!(words.passed.get() >= RESERVATION_TIME && words.passed.get() < 2 * RESERVATION_TIME);
-    assert_eq!(words.load(WAITERS, Relaxed), 1 << 9, "the spot of one who did not come is free");
-    // Nor does one whose patience is at its end.
+    assert_eq!(words.load(WAITERS, Relaxed), 1 << 9, "the bit of an absent waiter must be free");
+    // The same holds for a waiter that has timed out.
     words.store(0, RESERVED | 7, Relaxed);
     let hasty = Caller { timeout: Duration::ZERO, ..caller };
     assert_eq!(take(&words, 0, &hasty), Ok(Acquired::Clean));
@@ -254,7 +253,7 @@ fn who_gives_up_leaves_the_line_unless_it_is_in_turn() {
     assert_eq!(held.by, Some(other));
     assert!(held.waited >= timeout && held.waited < 2 * timeout);
     assert_eq!(words.load(WAITERS, Relaxed), 0);
-    // The other one lets go, and has seen it in line, when it leaves the line.
+    // The other process releases, and has seen the waiter, just before the waiter gives up.
     let words = SimulatedWords::new(|words, passed| {
         if passed >= timeout && words.load(WAITERS, Relaxed) == 0 {
             words.store(0, RESERVED | 2, Relaxed);
@@ -268,7 +267,7 @@ fn who_gives_up_leaves_the_line_unless_it_is_in_turn() {
 fn deaths_in_line_and_between_the_stores_hold_nobody_up() {
     let grave = DeadProcess(participant(1), AtomicBool::new(false));
     let caller = Caller::new(participant(2), &grave);
-    // The holder dies while somebody stands in line.
+    // The owner dies while there is a waiter.
     let words = SimulatedWords::new(|_, passed| {
         grave.1.store(passed >= Duration::from_micros(300), Relaxed);
     });
@@ -276,17 +275,17 @@ fn deaths_in_line_and_between_the_stores_hold_nobody_up() {
     assert_eq!(take(&words, 0, &caller), Ok(Acquired::OwnerDied));
     assert!(words.passed.get() < Duration::from_millis(3));
     assert!(release(&words, 0, &caller));
-    // It dies after it chose who is next; and so does that one.
+    // It dies after it made a reservation; so does the waiter.
     words.store(0, participant(1).number().into(), Relaxed);
     words.store(WAITERS, 1 << 5, Relaxed);
     words.store(LAST_SERVED, 5, Relaxed);
     assert_eq!(take(&words, 0, &caller), Ok(Acquired::OwnerDied));
     assert!(release(&words, 0, &caller));
     assert_eq!(words.load(0, Relaxed), RESERVED | 5);
-    assert_eq!(take(&words, 0, &caller), Ok(Acquired::Clean), "nobody began anything");
+    assert_eq!(take(&words, 0, &caller), Ok(Acquired::Clean), "no change was in progress");
     assert!(release(&words, 0, &caller));
     assert_eq!((words.load(0, Relaxed), words.load(WAITERS, Relaxed)), (0, 0));
-    // One that took it in its turn dies before it has left the line.
+    // A waiter that used its reservation dies before it cleared its bit.
     words.store(0, participant(1).number().into(), Relaxed);
     words.store(WAITERS, 1 << 5, Relaxed);
     assert_eq!(take(&words, 0, &caller), Ok(Acquired::OwnerDied));
@@ -303,7 +302,7 @@ fn scribbled_word() -> impl Strategy<Value = u64> {
 }
 
 proptest! {
-    /// Whatever others write, and however often: nobody waits longer than it wants to.
+    /// However the words are corrupted, no process waits longer than its timeout.
     #[test]
     fn scribbles_hold_nobody_up(
         scribbles in prop::collection::vec((0..WORDS, scribbled_word()), 1..20),

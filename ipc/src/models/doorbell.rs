@@ -1,4 +1,4 @@
-//! The bell: nobody sleeps through it.
+//! The doorbell: no wake-up is lost.
 
 use std::sync::atomic::Ordering::{Acquire, Release};
 
@@ -7,7 +7,7 @@ use crate::doorbell::{Doorbell, WaitStrategy};
 use crate::words::{LocalWords, Words};
 
 const BELL: usize = 0;
-/// What is waited for.
+/// The awaited value.
 const FLAGS: [usize; 2] = [2, 3];
 
 fn doorbell(words: &ModelWords) -> Doorbell<&ModelWords> {

@@ -1,4 +1,4 @@
-//! The lock: it keeps others out, and lets all in.
+//! The lock: it excludes others, and every process gets it.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::time::Duration;
@@ -11,13 +11,12 @@ use crate::lock::{Acquired, Guard, WORDS};
 use crate::participant::{AlwaysAlive, Caller, Liveness, Participant};
 use crate::words::{LocalWords, Words};
 
-/// What the lock protects: each adds one, and not atomically.
+/// The protected value: each thread increments it, not atomically.
 const COUNT: usize = WORDS;
-/// The lock's second word: who stands in line.
+/// The lock's second word: the waiters.
 const WAITERS: usize = 1;
 
-/// So many threads that take the lock so many times each, while the dead stand in line
-/// at these spots.
+/// This many threads take the lock this many times each, while dead waiters have these bits.
 fn run(waiting: Waiting, threads: u32, times: u64, line: u64) {
     let values = LocalWords::zeroed(WORDS + 1);
     values.store(WAITERS, line, Relaxed);
@@ -99,7 +98,7 @@ impl Liveness for DeadProcess {
     }
 }
 
-/// One dies with the lock, two others want it: one of them is told.
+/// An owner dies, two others want the lock: exactly one gets `OwnerDied`.
 #[test]
 fn what_a_dead_one_held_is_taken_once() {
     check_with(3, || {
@@ -112,7 +111,8 @@ fn what_a_dead_one_held_is_taken_once() {
             let caller = Caller { me, liveness: grave, timeout };
             let (guard, taken) = Guard::take(words, 0, &caller).unwrap();
             let count = words.load(COUNT, Relaxed);
-            // It died right after its addition; who is told adds no more than the others.
+            // It died right after its increment; the thread that gets `OwnerDied` adds nothing
+            // more.
             words.store(COUNT, count + 1, Relaxed);
             drop(guard);
             u64::from(taken == Acquired::OwnerDied)
@@ -131,7 +131,7 @@ fn what_a_dead_one_held_is_taken_once() {
         });
         let told = survive(&words, &grave, 1);
         other.join().unwrap();
-        // Whoever comes after it died is told, once.
+        // Exactly one of the later owners gets `OwnerDied`.
         let told = told + survive(&words, &grave, 2);
         assert_eq!(told, 1);
         assert_eq!(words.load(COUNT, Relaxed), 3);
