@@ -1,4 +1,4 @@
-//! Tests that cannot run on a machine say so, and are counted.
+//! Tests that cannot run on a machine report this, and are counted.
 //!
 //! The standard harness knows only "passed" and "failed", so a test that returns early counts as
 //! passed. [`skip!`](crate::skip!) therefore also appends a line to the file that

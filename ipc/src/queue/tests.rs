@@ -1,4 +1,4 @@
-//! The queue in one process: what is delivered, refused, dropped, counted.
+//! The queue in one process: which entries are delivered, rejected, dropped, counted.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -39,7 +39,7 @@ fn all_get_every_entry_and_the_last_disposes() {
     assert_eq!(queue.release(&b, 0), Some([10]));
     queue.mark_disposed(0);
     assert_eq!(queue.publish(&me, [12], |entry| panic!("{entry:?}")).unwrap().position, 2);
-    // A sample may be held while others are taken.
+    // An entry may be held while others are taken.
     assert_eq!(queue.take(&mut a).unwrap().entry, [11]);
     assert_eq!(queue.take(&mut a).unwrap().entry, [12]);
     assert!(queue.take(&mut a).is_none());
@@ -68,7 +68,7 @@ fn a_mark_is_taken_off(queue: &Short, mut reader: Subscriber) {
     for value in [1, 2, 3] {
         queue.publish(&me, [value], |_| {}).unwrap();
     }
-    // As one would that had the place before, and came to life in the middle of `release`.
+    // As a previous owner of the slot would, when it resumes in the middle of `release`.
     let mark = layout::unread_bit(reader.index());
     for position in [0, 1] {
         queue.words.fetch_and(queue.slot(position) + Short::READERS, !mark);
@@ -78,7 +78,7 @@ fn a_mark_is_taken_off(queue: &Short, mut reader: Subscriber) {
     assert_eq!(reader.missed(), 2);
     assert_eq!(queue.release(&reader, 2), Some([3]));
     assert_eq!(queue.take(&mut reader), None);
-    // Told with the next entry, however long that takes to come.
+    // Reported with the next entry, however late that is.
     queue.publish(&me, [4], |_| {}).unwrap();
     queue.words.fetch_and(queue.slot(3) + Short::READERS, !mark);
     assert_eq!(queue.take(&mut reader), None);
@@ -113,7 +113,7 @@ fn the_oldest_makes_room_and_the_gap_is_told() {
     let taken = queue.take(&mut reader).unwrap();
     assert_eq!((taken.entry, taken.position, taken.missed), ([7], 7, 7));
     assert_eq!(reader.missed(), 7);
-    // What is held stays, however many come after.
+    // Held entries stay, however many follow.
     for value in 10..50 {
         queue.publish(&me, [value], |entry| assert_ne!(entry, [7])).unwrap();
     }
@@ -134,7 +134,7 @@ fn a_subscriber_that_lags_costs_others_nothing() {
         for value in 0..400 {
             let dispose = |entry: [u64; 1]| disposed.push(entry[0]);
             assert_eq!(queue.publish(&me, [value], dispose).unwrap().readers, 2);
-            // It is up to three behind at times, and never more.
+            // It is up to three entries behind at times, and never more.
             if value % 4 == 3 {
                 for expected in value - 3..=value {
                     let taken = queue.take(&mut keeps_up).unwrap();
@@ -143,7 +143,7 @@ fn a_subscriber_that_lags_costs_others_nothing() {
                 }
             }
         }
-        // What only the other one had still to read is taken back.
+        // Entries that only the other subscriber had not read are taken back.
         assert_eq!(disposed, (0..396).collect::<Vec<_>>());
         let taken = queue.take(&mut lags).unwrap();
         assert_eq!((taken.entry, taken.missed), ([396], 396));
@@ -173,7 +173,7 @@ fn entries_that_are_held_leave_others_their_whole_depth() {
         }
         assert_eq!(queue.oldest_held_of_each(), [(holds.subscription_id(), 0)]);
         for held in 0..20 {
-            assert!(queue.release(&holds, held).is_some(), "{held} is still its own");
+            assert!(queue.release(&holds, held).is_some(), "{held} must still be held");
         }
     }
 }
@@ -225,7 +225,7 @@ fn the_newest_is_refused_only_if_nobody_has_room() {
     let held = queue.take(&mut first).unwrap();
     assert_eq!((held.entry, queue.publish(&me, [4], |_| {}).unwrap().readers), ([0], 2));
     assert_eq!(queue.publish(&me, [5], |_| {}), Err(QueueError::Full));
-    // It is the other one that has missed one.
+    // The other subscriber has missed one.
     let taken = queue.take(&mut second).unwrap();
     assert_eq!((taken.entry, taken.missed), ([1], 1));
     let taken = queue.take(&mut first).unwrap();
@@ -250,12 +250,12 @@ fn one_who_leaves_gives_back_what_was_its_alone() {
         queue.take(&mut goes).unwrap();
         let mut disposed = Vec::new();
         assert_eq!(queue.remove_participant(&me, other.me, |entry| disposed.push(entry[0])), Ok(1));
-        assert_eq!(disposed, [0], "the others are still to be read");
+        assert_eq!(disposed, [0], "the other entries are unread");
         assert_eq!(queue.remove_participant(&me, other.me, |_| panic!("twice")), Ok(0));
         assert!(!queue.is_subscribed(&goes));
         assert!(queue.take(&mut goes).is_none());
         assert_eq!(queue.release(&goes, 1), None);
-        // Another at the same place is somebody else.
+        // The next subscriber in the same slot is another subscription.
         let again = queue.subscribe(&other).unwrap();
         assert_eq!(again.index(), goes.index());
         assert!(!queue.is_subscribed(&goes));
@@ -280,7 +280,7 @@ fn a_role_outlives_who_has_it_and_its_successor_misses_nothing() {
             queue.publish(&caller(2), [value], |_| {}).unwrap();
             let _ = queue.release(&bystander, value);
         }
-        // It lets go of the second, and holds the first and the third.
+        // It releases the second, and holds the first and the third.
         (0..3).for_each(|value| assert_eq!(queue.take(&mut before).unwrap().entry, [value]));
         assert_eq!(queue.release(&before, 1), Some([1]));
         queue.mark_disposed(1);
@@ -296,7 +296,7 @@ fn a_role_outlives_who_has_it_and_its_successor_misses_nothing() {
                 && after.subscription_id() != before.subscription_id()
         );
         assert!(!queue.is_subscribed(&before) && queue.take(&mut before).is_none());
-        assert_eq!(queue.release(&before, 0), None, "it is its successor's");
+        assert_eq!(queue.release(&before, 0), None, "the entry belongs to the successor");
         let mut seen = Vec::new();
         while let Some(taken) = queue.take(&mut after) {
             seen.push(taken.entry[0]);
@@ -339,7 +339,7 @@ fn one_who_is_evicted_keeps_its_place_and_nothing_else() {
         let dispose = |entry: [u64; 1]| {
             assert!(
                 !queue.was_subscription_active(slow.subscription_id()),
-                "it knows before anything is gone"
+                "the subscription is inactive before entries are disposed of"
             );
             disposed.push(entry[0]);
         };
@@ -352,7 +352,8 @@ fn one_who_is_evicted_keeps_its_place_and_nothing_else() {
             Some(slow.subscription_id())
         );
         queue.evict(&me, slow.subscription_id(), |entry| panic!("{entry:?} twice")).unwrap();
-        // What comes to the same slots is another's, at another place.
+        // Entries that reuse the same slots belong to another subscription, in another
+        // subscriber slot.
         let mut next = queue.subscribe(&me).unwrap();
         assert_ne!(next.index(), slow.index());
         for value in 2..5 {
@@ -360,7 +361,7 @@ fn one_who_is_evicted_keeps_its_place_and_nothing_else() {
         }
         (0..5).for_each(|position| assert_eq!(queue.release(&slow, position), None));
         assert_eq!(queue.take(&mut next).unwrap().entry, [2]);
-        // It ends by itself, or with its process.
+        // The subscription ends by itself, or with its process.
         queue.unsubscribe(&other, &slow, |entry| panic!("{entry:?}")).unwrap();
         assert_eq!(queue.find_subscription(slow.subscription_id().to_bits()), None);
         let again = queue.unsubscribe(&other, &slow, |_| {});
@@ -406,7 +407,8 @@ fn what_was_put_back_too_late_is_dropped_in_its_turn() {
     for value in 0..10 {
         queue.publish(&me, [value], |_| {}).unwrap();
     }
-    // As one that claimed it unawares, and put it back when its turn to be dropped was over.
+    // As by a reader that claimed it by mistake, and reverted that after the moment to drop it
+    // had passed.
     let slot = queue.slot(3);
     queue.words.store(slot + layout::SEQUENCE, 4, Release);
     queue.words.store(slot + Short::READERS, layout::unread_bit(reader.index()), Release);
@@ -484,7 +486,7 @@ fn who_dies_ringing_leaves_nobody_asleep() {
         while queue.words.load(layout::MESSAGES + 1, Acquire) == 0 {
             std::thread::yield_now();
         }
-        // The sign of the sleeper is gone, and nobody woke it.
+        // The sleepers flag is cleared, but no sleeper was woken.
         queue.words.swap(layout::MESSAGES + 1, 0);
         queue.publish(&me, [3], |_| {}).unwrap();
         queue.remove_participant(&me, caller(1).me, |_| {}).unwrap();
@@ -498,7 +500,7 @@ fn places_run_out() {
     let mut subscribers: Vec<_> =
         (0..MAX_PROCESS_SUBSCRIBERS).map(|_| queue.subscribe(&caller(0)).unwrap()).collect();
     assert_eq!(queue.subscribe(&caller(0)).unwrap_err(), QueueError::TooManySubscribers);
-    // What goes to other nodes finds a place all the same.
+    // A role still gets its reserved slot.
     let role = |number| Participant::role(number).unwrap();
     subscribers.push(queue.subscribe_as(&caller(0), role(0)).unwrap());
     let refused = queue.subscribe_as(&caller(0), role(1)).unwrap_err();
@@ -604,7 +606,7 @@ fn several_publishers_and_readers_at_once_lose_nothing() {
                 .collect()
         });
         let all: BTreeSet<_> = disposed.iter().copied().collect();
-        // Some twice, where a publisher came before the last reader had settled.
+        // Some twice, if a publisher was faster than the last reader's `mark_disposed`.
         assert_eq!(all.len() as u64, 2 * EACH, "{overflow_policy:?}: all are disposed of");
     }
 }
@@ -617,7 +619,7 @@ enum Step {
     Subscribe,
     Leave(usize),
     Evict(usize),
-    /// Of those that were evicted.
+    /// For evicted subscribers.
     End(usize),
 }
 
@@ -635,9 +637,9 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 proptest! {
-    /// Every subscriber gets what was published while it subscribed, in order, but for
-    /// what was dropped; and every entry is disposed of once, when nobody needs it. One that
-    /// was evicted has no part in it, whatever it does.
+    /// Every subscriber gets the entries that were published while it was subscribed, in order,
+    /// except dropped ones. Every entry is disposed of once, when it is not needed any more. An
+    /// evicted subscriber is excluded, whatever it does.
     #[test]
     fn it_does_as_the_model(steps in steps(), depth in 1..6_u32, overflow_policy in 0..3_usize) {
         let all = [OverflowPolicy::Reject, OverflowPolicy::DropOldest, OverflowPolicy::DropNewest];
@@ -645,7 +647,7 @@ proptest! {
         let drops = overflow_policy.drops();
         let queue = queue(depth, overflow_policy);
         let me = caller(0);
-        // Of each subscriber: what it has still to read, and what it holds.
+        // For each subscriber: its unread and its held entries.
         let mut readers: Vec<(Subscriber, VecDeque<u64>, Vec<u64>)> = Vec::new();
         let mut evicted: Vec<(Subscriber, Vec<u64>)> = Vec::new();
         let mut alive = BTreeSet::new();
@@ -677,7 +679,7 @@ proptest! {
                                         || refuses && readers.iter().all(has_none)
                                 );
                             } else {
-                                // The slot in turn is still needed by somebody.
+                                // A subscriber still needs the next slot.
                                 prop_assert!(alive.iter().any(needed));
                             }
                         }
@@ -698,7 +700,7 @@ proptest! {
                                 prop_assert_eq!(missed, taken.missed);
                                 held.push(taken.position);
                             }
-                            // All were dropped: the next one tells how many.
+                            // All were dropped: the next entry reports how many.
                             None if drops => {}
                             None => prop_assert!(unread.is_empty()),
                         }
@@ -729,7 +731,7 @@ proptest! {
                 }
                 Step::End(who) if !evicted.is_empty() => {
                     let (subscriber, _) = evicted.swap_remove(who % evicted.len());
-                    let nothing = |entry| panic!("{entry:?} was not its own");
+                    let nothing = |entry| panic!("{entry:?} belonged to another subscriber");
                     queue.unsubscribe(&me, &subscriber, nothing).unwrap();
                 }
                 Step::Leave(who) if who < readers.len() => {

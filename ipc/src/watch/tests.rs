@@ -6,12 +6,12 @@ use super::*;
 use crate::segment::{Layout, MappedWords, Segment};
 use crate::words::WordRange;
 
-/// Reached only if something is wrong.
+/// Only reached if a test fails.
 const FAR: Duration = Duration::from_secs(60);
 
 type Bell = Doorbell<WordRange<MappedWords>>;
 
-/// So many bells, as another process has them, too.
+/// This many doorbells, shared like those of another process.
 fn doorbells(count: usize) -> Vec<Bell> {
     let words = Segment::create(Layout::new("bells", 1), count * Bell::WORDS * 8).unwrap().words();
     let doorbell = |at| {
@@ -21,7 +21,7 @@ fn doorbells(count: usize) -> Vec<Bell> {
     (0..count).map(doorbell).collect()
 }
 
-/// Tells which bell it was.
+/// Reports which doorbell was rung.
 #[derive(Debug)]
 struct RecordingListener {
     number: usize,
@@ -42,7 +42,7 @@ fn teller(number: usize, rung: &mpsc::Sender<usize>) -> Arc<RecordingListener> {
     Arc::new(RecordingListener { number, rung: rung.clone(), looks: AtomicU64::new(0) })
 }
 
-/// One for each way of the kernel.
+/// A watcher for each kernel interface.
 fn watches() -> impl Iterator<Item = DoorbellWatcher> {
     [1, 2, usize::MAX].into_iter().map(DoorbellWatcher::with_max_doorbells)
 }
@@ -86,10 +86,10 @@ fn a_ring_costs_nothing_as_long_as_nobody_announced_himself() {
     let watch = DoorbellWatcher::new();
     let _listening = watch.listen(doorbell.clone(), teller(0, &rung)).unwrap();
     (0..100).for_each(|_| doorbell.ring());
-    assert_eq!(doorbell.count(), 0, "nobody was to be woken");
+    assert_eq!(doorbell.count(), 0, "no waiter had to be woken");
     doorbell.announce_waiter();
     (0..100).for_each(|_| doorbell.ring());
-    assert_eq!(doorbell.count(), 1, "and now once");
+    assert_eq!(doorbell.count(), 1, "the waiter must be woken once");
     assert_eq!(told.recv_timeout(FAR), Ok(0));
 }
 
@@ -104,7 +104,7 @@ fn there_are_as_many_threads_as_bells_need_and_none_when_nobody_listens() {
         |number: usize| watch.listen(doorbells[number].clone(), teller(number, &rung)).unwrap();
     let mut listening: Vec<_> = (0..9).map(listen).collect();
     assert_eq!(watch.threads(), 9_usize.div_ceil(most));
-    // A place that becomes free is used again.
+    // A free slot is reused.
     drop(listening.remove(2));
     listening.push(listen(2));
     assert_eq!(watch.threads(), 9_usize.div_ceil(most));
@@ -120,7 +120,7 @@ fn there_are_as_many_threads_as_bells_need_and_none_when_nobody_listens() {
     assert_eq!(told.recv_timeout(FAR), Ok(0));
     listening.clear();
     assert_eq!(watch.threads(), 0);
-    // And it can begin again.
+    // The watcher can be used again.
     let _listening = listen(5);
     doorbells[5].announce_waiter();
     doorbells[5].ring();
@@ -145,11 +145,11 @@ fn nothing_is_kept_of_those_that_do_not_listen_any_more() {
         assert_eq!(Arc::strong_count(&listeners[1]), 1);
         drop(listening);
         assert!(listeners.iter().all(|listener| Arc::strong_count(listener) == 1));
-        until("the bell is kept", || words.strong_count() == 0);
+        until("the doorbell is released", || words.strong_count() == 0);
     }
 }
 
-/// Words that can be counted.
+/// Words whose references can be counted.
 #[derive(Debug, Clone)]
 struct Shared(Arc<MappedWords>);
 
@@ -211,8 +211,8 @@ fn each_is_asked_to_look_once_in_a_while() {
                 watch.listen(doorbell.clone(), Arc::clone(teller) as _).unwrap()
             })
             .collect();
-        // Also of one whose neighbour is rung all the time.
-        until("nobody looks", || {
+        // Also if another doorbell of the thread is rung all the time.
+        until("a listener was not called", || {
             doorbells[0].announce_waiter();
             doorbells[0].ring();
             tellers[1].looks.load(Relaxed) > 0
@@ -220,7 +220,7 @@ fn each_is_asked_to_look_once_in_a_while() {
     }
 }
 
-/// Wakes one who waits until there is something.
+/// Wakes a thread that waits for a value.
 #[derive(Debug)]
 struct Waker(Mutex<bool>, std::sync::Condvar);
 
@@ -229,7 +229,7 @@ impl DoorbellListener for Waker {
         *locked(&self.0) = true;
         self.1.notify_all();
     }
-    // Not relied on: a wake-up that is lost would be found a second later, unseen.
+    // Must not be needed: it would hide a lost wake-up, which is found a second later.
     fn look(&self) {}
 }
 
@@ -283,7 +283,7 @@ fn no_message_is_slept_over_whoever_rings_and_whoever_else_sleeps_there() {
                     }
                 });
             }
-            // One who sleeps there himself, as readers of other processes do.
+            // A thread that sleeps at the doorbell itself, like readers of other processes.
             scope.spawn(|| {
                 let end = Instant::now() + FAR;
                 let look = || (stored(0) == MESSAGES).then_some(());
