@@ -158,7 +158,11 @@ fn policy_prefers_requires_and_denies() {
     assert_eq!(taken(&offers, &near, "tcp").as_deref(), Some("tcp"));
     assert_eq!(taken(&offers, &near, "ofi_rxm,tcp").as_deref(), Some("tcp;ofi_rxm"));
     assert_eq!(taken(&offers, &near, "^shm,^ofi_rxm").as_deref(), Some("tcp"));
-    assert_eq!(taken(&offers, &near, "verbs").as_deref(), Some("shm"), "a preference is not a requirement");
+    assert_eq!(
+        taken(&offers, &near, "verbs").as_deref(),
+        Some("shm"),
+        "a preference is not a requirement"
+    );
     assert_eq!(taken(&offers, &near, "=verbs"), None);
     assert!(reason(&offer("tcp"), &near, "=verbs").contains("requires verbs"));
     assert!(reason(&offer("tcp"), &near, "^tcp").contains("denied"));

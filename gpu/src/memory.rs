@@ -276,7 +276,12 @@ impl Memory {
                 Some(retained) => retained.export(number),
                 None => return Err(self.refuse(operation, foreign.reason_not_exportable())),
             },
-            _ => return Err(self.refuse(operation, "it was not allocated as shareable (Device::allocate_shared)")),
+            _ => {
+                return Err(self.refuse(
+                    operation,
+                    "it was not allocated as shareable (Device::allocate_shared)",
+                ));
+            }
         };
         exported.map_err(|error| error.on(self.0.device.name()))
     }
@@ -301,7 +306,8 @@ impl Memory {
                 }
                 None => Err(self.refuse(operation, foreign.reason_not_exportable())),
             },
-            _ => Err(self.refuse(operation, "it was not allocated as shareable (Device::allocate_shared)")),
+            _ => Err(self
+                .refuse(operation, "it was not allocated as shareable (Device::allocate_shared)")),
         }
     }
 
@@ -327,7 +333,11 @@ impl Memory {
             Kind::Foreign(foreign) if foreign.retained().is_none() => {
                 return Err(self.refuse(operation, foreign.reason_not_exportable()));
             }
-            _ => return Err(self.refuse(operation, "it was not allocated with cuMemAlloc (cudaMalloc)")),
+            _ => {
+                return Err(
+                    self.refuse(operation, "it was not allocated with cuMemAlloc (cudaMalloc)")
+                );
+            }
         }
         let on = |error: Error| error.on(self.0.device.name());
         let attributes = driver.attributes(self.address()).map_err(on)?;

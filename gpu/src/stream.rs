@@ -526,7 +526,13 @@ impl Stream {
             Ok(taken.is_some())
         });
         wait.map_err(|error| error.on(self.device.name()))?;
-        taken.ok_or_else(|| self.refuse(operation, ErrorKind::Other, "another transfer holds the bounce buffer".to_owned()))
+        taken.ok_or_else(|| {
+            self.refuse(
+                operation,
+                ErrorKind::Other,
+                "another transfer holds the bounce buffer".to_owned(),
+            )
+        })
     }
 }
 

@@ -163,7 +163,10 @@ fn a_post_that_waits_for_room_ends_when_its_peer_is_removed() {
         addresses.remove(peer).unwrap();
         let (refused, end) = poster.join().unwrap();
         assert_eq!(refused.kind(), ErrorKind::Closed, "{refused}");
-        assert!(end.saturating_duration_since(start) < TIMEOUT, "the post waited for its whole timeout");
+        assert!(
+            end.saturating_duration_since(start) < TIMEOUT,
+            "the post waited for its whole timeout"
+        );
     });
 }
 

@@ -157,10 +157,7 @@ mod tests {
         let offer = query.clone().provider("net").first().or_else(|_| query.first()).unwrap();
         let domain = Domain::open(&offer).unwrap();
         if domain.deregistration_lock().is_none() {
-            testkit::skip!(
-                "{} locks deregistration itself",
-                offer.capabilities().provider
-            );
+            testkit::skip!("{} locks deregistration itself", offer.capabilities().provider);
         }
         let (ended, has_ended) = channel();
         let memory = HostMemory::zeroed(64).unwrap();

@@ -217,9 +217,12 @@ fn run_batch(cells: &[&Cell]) -> Vec<Row> {
     while rows.len() < cells.len() {
         match run_process(&cells[rows.len()..]) {
             Ok(more) if !more.is_empty() => rows.extend(more),
-            Ok(_) => {
-                rows.push(row(cells[rows.len()], Outcome::Failed, "the process reported nothing", 0.0))
-            }
+            Ok(_) => rows.push(row(
+                cells[rows.len()],
+                Outcome::Failed,
+                "the process reported nothing",
+                0.0,
+            )),
             Err(error) => {
                 rows.push(row(cells[rows.len()], Outcome::Failed, &error.to_string(), 0.0))
             }

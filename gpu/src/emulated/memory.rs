@@ -103,7 +103,11 @@ pub(super) fn allocate(device: Option<u32>, allocator: Allocator, length: u64) -
 /// Returns its length.
 pub(super) fn free(address: u64) -> Result<u64> {
     let Some(found) = allocations().remove(&address) else {
-        return Err(Error::new("free", ErrorKind::InvalidArgument, "the address was not allocated"));
+        return Err(Error::new(
+            "free",
+            ErrorKind::InvalidArgument,
+            "the address was not allocated",
+        ));
     };
     unmap(address, found.attributes.length)?;
     Ok(found.attributes.length)
@@ -472,6 +476,12 @@ mod tests {
         };
         import(page).unwrap();
         let why = import(2 * page).unwrap_err();
-        assert!(why.contains(&format!("begin at {page}, which is not a multiple of the page size {}", 2 * page)), "{why}");
+        assert!(
+            why.contains(&format!(
+                "begin at {page}, which is not a multiple of the page size {}",
+                2 * page
+            )),
+            "{why}"
+        );
     }
 }

@@ -133,7 +133,9 @@ fn import(fixture: &Fixture, arguments: &[&str]) {
 /// The same with memory in pieces, each of which is closed as soon as it is mapped.
 fn import_pieces(fixture: &Fixture, arguments: &[&str]) {
     let numbers: Vec<u64> = arguments.iter().map(|number| number.parse().unwrap()).collect();
-    let [offset, length, lengths @ ..] = &numbers[..] else { panic!("expected: offset, length, lengths") };
+    let [offset, length, lengths @ ..] = &numbers[..] else {
+        panic!("expected: offset, length, lengths")
+    };
     let importer = fixture.first.importer(lengths.iter().sum()).unwrap();
     for (number, length) in lengths.iter().enumerate() {
         importer.add(inherited(number as i32).as_fd(), *length).unwrap();

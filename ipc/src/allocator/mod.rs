@@ -218,7 +218,10 @@ impl fmt::Display for AllocatorError {
             Self::Stale(block) => write!(f, "{block:?} is not allocated"),
             Self::NotOwner { block, owner } => write!(f, "{block:?} belongs to {owner:?}"),
             Self::InvalidExtent { offset, length } => {
-                write!(f, "{length} bytes at {offset} overlap another extent, or are not a whole number of granules")
+                write!(
+                    f,
+                    "{length} bytes at {offset} overlap another extent, or are not a whole number of granules"
+                )
             }
             Self::LockTimeout(held) => held.fmt(f),
             Self::NotAnAllocator { why } => write!(f, "not an allocator: {why}"),

@@ -145,7 +145,7 @@ fn nothing_is_kept_of_those_that_do_not_listen_any_more() {
         assert_eq!(Arc::strong_count(&listeners[1]), 1);
         drop(listening);
         assert!(listeners.iter().all(|listener| Arc::strong_count(listener) == 1));
-        until("the doorbell is released", || words.strong_count() == 0);
+        until("the doorbell is still mapped", || words.strong_count() == 0);
     }
 }
 

@@ -355,7 +355,10 @@ pub(crate) fn scenarios() -> Vec<(String, Scenario)> {
             assert!(was_killed, "the operation has fewer than {point} points");
             Box::new(move |fixture| fixture.clean_up_after(fixture.victim, dead))
         };
-        (format!("repair an operation left incomplete at point {point}"), Box::new(scenario) as Scenario)
+        (
+            format!("repair an operation left incomplete at point {point}"),
+            Box::new(scenario) as Scenario,
+        )
     });
     fixed.chain(repairs).chain(half_evicted()).collect()
 }

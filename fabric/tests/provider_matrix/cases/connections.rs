@@ -170,7 +170,8 @@ fn a_request_is_taken_up_once(cell: &Cell) -> CaseResult {
     // libfabric frees the half-open connection at its first use.
     let again = open().err().ok_or("two endpoints opened for one request")?;
     ensure!(again.kind() == ErrorKind::InvalidArgument, "{again}");
-    let rejected = c.listener.reject(&request, b"").err().ok_or("rejected after it was accepted")?;
+    let rejected =
+        c.listener.reject(&request, b"").err().ok_or("rejected after it was accepted")?;
     ensure!(rejected.kind() == ErrorKind::InvalidArgument, "{rejected}");
     drop(accepted);
     Ok(())

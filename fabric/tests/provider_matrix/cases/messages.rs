@@ -116,7 +116,11 @@ fn message_longer_than_buffer(cell: &Cell) -> CaseResult {
             let kind = failure.error.kind();
             ensure!(matches!(kind, ErrorKind::Truncated | ErrorKind::Other), "{failure}");
         }
-        Ok(completion) => return Err(format!("a truncated message was reported as complete: {completion:?}").into()),
+        Ok(completion) => {
+            return Err(
+                format!("a truncated message was reported as complete: {completion:?}").into()
+            );
+        }
     }
     ensure!(get(&into, 64, 64)?.iter().all(|b| *b == 0), "bytes beyond the buffer changed");
     Ok(())

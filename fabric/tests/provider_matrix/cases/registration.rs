@@ -506,7 +506,8 @@ fn asynchronous_registration(cell: &Cell) -> CaseResult {
     ensure!(first.is_done_by(&one) != first.is_done_by(&other), "both events or neither match");
     let (for_first, for_second) = if first.is_done_by(&one) { (one, other) } else { (other, one) };
     let first = first.finish(&for_first).map_err(|refused| refused.1)?;
-    let (second, _) = *second.finish(&for_first).err().ok_or("an event of another registration finished it")?;
+    let (second, _) =
+        *second.finish(&for_first).err().ok_or("an event of another registration finished it")?;
     let second = second.finish(&for_second).map_err(|refused| refused.1)?;
     ensure!(first.len() == 64 && second.len() == 128, "the regions are mixed up");
     let refused = domain.register(HostMemory::zeroed(64)?, Access::ALL).unwrap_err();

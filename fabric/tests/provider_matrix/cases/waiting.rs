@@ -39,8 +39,11 @@ fn waiting_ends_with_its_deadline(cell: &Cell) -> CaseResult {
         for milliseconds in [0, 5, 100] {
             let timeout = Duration::from_millis(milliseconds);
             let started = Instant::now();
-            let failure =
-                pair.sides[A].queue.wait(timeout).err().ok_or("a completion without an operation")?;
+            let failure = pair.sides[A]
+                .queue
+                .wait(timeout)
+                .err()
+                .ok_or("a completion without an operation")?;
             let took = started.elapsed();
             ensure!(failure.error.kind() == ErrorKind::DeadlineExceeded, "{failure}");
             ensure!(took >= timeout, "returned after {took:?} of {timeout:?}");

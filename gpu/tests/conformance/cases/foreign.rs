@@ -179,7 +179,9 @@ pub fn foreign_memory_that_cannot_leave_says_why(fixture: &Fixture) -> Result<()
     assert_eq!(error.kind(), ErrorKind::NotSupported);
     assert!(error.to_string().contains("adopt"), "{error}");
     if !fixture.is_emulated() {
-        return skip("pools and managed memory of other libraries exist on the emulated device only");
+        return skip(
+            "pools and managed memory of other libraries exist on the emulated device only",
+        );
     }
     let granule = fixture.first.properties().granularity;
     for (allocator, word) in [
