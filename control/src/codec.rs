@@ -94,7 +94,7 @@ mod tests {
     type Value = (u32, String, Option<bool>);
 
     #[test]
-    fn message_round_trips_and_every_shorter_one_is_refused() {
+    fn message_round_trips_and_truncations_are_refused() {
         let value: Value = (300, "camera".into(), Some(true));
         let bytes = encode(9, &value);
         assert_eq!(decode::<Value>(9, &bytes), Ok(value));

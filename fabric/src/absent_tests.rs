@@ -381,7 +381,7 @@ fn queue_is_absent(operation: &str, outcome: Option<Outcome>) {
 }
 
 #[test]
-fn objects_without_entries_cannot_be_opened() {
+fn opening_an_object_without_entries_fails() {
     for tables in ALL {
         let mut w = Fixture::open();
         NEXT.set(ObjectState::Broken(tables));
@@ -418,7 +418,7 @@ fn objects_without_entries_cannot_be_opened() {
 }
 
 #[test]
-fn objects_without_entries_cannot_be_used() {
+fn using_an_object_without_entries_fails() {
     for tables in ALL {
         let w = Fixture::open();
         let connection = last::<sys::fid>(sys::FI_CLASS_MR);
@@ -472,7 +472,7 @@ fn failed_closes_of<T>(last_user: T) -> u64 {
 }
 
 #[test]
-fn endpoints_without_entries_post_nothing() {
+fn posting_to_an_endpoint_without_entries_fails() {
     for tables in ALL {
         let Fixture { mut endpoint, region, remote, peer, mut queue, .. } = Fixture::open();
         // SAFETY: an object of this file.
@@ -537,7 +537,7 @@ fn endpoints_without_entries_post_nothing() {
 }
 
 #[test]
-fn queues_without_entries_report_it() {
+fn queues_without_entries_report_an_error() {
     for tables in ALL {
         let Fixture { mut endpoint, region, mut queue, fabric, offer, .. } = Fixture::open();
         let receive = endpoint.receive(&mut queue, &region.all(), 1).unwrap();
@@ -590,7 +590,7 @@ fn queues_without_entries_report_it() {
 }
 
 #[test]
-fn closing_an_endpoint_releases_what_dropping_it_does() {
+fn closing_an_endpoint_releases_the_same_as_dropping_it() {
     let closed_by = |end: fn(Endpoint)| {
         // The endpoint has the last reference to all objects that it was made from.
         let Fixture { endpoint, .. } = Fixture::open();

@@ -431,7 +431,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_peer_table_grows_without_losing_anything() {
+    fn growing_the_peer_table_keeps_its_entries() {
         let table = PeerTable::default();
         for i in 0..10_000_u64 {
             assert_eq!(table.push(i * 3), Some(i as u32));

@@ -79,7 +79,7 @@ fn reason(facts: &Capabilities, need: &Requirements, policy: &str) -> String {
 }
 
 #[test]
-fn shared_memory_wins_on_one_machine_and_is_refused_beyond() {
+fn shared_memory_wins_locally_and_is_refused_for_remote_peers() {
     let offers = [offer("tcp"), shared_memory(), card(100)];
     let near = Requirements::ring(Locality::SameMachine);
     let far = Requirements::ring(Locality::OtherMachines);
@@ -89,7 +89,7 @@ fn shared_memory_wins_on_one_machine_and_is_refused_beyond() {
 }
 
 #[test]
-fn the_loopback_device_is_no_shared_memory() {
+fn loopback_device_does_not_count_as_shared_memory() {
     // Bound to the loopback address, a network provider may report that it reaches only this
     // machine.
     let source = Some("127.0.0.1:5".to_owned());
@@ -99,7 +99,7 @@ fn the_loopback_device_is_no_shared_memory() {
 }
 
 #[test]
-fn old_shm_is_refused_unless_it_is_required() {
+fn old_shm_is_refused_unless_required() {
     let near = Requirements::ring(Locality::SameMachine);
     let offers = [shared_memory(), offer("net")];
     for minor in [17, 18] {
@@ -120,7 +120,7 @@ fn old_shm_is_refused_unless_it_is_required() {
 }
 
 #[test]
-fn shm_without_that_lock_is_taken_by_default() {
+fn fixed_shm_is_selected_by_default() {
     let near = Requirements::ring(Locality::SameMachine);
     let offers = [shared_memory(), offer("tcp")];
     for fixed in [Version { major: 1, minor: 19 }, RECENT] {
@@ -129,7 +129,7 @@ fn shm_without_that_lock_is_taken_by_default() {
 }
 
 #[test]
-fn the_faster_card_wins_and_a_dead_link_is_refused() {
+fn faster_card_wins_and_dead_link_is_refused() {
     let far = Requirements::ring(Locality::OtherMachines);
     let mut slow = card(25);
     slow.domain = "slow".to_owned();
@@ -142,7 +142,7 @@ fn the_faster_card_wins_and_a_dead_link_is_refused() {
 }
 
 #[test]
-fn native_goes_before_layered_and_deprecated_comes_last() {
+fn native_precedes_layered_and_deprecated_is_last() {
     let near = Requirements::ring(Locality::SameMachine);
     let offers = [offer("sockets"), offer("tcp;ofi_rxm"), offer("net"), offer("udp;ofi_rxd")];
     let facts: Vec<&Capabilities> = offers.iter().collect();
@@ -169,7 +169,7 @@ fn policy_prefers_requires_and_denies() {
 }
 
 #[test]
-fn impossible_policies_are_refused_when_they_are_read() {
+fn contradictory_policies_are_refused_by_the_parser() {
     for text in ["=shm,^shm", "^", "=", "^^shm"] {
         let error = text.parse::<Policy>().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{text}");
@@ -179,7 +179,7 @@ fn impossible_policies_are_refused_when_they_are_read() {
 }
 
 #[test]
-fn every_lack_has_its_reason() {
+fn every_refusal_has_its_reason() {
     let near = Requirements::ring(Locality::SameMachine);
     let no_immediate = Capabilities { write_data_size: 0, ..offer("cxi") };
     assert!(reason(&no_immediate, &near, "").contains("no immediates"));
@@ -201,7 +201,7 @@ fn every_lack_has_its_reason() {
 
 /// Inputs that the fuzzer found, kept as tests on the stable toolchain.
 #[test]
-fn the_fuzzers_policies_do_not_panic() {
+fn fuzz_corpus_policies_do_not_panic() {
     let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/../fuzz/corpus/policy");
     let mut seen = 0;
     for entry in std::fs::read_dir(corpus).expect("the corpus is part of the repository") {
@@ -224,7 +224,7 @@ fn two_fabrics(provider: &str) -> [Offer; 2] {
 }
 
 #[test]
-fn fabrics_of_one_domain_are_different_places() {
+fn fabrics_of_one_domain_are_different_offers() {
     let [first, second] = two_fabrics("efa");
     assert!(first.is_duplicate_of(&first.clone()));
     assert!(!first.is_duplicate_of(&second));
@@ -234,7 +234,7 @@ fn fabrics_of_one_domain_are_different_places() {
 }
 
 #[test]
-fn queues_are_not_believed_to_be_protected_where_they_are_not() {
+fn false_claims_of_overrun_protection_are_corrected() {
     assert!(cq_may_overrun("efa"));
     assert!(!cq_may_overrun("tcp;ofi_rxm"));
     let real = Query::new(EndpointKind::Rdm).source("127.0.0.1").first().unwrap();
@@ -242,7 +242,7 @@ fn queues_are_not_believed_to_be_protected_where_they_are_not() {
 }
 
 #[test]
-fn fabrics_that_do_not_understand_each_other_have_names_of_their_own() {
+fn incompatible_fabrics_keep_separate_names() {
     let facts = two_fabrics("efa").map(|offer| offer.capabilities().clone());
     assert_eq!(facts.each_ref().map(Capabilities::wire_name), ["efa", "efa-direct"]);
     // Only this provider has incompatible fabrics.

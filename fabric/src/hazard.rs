@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_hazard_names_what_was_published_until_it_is_cleared() {
+    fn hazard_pointer_protects_until_cleared() {
         let hazard = HazardPointer::default();
         assert!(!hazard.is(0));
         hazard.publish(0);
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn barriers_can_be_made_again_and_again() {
+    fn barriers_can_be_repeated() {
         assert_eq!(barrier_on_all_threads(), barrier_on_all_threads());
     }
 }

@@ -162,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_backoff_ends_with_its_deadline() {
+    fn backoff_ends_at_its_deadline() {
         let deadline = Deadline::after(Duration::from_millis(5));
         let mut backoff = Backoff::new();
         let mut pauses = 0;
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn pauses_between_looks_are_short() {
+    fn poll_pauses_are_short() {
         let pace = PollPause::spaced();
         assert!((1..=100).contains(&pace.pauses), "{pace:?}");
         let shortest = (0..100)
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_deadline_beyond_time_never_passes() {
+    fn unrepresentable_deadline_never_passes() {
         assert!(!Deadline::after(Duration::MAX).has_passed());
     }
 }

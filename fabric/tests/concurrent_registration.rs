@@ -63,17 +63,17 @@ fn disturb(providers: &[&str]) {
 }
 
 #[test]
-fn by_tcp() {
+fn registrations_race_with_polling_on_tcp() {
     // Before 1.18 net is the connectionless provider.
     disturb(&["tcp", "net"]);
 }
 
 #[test]
-fn by_rxm() {
+fn registrations_race_with_polling_on_rxm() {
     disturb(&["tcp;ofi_rxm"]);
 }
 
 #[test]
-fn by_shm() {
+fn registrations_race_with_polling_on_shm() {
     disturb(&["shm"]);
 }

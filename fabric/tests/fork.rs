@@ -143,7 +143,7 @@ fn connectionless(provider: &str) -> (Domain, [(Side, AddressVector); 2]) {
 }
 
 #[test]
-fn endpoints_keep_their_names_when_a_child_drops_them() {
+fn endpoints_keep_their_names_after_a_child_drops_them() {
     for provider in ["shm", "tcp;ofi_rxm"] {
         let (domain, sides) = connectionless(provider);
         let (domain, sides) = drop_in_child((domain, sides));
@@ -169,7 +169,7 @@ fn progress(writer: &mut Port, reader: &mut Port) {
 }
 
 #[test]
-fn rings_go_on_when_a_child_drops_them() {
+fn rings_continue_after_a_child_drops_them() {
     let (domain, [(one, of_one), (two, of_two)]) = connectionless("tcp;ofi_rxm");
     let to_two = of_one.insert(&two.endpoint.address().unwrap()).unwrap();
     let to_one = of_two.insert(&one.endpoint.address().unwrap()).unwrap();
@@ -218,7 +218,7 @@ fn rings_go_on_when_a_child_drops_them() {
 }
 
 #[test]
-fn connected_rings_refuse_a_child_and_go_on_in_its_parent() {
+fn connected_rings_refuse_a_child_and_work_in_its_parent() {
     let mut listener = ring::listen("127.0.0.1:0").unwrap();
     let address = listener.address();
     let connect = move || std::thread::spawn(move || ring::connect(address, TIMEOUT));

@@ -16,7 +16,7 @@ fn open(provider: &str) -> (Endpoint, CompletionQueue) {
 /// The name of an shm endpoint must be unique on the machine: an IP address is not used as its
 /// name.
 #[test]
-fn an_ip_address_is_the_source_of_several_endpoints_at_once() {
+fn several_endpoints_share_a_source_address() {
     let offers = Query::new(EndpointKind::Rdm).source("127.0.0.1").offers().unwrap();
     let mut providers: Vec<_> =
         offers.iter().map(|offer| offer.capabilities().provider.clone()).collect();

@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_too_much_is_refused_with_numbers() {
+    fn exceeding_the_budget_is_refused_with_numbers() {
         let budget = Budget::new(100);
         budget.charge("test", 60).unwrap();
         let error = budget.charge("test", 41).unwrap_err();

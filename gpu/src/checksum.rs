@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_byte_and_its_place_count() {
+    fn checksum_depends_on_every_byte_and_its_offset() {
         let bytes: Vec<u8> = (0..100).map(|at| (at * 7) as u8).collect();
         let sum = checksum(&bytes);
         for at in 0..bytes.len() {

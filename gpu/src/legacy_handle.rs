@@ -183,7 +183,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_own_number_is_replaced() {
+    fn only_the_own_process_id_is_replaced() {
         let mut bytes = [7; 64];
         assert_eq!(with_other_pid(bytes, 1), None);
         bytes[8..12].copy_from_slice(&1_u32.to_ne_bytes());
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn an_allocation_is_opened_once_and_closed_by_the_last() {
+    fn allocation_is_opened_once_and_closed_by_its_last_user() {
         let mut table = Table::default();
         let bytes = [7; 64];
         assert_eq!(table.acquire(bytes, || Ok((0x1000, 64))).unwrap(), (0x1000, 64));

@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_let_go_of_is_used_again_and_nothing_else() {
+    fn only_released_objects_are_reused() {
         let mut reuse = ReusePool::default();
         assert!(reuse.take(|_| true).is_none(), "no object exists yet");
         let made: Vec<_> = (0..3).map(Arc::new).collect();

@@ -672,7 +672,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_can_only_be_read_is_not_written() {
+    fn read_only_memory_is_not_written() {
         let device = Device::open("emulated:1".parse().unwrap()).unwrap();
         let memory = device.register(read_only()).unwrap();
         let (whole, word) = (memory.whole(), memory.slice(0, 4).unwrap());
@@ -699,7 +699,7 @@ mod tests {
     /// A stream that is repeatedly used and waited for creates no further events, and keeps no
     /// unneeded memory.
     #[test]
-    fn steady_use_makes_no_events() {
+    fn steady_use_creates_no_events() {
         let device = Device::open("emulated:1".parse().unwrap()).unwrap();
         let (to, from) = (device.allocate(4096).unwrap(), device.allocate(4096).unwrap());
         let stream = device.stream().unwrap();

@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_deadline_is_kept_and_a_failure_ends_it() {
+    fn wait_ends_at_its_deadline_or_a_failure() {
         let start = Instant::now();
         let timeout = Duration::from_millis(20);
         let error = wait_until("test", timeout, || Ok(false)).unwrap_err();

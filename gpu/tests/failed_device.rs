@@ -8,7 +8,7 @@ use gpu::{Device, ErrorKind, leaked_streams};
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 #[test]
-fn close_of_a_stream_whose_device_failed_says_so_at_once() {
+fn closing_a_stream_of_a_failed_device_fails_at_once() {
     let device = Device::open("emulated:1".parse().unwrap()).unwrap();
     let memory = device.allocate(4096).unwrap();
     let stream = device.stream().unwrap();

@@ -180,34 +180,34 @@ fn run(words: &[&str]) {
 }
 
 #[test]
-fn nothing_is_under_way_when_the_driver_was_shut_down() {
+fn nothing_is_in_flight_after_driver_shutdown() {
     run(&["over", "4"]);
 }
 
 #[test]
-fn nothing_is_under_way_in_a_context_that_was_reset_or_destroyed() {
+fn nothing_is_in_flight_in_a_reset_or_destroyed_context() {
     run(&["over", "201"]);
     run(&["over", "709"]);
 }
 
 #[test]
-fn nothing_of_a_destroyed_context_is_used() {
+fn handles_of_a_destroyed_context_are_not_used() {
     run(&["gone", "4"]);
     run(&["gone", "201"]);
     run(&["gone", "709"]);
 }
 
 #[test]
-fn streams_that_cannot_be_queried_are_not_taken_for_done() {
+fn failed_queries_do_not_count_as_done() {
     run(&["unknown", "901"]);
 }
 
 #[test]
-fn graph_captures_of_other_threads_are_not_invalidated() {
+fn captures_of_other_threads_stay_valid() {
     run(&["capture"]);
 }
 
 #[test]
-fn read_only_memory_is_registered_only_where_the_device_takes_it() {
+fn read_only_memory_is_registered_if_supported() {
     run(&["read-only"]);
 }

@@ -26,7 +26,7 @@ fn set_limit(resource: libc::__rlimit_resource_t, value: u64) {
 }
 
 #[test]
-fn descriptors_beyond_the_limit_are_named_and_the_bytes_arrive() {
+fn lost_descriptors_are_reported_with_the_limit() {
     in_a_child(|| {
         let (a, b) = Channel::pair().unwrap();
         let null = std::fs::File::open("/dev/null").unwrap();
@@ -64,7 +64,7 @@ fn a_segment_beyond_the_longest_file_is_an_error() {
 /// A user may have as many file descriptors in flight as one process may open, unless it is
 /// root: so this runs in an unprivileged child.
 #[test]
-fn descriptors_wait_until_others_have_arrived() {
+fn sending_descriptors_waits_for_those_in_flight() {
     let test = || -> bool {
         let few = libc::rlimit { rlim_cur: 64, rlim_max: 64 };
         // SAFETY: no pointers, or a valid one.
@@ -113,7 +113,7 @@ fn descriptors_wait_until_others_have_arrived() {
 }
 
 #[test]
-fn a_forked_child_leaves_listeners_and_locks_to_its_parent() {
+fn forked_child_does_not_close_listeners_or_locks() {
     let directory = directory("forked-listener");
     let listener = ChannelListener::bind(&directory.join("socket")).unwrap();
     let (lock, connected) = (DirectoryLock::take(&directory).unwrap(), listener.path().to_owned());
@@ -154,7 +154,7 @@ fn a_forked_child_leaves_listeners_and_locks_to_its_parent() {
 }
 
 #[test]
-fn it_is_known_whether_all_was_taken() {
+fn unreceived_messages_are_detected() {
     let (a, b) = Channel::pair().unwrap();
     assert!(!a.has_unreceived());
     a.send(b"x", &[], TIMEOUT).unwrap();
@@ -164,7 +164,7 @@ fn it_is_known_whether_all_was_taken() {
 }
 
 #[test]
-fn messages_keep_their_bounds_and_bring_their_files() {
+fn messages_keep_boundaries_and_descriptors() {
     let (a, b) = Channel::pair().unwrap();
     a.send(b"", &[], TIMEOUT).unwrap();
     a.send(&[7; MAX_MESSAGE_BYTES], &[], TIMEOUT).unwrap();
@@ -190,7 +190,7 @@ fn messages_keep_their_bounds_and_bring_their_files() {
 
 /// `c_char` is signed on some processors, and unsigned on others.
 #[test]
-fn a_path_of_any_bytes_is_the_same_in_an_address() {
+fn path_bytes_are_unchanged_in_an_address() {
     let bytes: Vec<u8> = (1..=107).map(|byte: u8| byte.wrapping_mul(2).wrapping_add(1)).collect();
     let (to, _) = address(Path::new(std::ffi::OsStr::from_bytes(&bytes))).unwrap();
     let written = to.sun_path.map(|character| character.to_ne_bytes()[0]);
@@ -198,7 +198,7 @@ fn a_path_of_any_bytes_is_the_same_in_an_address() {
 }
 
 #[test]
-fn what_is_too_long_is_not_sent() {
+fn too_long_message_is_not_sent() {
     let (a, _b) = Channel::pair().unwrap();
     let error = a.send(&[0; MAX_MESSAGE_BYTES + 1], &[], TIMEOUT).unwrap_err();
     assert!(matches!(error, ChannelError::TooLong { .. }), "{error}");
@@ -208,7 +208,7 @@ fn what_is_too_long_is_not_sent() {
 }
 
 #[test]
-fn what_does_not_keep_to_the_limits_is_thrown_away() {
+fn message_beyond_the_limits_is_discarded() {
     let (a, b) = Channel::pair().unwrap();
     let long = [9_u8; MAX_MESSAGE_BYTES + 100];
     // SAFETY: the bytes are valid, with their length.
@@ -223,7 +223,7 @@ fn what_does_not_keep_to_the_limits_is_thrown_away() {
 }
 
 #[test]
-fn a_full_channel_makes_wait_and_then_says_so() {
+fn send_to_a_full_channel_times_out() {
     let (a, _b) = Channel::pair().unwrap();
     let error = loop {
         if let Err(error) = a.send(&[1; 4096], &[], SOON) {
@@ -235,7 +235,7 @@ fn a_full_channel_makes_wait_and_then_says_so() {
 }
 
 #[test]
-fn a_listener_is_alone_and_replaces_the_dead() {
+fn listener_is_unique_and_replaces_a_stale_socket() {
     let directory = directory("listener");
     let path = directory.join("socket");
     let nobody = Channel::connect(&path, SOON).unwrap_err().to_string();
@@ -268,7 +268,7 @@ fn a_listener_is_alone_and_replaces_the_dead() {
 }
 
 #[test]
-fn a_path_must_fit() {
+fn invalid_socket_paths_are_refused() {
     for path in ["", "a\0b", &"x".repeat(108)] {
         let error = ChannelListener::bind(Path::new(path)).unwrap_err();
         assert!(matches!(error, ChannelError::InvalidPath(_)), "{error}");
@@ -278,7 +278,7 @@ fn a_path_must_fit() {
 }
 
 #[test]
-fn a_listener_is_for_whom_its_mode_says() {
+fn socket_mode_limits_access() {
     let directory = directory("mode");
     let path = directory.join("socket");
     let listener = ChannelListener::bind_with_mode(&path, 0o666).unwrap();
@@ -289,7 +289,7 @@ fn a_listener_is_for_whom_its_mode_says() {
 }
 
 #[test]
-fn of_many_that_replace_the_dead_one_succeeds() {
+fn only_one_of_many_replaces_a_stale_socket() {
     let directory = directory("many");
     let path = directory.join("socket");
     for round in 0..20 {
@@ -316,7 +316,7 @@ fn of_many_that_replace_the_dead_one_succeeds() {
 }
 
 #[test]
-fn the_groups_of_the_other_side_are_known() {
+fn groups_of_the_peer_are_reported() {
     let (here, _there) = Channel::pair().unwrap();
     let mut own = vec![0_u32; 1 << 16];
     // SAFETY: space for as many groups as a process can have.
@@ -326,7 +326,7 @@ fn the_groups_of_the_other_side_are_known() {
 }
 
 #[test]
-fn ending_a_connection_wakes_those_that_wait_at_it() {
+fn shutdown_wakes_waiting_threads() {
     let (here, there) = Channel::pair().unwrap();
     here.send(b"sent before", &[], TIMEOUT).unwrap();
     std::thread::scope(|scope| {
@@ -342,7 +342,7 @@ fn ending_a_connection_wakes_those_that_wait_at_it() {
 
 /// A caller may request an unlimited timeout.
 #[test]
-fn patience_may_be_endless() {
+fn timeout_may_be_unlimited() {
     let directory = directory("endless");
     let path = directory.join("socket");
     let listener = ChannelListener::bind(&path).unwrap();

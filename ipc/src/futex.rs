@@ -149,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_changed_word_is_not_slept_on_and_a_sleep_ends_in_time() {
+    fn changed_word_does_not_sleep_and_sleep_times_out() {
         let word = AtomicU64::new(0xffff_ffff_0000_0005);
         let start = Instant::now();
         sleep(&word, 4, Duration::from_secs(30));
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn of_several_words_one_is_enough_to_wake() {
+    fn one_of_several_words_wakes() {
         if !supports_waitv() {
             println!("this kernel cannot sleep on several words");
             return;
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sleeper_is_woken() {
+    fn sleeper_is_woken() {
         let word = Arc::new(AtomicU64::new(0));
         let sleeper = std::thread::spawn({
             let word = Arc::clone(&word);
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_handler_ends_a_sleep_with_or_without_restart_and_is_noticed() {
+    fn signal_handler_ends_a_sleep_with_or_without_restart() {
         for (signal, flags) in [(libc::SIGUSR1, 0), (libc::SIGUSR2, libc::SA_RESTART)] {
             handle(signal, flags);
             let (sender, receiver) = std::sync::mpsc::channel();

@@ -161,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_limit_is_told_with_its_number_and_whose_it_is() {
+    fn limit_error_names_number_and_process() {
         let limit = DescriptorLimit { open: 80, soft: 80, hard: 4096 };
         let text = LimitReached::Descriptors(limit).to_string();
         assert_eq!(

@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_told_what_it_was_rung_for() {
+    fn rings_report_their_marks() {
         let words = LocalWords::zeroed(3 + MarkedDoorbell::<&LocalWords>::WORDS);
         let doorbell = MarkedDoorbell::new(&&words, 3).unwrap();
         assert!(MarkedDoorbell::new(&&words, 4).is_none());

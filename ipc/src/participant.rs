@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_and_names_are_one_to_one() {
+    fn participant_numbers_are_unique() {
         for (slot, generation) in [(0, 1), (1, 1), (255, 7), (255, Participant::MAX_GENERATION)] {
             let name = Participant::new(slot, generation).unwrap();
             assert_eq!((name.slot(), name.generation()), (slot, generation));

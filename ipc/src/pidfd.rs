@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_a_process_is_seen_and_remembered() {
+    fn process_exit_is_detected_and_recorded() {
         let participants = ParticipantTable::new(LocalWords::zeroed(256)).unwrap();
         let me = participants.admit(PidFd::of_this_process().unwrap()).unwrap();
         let (number, pidfd) = child();
@@ -451,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn who_was_never_admitted_is_no_holder_of_anything() {
+    fn never_admitted_participant_counts_as_dead() {
         let participants = ParticipantTable::new(LocalWords::zeroed(256)).unwrap();
         assert!(participants.is_dead(Participant::new(3, 1)));
         assert!(participants.is_dead(None));
@@ -459,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn a_role_outlives_everybody_and_no_process_gets_its_name() {
+    fn role_name_is_permanent_and_reserved() {
         let participants = ParticipantTable::new(LocalWords::zeroed(256)).unwrap();
         let role = participants.admit_role(1).unwrap();
         assert!(role.is_role() && participants.admit_role(Participant::ROLES).is_none());
@@ -483,7 +483,7 @@ mod tests {
     }
 
     #[test]
-    fn one_who_resigns_is_cleaned_up_after() {
+    fn resigned_participant_is_reclaimed() {
         let participants = ParticipantTable::new(LocalWords::zeroed(256)).unwrap();
         let most = participants.free_slots();
         assert_eq!(most, (Participant::SLOTS - Participant::ROLES) as usize);
@@ -499,7 +499,7 @@ mod tests {
     }
 
     #[test]
-    fn lives_of_those_that_were_struck_off_elsewhere_are_let_go_of() {
+    fn pidfds_of_freed_participants_are_closed() {
         let words = LocalWords::zeroed(256);
         let (here, there) =
             (ParticipantTable::new(&words).unwrap(), ParticipantTable::new(&words).unwrap());
@@ -531,14 +531,14 @@ mod tests {
     }
 
     #[test]
-    fn other_descriptors_are_no_lives() {
+    fn other_descriptors_are_not_pidfds() {
         let null = std::fs::File::open("/dev/null").unwrap();
         let error = PidFd::from_fd(null.into()).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::InvalidData);
     }
 
     #[test]
-    fn only_the_process_at_the_other_end_is_the_peer() {
+    fn only_the_pidfd_of_the_peer_is_accepted() {
         let (here, _there) = Channel::pair().unwrap();
         let (number, other) = child();
         let sent = |pidfd: &PidFd| pidfd.as_fd().try_clone_to_owned().unwrap();
@@ -572,7 +572,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fork_is_noticed() {
+    fn fork_is_detected() {
         let before = ForkGeneration::current();
         assert!(before.is_current());
         // SAFETY: the child only compares and exits.

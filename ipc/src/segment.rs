@@ -506,7 +506,7 @@ mod tests {
     }
 
     #[test]
-    fn a_layout_survives_its_words() {
+    fn layout_round_trips_through_words() {
         for name in ["a", "eightlet", "exactly thirty-two bytes of name"] {
             let layout = Layout::new(name, u32::MAX);
             assert_eq!(Layout::from_words(layout.words()), layout);
@@ -515,7 +515,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_mapping_writes_another_reads() {
+    fn writes_are_visible_in_another_mapping() {
         let made = Segment::create(LAYOUT, 10_000).unwrap();
         assert!(made.body_length() >= 10_000);
         made.mark_ready();
@@ -531,7 +531,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_finished_segment_of_the_same_layout_is_opened() {
+    fn unfinished_or_different_segments_are_not_opened() {
         let made = Segment::create(LAYOUT, 1).unwrap();
         assert!(matches!(Segment::open(copy(&made), LAYOUT), Err(SegmentError::NotReady)));
         made.mark_ready();
@@ -544,7 +544,7 @@ mod tests {
     }
 
     #[test]
-    fn other_files_are_no_segments() {
+    fn other_files_are_refused() {
         let why = |file: OwnedFd| Segment::open(file, LAYOUT).unwrap_err().to_string();
         let null = std::fs::File::open("/dev/null").unwrap();
         assert_eq!(why(null.into()), "not a shared segment: it is not a memory file");
@@ -565,13 +565,13 @@ mod tests {
     }
 
     #[test]
-    fn a_size_that_cannot_be_is_refused() {
+    fn impossible_size_is_refused() {
         assert!(Segment::create(LAYOUT, usize::MAX).is_err());
         assert!(Segment::create(LAYOUT, usize::MAX - page_size()).is_err());
     }
 
     #[test]
-    fn the_body_begins_at_a_page_of_any_size() {
+    fn body_begins_at_a_page_of_any_size() {
         for page in [4 << 10, 16 << 10, 64 << 10] {
             if page % page_size() != 0 {
                 continue;
@@ -597,7 +597,7 @@ mod tests {
     }
 
     #[test]
-    fn a_body_that_is_no_page_or_outside_is_refused() {
+    fn unaligned_or_outside_body_is_refused() {
         let page = page_size();
         let why = |body: usize, page: usize| {
             let made = Segment::create(LAYOUT, 1).unwrap();

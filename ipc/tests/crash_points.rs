@@ -253,7 +253,7 @@ fn deaths_while_making() {
 }
 
 #[test]
-fn a_death_at_any_store_loses_nothing() {
+fn kill_at_any_store_loses_nothing() {
     deaths_while_making();
     let mut points = 0;
     for setup in SETUP {

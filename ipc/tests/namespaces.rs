@@ -59,7 +59,7 @@ fn enter(words: &[&str]) {
 }
 
 #[test]
-fn processes_in_different_namespaces_share_memory_and_see_each_other_die() {
+fn processes_in_different_namespaces_share_memory_and_liveness() {
     let unshare = ["unshare", "--pid", "--fork", "--kill-child", "--mount", "--ipc", "--net"];
     let works =
         Command::new(unshare[0]).args(&unshare[1..]).arg("true").stderr(Stdio::null()).status();

@@ -277,7 +277,7 @@ fn thousand_kills(overflow_policy: OverflowPolicy, kills: usize) {
 }
 
 #[test]
-fn a_thousand_kills_lose_nothing() {
+fn thousand_random_kills_lose_nothing() {
     thousand_kills(OverflowPolicy::Reject, KILLS / 2);
     thousand_kills(OverflowPolicy::DropOldest, KILLS / 2);
     thousand_kills(OverflowPolicy::DropNewest, KILLS / 4);

@@ -429,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn atomics_that_are_not_aligned_are_refused() {
+    fn unaligned_atomics_are_refused() {
         let caps = Caps::MESSAGE | Caps::RMA | Caps::ATOMIC;
         let query = Query::new(EndpointKind::Rdm).caps(caps).provider("tcp;ofi_rxm");
         let domain = Domain::open(&query.source("127.0.0.1").first().unwrap()).unwrap();

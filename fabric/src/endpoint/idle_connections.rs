@@ -76,7 +76,7 @@ mod tests {
     use crate::*;
 
     #[test]
-    fn silent_connections_to_an_endpoint_take_no_descriptors() {
+    fn idle_connections_take_no_file_descriptors() {
         for provider in ["net", "tcp;ofi_rxm", "tcp"] {
             let query = Query::new(EndpointKind::Rdm).source("127.0.0.1").provider(provider);
             let Ok(offer) = query.first() else { continue };

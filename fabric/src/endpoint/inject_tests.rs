@@ -94,7 +94,7 @@ fn pass_messages(opened: Opened) {
 }
 
 #[test]
-fn a_ring_works_where_injected_writes_are_refused() {
+fn ring_works_if_injected_writes_are_refused() {
     let opened = open();
     // The behaviour of efa-direct.
     replace(&opened.endpoint, |rma| {
@@ -117,7 +117,7 @@ unsafe extern "C" fn refuse_data(
 }
 
 #[test]
-fn a_ring_works_where_no_immediates_are_injected() {
+fn ring_works_without_injected_immediates() {
     let opened = open();
     // The behaviour of opx, whose entry is empty.
     replace(&opened.endpoint, |rma| rma.injectdata = None);
@@ -141,7 +141,7 @@ unsafe extern "C" fn tell_size(
 }
 
 #[test]
-fn the_size_of_injected_writes_is_asked_for() {
+fn inject_size_of_writes_is_queried() {
     let mut opened = open();
     let most = opened.domain.capabilities().inject_size;
     assert!(most > 32, "{most}");
@@ -181,7 +181,7 @@ unsafe extern "C" fn refuse_long(
 }
 
 #[test]
-fn what_is_not_injected_bounds_its_own_call_and_length_only() {
+fn refused_injection_limits_only_its_call_and_length() {
     let mut opened = open();
     replace(&opened.endpoint, |rma| {
         rma.injectdata = None;

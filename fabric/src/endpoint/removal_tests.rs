@@ -85,7 +85,7 @@ unsafe extern "C" fn note_removal(
 }
 
 #[test]
-fn a_peer_is_not_removed_under_a_post() {
+fn peer_is_not_removed_during_a_post() {
     let Opened { mut endpoint, mut queue, addresses, slice, known } = open();
     // SAFETY: the objects are open and only used here; the tables are leaked, since the objects
     // keep them.
@@ -142,7 +142,7 @@ unsafe extern "C" fn full(
 }
 
 #[test]
-fn a_post_that_waits_for_room_ends_when_its_peer_is_removed() {
+fn waiting_post_ends_when_its_peer_is_removed() {
     let Opened { mut endpoint, mut queue, addresses, slice, known } = open();
     // SAFETY: as above.
     unsafe {
@@ -172,7 +172,7 @@ fn a_post_that_waits_for_room_ends_when_its_peer_is_removed() {
 
 /// A real provider: one thread sends to itself, another one removes and inserts the peer.
 #[test]
-fn posts_beside_removals_are_made_or_refused() {
+fn posts_concurrent_with_removals_succeed_or_fail_cleanly() {
     let Opened { mut endpoint, mut queue, addresses, slice, known } = open();
     let inserted = AtomicU32::new(0);
     let is_over = AtomicBool::new(false);

@@ -478,17 +478,17 @@ macro_rules! on_each {
             use super::*;
 
             #[test]
-            fn puts_and_gets_bring_their_bytes() {
+            fn puts_and_gets_transfer_all_bytes() {
                 (1..=4).for_each(|seed| puts_and_gets($profile, seed * 7919));
             }
 
             #[test]
-            fn atomics_are_done_once_or_refused() {
+            fn atomics_run_exactly_once_or_are_refused() {
                 (1..=4).for_each(|seed| atomics($profile, seed * 7919));
             }
 
             #[test]
-            fn rings_bring_messages_whole_and_in_order() {
+            fn ring_messages_arrive_complete_and_in_order() {
                 (1..=4).for_each(|seed| rings($profile, &$forms, seed * 7919));
             }
 
@@ -500,7 +500,7 @@ macro_rules! on_each {
             }
 
             #[test]
-            fn objects_are_closed_in_any_order() {
+            fn objects_close_in_any_order() {
                 (1..=40).for_each(|seed| close_objects_in_any_order($profile, seed * 7919));
             }
         }
@@ -517,7 +517,7 @@ on_each! {
 }
 
 #[test]
-fn offers_of_psm3_with_and_without_immediates_are_two() {
+fn psm3_offers_differ_by_immediates() {
     let (with_data, without) = (offer(&PSM3), offer(&ProviderProfile { data_size: 0, ..PSM3 }));
     assert!(with_data.is_duplicate_of(&with_data));
     assert!(!with_data.is_duplicate_of(&without));
@@ -530,7 +530,7 @@ fn offers_of_psm3_with_and_without_immediates_are_two() {
 
 /// The writes of efa arrive even if the reader does not poll.
 #[test]
-fn queues_of_efa_do_not_overrun_while_the_reader_is_away() {
+fn efa_queues_do_not_overrun_without_a_polling_reader() {
     let mut rings = Rings::open(EFA_DIRECT, 1);
     let options = rings.options(Immediate, 0);
     let reading = rings.reader.offer(&options).unwrap();
@@ -604,14 +604,14 @@ fn close_with_unreachable_peer(writer_ends: bool) {
 }
 
 #[test]
-fn unreachable_peers_are_told_of_ends_with_growing_pauses() {
+fn end_notifications_to_unreachable_peers_back_off() {
     close_with_unreachable_peer(true);
     close_with_unreachable_peer(false);
 }
 
 /// The fakes detect misuse.
 #[test]
-fn misuses_are_noted() {
+fn fakes_detect_misuse() {
     let Pair { sides: [here, there], domain } = Pair::open(EFA_DIRECT, 1);
     let mut queue = here.queue;
     let local = region(&domain, &here.endpoint, 64, Access::ALL);

@@ -244,7 +244,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn copies_are_whole_at_every_alignment_and_length() {
+    fn copies_are_complete_at_every_alignment_and_length() {
         for offset in 0..10 {
             for length in 0..40 {
                 let mut shared = [0xEE_u8; 64];
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn long_ranges_are_filled_to_their_ends_and_no_further() {
+    fn long_fills_stay_within_their_range() {
         for offset in 0..10 {
             for length in (LONG * WORD - 20..LONG * WORD + 20).chain([10_000, 65_536]) {
                 let mut shared = vec![0xEE_u8; length + 32];

@@ -203,7 +203,7 @@ fn regions_are_closed_before_their_endpoint() {
 }
 
 #[test]
-fn a_region_is_for_the_endpoint_it_is_bound_to() {
+fn bound_region_is_refused_by_other_endpoints() {
     let domain = domain();
     let (mut first, mut queue, addresses) = endpoint(&domain);
     let (second, _queue, _addresses) = endpoint(&domain);
@@ -222,7 +222,7 @@ fn a_region_is_for_the_endpoint_it_is_bound_to() {
 }
 
 #[test]
-fn ports_are_closed_where_regions_belong_to_endpoints() {
+fn ports_close_with_endpoint_bound_regions() {
     let domain = domain();
     let (mut ports, mut vectors) = (Vec::new(), Vec::new());
     for _ in 0..2 {
@@ -284,7 +284,7 @@ unsafe impl Memory for Owner {
 }
 
 #[test]
-fn memory_that_closes_the_endpoint_of_its_region_ends() {
+fn memory_may_close_the_endpoint_of_its_region() {
     // The first region may need the deregistration lock.
     for offer in [query().provider("net").first(), query().first()].into_iter().flatten() {
         let domain = domain_of(offer);

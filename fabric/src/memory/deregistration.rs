@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_ends_when_the_turn_is_over() {
+    fn memory_is_freed_after_the_progress_guard() {
         let query = Query::new(EndpointKind::Rdm).source("127.0.0.1");
         let offer = query.clone().provider("net").first().or_else(|_| query.first()).unwrap();
         let domain = Domain::open(&offer).unwrap();

@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn unaligned_ranges_are_fine() {
+    fn unaligned_ranges_are_accepted() {
         let bytes = vec![0_u8; 10_000];
         let base = bytes.as_ptr() as usize + 3;
         check("t", base, 9_000).unwrap();
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hole_is_found() {
+    fn unmapped_page_is_found() {
         let page = page_size();
         // SAFETY: two fresh pages; the second is unmapped.
         let base = unsafe {

@@ -538,7 +538,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_region_starts_disabled_where_it_must_be_bound_first() {
+    fn region_starts_disabled_if_it_must_be_bound() {
         let (none, events) = (RegistrationFlags::empty(), RegistrationFlags::RMA_EVENT);
         assert!(starts_enabled(MrMode::empty(), none));
         assert!(starts_enabled(MrMode::empty(), events), "the provider counts without it");
@@ -549,7 +549,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_fit_the_provider_and_never_mean_none() {
+    fn random_keys_fit_the_key_size_and_are_valid() {
         for size in 1..=8 {
             for _ in 0..100 {
                 let key = random_key(size).unwrap();

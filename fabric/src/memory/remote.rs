@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_of_another_form_is_refused() {
+    fn key_of_the_wrong_form_is_refused() {
         let offer = Query::new(EndpointKind::Rdm).source("127.0.0.1").first().unwrap();
         let domain = Domain::open(&offer).unwrap();
         let region = domain.register(HostMemory::zeroed(64).unwrap(), Access::ALL).unwrap();

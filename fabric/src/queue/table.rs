@@ -342,7 +342,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slots_are_found_by_their_context_and_nothing_else_is() {
+    fn only_valid_contexts_find_a_slot() {
         let mut table = Table::new();
         let mut contexts = Vec::new();
         for i in 0..2000_u64 {
@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn an_old_id_does_not_name_a_reused_slot() {
+    fn stale_id_does_not_name_a_reused_slot() {
         let mut table = Table::new();
         let slot = table.take().unwrap();
         let (index, old) = (slot.index, slot.id());

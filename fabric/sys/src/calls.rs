@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn absent_entries_are_answered_with_enosys() {
+    fn absent_entries_return_enosys() {
         for tables in [Tables::Missing, Tables::Empty, Tables::Short] {
             // SAFETY: no call gets far enough to use its arguments.
             for (name, is_refused) in unsafe { call_all(tables) } {
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_made_of_others_are_answered_with_enosys() {
+    fn composed_calls_return_enosys() {
         for tables in [Tables::Missing, Tables::Empty, Tables::Short] {
             // SAFETY: all bytes zero is a valid object; no call gets far enough to use its
             // arguments.
@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_that_is_there_is_called_with_its_object() {
+    fn present_entry_is_called_with_its_object() {
         unsafe extern "C" fn recv(
             endpoint: *mut fid_ep,
             _: *mut c_void,

@@ -112,7 +112,7 @@ mod tests {
     extern "C" fn ignore(_: c_int) {}
 
     #[test]
-    fn handlers_that_the_program_sets_meanwhile_stay() {
+    fn handlers_that_the_program_sets_are_kept() {
         // SAFETY: the handler does nothing, and no other code of this process uses the signal.
         unsafe {
             let mut host: sigaction = mem::zeroed();
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn replaced_handlers_are_put_back_and_signals_wait_until_then() {
+    fn replaced_handlers_are_restored_and_signals_deferred() {
         // SAFETY: the handler does nothing; a blocked signal is sent to this thread only.
         unsafe {
             let mut host: sigaction = mem::zeroed();

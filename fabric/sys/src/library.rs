@@ -184,7 +184,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn absent_library_is_named_with_the_remedy() {
+    fn absent_library_error_names_the_remedy() {
         let Err(error) = open(c"libfabric-absent.so.1") else { panic!("the library was loaded") };
         let start = "libfabric is not installed (libfabric-absent.so.1: ";
         assert!(error.starts_with(start), "{error}");
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn library_that_cannot_be_loaded_is_told_in_the_words_of_the_linker() {
+    fn load_error_contains_the_message_of_the_linker() {
         let name = format!("libfabric-bogus-{}.so.1", std::process::id());
         let path = std::env::temp_dir().join(name);
         std::fs::write(&path, "no library").unwrap();
@@ -229,7 +229,7 @@ mod tests {
 
     /// The run-time linker accepts them if the bindings and the library have the same version.
     #[test]
-    fn symbol_versions_are_those_of_the_headers() {
+    fn symbol_versions_match_the_headers() {
         // SAFETY: functions are only looked up, and `fi_version` has no precondition.
         unsafe {
             if fi_version() != (FI_MAJOR_VERSION << 16 | FI_MINOR_VERSION) {

@@ -210,7 +210,7 @@ mod tests {
 
     /// Checks the kernel names in the texts, which otherwise only the driver would refuse.
     #[test]
-    fn texts_have_the_kernels() {
+    fn kernel_texts_contain_the_kernel_names() {
         for kernel in [Kernel::Checksum, Kernel::CopyList] {
             let (text, name) = kernel.source();
             let name = name.to_str().unwrap();

@@ -232,7 +232,7 @@ mod tests {
 
     /// No copy outlives the driver or its context, so nothing has to be waited for.
     #[test]
-    fn driver_or_context_that_ended_has_nothing_under_way() {
+    fn ended_driver_or_context_has_nothing_in_flight() {
         let is_over = |code| is_over(&Error::new("query stream", kind_of(code), ""));
         for ended in [4, 700, 709] {
             assert!(is_over(ended), "{ended}");

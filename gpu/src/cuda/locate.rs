@@ -140,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn without_the_driver_nothing_is_known_and_nothing_is_loaded() {
+    fn locating_does_not_load_the_driver() {
         let here = 0_u8;
         if is_loaded() {
             return;

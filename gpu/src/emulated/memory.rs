@@ -466,7 +466,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_does_not_begin_at_a_page_is_refused() {
+    fn unaligned_memory_file_is_refused() {
         let page = page_size();
         let made = create(page);
         let import = |page| {

@@ -334,7 +334,7 @@ mod tests {
     /// A thread that queries at the moment when a failed stream reaches a point must get the
     /// failure.
     #[test]
-    fn points_reached_by_a_failed_stream_are_failures() {
+    fn points_of_a_failed_stream_fail() {
         let events: Vec<_> = (0..50_000).map(|_| Event::default()).collect();
         let queue = Mutex::default();
         let work_queue =

@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_are_the_blocks() {
+    fn pieces_cover_exactly_the_blocks() {
         let lengths =
             [0, 1, 15, MAX_PIECE - 1, MAX_PIECE, MAX_PIECE + 1, 3 * MAX_PIECE, 5 * MAX_PIECE + 77];
         let list: Vec<_> =
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_by_a_kernel() {
+    fn short_and_many_blocks_use_a_kernel() {
         let many = blocks(&[100, COPY_ENGINE_MIN - 1, COPY_ENGINE_MIN, 5 * COPY_ENGINE_MIN, 1, 0]);
         let split = |by: CopyMethod, blocks: &[Block]| {
             let mut census = BlockCounts::default();
@@ -373,7 +373,7 @@ mod tests {
 
     /// An iterator that returns other blocks each time is wrong, but safe code.
     #[test]
-    fn blocks_that_change_meanwhile_are_refused_again() {
+    fn blocks_that_change_between_passes_are_refused() {
         let device = Device::open("emulated:1".parse().unwrap()).unwrap();
         let memory = device.allocate(1 << 20).unwrap();
         let (whole, stream) = (memory.whole(), device.stream().unwrap());
@@ -395,7 +395,7 @@ mod tests {
     /// Requests that wait return their lists to later ones; requests without a wait reuse lists
     /// whose operations are done.
     #[test]
-    fn lists_are_used_again() {
+    fn lists_are_reused() {
         let device = Device::open("emulated:1".parse().unwrap()).unwrap();
         let (to, from) = (device.allocate(1 << 20).unwrap(), device.allocate(1 << 20).unwrap());
         let stream = device.stream().unwrap();

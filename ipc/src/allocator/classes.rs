@@ -66,7 +66,7 @@ mod tests {
         }
 
         #[test]
-        fn what_fits_fits(size in 1..u32::MAX, other in 1..u32::MAX) {
+        fn every_block_of_a_fitting_class_fits(size in 1..u32::MAX, other in 1..u32::MAX) {
             if let Some(class) = Class::fitting(size)
                 && Class::of(other) >= class
             {
@@ -75,7 +75,7 @@ mod tests {
         }
 
         #[test]
-        fn little_is_wasted(size in 32..u32::MAX / 2) {
+        fn rounding_wastes_at_most_one_32nd(size in 32..u32::MAX / 2) {
             // The smallest block of a fitting class is at most 1/32 larger.
             let class = Class::fitting(size).unwrap();
             let rounded = u64::from(size) + u64::from(size) / 32 + 1;
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn the_ends_have_classes() {
+    fn smallest_and_largest_sizes_have_classes() {
         assert_eq!(Class::of(1), Class { level: 0, part: 1 });
         assert_eq!(Class::of(32), Class { level: 1, part: 0 });
         assert_eq!(Class::of(u32::MAX).index(), CLASSES - 1);

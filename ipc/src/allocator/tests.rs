@@ -20,7 +20,7 @@ fn allocator(max_blocks: u32) -> Allocator<LocalWords> {
 }
 
 #[test]
-fn all_of_it_can_be_had_in_one_piece() {
+fn all_memory_can_be_allocated_in_one_block() {
     let allocator = allocator(16);
     let (caller, owner) = (Caller::new(me(), &AlwaysAlive), Owner::participant(me()));
     allocator.extend(&caller, 0, 1000 * GRANULE).unwrap();
@@ -38,7 +38,7 @@ fn all_of_it_can_be_had_in_one_piece() {
 }
 
 #[test]
-fn what_is_asked_for_must_make_sense() {
+fn invalid_sizes_and_alignments_are_refused() {
     let allocator = allocator(16);
     let (caller, owner) = (Caller::new(me(), &AlwaysAlive), Owner::participant(me()));
     allocator.extend(&caller, 0, 1 << 20).unwrap();
@@ -58,7 +58,7 @@ fn what_is_asked_for_must_make_sense() {
 }
 
 #[test]
-fn only_the_owner_frees_and_only_once() {
+fn only_the_owner_can_free_and_only_once() {
     let allocator = allocator(16);
     let caller = Caller::new(me(), &AlwaysAlive);
     let (mine, topic) = (Owner::participant(me()), Owner::other(7).unwrap());
@@ -79,7 +79,7 @@ fn only_the_owner_frees_and_only_once() {
 }
 
 #[test]
-fn extents_stay_apart_though_they_touch() {
+fn adjacent_extents_are_not_coalesced() {
     let allocator = allocator(16);
     let (caller, owner) = (Caller::new(me(), &AlwaysAlive), Owner::participant(me()));
     allocator.extend(&caller, 4096, 4096).unwrap();
@@ -95,7 +95,7 @@ fn extents_stay_apart_though_they_touch() {
 
 /// The free cache: a request of the same size gets the same block, whatever its neighbours are.
 #[test]
-fn what_was_freed_last_is_used_again_as_it_is() {
+fn freed_block_is_reused_unchanged() {
     let allocator = allocator(64);
     let (caller, owner) = (Caller::new(me(), &AlwaysAlive), Owner::participant(me()));
     allocator.extend(&caller, 0, 1 << 20).unwrap();
@@ -115,7 +115,7 @@ fn what_was_freed_last_is_used_again_as_it_is() {
 
 /// Cached blocks are memory like all other: they are coalesced when more is needed.
 #[test]
-fn what_is_at_hand_is_joined_when_it_is_wanted() {
+fn cached_blocks_are_coalesced_when_needed() {
     let allocator = allocator(64);
     let (caller, owner) = (Caller::new(me(), &AlwaysAlive), Owner::participant(me()));
     allocator.extend(&caller, 0, 64 * GRANULE).unwrap();
@@ -140,7 +140,7 @@ fn what_is_at_hand_is_joined_when_it_is_wanted() {
 
 /// Cached blocks give up their block records when needed.
 #[test]
-fn what_is_at_hand_gives_back_places_for_blocks() {
+fn cached_blocks_release_block_records_when_needed() {
     let allocator = allocator(4);
     let (caller, owner) = (Caller::new(me(), &AlwaysAlive), Owner::participant(me()));
     allocator.extend(&caller, 0, 1 << 20).unwrap();
@@ -155,7 +155,7 @@ fn what_is_at_hand_gives_back_places_for_blocks() {
 }
 
 #[test]
-fn books_that_are_full_say_so_and_lose_nothing() {
+fn full_metadata_is_reported_and_loses_nothing() {
     let allocator = allocator(4);
     let (caller, owner) = (Caller::new(me(), &AlwaysAlive), Owner::participant(me()));
     allocator.extend(&caller, 0, 1 << 20).unwrap();
@@ -175,7 +175,7 @@ fn books_that_are_full_say_so_and_lose_nothing() {
 }
 
 #[test]
-fn strange_words_are_no_books() {
+fn invalid_metadata_is_refused() {
     let refused = |words: &LocalWords| match Allocator::attach(words) {
         Err(AllocatorError::NotAnAllocator { why }) => why,
         other => panic!("{other:?}"),
@@ -221,7 +221,7 @@ proptest! {
     /// Allocations never overlap, are aligned and large enough, and do not move; the rest is
     /// free.
     #[test]
-    fn it_does_as_the_model(steps in steps(), max_blocks in 8..200_u32) {
+    fn behaviour_matches_the_model(steps in steps(), max_blocks in 8..200_u32) {
         let allocator = allocator(max_blocks);
         let caller = Caller::new(me(), &AlwaysAlive);
         let owner = |number| Owner::other(number).unwrap();
@@ -300,7 +300,7 @@ proptest! {
 
     /// No corruption of the metadata causes a panic or an endless loop.
     #[test]
-    fn scribbles_do_no_harm(
+    fn corrupted_metadata_does_not_panic(
         scribbles in prop::collection::vec((0..3000_usize, any::<u64>()), 1..40),
         sizes in prop::collection::vec(1..5000_u64, 1..20),
     ) {

@@ -15,7 +15,7 @@ fn participant(slot: u32) -> Participant {
 }
 
 #[test]
-fn it_keeps_others_out() {
+fn lock_is_exclusive() {
     let words = Arc::new(LocalWords::zeroed(WORDS + 1));
     let threads: Vec<_> = (0..4)
         .map(|slot| {
@@ -45,7 +45,7 @@ impl Liveness for DeadProcess {
 }
 
 #[test]
-fn the_living_are_waited_for_and_the_dead_are_not() {
+fn lock_is_taken_from_dead_owners_only() {
     let words = LocalWords::zeroed(WORDS);
     let grave = DeadProcess(participant(1), AtomicBool::new(false));
     let first = Caller::new(participant(1), &grave);
@@ -62,7 +62,7 @@ fn the_living_are_waited_for_and_the_dead_are_not() {
 }
 
 #[test]
-fn a_scribbled_holder_is_nobody() {
+fn corrupted_owner_counts_as_dead() {
     for scribble in
         [HOLDER, RESERVED | HOLDER, RESERVED | u64::from(WAITER_SLOTS), SLEEPERS | HOLDER]
     {
@@ -150,7 +150,7 @@ fn holds(words: &LocalWords) -> Option<Participant> {
 }
 
 #[test]
-fn who_stands_in_line_is_next_however_fast_others_are() {
+fn waiter_is_next_however_fast_others_are() {
     let (first, second) = (participant(1), participant(2));
     let overtaken = Cell::new(0);
     let words = SimulatedWords::new(|words, _| {
@@ -179,7 +179,7 @@ fn who_stands_in_line_is_next_however_fast_others_are() {
 }
 
 #[test]
-fn the_line_is_served_in_turn() {
+fn waiters_are_served_in_turn() {
     let words = LocalWords::zeroed(WORDS);
     let holder = Caller::new(participant(9), &AlwaysAlive);
     words.store(WAITERS, 1 << 3 | 1 << 10 | 1 << 63, Relaxed);
@@ -193,7 +193,7 @@ fn the_line_is_served_in_turn() {
 }
 
 #[test]
-fn nobody_waits_long_for_one_who_does_not_come() {
+fn absent_waiter_delays_others_only_briefly() {
     let words = SimulatedWords::new(|_, _| {});
     words.store(0, RESERVED | 7, Relaxed);
     words.store(WAITERS, 1 << 7 | 1 << 9, Relaxed);
@@ -208,7 +208,7 @@ fn nobody_waits_long_for_one_who_does_not_come() {
 }
 
 #[test]
-fn who_did_not_come_in_time_stands_in_line_again() {
+fn waiter_that_missed_its_reservation_waits_again() {
     let struck_off = Cell::new(false);
     let other = Caller::new(participant(1), &AlwaysAlive);
     let words = SimulatedWords::new(|words, _| {
@@ -228,7 +228,7 @@ fn who_did_not_come_in_time_stands_in_line_again() {
 }
 
 #[test]
-fn a_full_line_is_no_hindrance() {
+fn lock_works_with_all_waiter_bits_set() {
     let other = Caller::new(participant(1), &AlwaysAlive);
     let words = SimulatedWords::new(|words, _| {
         if holds(words) == Some(other.me) {
@@ -243,7 +243,7 @@ fn a_full_line_is_no_hindrance() {
 }
 
 #[test]
-fn who_gives_up_leaves_the_line_unless_it_is_in_turn() {
+fn timed_out_waiter_clears_its_bit_unless_reserved() {
     let timeout = Duration::from_micros(50);
     let other = participant(1);
     let caller = Caller { timeout, ..Caller::new(participant(2), &AlwaysAlive) };
@@ -264,7 +264,7 @@ fn who_gives_up_leaves_the_line_unless_it_is_in_turn() {
 }
 
 #[test]
-fn deaths_in_line_and_between_the_stores_hold_nobody_up() {
+fn dead_waiters_and_owners_block_no_process() {
     let grave = DeadProcess(participant(1), AtomicBool::new(false));
     let caller = Caller::new(participant(2), &grave);
     // The owner dies while there is a waiter.
@@ -304,7 +304,7 @@ fn scribbled_word() -> impl Strategy<Value = u64> {
 proptest! {
     /// However the words are corrupted, no process waits longer than its timeout.
     #[test]
-    fn scribbles_hold_nobody_up(
+    fn corrupted_lock_blocks_no_process(
         scribbles in prop::collection::vec((0..WORDS, scribbled_word()), 1..20),
         every in 1..5_usize,
         timeout in 0..30_000_u64,

@@ -29,7 +29,7 @@ fn wait(words: &ModelWords, flag: usize) {
 }
 
 #[test]
-fn a_sleeper_is_woken() {
+fn sleeper_is_woken() {
     check_with(3, || {
         let words = words();
         let ringer = words.clone();
@@ -40,7 +40,7 @@ fn a_sleeper_is_woken() {
 }
 
 #[test]
-fn two_sleepers_are_woken() {
+fn both_sleepers_are_woken() {
     check_with(3, || {
         let words = words();
         let threads = FLAGS.map(|_| {
@@ -53,7 +53,7 @@ fn two_sleepers_are_woken() {
 }
 
 #[test]
-fn two_ringers_do_not_hide_each_other() {
+fn concurrent_rings_are_both_seen() {
     check_with(3, || {
         let words = words();
         let threads = FLAGS.map(|flag| {
@@ -66,7 +66,7 @@ fn two_ringers_do_not_hide_each_other() {
 }
 
 #[test]
-fn those_who_wait_for_each_other_in_turn_both_go_on() {
+fn alternating_waiters_both_continue() {
     check_with(3, || {
         let words = words();
         let other = words.clone();

@@ -41,42 +41,42 @@ fn add(words: &ModelWords, caller: &Caller<'_>) {
 }
 
 #[test]
-fn two_who_look_are_kept_apart() {
+fn lock_excludes_two_spinners() {
     check_with(3, || run(Waiting::Looking, 2, 2, 0));
 }
 
 #[test]
-fn two_who_sleep_are_kept_apart_and_woken() {
+fn lock_excludes_and_wakes_two_sleepers() {
     check_with(3, || run(Waiting::Sleeping, 2, 2, 0));
 }
 
 #[test]
-fn two_who_nap_are_kept_apart() {
+fn lock_excludes_two_nappers() {
     check_with(3, || run(Waiting::Napping, 2, 2, 0));
 }
 
 #[test]
-fn three_who_look_are_kept_apart() {
+fn lock_excludes_three_spinners() {
     check(|| run(Waiting::Looking, 3, 1, 0));
 }
 
 #[test]
-fn three_who_sleep_are_kept_apart_and_woken() {
+fn lock_excludes_and_wakes_three_sleepers() {
     check(|| run(Waiting::Sleeping, 3, 1, 0));
 }
 
 #[test]
-fn the_dead_in_line_are_passed_over() {
+fn dead_waiters_are_skipped() {
     check_with(3, || run(Waiting::Looking, 2, 1, 1 << 1 | 1 << 40));
 }
 
 #[test]
-fn the_dead_in_line_are_no_reason_to_sleep_on() {
+fn dead_waiters_do_not_prolong_a_sleep() {
     check(|| run(Waiting::Sleeping, 2, 2, 1 << 40));
 }
 
 #[test]
-fn two_of_one_name_are_two() {
+fn lock_excludes_threads_of_one_participant() {
     check_with(3, || {
         let words = ModelWords::new(&LocalWords::zeroed(WORDS + 1), &[0], Waiting::Sleeping);
         let other = words.clone();
@@ -100,7 +100,7 @@ impl Liveness for DeadProcess {
 
 /// An owner dies, two others want the lock: exactly one gets `OwnerDied`.
 #[test]
-fn what_a_dead_one_held_is_taken_once() {
+fn lock_of_a_dead_owner_is_taken_once() {
     check_with(3, || {
         let words = ModelWords::new(&LocalWords::zeroed(WORDS + 1), &[], Waiting::Napping);
         let dead = Participant::new(9, 1).unwrap();

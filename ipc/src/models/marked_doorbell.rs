@@ -46,7 +46,7 @@ fn find(words: &ModelWords, all: &[usize]) {
 }
 
 #[test]
-fn what_is_stored_by_one_after_the_other_is_found() {
+fn consecutive_stores_are_found() {
     check_with(3, || {
         let words = words();
         let other = words.clone();
@@ -58,7 +58,7 @@ fn what_is_stored_by_one_after_the_other_is_found() {
 
 /// The second ringer finds the mark that the first one set, and makes no fence.
 #[test]
-fn what_two_store_at_once_is_found() {
+fn concurrent_stores_are_found() {
     check_with(2, || {
         let words = words();
         let threads = STORED.map(|at| {

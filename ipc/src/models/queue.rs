@@ -58,7 +58,7 @@ fn read(queue: &Line, words: &ModelWords, subscriber: &mut Subscriber) -> u64 {
 }
 
 #[test]
-fn all_entries_come_in_order_through_one_slot() {
+fn entries_arrive_in_order_through_one_slot() {
     check(|| {
         let (queue, words) = queue(1, OverflowPolicy::Reject);
         let mut subscriber = subscribe(&queue, 0);
@@ -73,7 +73,7 @@ fn all_entries_come_in_order_through_one_slot() {
 }
 
 #[test]
-fn who_only_looks_misses_nothing() {
+fn non_claiming_reader_misses_nothing() {
     check_with(3, || {
         let (queue, words) = queue(2, OverflowPolicy::Reject);
         let mut subscriber = subscribe(&queue, 0);
@@ -106,7 +106,7 @@ fn who_only_looks_misses_nothing() {
 }
 
 #[test]
-fn what_is_dropped_is_told() {
+fn dropped_entries_are_reported() {
     check(|| {
         let (queue, words) = queue(1, OverflowPolicy::DropOldest);
         let mut subscriber = subscribe(&queue, 0);
@@ -137,7 +137,7 @@ fn what_is_dropped_is_told() {
 /// A subscriber that does not read costs another one nothing, whenever that reads; and no entry
 /// is rejected that any subscriber has space for.
 #[test]
-fn one_who_lags_costs_others_nothing() {
+fn slow_subscriber_does_not_affect_others() {
     check_with(2, || {
         let (queue, words) = queue(1, OverflowPolicy::DropNewest);
         let mut lags = subscribe(&queue, 0);
@@ -170,7 +170,7 @@ fn one_who_lags_costs_others_nothing() {
 }
 
 #[test]
-fn who_joins_gets_all_from_then_on() {
+fn new_subscriber_gets_all_later_entries() {
     check(|| {
         let (queue, words) = queue(4, OverflowPolicy::Reject);
         let _reader = subscribe(&queue, 0);
@@ -190,7 +190,7 @@ fn who_joins_gets_all_from_then_on() {
 }
 
 #[test]
-fn two_publishers_lose_nothing_of_each_other() {
+fn two_publishers_lose_nothing() {
     check(|| {
         let (queue, words) = queue(2, OverflowPolicy::Reject);
         let mut subscriber = subscribe(&queue, 0);
@@ -222,7 +222,7 @@ fn two_publishers_and_a_reader() {
 
 /// A living subscriber that was taken for dead reads; another takes its slot.
 #[test]
-fn one_who_is_removed_sees_nothing_torn() {
+fn removed_subscriber_sees_no_torn_entry() {
     check_with(3, || {
         let (queue, words) = queue(1, OverflowPolicy::Reject);
         let mut removed = subscribe(&queue, 0);
@@ -245,7 +245,7 @@ fn one_who_is_removed_sees_nothing_torn() {
 /// A subscription that is active after the read of a payload proves that the payload was
 /// intact: an eviction overwrites what it disposes of at once.
 #[test]
-fn one_who_is_evicted_knows_what_not_to_trust() {
+fn evicted_subscriber_detects_overwritten_payloads() {
     check_with(3, || {
         let (queue, words) = queue(1, OverflowPolicy::Reject);
         let named = words.count() - 1;
@@ -271,7 +271,7 @@ fn one_who_is_evicted_knows_what_not_to_trust() {
 /// process that disposes of the entry must see the word, whether it is the evicting one, or a
 /// later reader that releases it last.
 #[test]
-fn what_one_says_who_is_not_evicted_yet_is_heard() {
+fn store_before_eviction_is_seen_by_the_disposer() {
     check_with(2, || {
         let (queue, words) = queue(1, OverflowPolicy::Reject);
         let said = words.count() - 1;
@@ -306,7 +306,7 @@ fn what_one_says_who_is_not_evicted_yet_is_heard() {
 
 /// An entry that an evicted subscriber releases at this moment belongs to no other.
 #[test]
-fn one_who_is_evicted_takes_no_mark_of_the_next() {
+fn evicted_subscriber_clears_no_mark_of_its_successor() {
     check_with(3, || {
         let (queue, words) = queue(1, OverflowPolicy::Reject);
         let mut slow = subscribe(&queue, 0);

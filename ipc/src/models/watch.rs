@@ -122,16 +122,16 @@ fn run(publishers: u64, each: u64) {
 }
 
 #[test]
-fn one_who_polls_is_told_of_a_message() {
+fn poller_is_woken_by_a_message() {
     check_with(3, || run(1, 1));
 }
 
 #[test]
-fn one_who_polls_is_told_of_the_next_message_too() {
+fn poller_is_woken_by_the_next_message() {
     check_with(2, || run(1, 2));
 }
 
 #[test]
-fn one_who_polls_is_told_of_two_publishers() {
+fn poller_is_woken_by_two_publishers() {
     check_with(2, || run(2, 1));
 }

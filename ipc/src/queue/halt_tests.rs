@@ -7,7 +7,7 @@ use crate::words::LocalWords;
 type Short = Queue<LocalWords, 1>;
 
 #[test]
-fn who_is_halted_keeps_what_it_had_and_gets_no_more() {
+fn halted_subscription_keeps_its_entries_and_gets_no_more() {
     for overflow_policy in
         [OverflowPolicy::Reject, OverflowPolicy::DropOldest, OverflowPolicy::DropNewest]
     {

@@ -65,7 +65,7 @@ impl Words for InterleavedWords {
 }
 
 #[test]
-fn one_removed_while_it_claims_another_entry_leaves_no_mark() {
+fn removal_during_a_mistaken_claim_leaves_no_mark() {
     let setup = QueueSetup { depth: 2, overflow_policy: OverflowPolicy::DropOldest };
     static WORDS: OnceLock<LocalWords> = OnceLock::new();
     let words = WORDS
@@ -103,7 +103,7 @@ fn one_removed_while_it_claims_another_entry_leaves_no_mark() {
 
 /// Entries that others have not read yet stay when one of their subscribers stops.
 #[test]
-fn one_who_stops_takes_nothing_that_others_have_still_to_read() {
+fn stopping_keeps_entries_that_others_have_not_read() {
     for overflow_policy in
         [OverflowPolicy::Reject, OverflowPolicy::DropOldest, OverflowPolicy::DropNewest]
     {
@@ -203,7 +203,7 @@ impl Words for RecordedWords {
 
 /// The cost of a message is the number of transfers of cache lines between processors.
 #[test]
-fn an_entry_comes_to_its_readers_in_one_line() {
+fn entry_reaches_its_readers_in_one_cache_line() {
     const ENTRY: usize = 6;
     let setup = QueueSetup { depth: 2, overflow_policy: OverflowPolicy::Reject };
     static WORDS: OnceLock<LocalWords> = OnceLock::new();
@@ -243,7 +243,7 @@ fn an_entry_comes_to_its_readers_in_one_line() {
 }
 
 #[test]
-fn what_was_not_settled_is_looked_at() {
+fn entry_not_marked_as_disposed_is_checked() {
     let setup = QueueSetup { depth: 1, overflow_policy: OverflowPolicy::Reject };
     let words = LocalWords::zeroed(Queue::<LocalWords, 1>::required_words(setup));
     let queue = Queue::<_, 1>::format(words, setup).unwrap();
@@ -264,7 +264,7 @@ fn what_was_not_settled_is_looked_at() {
 }
 
 #[test]
-fn who_was_woken_does_not_say_that_it_sleeps() {
+fn woken_waiter_does_not_set_the_sleepers_flag() {
     let setup = QueueSetup { depth: 1, overflow_policy: OverflowPolicy::Reject };
     let words = LocalWords::zeroed(Queue::<LocalWords, 1>::required_words(setup));
     let queue = Queue::<_, 1>::format(words, setup).unwrap();

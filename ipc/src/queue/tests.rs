@@ -21,7 +21,7 @@ fn caller(index: u32) -> Caller<'static> {
 }
 
 #[test]
-fn all_get_every_entry_and_the_last_disposes() {
+fn all_subscribers_get_every_entry_and_the_last_disposes() {
     let queue = queue(2, OverflowPolicy::Reject);
     let me = caller(0);
     assert_eq!(queue.publish(&me, [1], |_| {}), Err(QueueError::NoSubscribers));
@@ -48,7 +48,7 @@ fn all_get_every_entry_and_the_last_disposes() {
 }
 
 #[test]
-fn a_mark_that_somebody_took_off_costs_an_entry_and_no_more() {
+fn wrongly_cleared_mark_costs_one_entry_only() {
     let (me, other) = (caller(0), caller(1));
     let dead = queue(4, OverflowPolicy::Reject);
     dead.subscribe(&other).unwrap();
@@ -87,7 +87,7 @@ fn a_mark_is_taken_off(queue: &Short, mut reader: Subscriber) {
 }
 
 #[test]
-fn who_comes_later_gets_what_comes_later() {
+fn late_subscriber_gets_later_entries_only() {
     let queue = queue(4, OverflowPolicy::Reject);
     let me = caller(0);
     let mut early = queue.subscribe(&me).unwrap();
@@ -100,7 +100,7 @@ fn who_comes_later_gets_what_comes_later() {
 }
 
 #[test]
-fn the_oldest_makes_room_and_the_gap_is_told() {
+fn oldest_entry_is_dropped_and_the_gap_reported() {
     let queue = queue(3, OverflowPolicy::DropOldest);
     let me = caller(0);
     let mut reader = queue.subscribe(&me).unwrap();
@@ -124,7 +124,7 @@ fn the_oldest_makes_room_and_the_gap_is_told() {
 }
 
 #[test]
-fn a_subscriber_that_lags_costs_others_nothing() {
+fn slow_subscriber_costs_others_no_entries() {
     for overflow_policy in [OverflowPolicy::DropOldest, OverflowPolicy::DropNewest] {
         let queue = queue(4, overflow_policy);
         let me = caller(0);
@@ -151,7 +151,7 @@ fn a_subscriber_that_lags_costs_others_nothing() {
 }
 
 #[test]
-fn entries_that_are_held_leave_others_their_whole_depth() {
+fn held_entries_do_not_reduce_the_depth_of_others() {
     for overflow_policy in [OverflowPolicy::DropOldest, OverflowPolicy::DropNewest] {
         let queue = queue(16, overflow_policy);
         let me = caller(0);
@@ -179,7 +179,7 @@ fn entries_that_are_held_leave_others_their_whole_depth() {
 }
 
 #[test]
-fn held_entries_and_an_idle_reader_stop_no_others() {
+fn held_entries_and_an_idle_reader_block_no_others() {
     for overflow_policy in [OverflowPolicy::DropOldest, OverflowPolicy::DropNewest] {
         let queue = queue(16, overflow_policy);
         let me = caller(0);
@@ -213,7 +213,7 @@ fn held_entries_and_an_idle_reader_stop_no_others() {
 }
 
 #[test]
-fn the_newest_is_refused_only_if_nobody_has_room() {
+fn newest_is_rejected_only_if_no_subscriber_has_space() {
     let queue = queue(3, OverflowPolicy::DropNewest);
     let me = caller(0);
     let (mut first, mut second) = (queue.subscribe(&me).unwrap(), queue.subscribe(&me).unwrap());
@@ -234,7 +234,7 @@ fn the_newest_is_refused_only_if_nobody_has_room() {
 }
 
 #[test]
-fn one_who_leaves_gives_back_what_was_its_alone() {
+fn unsubscribing_disposes_of_entries_without_other_readers() {
     for overflow_policy in
         [OverflowPolicy::Reject, OverflowPolicy::DropOldest, OverflowPolicy::DropNewest]
     {
@@ -266,7 +266,7 @@ fn one_who_leaves_gives_back_what_was_its_alone() {
 }
 
 #[test]
-fn a_role_outlives_who_has_it_and_its_successor_misses_nothing() {
+fn resumed_role_misses_nothing() {
     for overflow_policy in
         [OverflowPolicy::Reject, OverflowPolicy::DropOldest, OverflowPolicy::DropNewest]
     {
@@ -323,7 +323,7 @@ fn a_role_outlives_who_has_it_and_its_successor_misses_nothing() {
 }
 
 #[test]
-fn one_who_is_evicted_keeps_its_place_and_nothing_else() {
+fn evicted_subscriber_keeps_only_its_slot() {
     for overflow_policy in
         [OverflowPolicy::Reject, OverflowPolicy::DropOldest, OverflowPolicy::DropNewest]
     {
@@ -378,7 +378,7 @@ fn one_who_is_evicted_keeps_its_place_and_nothing_else() {
 }
 
 #[test]
-fn what_was_held_for_too_long_is_missed_by_who_goes_on() {
+fn entries_held_too_long_are_missed_after_resume() {
     let queue = queue(2, OverflowPolicy::DropOldest);
     let role = Participant::role(0).unwrap();
     let me = caller(0);
@@ -400,7 +400,7 @@ fn what_was_held_for_too_long_is_missed_by_who_goes_on() {
 }
 
 #[test]
-fn what_was_put_back_too_late_is_dropped_in_its_turn() {
+fn entry_reverted_too_late_is_dropped() {
     let queue = queue(2, OverflowPolicy::DropOldest);
     let me = caller(0);
     let reader = queue.subscribe(&me).unwrap();
@@ -427,7 +427,7 @@ impl Short {
 }
 
 #[test]
-fn one_who_stops_goes_on_holding_what_it_has() {
+fn stopped_subscriber_keeps_its_held_entries() {
     for overflow_policy in
         [OverflowPolicy::Reject, OverflowPolicy::DropOldest, OverflowPolicy::DropNewest]
     {
@@ -453,7 +453,7 @@ fn one_who_stops_goes_on_holding_what_it_has() {
 }
 
 #[test]
-fn room_is_seen_without_taking_it() {
+fn has_room_does_not_take_an_entry() {
     for overflow_policy in
         [OverflowPolicy::Reject, OverflowPolicy::DropOldest, OverflowPolicy::DropNewest]
     {
@@ -472,7 +472,7 @@ fn room_is_seen_without_taking_it() {
 }
 
 #[test]
-fn who_dies_ringing_leaves_nobody_asleep() {
+fn death_during_a_ring_leaves_no_sleeper() {
     use std::time::{Duration, Instant};
     let queue = queue(1, OverflowPolicy::Reject);
     let me = caller(0);
@@ -495,7 +495,7 @@ fn who_dies_ringing_leaves_nobody_asleep() {
 }
 
 #[test]
-fn places_run_out() {
+fn subscriber_slots_are_limited() {
     let queue = queue(1, OverflowPolicy::Reject);
     let mut subscribers: Vec<_> =
         (0..MAX_PROCESS_SUBSCRIBERS).map(|_| queue.subscribe(&caller(0)).unwrap()).collect();
@@ -514,7 +514,7 @@ fn places_run_out() {
 }
 
 #[test]
-fn waiting_ends_with_an_entry_with_room_or_with_the_deadline() {
+fn waits_end_with_an_entry_space_or_the_deadline() {
     use std::time::{Duration, Instant};
     let queue = queue(1, OverflowPolicy::Reject);
     let me = caller(0);
@@ -547,7 +547,7 @@ fn waiting_ends_with_an_entry_with_room_or_with_the_deadline() {
 }
 
 #[test]
-fn several_publishers_and_readers_at_once_lose_nothing() {
+fn concurrent_publishers_and_readers_lose_nothing() {
     use std::time::{Duration, Instant};
     const EACH: u64 = 2000;
     for overflow_policy in
@@ -641,7 +641,7 @@ proptest! {
     /// except dropped ones. Every entry is disposed of once, when it is not needed any more. An
     /// evicted subscriber is excluded, whatever it does.
     #[test]
-    fn it_does_as_the_model(steps in steps(), depth in 1..6_u32, overflow_policy in 0..3_usize) {
+    fn behaviour_matches_the_model(steps in steps(), depth in 1..6_u32, overflow_policy in 0..3_usize) {
         let all = [OverflowPolicy::Reject, OverflowPolicy::DropOldest, OverflowPolicy::DropNewest];
         let overflow_policy = all[overflow_policy];
         let drops = overflow_policy.drops();

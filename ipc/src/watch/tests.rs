@@ -56,7 +56,7 @@ fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 }
 
 #[test]
-fn who_listens_is_told_of_rings_that_somebody_announced() {
+fn listener_is_called_for_announced_waits() {
     for watch in watches() {
         let doorbells = doorbells(5);
         let (rung, told) = mpsc::channel();
@@ -80,7 +80,7 @@ fn who_listens_is_told_of_rings_that_somebody_announced() {
 }
 
 #[test]
-fn a_ring_costs_nothing_as_long_as_nobody_announced_himself() {
+fn ring_without_announced_waiter_makes_no_system_call() {
     let doorbell = doorbells(1).remove(0);
     let (rung, told) = mpsc::channel();
     let watch = DoorbellWatcher::new();
@@ -94,7 +94,7 @@ fn a_ring_costs_nothing_as_long_as_nobody_announced_himself() {
 }
 
 #[test]
-fn there_are_as_many_threads_as_bells_need_and_none_when_nobody_listens() {
+fn thread_count_follows_the_number_of_doorbells() {
     let watch = DoorbellWatcher::with_max_doorbells(4);
     let most = if futex::supports_waitv() { 4 } else { 1 };
     assert_eq!(watch.threads(), 0);
@@ -128,7 +128,7 @@ fn there_are_as_many_threads_as_bells_need_and_none_when_nobody_listens() {
 }
 
 #[test]
-fn nothing_is_kept_of_those_that_do_not_listen_any_more() {
+fn dropped_listeners_release_their_words() {
     for watch in watches() {
         let words = Segment::create(Layout::new("bells", 1), 128).unwrap().words();
         let kept = Arc::new(words);
@@ -199,7 +199,7 @@ impl FutexWords for Shared {
 }
 
 #[test]
-fn each_is_asked_to_look_once_in_a_while() {
+fn every_listener_is_called_periodically() {
     for watch in watches() {
         let doorbells = doorbells(2);
         let (rung, _told) = mpsc::channel();
@@ -234,7 +234,7 @@ impl DoorbellListener for Waker {
 }
 
 #[test]
-fn no_message_is_slept_over_whoever_rings_and_whoever_else_sleeps_there() {
+fn no_message_is_missed_with_other_ringers_and_sleepers() {
     const MESSAGES: u64 = 3000;
     for watch in watches() {
         let count = 12;

@@ -14,8 +14,8 @@ pub const CASES: &[Case] = cases![
     fetch_and_add,
     compare_and_swap,
     plain_atomics,
-    atomic_limits_are_told,
-    atomics_without_right_or_alignment_are_refused,
+    atomic_limits_are_reported,
+    atomics_without_access_or_alignment_are_refused,
 ];
 
 fn word(region: &MemoryRegion, at: usize) -> CaseResult<u64> {
@@ -127,7 +127,7 @@ fn plain_atomics(cell: &Cell) -> CaseResult {
     Ok(())
 }
 
-fn atomic_limits_are_told(cell: &Cell) -> CaseResult {
+fn atomic_limits_are_reported(cell: &Cell) -> CaseResult {
     let mut pair = Pair::caps(cell, Caps::ATOMIC)?;
     let domain = pair.sides[A].domain.clone();
     let supported = Datatype::ALL
@@ -159,7 +159,7 @@ fn atomic_limits_are_told(cell: &Cell) -> CaseResult {
     Ok(())
 }
 
-fn atomics_without_right_or_alignment_are_refused(cell: &Cell) -> CaseResult {
+fn atomics_without_access_or_alignment_are_refused(cell: &Cell) -> CaseResult {
     let mut pair = Pair::caps(cell, Caps::ATOMIC)?;
     let local = pair.sides[A].region(64)?;
     let target = pair.sides[B].region(64)?;

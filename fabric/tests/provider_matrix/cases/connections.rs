@@ -16,9 +16,9 @@ pub const CASES: &[Case] = cases![
     connection_data_travels_both_ways,
     connection_data_is_bounded,
     rejection_is_reported,
-    nobody_listening_is_refused,
-    shutdown_is_seen_by_the_peer,
-    a_request_is_taken_up_once,
+    connecting_without_a_listener_is_refused,
+    shutdown_is_reported_to_the_peer,
+    connection_request_is_accepted_once,
 ];
 
 struct Connecting {
@@ -117,7 +117,7 @@ fn rejection_is_reported(cell: &Cell) -> CaseResult {
     Ok(())
 }
 
-fn nobody_listening_is_refused(cell: &Cell) -> CaseResult {
+fn connecting_without_a_listener_is_refused(cell: &Cell) -> CaseResult {
     let c = start(cell)?;
     // A port that had a listener a moment ago.
     let to: Address = c.listener.address()?;
@@ -139,7 +139,7 @@ fn nobody_listening_is_refused(cell: &Cell) -> CaseResult {
     Ok(())
 }
 
-fn shutdown_is_seen_by_the_peer(cell: &Cell) -> CaseResult {
+fn shutdown_is_reported_to_the_peer(cell: &Cell) -> CaseResult {
     let mut pair = Pair::new(cell)?;
     ensure!(pair.kind == EndpointKind::Msg, "for connected endpoints");
     pair.sides[A].endpoint.disconnect()?;
@@ -157,7 +157,7 @@ fn shutdown_is_seen_by_the_peer(cell: &Cell) -> CaseResult {
     Err("the peer saw no shutdown".into())
 }
 
-fn a_request_is_taken_up_once(cell: &Cell) -> CaseResult {
+fn connection_request_is_accepted_once(cell: &Cell) -> CaseResult {
     let mut c = start(cell)?;
     c.endpoint.start_connecting(&c.listener.address()?, b"once")?;
     let request = c.request(b"once")?;

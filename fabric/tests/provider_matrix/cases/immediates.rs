@@ -13,7 +13,7 @@ pub const CASES: &[Case] = cases![
     too_wide_immediate_is_refused,
     immediates_absent_are_refused,
     write_data_without_payload,
-    immediates_come_once_each,
+    each_immediate_arrives_once,
     ordered_writes_arrive_in_order,
 ];
 
@@ -125,7 +125,7 @@ fn write_data_without_payload(cell: &Cell) -> CaseResult {
 }
 
 /// By count: every immediate arrives exactly once, in any order.
-fn immediates_come_once_each(cell: &Cell) -> CaseResult {
+fn each_immediate_arrives_once(cell: &Cell) -> CaseResult {
     const COUNT: usize = 1000;
     let mut pair = Pair::new(cell)?;
     let (from, into) = (pair.sides[A].region(64)?, pair.sides[B].region(64)?);

@@ -16,7 +16,7 @@ pub const CASES: &[Case] = cases![
     no_key_cannot_be_requested,
     keys_are_random,
     raw_key_is_exchanged,
-    raw_calls_answer,
+    raw_key_calls_return,
 ];
 
 fn requested_key_is_honoured(cell: &Cell) -> CaseResult {
@@ -112,7 +112,7 @@ fn raw_key_is_exchanged(cell: &Cell) -> CaseResult {
 
 /// The manual page says "It is safe to use this call with any memory region"; but most
 /// providers without raw keys return that they do not know the call.
-fn raw_calls_answer(cell: &Cell) -> CaseResult {
+fn raw_key_calls_return(cell: &Cell) -> CaseResult {
     let pair = Pair::new(cell)?;
     let region = pair.sides[A].region(64)?;
     match region.raw_key() {

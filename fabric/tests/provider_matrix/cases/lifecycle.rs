@@ -14,7 +14,7 @@ use crate::{cases, ensure};
 pub const CASES: &[Case] = cases![
     open_and_close,
     close_reports_success,
-    opening_again_and_again_leaks_nothing,
+    repeated_opening_leaks_nothing,
     queue_dropped_before_endpoint,
     endpoint_dropped_with_operations_in_flight,
 ];
@@ -50,7 +50,7 @@ fn close_reports_success(cell: &Cell) -> CaseResult {
     Ok(())
 }
 
-fn opening_again_and_again_leaks_nothing(cell: &Cell) -> CaseResult {
+fn repeated_opening_leaks_nothing(cell: &Cell) -> CaseResult {
     let once = || -> CaseResult {
         let offer = cell.offer(Caps::empty())?;
         let domain = Domain::open(&offer)?;

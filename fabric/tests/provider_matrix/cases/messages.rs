@@ -16,7 +16,7 @@ pub const CASES: &[Case] = cases![
     cancel_receive,
     tagged_messages_match,
     tagged_ignore_mask,
-    sender_is_named,
+    sender_is_reported,
 ];
 
 fn exchange(pair: &mut Pair, length: usize, offset: usize) -> CaseResult {
@@ -184,7 +184,7 @@ fn tagged_ignore_mask(cell: &Cell) -> CaseResult {
     Ok(())
 }
 
-fn sender_is_named(cell: &Cell) -> CaseResult {
+fn sender_is_reported(cell: &Cell) -> CaseResult {
     let mut pair = Pair::caps(cell, Caps::SOURCE)?;
     let (from, into) = (pair.sides[A].region(8)?, pair.sides[B].region(8)?);
     let receive =

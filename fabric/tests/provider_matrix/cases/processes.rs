@@ -23,13 +23,13 @@ pub const CASES: &[Case] = &[
         may_leak_objects: true,
     },
     Case {
-        name: "injected_writes_die_with_their_peer",
-        run: injected_writes_die_with_their_peer,
+        name: "injected_writes_fail_with_their_peer",
+        run: injected_writes_fail_with_their_peer,
         may_leak_objects: true,
     },
     Case {
-        name: "ring_to_the_dead_fails_in_time",
-        run: ring_to_the_dead_fails_in_time,
+        name: "ring_to_a_dead_peer_fails_in_time",
+        run: ring_to_a_dead_peer_fails_in_time,
         may_leak_objects: true,
     },
     Case { name: "peer_killed_while_idle", run: peer_killed_while_idle, may_leak_objects: true },
@@ -98,7 +98,7 @@ fn peer_killed_mid_transfer(cell: &Cell) -> CaseResult {
 
 /// When a connection ends, injected writes that wait behind others belong to no operation. A
 /// library that resolves their context crashes, as rxm over tcp did.
-fn injected_writes_die_with_their_peer(cell: &Cell) -> CaseResult {
+fn injected_writes_fail_with_their_peer(cell: &Cell) -> CaseResult {
     const ROUNDS: usize = 16;
     let (side, mut process, region) = connect_to_peer_process(cell)?;
     let length = 256 << 10;
@@ -200,7 +200,7 @@ fn peer_killed_while_idle(cell: &Cell) -> CaseResult {
 
 /// The reader of a ring dies while its writer waits for credit. The writer gets an error within
 /// its deadline, which reports how much was written; so does the next message.
-fn ring_to_the_dead_fails_in_time(cell: &Cell) -> CaseResult {
+fn ring_to_a_dead_peer_fails_in_time(cell: &Cell) -> CaseResult {
     let (side, mut process, region) = connect_to_peer_process(cell)?;
     let capacity = 1 << 20;
     let length = 4 * capacity as usize;

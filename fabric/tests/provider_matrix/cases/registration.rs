@@ -21,18 +21,18 @@ pub const CASES: &[Case] = cases![
     thousand_regions,
     registering_in_a_loop_leaks_nothing,
     local_region_needs_no_registration,
-    binding_answers,
-    peer_to_peer_choice_answers,
-    asynchronous_domains_answer,
-    collective_right_is_passed,
-    deprecated_modes_stand_alone,
+    binding_succeeds_or_is_not_supported,
+    peer_to_peer_option_succeeds_or_is_not_supported,
+    asynchronous_domain_opens_or_is_not_supported,
+    collective_access_is_passed,
+    deprecated_modes_cannot_be_combined,
     register_several_buffers,
     too_many_buffers_are_refused,
     nonzero_offset_is_refused,
     bad_ranges_are_refused,
-    unmapped_pages_are_refused_where_pages_are_demanded,
+    unmapped_pages_are_refused_if_required,
     unbacked_ranges_can_be_registered,
-    descriptor_is_given_where_it_is_demanded,
+    local_descriptor_is_set_if_required,
     refresh_region,
     enable_is_idempotent,
     remote_writes_are_counted_by_region,
@@ -44,8 +44,8 @@ pub const CASES: &[Case] = cases![
     synchronous_domains_refuse_asynchronous_registration,
     basic_mode,
     scalable_mode,
-    mode_bits_are_obeyed_as_returned,
-    regions_are_reached_where_no_order_is_promised,
+    returned_mode_bits_are_supported,
+    regions_are_reachable_without_order,
     registration_cache_opens,
     region_outlives_its_owner_while_in_flight,
 ];
@@ -146,7 +146,7 @@ fn local_region_needs_no_registration(cell: &Cell) -> CaseResult {
 }
 
 /// Binding works or is refused with NotSupported; never a crash, never a bare "other".
-fn binding_answers(cell: &Cell) -> CaseResult {
+fn binding_succeeds_or_is_not_supported(cell: &Cell) -> CaseResult {
     let known = |error: &fabric::Error| {
         matches!(error.kind(), ErrorKind::NotSupported | ErrorKind::InvalidArgument)
     };
@@ -167,7 +167,7 @@ fn binding_answers(cell: &Cell) -> CaseResult {
     Ok(())
 }
 
-fn peer_to_peer_choice_answers(cell: &Cell) -> CaseResult {
+fn peer_to_peer_option_succeeds_or_is_not_supported(cell: &Cell) -> CaseResult {
     let mut pair = Pair::new(cell)?;
     for policy in
         [PeerToPeer::Enabled, PeerToPeer::Required, PeerToPeer::Preferred, PeerToPeer::Disabled]
@@ -179,7 +179,7 @@ fn peer_to_peer_choice_answers(cell: &Cell) -> CaseResult {
     Ok(())
 }
 
-fn asynchronous_domains_answer(cell: &Cell) -> CaseResult {
+fn asynchronous_domain_opens_or_is_not_supported(cell: &Cell) -> CaseResult {
     let offer = cell.offer(Caps::empty())?;
     let fabric = Fabric::open(&offer)?;
     let events = EventQueue::open(&fabric)?;
@@ -196,7 +196,7 @@ fn asynchronous_domains_answer(cell: &Cell) -> CaseResult {
     Ok(())
 }
 
-fn collective_right_is_passed(cell: &Cell) -> CaseResult {
+fn collective_access_is_passed(cell: &Cell) -> CaseResult {
     let pair = Pair::new(cell)?;
     let options = RegistrationOptions::new(Access::ALL | Access::COLLECTIVE);
     match pair.sides[A].domain.register(HostMemory::zeroed(4096)?, options) {
@@ -209,7 +209,7 @@ fn collective_right_is_passed(cell: &Cell) -> CaseResult {
     Ok(())
 }
 
-fn deprecated_modes_stand_alone(cell: &Cell) -> CaseResult {
+fn deprecated_modes_cannot_be_combined(cell: &Cell) -> CaseResult {
     for mode in [MrMode::BASIC | MrMode::LOCAL, MrMode::SCALABLE | MrMode::BASIC] {
         let error = cell.offer_of(cell.query().mr_mode(mode), Caps::empty()).unwrap_err();
         ensure!(error.kind() == ErrorKind::InvalidArgument, "{mode:?}: {error}");
@@ -312,7 +312,7 @@ fn page_and_hole() -> *mut u8 {
 }
 
 #[allow(unsafe_code)]
-fn unmapped_pages_are_refused_where_pages_are_demanded(cell: &Cell) -> CaseResult {
+fn unmapped_pages_are_refused_if_required(cell: &Cell) -> CaseResult {
     let pair = Pair::new(cell)?;
     let domain = &pair.sides[A].domain;
     let demanded = domain.capabilities().mr_mode.without_deprecated().contains(MrMode::ALLOCATED);
@@ -339,7 +339,7 @@ fn unbacked_ranges_can_be_registered(cell: &Cell) -> CaseResult {
     Ok(())
 }
 
-fn descriptor_is_given_where_it_is_demanded(cell: &Cell) -> CaseResult {
+fn local_descriptor_is_set_if_required(cell: &Cell) -> CaseResult {
     let mut pair = Pair::new(cell)?;
     let capabilities = pair.sides[A].domain.capabilities();
     ensure!(
@@ -559,7 +559,7 @@ fn scalable_mode(cell: &Cell) -> CaseResult {
     with_mode(cell, MrMode::SCALABLE)
 }
 
-fn mode_bits_are_obeyed_as_returned(cell: &Cell) -> CaseResult {
+fn returned_mode_bits_are_supported(cell: &Cell) -> CaseResult {
     // All bits are offered, then each one is removed: the library supports every combination
     // that is returned.
     with_mode(cell, MrMode::SUPPORTED)?;
@@ -573,7 +573,7 @@ fn mode_bits_are_obeyed_as_returned(cell: &Cell) -> CaseResult {
     Ok(())
 }
 
-fn regions_are_reached_where_no_order_is_promised(cell: &Cell) -> CaseResult {
+fn regions_are_reachable_without_order(cell: &Cell) -> CaseResult {
     // shm then requires virtual addresses; otherwise it does not.
     with_query(cell, cell.query().order(Order::empty()))
 }

@@ -17,16 +17,16 @@ use crate::{cases, ensure};
 
 pub const CASES: &[Case] = cases![
     out_of_bounds_is_refused_before_sending,
-    missing_rights_are_refused_before_sending,
-    injecting_more_than_fits_is_refused_before_sending,
+    missing_access_is_refused_before_sending,
+    oversized_injection_is_refused_before_sending,
     wrong_key_is_an_error_and_no_data,
     write_beyond_the_region_is_an_error_and_no_data,
-    write_without_right_is_an_error_and_no_data,
-    read_without_right_is_an_error_and_no_data,
+    write_without_access_is_an_error_and_no_data,
+    read_without_access_is_an_error_and_no_data,
     closed_region_is_an_error_and_no_data,
     removed_peer_is_refused,
-    strange_objects_are_refused,
-    strange_descriptor_is_refused,
+    foreign_objects_are_refused,
+    foreign_descriptor_is_refused,
 ];
 
 fn out_of_bounds_is_refused_before_sending(cell: &Cell) -> CaseResult {
@@ -52,7 +52,7 @@ fn out_of_bounds_is_refused_before_sending(cell: &Cell) -> CaseResult {
     Ok(())
 }
 
-fn missing_rights_are_refused_before_sending(cell: &Cell) -> CaseResult {
+fn missing_access_is_refused_before_sending(cell: &Cell) -> CaseResult {
     let mut pair = Pair::new(cell)?;
     let from = pair.sides[A].region(64)?;
     let read_only = pair.sides[B].region_for(64, Access::LOCAL | Access::REMOTE_READ)?;
@@ -78,7 +78,7 @@ fn missing_rights_are_refused_before_sending(cell: &Cell) -> CaseResult {
 }
 
 /// Some providers copy without checking the size of their buffer.
-fn injecting_more_than_fits_is_refused_before_sending(cell: &Cell) -> CaseResult {
+fn oversized_injection_is_refused_before_sending(cell: &Cell) -> CaseResult {
     let mut pair = Pair::new(cell)?;
     let length = pair.sides[A].domain.capabilities().inject_size + 1;
     let (from, into) = (pair.sides[A].region(length)?, pair.sides[B].region(length)?);
@@ -195,7 +195,7 @@ fn write_beyond_the_region_is_an_error_and_no_data(cell: &Cell) -> CaseResult {
     result
 }
 
-fn write_without_right_is_an_error_and_no_data(cell: &Cell) -> CaseResult {
+fn write_without_access_is_an_error_and_no_data(cell: &Cell) -> CaseResult {
     let mut pair = Pair::new(cell)?;
     let from = pair.sides[A].region(64)?;
     let into = pair.sides[B].region_for(64, Access::LOCAL | Access::REMOTE_READ)?;
@@ -206,7 +206,7 @@ fn write_without_right_is_an_error_and_no_data(cell: &Cell) -> CaseResult {
     result
 }
 
-fn read_without_right_is_an_error_and_no_data(cell: &Cell) -> CaseResult {
+fn read_without_access_is_an_error_and_no_data(cell: &Cell) -> CaseResult {
     let mut pair = Pair::new(cell)?;
     let into = pair.sides[A].region(64)?;
     put(&into, 0, &pattern(99, 64))?;
@@ -255,7 +255,7 @@ fn removed_peer_is_refused(cell: &Cell) -> CaseResult {
     Ok(())
 }
 
-fn strange_objects_are_refused(cell: &Cell) -> CaseResult {
+fn foreign_objects_are_refused(cell: &Cell) -> CaseResult {
     let mut pair = Pair::new(cell)?;
     let (ours, theirs) = (pair.sides[A].region(64)?, pair.sides[B].region(64)?);
     let remote = pair.sides[A].attach(&theirs)?;
@@ -275,7 +275,7 @@ fn strange_objects_are_refused(cell: &Cell) -> CaseResult {
     Ok(())
 }
 
-fn strange_descriptor_is_refused(cell: &Cell) -> CaseResult {
+fn foreign_descriptor_is_refused(cell: &Cell) -> CaseResult {
     let pair = Pair::new(cell)?;
     let region = pair.sides[B].region(64)?;
     let mut bytes = region.describe()?.encode();

@@ -12,10 +12,10 @@ use crate::{cases, ensure};
 pub const CASES: &[Case] = cases![
     waiting_ends_with_its_deadline,
     waiting_does_not_burn_a_core,
-    sleeping_is_woken_by_a_peer,
+    sleeping_queue_is_woken_by_a_peer,
     abandoned_operation_is_quarantined,
-    many_given_up_at_once_are_no_burden,
-    closing_tells_all_that_was_in_flight,
+    many_abandoned_operations_complete_at_once,
+    closing_reports_all_operations_in_flight,
     full_queue_is_reported,
     busy_queue_works,
 ];
@@ -68,7 +68,7 @@ fn waiting_does_not_burn_a_core(cell: &Cell) -> CaseResult {
 }
 
 /// B sleeps in one thread; A writes from another. (In a single thread nothing would wake B.)
-fn sleeping_is_woken_by_a_peer(cell: &Cell) -> CaseResult {
+fn sleeping_queue_is_woken_by_a_peer(cell: &Cell) -> CaseResult {
     let mut pair = with_waiting(cell, WaitStrategy::Block)?;
     let (from, into) = (pair.sides[A].region(64)?, pair.sides[B].region(64)?);
     put(&from, 0, &[7; 64])?;
@@ -127,7 +127,7 @@ fn abandoned_operation_is_quarantined(cell: &Cell) -> CaseResult {
 
 /// Thousands of abandoned operations may complete at once. They must be skipped silently, and
 /// without deep recursion.
-fn many_given_up_at_once_are_no_burden(cell: &Cell) -> CaseResult {
+fn many_abandoned_operations_complete_at_once(cell: &Cell) -> CaseResult {
     let mut pair = Pair::new(cell)?;
     let into = pair.sides[A].region(64)?;
     let side = &mut pair.sides[A];
@@ -164,7 +164,7 @@ fn many_given_up_at_once_are_no_burden(cell: &Cell) -> CaseResult {
     Ok(())
 }
 
-fn closing_tells_all_that_was_in_flight(cell: &Cell) -> CaseResult {
+fn closing_reports_all_operations_in_flight(cell: &Cell) -> CaseResult {
     let mut pair = Pair::new(cell)?;
     let into = pair.sides[A].region(64)?;
     let post = |pair: &mut Pair| {

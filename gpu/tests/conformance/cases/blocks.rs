@@ -79,7 +79,7 @@ fn scattered(random: &mut Random, count: usize, longest: u64, from: u64) -> (Vec
     (blocks.collect(), at)
 }
 
-pub fn blocks_arrive_however_they_lie(fixture: &Fixture) -> Result<(), Skip> {
+pub fn blocks_arrive_at_any_alignment(fixture: &Fixture) -> Result<(), Skip> {
     // Every destination offset of 32, with every source offset of 32, with lengths around the
     // units: of a thread, of a team, of a team at once.
     for (round, longest) in [31, 100, 700, 2100, 9000].into_iter().enumerate() {
@@ -110,7 +110,7 @@ pub fn blocks_arrive_however_they_lie(fixture: &Fixture) -> Result<(), Skip> {
     Ok(())
 }
 
-pub fn blocks_arrive_however_long_they_are(fixture: &Fixture) -> Result<(), Skip> {
+pub fn blocks_arrive_at_any_length(fixture: &Fixture) -> Result<(), Skip> {
     let mut random = Random(1);
     let from = 4 << 20;
     for longest in [60, 3000, 20_000, 70 << 10] {
@@ -180,9 +180,7 @@ pub fn ten_thousand_blocks_arrive(fixture: &Fixture) -> Result<(), Skip> {
     Ok(())
 }
 
-pub fn blocks_that_reach_beyond_are_refused_before_any_moves(
-    fixture: &Fixture,
-) -> Result<(), Skip> {
+pub fn out_of_bounds_blocks_are_refused_before_any_copy(fixture: &Fixture) -> Result<(), Skip> {
     let mut pair = Pair::new(fixture, 10_000, 20_000);
     let good = Block { to: 0, from: 0, length: 1000 };
     let bad = [
@@ -220,7 +218,7 @@ pub fn blocks_that_reach_beyond_are_refused_before_any_moves(
     Ok(())
 }
 
-pub fn memory_lives_as_long_as_its_blocks(fixture: &Fixture) -> Result<(), Skip> {
+pub fn memory_outlives_its_block_copies(fixture: &Fixture) -> Result<(), Skip> {
     let length = 16 << 20;
     let to = fixture.first.allocate(length).unwrap();
     let stream = fixture.first.stream().unwrap();
@@ -249,7 +247,7 @@ pub fn memory_lives_as_long_as_its_blocks(fixture: &Fixture) -> Result<(), Skip>
     Ok(())
 }
 
-pub fn blocks_go_to_peers_and_to_the_host(fixture: &Fixture) -> Result<(), Skip> {
+pub fn blocks_are_copied_to_peers_and_the_host(fixture: &Fixture) -> Result<(), Skip> {
     let mut random = Random(3);
     let from = 2 << 20;
     let (blocks, to) = scattered(&mut random, 500, 9000, from);

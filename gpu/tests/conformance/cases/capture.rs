@@ -78,7 +78,7 @@ fn work(device: &Device) {
     stream.close(gpu::DEFAULT_TIMEOUT).unwrap();
 }
 
-pub fn work_goes_on_beside_a_graph_capture(fixture: &Fixture) -> Result<(), Skip> {
+pub fn operations_do_not_disturb_a_graph_capture(fixture: &Fixture) -> Result<(), Skip> {
     if fixture.is_emulated() {
         return skip("an emulated device has no graphs");
     }

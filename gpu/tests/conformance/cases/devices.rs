@@ -6,7 +6,7 @@ use gpu::{Device, DeviceName, ErrorKind, LinkCounters, PeerAccess};
 use super::{Skip, second, skip};
 use crate::fixture::Fixture;
 
-pub fn properties_make_sense(fixture: &Fixture) -> Result<(), Skip> {
+pub fn properties_are_plausible(fixture: &Fixture) -> Result<(), Skip> {
     for device in std::iter::once(&fixture.first).chain(&fixture.second) {
         let properties = device.properties();
         assert!(!properties.product.is_empty() && !properties.driver.is_empty());
@@ -23,14 +23,14 @@ pub fn properties_make_sense(fixture: &Fixture) -> Result<(), Skip> {
     Ok(())
 }
 
-pub fn a_device_that_is_not_there_is_refused(fixture: &Fixture) -> Result<(), Skip> {
+pub fn absent_device_is_refused(fixture: &Fixture) -> Result<(), Skip> {
     let name = DeviceName { number: 999, ..fixture.first.name() };
     let error = Device::open(name).unwrap_err();
     assert_eq!((error.kind(), error.device()), (ErrorKind::NoSuchDevice, Some(name)));
     Ok(())
 }
 
-pub fn opened_twice_it_is_the_same(fixture: &Fixture) -> Result<(), Skip> {
+pub fn opening_twice_returns_the_same_device(fixture: &Fixture) -> Result<(), Skip> {
     let again = Device::open(fixture.first.name()).unwrap();
     let (_, used) = again.budget();
     let memory = fixture.first.allocate(1 << 20).unwrap();
@@ -45,7 +45,7 @@ pub fn opened_twice_it_is_the_same(fixture: &Fixture) -> Result<(), Skip> {
     Ok(())
 }
 
-pub fn a_survey_finds_it(fixture: &Fixture) -> Result<(), Skip> {
+pub fn survey_finds_the_device(fixture: &Fixture) -> Result<(), Skip> {
     let survey = Device::survey();
     let mut names = survey.devices.iter().map(Device::name);
     assert!(names.any(|name| name == fixture.first.name()), "{survey:?}");
@@ -78,7 +78,7 @@ pub fn threads_share_a_device(fixture: &Fixture) -> Result<(), Skip> {
     Ok(())
 }
 
-pub fn a_handle_says_that_the_process_forked(fixture: &Fixture) -> Result<(), Skip> {
+pub fn handles_fail_in_a_forked_child(fixture: &Fixture) -> Result<(), Skip> {
     let memory = fixture.first.allocate(4096).unwrap();
     // SAFETY: the child only queries handles, which need no other threads, and exits without
     // running any destructor.
@@ -115,7 +115,7 @@ pub fn a_handle_says_that_the_process_forked(fixture: &Fixture) -> Result<(), Sk
     Ok(())
 }
 
-pub fn links_count_what_they_carry(fixture: &Fixture) -> Result<(), Skip> {
+pub fn link_counters_count_transferred_bytes(fixture: &Fixture) -> Result<(), Skip> {
     if fixture.is_emulated() {
         assert_eq!(LinkCounters::of(&fixture.first).unwrap_err().kind(), ErrorKind::NotSupported);
         return skip("an emulated device has no links");
@@ -144,7 +144,7 @@ pub fn links_count_what_they_carry(fixture: &Fixture) -> Result<(), Skip> {
 }
 
 /// A framework in the same thread has its own current device.
-pub fn the_caller_keeps_its_own_context(fixture: &Fixture) -> Result<(), Skip> {
+pub fn current_context_of_the_caller_is_preserved(fixture: &Fixture) -> Result<(), Skip> {
     use cudarc::driver::sys;
     if fixture.is_emulated() {
         return skip("an emulated device has no contexts");

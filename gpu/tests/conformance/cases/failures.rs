@@ -12,7 +12,7 @@ use crate::child::Child;
 use crate::fixture::Fixture;
 
 /// The next query reports a failed operation, and no later operation is done.
-pub fn a_failure_is_told_and_stays(fixture: &Fixture) -> Result<(), Skip> {
+pub fn failure_is_reported_and_permanent(fixture: &Fixture) -> Result<(), Skip> {
     let memory = fixture.first.allocate(1 << 20).unwrap();
     fixture.fill(&memory.whole(), 1);
     let event = fixture.first.event().unwrap();
@@ -41,7 +41,7 @@ pub fn a_failure_is_told_and_stays(fixture: &Fixture) -> Result<(), Skip> {
 
 /// No copy outlives a context: after a reset of the device, for example by `cudaDeviceReset`,
 /// nothing has to be waited for.
-pub fn streams_of_a_reset_device_are_closed_at_once(fixture: &Fixture) -> Result<(), Skip> {
+pub fn streams_of_a_reset_device_close_at_once(fixture: &Fixture) -> Result<(), Skip> {
     if fixture.is_emulated() {
         return skip("an emulated device cannot be reset");
     }

@@ -33,7 +33,7 @@ fn tensor(fixture: &Fixture, granules: &[u64], offset: u64, length: u64) -> Memo
     unsafe { fixture.first.adopt(address + offset, length, owner) }.unwrap()
 }
 
-pub fn foreign_pieces_cross_to_another_process(fixture: &Fixture) -> Result<(), Skip> {
+pub fn foreign_pieces_are_shared_with_another_process(fixture: &Fixture) -> Result<(), Skip> {
     let granule = fixture.first.properties().granularity;
     let granules = [1, 2, 1, 3, 1];
     // Begins and ends in the middle of pieces; in one piece; at their bounds; all of it.
@@ -65,7 +65,7 @@ pub fn foreign_pieces_cross_to_another_process(fixture: &Fixture) -> Result<(), 
     Ok(())
 }
 
-pub fn foreign_pieces_stay_when_their_owner_goes(fixture: &Fixture) -> Result<(), Skip> {
+pub fn foreign_pieces_outlive_their_owner(fixture: &Fixture) -> Result<(), Skip> {
     let granule = fixture.first.properties().granularity;
     let (address, owner) = segment(fixture, &[1, 1, 1]);
     // SAFETY: inside of the segment; after the segment is dropped, the memory is only exported.
@@ -87,7 +87,7 @@ pub fn foreign_pieces_stay_when_their_owner_goes(fixture: &Fixture) -> Result<()
     Ok(())
 }
 
-pub fn memory_in_pieces_comes_one_at_a_time(fixture: &Fixture) -> Result<(), Skip> {
+pub fn memory_pieces_are_imported_one_at_a_time(fixture: &Fixture) -> Result<(), Skip> {
     let granule = fixture.first.properties().granularity;
     let (count, offset) = (40, granule / 4);
     let length = count * granule - granule / 2;
@@ -161,7 +161,7 @@ pub fn pieces_that_do_not_fit_are_refused(fixture: &Fixture) -> Result<(), Skip>
     Ok(())
 }
 
-pub fn foreign_memory_that_cannot_leave_says_why(fixture: &Fixture) -> Result<(), Skip> {
+pub fn unexportable_foreign_memory_reports_the_reason(fixture: &Fixture) -> Result<(), Skip> {
     let plain = fixture.first.allocate(1 << 20).unwrap();
     // SAFETY: inside of the memory, which is its own owner and thus kept alive.
     let part = unsafe { fixture.first.adopt(plain.address() + 4096, 8192, plain.clone()) }.unwrap();
@@ -208,7 +208,7 @@ pub fn foreign_memory_that_cannot_leave_says_why(fixture: &Fixture) -> Result<()
     Ok(())
 }
 
-pub fn what_is_adopted_is_there(fixture: &Fixture) -> Result<(), Skip> {
+pub fn adopting_unmapped_memory_is_refused(fixture: &Fixture) -> Result<(), Skip> {
     let device = &fixture.first;
     let granule = device.properties().granularity;
     let adopt = |device: &Device, address, length| {
@@ -230,7 +230,7 @@ pub fn what_is_adopted_is_there(fixture: &Fixture) -> Result<(), Skip> {
     Ok(())
 }
 
-pub fn adopted_memory_is_reached_where_it_is_mapped(fixture: &Fixture) -> Result<(), Skip> {
+pub fn adopted_memory_is_accessible_where_mapped(fixture: &Fixture) -> Result<(), Skip> {
     let other = second(fixture)?;
     let granule = fixture.first.properties().granularity;
     // Mapped for both devices, in the driver's view.

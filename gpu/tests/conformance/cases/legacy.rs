@@ -19,7 +19,7 @@ fn must_have(fixture: &Fixture) -> Result<(), Skip> {
     skip("the device has no legacy handles")
 }
 
-pub fn a_handle_is_opened_once(fixture: &Fixture) -> Result<(), Skip> {
+pub fn legacy_handle_is_opened_once(fixture: &Fixture) -> Result<(), Skip> {
     must_have(fixture)?;
     let memory = fixture.first.allocate(LENGTH).unwrap();
     fixture.fill(&memory.whole(), 1);
@@ -32,7 +32,7 @@ pub fn a_handle_is_opened_once(fixture: &Fixture) -> Result<(), Skip> {
 }
 
 /// Allocates tensors like a framework: small ones, in the middle of an allocation.
-pub fn a_part_of_an_allocation_is_opened(fixture: &Fixture) -> Result<(), Skip> {
+pub fn part_of_an_allocation_can_be_opened(fixture: &Fixture) -> Result<(), Skip> {
     must_have(fixture)?;
     for length in [300, 100_000, 5 << 20] {
         let memory = fixture.first.allocate(length + (1 << 20)).unwrap();
@@ -55,7 +55,7 @@ pub fn a_part_of_an_allocation_is_opened(fixture: &Fixture) -> Result<(), Skip> 
     Ok(())
 }
 
-pub fn a_handle_means_nothing_at_home(fixture: &Fixture) -> Result<(), Skip> {
+pub fn own_legacy_handle_is_refused(fixture: &Fixture) -> Result<(), Skip> {
     must_have(fixture)?;
     let memory = fixture.first.allocate(LENGTH).unwrap();
     let handle = memory.export_legacy().unwrap();
@@ -65,7 +65,7 @@ pub fn a_handle_means_nothing_at_home(fixture: &Fixture) -> Result<(), Skip> {
     Ok(())
 }
 
-pub fn what_is_no_handle_is_refused(fixture: &Fixture) -> Result<(), Skip> {
+pub fn invalid_legacy_handle_is_refused(fixture: &Fixture) -> Result<(), Skip> {
     must_have(fixture)?;
     let mut child = Child::start("hold-legacy", &[], &[LENGTH.to_string()]);
     let line = child.line();
@@ -96,7 +96,7 @@ pub fn what_is_no_handle_is_refused(fixture: &Fixture) -> Result<(), Skip> {
 
 /// An importer keeps the whole memory, even if its exporter exited and other processes allocate
 /// all free memory.
-pub fn memory_whose_maker_died_is_no_garbage(fixture: &Fixture) -> Result<(), Skip> {
+pub fn imported_memory_outlives_its_exporter(fixture: &Fixture) -> Result<(), Skip> {
     must_have(fixture)?;
     let length = 64 << 20;
     let mut maker = Child::start("hold-legacy", &[], &[length.to_string()]);

@@ -8,7 +8,7 @@ use super::streams::Pages;
 use super::{Skip, skip};
 use crate::fixture::Fixture;
 
-pub fn what_is_freed_is_free(fixture: &Fixture) -> Result<(), Skip> {
+pub fn freed_memory_is_free(fixture: &Fixture) -> Result<(), Skip> {
     let length = 256 << 20;
     for _ in 0..3 {
         let free = fixture.first.free_memory().unwrap();
@@ -22,7 +22,7 @@ pub fn what_is_freed_is_free(fixture: &Fixture) -> Result<(), Skip> {
     Ok(())
 }
 
-pub fn a_budget_refuses_with_numbers(fixture: &Fixture) -> Result<(), Skip> {
+pub fn exceeded_budget_is_refused_with_numbers(fixture: &Fixture) -> Result<(), Skip> {
     let device = &fixture.first;
     let (limit, used) = device.budget();
     let granule = device.properties().granularity;
@@ -44,7 +44,7 @@ pub fn a_budget_refuses_with_numbers(fixture: &Fixture) -> Result<(), Skip> {
     Ok(())
 }
 
-pub fn more_than_there_is_is_refused(fixture: &Fixture) -> Result<(), Skip> {
+pub fn more_than_the_device_has_is_refused(fixture: &Fixture) -> Result<(), Skip> {
     let device = &fixture.first;
     let (limit, used) = device.budget();
     device.set_budget(u64::MAX);
@@ -66,7 +66,7 @@ pub fn more_than_there_is_is_refused(fixture: &Fixture) -> Result<(), Skip> {
     Ok(())
 }
 
-pub fn the_host_is_registered_once(fixture: &Fixture) -> Result<(), Skip> {
+pub fn host_range_is_registered_once(fixture: &Fixture) -> Result<(), Skip> {
     let pages = std::sync::Arc::new(Pages::new(1 << 20));
     let first = fixture.first.register(Same(pages.clone())).unwrap();
     let again = fixture.first.register(Same(pages.clone())).unwrap_err();
@@ -90,7 +90,7 @@ unsafe impl gpu::HostMapping for Same {
     }
 }
 
-pub fn an_address_tells_who_allocated_it(fixture: &Fixture) -> Result<(), Skip> {
+pub fn pointer_attributes_name_the_allocator(fixture: &Fixture) -> Result<(), Skip> {
     let device = &fixture.first;
     let plain = device.allocate(1 << 20).unwrap();
     let shared = device.allocate_shared(1 << 20, &[]).unwrap();
@@ -117,7 +117,7 @@ pub fn an_address_tells_who_allocated_it(fixture: &Fixture) -> Result<(), Skip> 
     Ok(())
 }
 
-pub fn a_dma_buf_comes_out(fixture: &Fixture) -> Result<(), Skip> {
+pub fn memory_is_exported_as_dma_buf(fixture: &Fixture) -> Result<(), Skip> {
     let memory = fixture.first.allocate_shared(4 << 20, &[]).unwrap();
     if !fixture.first.properties().handle_types.dma_buf {
         assert_eq!(memory.whole().dma_buf().unwrap_err().kind(), ErrorKind::NotSupported);

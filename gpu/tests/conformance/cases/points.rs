@@ -8,7 +8,7 @@ use super::Skip;
 use super::streams::slow;
 use crate::fixture::Fixture;
 
-pub fn a_point_is_reached_when_all_before_it_is_done(fixture: &Fixture) -> Result<(), Skip> {
+pub fn point_is_reached_after_all_earlier_operations(fixture: &Fixture) -> Result<(), Skip> {
     let length = if fixture.is_emulated() { 1 << 20 } else { 1 << 30 };
     let (from, to) =
         (fixture.first.allocate(length).unwrap(), fixture.first.allocate(length).unwrap());
@@ -43,7 +43,7 @@ pub fn a_point_is_reached_when_all_before_it_is_done(fixture: &Fixture) -> Resul
     Ok(())
 }
 
-pub fn a_point_is_dropped_at_any_time(fixture: &Fixture) -> Result<(), Skip> {
+pub fn point_may_be_dropped_at_any_time(fixture: &Fixture) -> Result<(), Skip> {
     let length = 1 << 20;
     let (from, to) =
         (fixture.first.allocate(length).unwrap(), fixture.first.allocate(length).unwrap());
@@ -70,7 +70,7 @@ pub fn a_point_is_dropped_at_any_time(fixture: &Fixture) -> Result<(), Skip> {
     Ok(())
 }
 
-pub fn memory_goes_when_only_points_are_asked(fixture: &Fixture) -> Result<(), Skip> {
+pub fn memory_is_released_by_point_queries_alone(fixture: &Fixture) -> Result<(), Skip> {
     let length = 8 << 20;
     let to = fixture.first.allocate(length).unwrap();
     let stream = fixture.first.stream().unwrap();

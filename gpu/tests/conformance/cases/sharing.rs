@@ -21,7 +21,7 @@ fn piece(device: &Device, length: u64) -> OwnedFd {
     exported(&device.allocate_shared(length, &[]).unwrap())
 }
 
-pub fn another_process_reads_and_writes_it(fixture: &Fixture) -> Result<(), Skip> {
+pub fn memory_is_shared_with_another_process(fixture: &Fixture) -> Result<(), Skip> {
     let memory = fixture.first.allocate_shared(LENGTH, &[]).unwrap();
     fixture.fill(&memory.whole(), 1);
     let exported = exported(&memory);
@@ -37,7 +37,7 @@ pub fn another_process_reads_and_writes_it(fixture: &Fixture) -> Result<(), Skip
     Ok(())
 }
 
-pub fn memory_outlives_its_maker(fixture: &Fixture) -> Result<(), Skip> {
+pub fn shared_memory_outlives_its_exporter(fixture: &Fixture) -> Result<(), Skip> {
     let (mine, theirs) = UnixStream::pair().unwrap();
     let theirs = OwnedFd::from(theirs);
     let mut child = Child::start("export-and-die", &[&theirs], &[LENGTH.to_string()]);
@@ -53,7 +53,7 @@ pub fn memory_outlives_its_maker(fixture: &Fixture) -> Result<(), Skip> {
     Ok(())
 }
 
-pub fn a_peer_imports_it(fixture: &Fixture) -> Result<(), Skip> {
+pub fn peer_device_imports_memory(fixture: &Fixture) -> Result<(), Skip> {
     let other = second(fixture)?;
     let memory = fixture.first.allocate_shared(LENGTH, &[]).unwrap();
     fixture.fill(&memory.whole(), 1);
@@ -78,7 +78,7 @@ pub fn a_peer_imports_it(fixture: &Fixture) -> Result<(), Skip> {
     Ok(())
 }
 
-pub fn what_is_no_memory_is_refused(fixture: &Fixture) -> Result<(), Skip> {
+pub fn invalid_memory_descriptor_is_refused(fixture: &Fixture) -> Result<(), Skip> {
     let (pipe, _other_end) = std::io::pipe().unwrap();
     let file: OwnedFd = File::open("/dev/null").unwrap().into();
     let program: OwnedFd = File::open("/proc/self/exe").unwrap().into();
@@ -98,7 +98,7 @@ pub fn what_is_no_memory_is_refused(fixture: &Fixture) -> Result<(), Skip> {
     Ok(())
 }
 
-pub fn memory_grows_in_two_places(fixture: &Fixture) -> Result<(), Skip> {
+pub fn memory_grows_in_two_processes(fixture: &Fixture) -> Result<(), Skip> {
     let granule = fixture.first.properties().granularity;
     let all = [(); 2].map(|()| fixture.first.importer(8 * granule).unwrap());
     let memory = all[0].memory().clone();
@@ -151,7 +151,7 @@ pub fn threads_grow_memory(fixture: &Fixture) -> Result<(), Skip> {
     Ok(())
 }
 
-pub fn imported_memory_lies_where_its_pieces_lie(fixture: &Fixture) -> Result<(), Skip> {
+pub fn imported_memory_reports_the_device_of_its_pieces(fixture: &Fixture) -> Result<(), Skip> {
     let other = second(fixture)?;
     let granule = fixture.first.properties().granularity;
     let theirs = other.importer(4 * granule).unwrap();
@@ -162,7 +162,7 @@ pub fn imported_memory_lies_where_its_pieces_lie(fixture: &Fixture) -> Result<()
     Ok(())
 }
 
-pub fn only_what_was_made_to_be_shared_is_exported(fixture: &Fixture) -> Result<(), Skip> {
+pub fn only_shareable_memory_is_exported(fixture: &Fixture) -> Result<(), Skip> {
     let plain = fixture.first.allocate(4096).unwrap();
     assert_eq!(plain.export_pieces().unwrap_err().kind(), ErrorKind::NotSupported);
     let shared = fixture.first.allocate_shared(4096, &[]).unwrap();

@@ -45,7 +45,7 @@ unsafe impl HostMapping for Shared {
     }
 }
 
-pub fn bytes_arrive_whatever_their_number(fixture: &Fixture) -> Result<(), Skip> {
+pub fn copies_of_any_length_arrive(fixture: &Fixture) -> Result<(), Skip> {
     let (from, to) = (
         fixture.first.allocate(20 << 20).unwrap(),
         fixture.first.allocate_shared(20 << 20, &[]).unwrap(),
@@ -65,7 +65,7 @@ pub fn bytes_arrive_whatever_their_number(fixture: &Fixture) -> Result<(), Skip>
     Ok(())
 }
 
-pub fn the_host_is_reached_by_registered_memory(fixture: &Fixture) -> Result<(), Skip> {
+pub fn registered_host_memory_is_accessible(fixture: &Fixture) -> Result<(), Skip> {
     let length = 4 << 20;
     let host = fixture.first.register(Pages::new(length)).unwrap();
     assert_eq!(host.device(), None);
@@ -87,7 +87,7 @@ pub fn the_host_is_reached_by_registered_memory(fixture: &Fixture) -> Result<(),
     Ok(())
 }
 
-pub fn filling_fills_exactly_that(fixture: &Fixture) -> Result<(), Skip> {
+pub fn fill_changes_exactly_its_range(fixture: &Fixture) -> Result<(), Skip> {
     let memory = fixture.first.allocate(10_000).unwrap();
     fixture.stream.fill(&memory.whole(), 1).unwrap();
     fixture.stream.fill(&memory.slice(1001, 2000).unwrap(), 2).unwrap();
@@ -100,7 +100,7 @@ pub fn filling_fills_exactly_that(fixture: &Fixture) -> Result<(), Skip> {
 
 /// Every device has a default stream.
 #[allow(unsafe_code)]
-pub fn a_stream_of_others_is_used(fixture: &Fixture) -> Result<(), Skip> {
+pub fn foreign_stream_is_usable(fixture: &Fixture) -> Result<(), Skip> {
     let memory = fixture.first.allocate(1 << 20).unwrap();
     for _ in 0..2 {
         // SAFETY: the default stream always exists.
@@ -118,7 +118,7 @@ pub fn a_stream_of_others_is_used(fixture: &Fixture) -> Result<(), Skip> {
 }
 
 /// Order within a stream, between streams of two devices, and on the host.
-pub fn words_tell_who_waits_for_them(fixture: &Fixture) -> Result<(), Skip> {
+pub fn written_words_wake_waiting_streams(fixture: &Fixture) -> Result<(), Skip> {
     let pages = std::sync::Arc::new(Pages::new(4096));
     let words = fixture.first.register(Shared(pages.clone())).unwrap();
     let length = 8 << 20;
@@ -155,7 +155,7 @@ pub fn words_tell_who_waits_for_them(fixture: &Fixture) -> Result<(), Skip> {
     Ok(())
 }
 
-pub fn the_checksum_is_that_of_the_host(fixture: &Fixture) -> Result<(), Skip> {
+pub fn device_checksum_equals_host_checksum(fixture: &Fixture) -> Result<(), Skip> {
     let length = 3 << 20;
     let memory = fixture.first.allocate(length as u64).unwrap();
     fixture.fill(&memory.whole(), 9);
@@ -194,7 +194,7 @@ unsafe impl HostMapping for Waits {
     }
 }
 
-pub fn owners_may_do_anything_when_they_are_dropped(fixture: &Fixture) -> Result<(), Skip> {
+pub fn owners_may_call_back_when_dropped(fixture: &Fixture) -> Result<(), Skip> {
     let stream = std::sync::Arc::new(fixture.first.stream().unwrap());
     let device = fixture.first.allocate(1 << 20).unwrap();
     let owner = Waits { pages: Pages::new(1 << 20), stream: stream.clone() };
@@ -250,7 +250,7 @@ pub fn events_order_streams(fixture: &Fixture) -> Result<(), Skip> {
     Ok(())
 }
 
-pub fn memory_lives_as_long_as_its_operations(fixture: &Fixture) -> Result<(), Skip> {
+pub fn memory_outlives_its_operations(fixture: &Fixture) -> Result<(), Skip> {
     let length = 32 << 20;
     let to = fixture.first.allocate(length).unwrap();
     let stream = fixture.first.stream().unwrap();
@@ -272,7 +272,7 @@ pub fn memory_lives_as_long_as_its_operations(fixture: &Fixture) -> Result<(), S
     Ok(())
 }
 
-pub fn the_caller_goes_on_meanwhile(fixture: &Fixture) -> Result<(), Skip> {
+pub fn operations_are_asynchronous(fixture: &Fixture) -> Result<(), Skip> {
     let length = 1 << 30;
     // The pages of an emulated device are not touched: its delay is configured, and does not
     // depend on the length.
@@ -294,7 +294,7 @@ pub fn the_caller_goes_on_meanwhile(fixture: &Fixture) -> Result<(), Skip> {
     Ok(())
 }
 
-pub fn a_deadline_is_kept(fixture: &Fixture) -> Result<(), Skip> {
+pub fn wait_ends_at_its_deadline(fixture: &Fixture) -> Result<(), Skip> {
     let length = if fixture.is_emulated() { 1 << 20 } else { 1 << 30 };
     let (from, to) =
         (fixture.first.allocate(length).unwrap(), fixture.first.allocate(length).unwrap());
@@ -320,7 +320,7 @@ pub fn a_deadline_is_kept(fixture: &Fixture) -> Result<(), Skip> {
     Ok(())
 }
 
-pub fn a_peer_is_reached_directly(fixture: &Fixture) -> Result<(), Skip> {
+pub fn peer_is_accessed_directly(fixture: &Fixture) -> Result<(), Skip> {
     let other = second(fixture)?;
     let length = 8 << 20;
     let (here, there) = (fixture.first.allocate(length).unwrap(), other.allocate(length).unwrap());
@@ -337,7 +337,7 @@ pub fn a_peer_is_reached_directly(fixture: &Fixture) -> Result<(), Skip> {
     Ok(())
 }
 
-pub fn a_peer_is_not_reached_without_leave(fixture: &Fixture) -> Result<(), Skip> {
+pub fn peer_without_access_is_refused(fixture: &Fixture) -> Result<(), Skip> {
     let other = second(fixture)?;
     // Access cannot be withdrawn, so this uses the other direction, which no case enables.
     let (here, there) = (fixture.first.allocate(4096).unwrap(), other.allocate(4096).unwrap());

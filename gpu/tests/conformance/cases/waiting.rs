@@ -23,7 +23,7 @@ fn wait_for_first_word(fixture: &Fixture, stream: &Stream, pages: &Arc<Pages>) {
 }
 
 /// Freed memory stays allocated until no stream waits, and can be reused before.
-pub fn what_is_freed_meanwhile_is_freed_afterwards(fixture: &Fixture) -> Result<(), Skip> {
+pub fn frees_are_deferred_until_no_stream_waits(fixture: &Fixture) -> Result<(), Skip> {
     let device = &fixture.first;
     let before = device.budget().1;
     let (pages, others) = (Arc::new(Pages::new(4096)), Arc::new(Pages::new(8192)));
@@ -68,7 +68,7 @@ pub fn what_is_freed_meanwhile_is_freed_afterwards(fixture: &Fixture) -> Result<
 }
 
 /// Kernels start, perhaps for the first time, streams end, and all copies proceed.
-pub fn other_streams_go_on_meanwhile(fixture: &Fixture) -> Result<(), Skip> {
+pub fn other_streams_run_while_one_waits(fixture: &Fixture) -> Result<(), Skip> {
     let device = &fixture.first;
     let pages = Arc::new(Pages::new(4096));
     let (from, to) = (device.allocate(1 << 20).unwrap(), device.allocate(1 << 20).unwrap());
@@ -98,7 +98,7 @@ pub fn other_streams_go_on_meanwhile(fixture: &Fixture) -> Result<(), Skip> {
 }
 
 /// A foreign stream is never queried: its owner may destroy it.
-pub fn a_stream_of_others_is_waited_for_as_well(fixture: &Fixture) -> Result<(), Skip> {
+pub fn frees_are_deferred_for_foreign_streams(fixture: &Fixture) -> Result<(), Skip> {
     let device = &fixture.first;
     let before = device.budget().1;
     let pages = Arc::new(Pages::new(4096));
@@ -117,7 +117,7 @@ pub fn a_stream_of_others_is_waited_for_as_well(fixture: &Fixture) -> Result<(),
 
 /// With many threads: after one thread has released memory, no other thread may still be about
 /// to free it.
-pub fn what_is_given_back_is_free_at_once(fixture: &Fixture) -> Result<(), Skip> {
+pub fn memory_is_free_at_once_without_waiting_streams(fixture: &Fixture) -> Result<(), Skip> {
     let device = &fixture.first;
     std::thread::scope(|scope| {
         for _ in 0..4 {
