@@ -85,7 +85,7 @@ impl Counter {
     /// Operations that succeeded. Reading also makes progress.
     #[must_use]
     pub fn read(&self) -> u64 {
-        let _turn = self
+        let _guard = self
             .0
             .domain
             .deregistration_lock()
@@ -97,7 +97,7 @@ impl Counter {
     /// Operations that failed.
     #[must_use]
     pub fn read_errors(&self) -> u64 {
-        let _turn = self
+        let _guard = self
             .0
             .domain
             .deregistration_lock()

@@ -200,7 +200,7 @@ impl Query {
             match list {
                 Ok(list) => {
                     for offer in list {
-                        if !offers.iter().any(|known| known.is_duplicate_of(&offer)) {
+                        if !offers.iter().any(|listed| listed.is_duplicate_of(&offer)) {
                             offers.push(offer);
                         }
                     }

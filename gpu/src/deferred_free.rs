@@ -173,11 +173,11 @@ fn is_known_over(asked: Result<bool>) -> bool {
 /// during it.
 pub(crate) fn if_no_stream_waits(implementation: Implementation, free: impl FnOnce()) -> bool {
     let Some(_gate) = FreeGuard::begin() else { return false };
-    let nobody_waits = !any_stream_waits(implementation);
-    if nobody_waits {
+    let is_idle = !any_stream_waits(implementation);
+    if is_idle {
         free();
     }
-    nobody_waits
+    is_idle
 }
 
 /// Does a stream of this process wait?

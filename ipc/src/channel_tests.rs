@@ -85,17 +85,20 @@ fn sending_descriptors_waits_for_those_in_flight() {
         };
         // A message without file descriptors is sent nevertheless.
         let is_refused = matches!(why, ChannelError::TooManyDescriptorsInFlight);
-        let goes = a.send(b"none", &[], Duration::ZERO).is_ok();
-        let all_came = (0..=sent).all(|_| b.receive(TIMEOUT).is_ok());
-        is_refused && goes && all_came && a.send(b"files", &files, TIMEOUT).is_ok()
+        let sends_without_descriptors = a.send(b"none", &[], Duration::ZERO).is_ok();
+        let all_arrived = (0..=sent).all(|_| b.receive(TIMEOUT).is_ok());
+        is_refused
+            && sends_without_descriptors
+            && all_arrived
+            && a.send(b"files", &files, TIMEOUT).is_ok()
     };
     // SAFETY: the child takes no lock that another thread could hold except the allocator's,
     // which survives a fork, and exits at once.
     match unsafe { libc::fork() } {
         0 => {
             // SAFETY: no pointers. The child has one thread, as a user namespace requires.
-            let is_nobody = unsafe { libc::unshare(libc::CLONE_NEWUSER) } == 0;
-            let code = if is_nobody { i32::from(!test()) } else { 77 };
+            let is_unprivileged = unsafe { libc::unshare(libc::CLONE_NEWUSER) } == 0;
+            let code = if is_unprivileged { i32::from(!test()) } else { 77 };
             // SAFETY: ends the child.
             unsafe { libc::_exit(code) }
         }
@@ -238,8 +241,8 @@ fn send_to_a_full_channel_times_out() {
 fn listener_is_unique_and_replaces_a_stale_socket() {
     let directory = directory("listener");
     let path = directory.join("socket");
-    let nobody = Channel::connect(&path, SOON).unwrap_err().to_string();
-    assert!(nobody.contains("socket: No such file"), "{nobody}");
+    let no_listener = Channel::connect(&path, SOON).unwrap_err().to_string();
+    assert!(no_listener.contains("socket: No such file"), "{no_listener}");
     let listener = ChannelListener::bind(&path).unwrap();
     let mode = std::fs::metadata(&path).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);

@@ -68,11 +68,11 @@ impl Sources {
     /// The stores where a child was killed, both before and after the store.
     #[must_use]
     pub fn reached(&self) -> BTreeSet<StoreSite> {
-        let places = self.paths.iter().enumerate().flat_map(|(number, source)| {
+        let sites = self.paths.iter().enumerate().flat_map(|(number, source)| {
             (0..MAX_LINES).map(move |line| (number * MAX_LINES + line, StoreSite { source, line }))
         });
-        let reached = places.filter(|(at, _)| self.killed_at().load(*at, Relaxed) == 3);
-        reached.map(|(_, place)| place).collect()
+        let reached = sites.filter(|(at, _)| self.killed_at().load(*at, Relaxed) == 3);
+        reached.map(|(_, site)| site).collect()
     }
 
     /// The stores where no child was killed before and after. `root` is the workspace root.
@@ -81,14 +81,14 @@ impl Sources {
     /// If a source cannot be read, or contains no store.
     #[must_use]
     pub fn missed(&self, root: &Path) -> BTreeSet<StoreSite> {
-        let mut places = BTreeSet::new();
+        let mut sites = BTreeSet::new();
         for source in &self.paths[..self.covered] {
             let text = std::fs::read_to_string(root.join(source)).expect("a source");
             assert!(text.lines().count() < MAX_LINES, "{source} is too long");
-            places.extend(lines_that_store(&text).map(|line| StoreSite { source, line }));
+            sites.extend(lines_that_store(&text).map(|line| StoreSite { source, line }));
         }
-        assert!(!places.is_empty(), "no source contains a store");
-        places.difference(&self.reached()).copied().collect()
+        assert!(!sites.is_empty(), "no source contains a store");
+        sites.difference(&self.reached()).copied().collect()
     }
 }
 
@@ -162,8 +162,8 @@ impl Crash {
         let Some(left) = state.left else { return };
         let Some(source) = self.sources.index(caller) else { return };
         let line = caller.line() as usize;
-        let place = StoreSite { source: self.sources.paths[source], line };
-        let times = state.times.entry((place, is_after)).or_default();
+        let site = StoreSite { source: self.sources.paths[source], line };
+        let times = state.times.entry((site, is_after)).or_default();
         *times += 1;
         if *times > self.sources.times {
             return;

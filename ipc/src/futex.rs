@@ -101,9 +101,9 @@ pub(crate) fn wait_any<'a>(
 ) -> io::Result<()> {
     let mut waiters = [FutexWaiter::EMPTY; MAX_WORDS];
     let mut count = 0;
-    for (bed, (word, low)) in waiters.iter_mut().zip(words) {
+    for (waiter, (word, low)) in waiters.iter_mut().zip(words) {
         let address = lower_half(word).expose_provenance() as u64;
-        *bed = FutexWaiter {
+        *waiter = FutexWaiter {
             low: low.into(),
             address,
             flags: libc::FUTEX2_SIZE_U32 as u32,

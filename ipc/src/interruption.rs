@@ -33,14 +33,14 @@ pub(crate) fn note_interrupted_sleep() {
 pub struct Interruption {
     before: u64,
     /// The count belongs to the thread.
-    stays: PhantomData<*const ()>,
+    not_send: PhantomData<*const ()>,
 }
 
 impl Interruption {
     /// Starts now.
     #[must_use]
     pub fn watch() -> Self {
-        Self { before: ENDED.get(), stays: PhantomData }
+        Self { before: ENDED.get(), not_send: PhantomData }
     }
 
     /// Has a handler ended a sleep since the start?

@@ -216,7 +216,7 @@ impl<'a, W: Words> Waiter<'a, W> {
         let start = words.now();
         // None: polled for long enough.
         let mut looking_since = Some(start);
-        let mut luck = SPIN_BEFORE_QUEUEING;
+        let mut spin_limit = SPIN_BEFORE_QUEUEING;
         let mut rest = 1;
         let mut nap = MIN_SLEEP;
         loop {
@@ -242,14 +242,14 @@ impl<'a, W: Words> Waiter<'a, W> {
                 return Ok(taken);
             }
             if let Some(since) = looking_since {
-                let looked = now.saturating_duration_since(since);
-                if is_late || looked >= SPIN_TIME {
+                let polled = now.saturating_duration_since(since);
+                if is_late || polled >= SPIN_TIME {
                     // The lock must not be reserved for a process that sleeps or has given up.
                     self.dequeue(0);
                     looking_since = None;
                     continue;
                 }
-                if looked >= luck {
+                if polled >= spin_limit {
                     self.enqueue();
                 }
                 let is_next_soon = self.waiter_slot.is_some() || seen & RESERVED != 0;
@@ -273,7 +273,7 @@ impl<'a, W: Words> Waiter<'a, W> {
                 self.held_word |= SLEEPERS;
                 // The reservation came after a long wait.
                 looking_since = Some(words.now());
-                luck = Duration::ZERO;
+                spin_limit = Duration::ZERO;
             }
             if is_late {
                 return Err(LockTimeout { by: holder_of(seen), waited });

@@ -251,10 +251,11 @@ impl<W: Words> ParticipantTable<W> {
 
     /// Resigns a participant of this process that is no longer used: it is reclaimed like a
     /// dead one. False if the participant was not in use.
-    pub fn leave(&self, who: Participant) -> bool {
-        let living = encode_slot(who.generation(), LIVING);
-        let dead = encode_slot(who.generation(), DEAD);
-        !who.is_role() && self.words.compare_exchange(who.slot() as usize, living, dead).is_ok()
+    pub fn leave(&self, participant: Participant) -> bool {
+        let living = encode_slot(participant.generation(), LIVING);
+        let dead = encode_slot(participant.generation(), DEAD);
+        !participant.is_role()
+            && self.words.compare_exchange(participant.slot() as usize, living, dead).is_ok()
     }
 
     /// Admits a [role](Participant::role): not a process, but a task of one process after the
@@ -284,16 +285,16 @@ impl<W: Words> ParticipantTable<W> {
             let (generation, pidfd) = known.as_ref()?;
             Some((Participant::new(slot, *generation)?, pidfd))
         });
-        named.map(|(who, pidfd)| Ok((who, pidfd.0.try_clone()?))).collect()
+        named.map(|(participant, pidfd)| Ok((participant, pidfd.0.try_clone()?))).collect()
     }
 
     /// Adds the pidfd of a participant. A role has none.
-    pub fn add_pidfd(&self, who: Participant, pidfd: PidFd) {
-        if who.is_role() {
+    pub fn add_pidfd(&self, participant: Participant, pidfd: PidFd) {
+        if participant.is_role() {
             return;
         }
         let mut pidfds = self.pidfds.write().unwrap_or_else(PoisonError::into_inner);
-        pidfds[who.slot() as usize] = Some((who.generation(), pidfd));
+        pidfds[participant.slot() as usize] = Some((participant.generation(), pidfd));
     }
 
     /// Closes the pidfds of participants that another process has freed. Those of dead
@@ -303,7 +304,7 @@ impl<W: Words> ParticipantTable<W> {
     /// use ipc::{Liveness, PidFd, LocalWords, ParticipantTable};
     /// let words = || LocalWords::zeroed(ParticipantTable::<LocalWords>::WORDS);
     /// let participants = ParticipantTable::new(words()).unwrap();
-    /// let who = participants.admit(PidFd::of_this_process()?).unwrap();
+    /// let participant = participants.admit(PidFd::of_this_process()?).unwrap();
     /// participants.drop_unused_pidfds();
     /// assert_eq!(participants.pidfds()?.len(), 1);
     /// # Ok::<(), std::io::Error>(())
@@ -332,12 +333,16 @@ impl<W: Words> ParticipantTable<W> {
 
     /// The dead participants that are not reclaimed yet.
     pub fn dead_participants(&self) -> Vec<Participant> {
-        self.named(|phase| phase != EMPTY).filter(|who| self.is_dead(Some(*who))).collect()
+        self.named(|phase| phase != EMPTY)
+            .filter(|participant| self.is_dead(Some(*participant)))
+            .collect()
     }
 
     /// The living participants, as far as is known.
     pub fn living_participants(&self) -> Vec<Participant> {
-        self.named(|phase| phase == LIVING).filter(|who| !self.is_dead(Some(*who))).collect()
+        self.named(|phase| phase == LIVING)
+            .filter(|participant| !self.is_dead(Some(*participant)))
+            .collect()
     }
 
     fn named(&self, is_meant: impl Fn(u64) -> bool) -> impl Iterator<Item = Participant> {
@@ -349,18 +354,21 @@ impl<W: Words> ParticipantTable<W> {
 
     /// Frees the slot of a participant that left, or that is dead and reclaimed. No word may
     /// contain its name any more. False if the slot was already freed, and for a role.
-    pub fn free_slot(&self, who: Participant) -> bool {
-        if who.is_role() {
+    pub fn free_slot(&self, participant: Participant) -> bool {
+        if participant.is_role() {
             return false;
         }
-        let slot = who.slot() as usize;
-        let empty = encode_slot(who.generation(), EMPTY);
+        let slot = participant.slot() as usize;
+        let empty = encode_slot(participant.generation(), EMPTY);
         let done = [LIVING, DEAD].into_iter().any(|phase| {
-            let word = encode_slot(who.generation(), phase);
+            let word = encode_slot(participant.generation(), phase);
             self.words.compare_exchange(slot, word, empty).is_ok()
         });
         let mut pidfds = self.pidfds.write().unwrap_or_else(PoisonError::into_inner);
-        if pidfds[slot].as_ref().is_some_and(|(generation, _)| *generation == who.generation()) {
+        if pidfds[slot]
+            .as_ref()
+            .is_some_and(|(generation, _)| *generation == participant.generation())
+        {
             pidfds[slot] = None;
         }
         done
@@ -369,17 +377,17 @@ impl<W: Words> ParticipantTable<W> {
 
 impl<W: Words> Liveness for ParticipantTable<W> {
     fn is_dead(&self, participant: Option<Participant>) -> bool {
-        let Some(who) = participant else { return true };
-        let slot = who.slot() as usize;
+        let Some(participant) = participant else { return true };
+        let slot = participant.slot() as usize;
         let word = self.words.load(slot, Acquire);
         let (generation, phase) = decode_slot(word);
-        if generation != who.generation() || phase != LIVING {
+        if generation != participant.generation() || phase != LIVING {
             // Freed, recorded as dead, or never admitted (corruption).
             return true;
         }
         let pidfds = self.pidfds.read().unwrap_or_else(PoisonError::into_inner);
         let is_over = match &pidfds[slot] {
-            Some((generation, pidfd)) if *generation == who.generation() => pidfd.is_over(),
+            Some((generation, pidfd)) if *generation == participant.generation() => pidfd.is_over(),
             _ => false,
         };
         drop(pidfds);
@@ -464,13 +472,17 @@ mod tests {
         let role = participants.admit_role(1).unwrap();
         assert!(role.is_role() && participants.admit_role(Participant::ROLES).is_none());
         let mut admitted = Vec::new();
-        while let Some(who) = participants.admit(PidFd::of_this_process().unwrap()) {
-            admitted.push(who);
+        while let Some(participant) = participants.admit(PidFd::of_this_process().unwrap()) {
+            admitted.push(participant);
         }
         assert_eq!(admitted.len(), (Participant::SLOTS - Participant::ROLES) as usize);
-        assert!(admitted.iter().all(|who| !who.is_role()));
-        let known: Vec<_> =
-            participants.pidfds().unwrap().into_iter().map(|(who, _)| who).collect();
+        assert!(admitted.iter().all(|participant| !participant.is_role()));
+        let known: Vec<_> = participants
+            .pidfds()
+            .unwrap()
+            .into_iter()
+            .map(|(participant, _)| participant)
+            .collect();
         assert_eq!(known, admitted);
         assert!(!participants.free_slot(role) && !participants.is_dead(Some(role)));
         let (number, pidfd) = child();
@@ -487,12 +499,15 @@ mod tests {
         let participants = ParticipantTable::new(LocalWords::zeroed(256)).unwrap();
         let most = participants.free_slots();
         assert_eq!(most, (Participant::SLOTS - Participant::ROLES) as usize);
-        let who = participants.admit(PidFd::of_this_process().unwrap()).unwrap();
+        let participant = participants.admit(PidFd::of_this_process().unwrap()).unwrap();
         assert_eq!(participants.free_slots(), most - 1);
-        assert!(participants.leave(who) && !participants.leave(who));
-        assert!(participants.is_dead(Some(who)) && participants.dead_participants() == [who]);
+        assert!(participants.leave(participant) && !participants.leave(participant));
+        assert!(
+            participants.is_dead(Some(participant))
+                && participants.dead_participants() == [participant]
+        );
         assert_eq!(participants.free_slots(), most - 1);
-        assert!(participants.free_slot(who));
+        assert!(participants.free_slot(participant));
         assert_eq!(participants.free_slots(), most);
         let role = participants.admit_role(0).unwrap();
         assert!(!participants.leave(role));
@@ -505,12 +520,12 @@ mod tests {
             (ParticipantTable::new(&words).unwrap(), ParticipantTable::new(&words).unwrap());
         let pidfd = || PidFd::of_this_process().unwrap();
         let known = |participants: &ParticipantTable<&LocalWords>| -> Vec<_> {
-            participants.pidfds().unwrap().into_iter().map(|(who, _)| who).collect()
+            participants.pidfds().unwrap().into_iter().map(|(participant, _)| participant).collect()
         };
         let [stays, leaves, goes, replaced] = std::array::from_fn(|_| {
-            let who = here.admit(pidfd()).unwrap();
-            there.add_pidfd(who, pidfd());
-            who
+            let participant = here.admit(pidfd()).unwrap();
+            there.add_pidfd(participant, pidfd());
+            participant
         });
         // Not reclaimed yet.
         assert!(here.leave(leaves));

@@ -237,7 +237,7 @@ impl WatcherThread {
     }
 
     fn run(&self) {
-        let mut looked = Instant::now();
+        let mut last_check = Instant::now();
         let mut waiters = Vec::new();
         loop {
             let called = {
@@ -245,9 +245,9 @@ impl WatcherThread {
                 if state.has_stopped {
                     return;
                 }
-                let is_time = looked.elapsed() >= MAX_SLEEP;
+                let is_time = last_check.elapsed() >= MAX_SLEEP;
                 if is_time {
-                    looked = Instant::now();
+                    last_check = Instant::now();
                 }
                 for registration in &mut state.registrations {
                     let count = registration.doorbell.count();

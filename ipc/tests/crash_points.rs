@@ -273,8 +273,8 @@ fn kill_at_any_store_loses_nothing() {
     }
     let reached = SOURCES.reached();
     println!("{points} kills at {} stores in the source", reached.len());
-    for place in &reached {
-        println!("  {place}");
+    for store in &reached {
+        println!("  {store}");
     }
     let missed = SOURCES.missed(&Path::new(env!("CARGO_MANIFEST_DIR")).join(".."));
     assert!(missed.is_empty(), "no process was killed at: {missed:#?}");

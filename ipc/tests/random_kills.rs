@@ -69,8 +69,9 @@ impl Fixture {
     /// Writes its name into every granule of a new block, and checks for the name of a living
     /// owner: two owners of the same bytes would be detected here.
     fn claim(&self, block: Block, me: Participant) {
-        let place = self.allocator.find(block).unwrap();
-        for at in place.offset / GRANULE..(place.offset + place.length) / GRANULE {
+        let block_range = self.allocator.find(block).unwrap();
+        for at in block_range.offset / GRANULE..(block_range.offset + block_range.length) / GRANULE
+        {
             let was = self.claims.swap(at as usize, me.number().into());
             let owner = Participant::from_number(was as u32);
             assert!(
@@ -82,8 +83,10 @@ impl Fixture {
     }
 
     fn unclaim(&self, block: Block) {
-        if let Ok(place) = self.allocator.find(block) {
-            for at in place.offset / GRANULE..(place.offset + place.length) / GRANULE {
+        if let Ok(block_range) = self.allocator.find(block) {
+            for at in
+                block_range.offset / GRANULE..(block_range.offset + block_range.length) / GRANULE
+            {
                 self.claims.store(at as usize, 0, Release);
             }
         }
@@ -103,10 +106,10 @@ impl Fixture {
             random
         };
         let mut subscriber = self.queue.subscribe(&caller).unwrap();
-        let (mut mine, mut held) = (Vec::new(), Vec::new());
+        let (mut own_blocks, mut held) = (Vec::new(), Vec::new());
         loop {
             match next() % 8 {
-                0..=2 if mine.len() < 8 => {
+                0..=2 if own_blocks.len() < 8 => {
                     match self.allocator.allocate(
                         &caller,
                         owner,
@@ -115,7 +118,7 @@ impl Fixture {
                     ) {
                         Ok((block, _)) => {
                             self.claim(block, me);
-                            mine.push(block);
+                            own_blocks.push(block);
                         }
                         Err(
                             AllocatorError::OutOfMemory { .. } | AllocatorError::OutOfBlocks { .. },
@@ -123,13 +126,13 @@ impl Fixture {
                         Err(error) => panic!("{error}"),
                     }
                 }
-                3 if !mine.is_empty() => {
-                    let block = mine.swap_remove(next() as usize % mine.len());
+                3 if !own_blocks.is_empty() => {
+                    let block = own_blocks.swap_remove(next() as usize % own_blocks.len());
                     self.unclaim(block);
                     self.allocator.free(&caller, block, owner).unwrap();
                 }
-                4 | 5 if !mine.is_empty() => {
-                    let block = mine.pop().unwrap();
+                4 | 5 if !own_blocks.is_empty() => {
+                    let block = own_blocks.pop().unwrap();
                     self.unclaim(block);
                     let check = block.to_bits() ^ 0x5555;
                     let hand_over = |_| self.allocator.transfer(block, owner, delivered()).unwrap();

@@ -39,7 +39,7 @@ impl CountingAllocator {
     fn count(&self) {
         ALL.fetch_add(1, Relaxed);
         // No longer available when the thread ends.
-        let _ = MINE.try_with(|mine| mine.set(mine.get() + 1));
+        let _ = OF_THIS_THREAD.try_with(|mine| mine.set(mine.get() + 1));
         if self.by_thread_name {
             count_by_name();
         }
@@ -67,7 +67,7 @@ unsafe impl GlobalAlloc for CountingAllocator {
 static ALL: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {
-    static MINE: Cell<u64> = const { Cell::new(0) };
+    static OF_THIS_THREAD: Cell<u64> = const { Cell::new(0) };
 }
 
 /// Allocations of all threads so far.
@@ -79,7 +79,7 @@ pub fn of_all_threads() -> u64 {
 /// Allocations of this thread so far.
 #[must_use]
 pub fn of_this_thread() -> u64 {
-    MINE.get()
+    OF_THIS_THREAD.get()
 }
 
 /// Threads with the same name count together.

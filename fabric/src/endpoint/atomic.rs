@@ -397,14 +397,14 @@ mod tests {
     };
 
     /// Addresses of the buffers of a request.
-    struct Places {
+    struct Offsets {
         operand: usize,
         compared: usize,
         result: usize,
         remote: u64,
     }
 
-    const GOOD: Places = Places { operand: 0, compared: 8, result: 16, remote: 24 };
+    const VALID: Offsets = Offsets { operand: 0, compared: 8, result: 16, remote: 24 };
 
     struct Opened {
         endpoint: Endpoint,
@@ -415,14 +415,14 @@ mod tests {
     }
 
     impl Opened {
-        fn compare(&mut self, datatype: Datatype, places: &Places) -> Result<OperationId> {
+        fn compare(&mut self, datatype: Datatype, offsets: &Offsets) -> Result<OperationId> {
             let size = datatype.size();
             let part = |at: usize| self.local.slice(at..at + size).unwrap();
-            let remote = self.remote.slice(places.remote..places.remote + size as u64).unwrap();
+            let remote = self.remote.slice(offsets.remote..offsets.remote + size as u64).unwrap();
             let operation = AtomicOperation::CompareSwap;
-            let operand = &part(places.operand);
+            let operand = &part(offsets.operand);
             let request = AtomicRequest { datatype, operation, operand, remote: &remote };
-            let (compared, result) = (part(places.compared), part(places.result));
+            let (compared, result) = (part(offsets.compared), part(offsets.result));
             let Self { endpoint, queue, me, .. } = self;
             endpoint.compare_atomic(queue, *me, &request, &compared, &result, 1)
         }
@@ -451,20 +451,20 @@ mod tests {
             let size = datatype.size();
             for off in 1..size {
                 let bad = [
-                    (Places { operand: off, ..GOOD }, "buffer"),
-                    (Places { compared: 8 + off, ..GOOD }, "buffer"),
-                    (Places { result: 16 + off, ..GOOD }, "buffer"),
-                    (Places { remote: 24 + off as u64, ..GOOD }, "remote address"),
+                    (Offsets { operand: off, ..VALID }, "buffer"),
+                    (Offsets { compared: 8 + off, ..VALID }, "buffer"),
+                    (Offsets { result: 16 + off, ..VALID }, "buffer"),
+                    (Offsets { remote: 24 + off as u64, ..VALID }, "remote address"),
                 ];
-                for (places, what) in bad {
-                    let refused = opened.compare(datatype, &places).unwrap_err();
+                for (offsets, what) in bad {
+                    let refused = opened.compare(datatype, &offsets).unwrap_err();
                     assert_eq!(refused.kind(), ErrorKind::InvalidArgument, "{refused}");
                     assert!(refused.to_string().contains(what), "{refused}");
                 }
             }
             // A type of one byte needs no alignment.
-            let places = Places { remote: 24 + size as u64, ..GOOD };
-            let posted = opened.compare(datatype, &places).unwrap();
+            let offsets = Offsets { remote: 24 + size as u64, ..VALID };
+            let posted = opened.compare(datatype, &offsets).unwrap();
             opened.queue.complete(posted, Duration::from_secs(10)).unwrap();
             tried += 1;
         }

@@ -222,11 +222,13 @@ impl<'q> EndpointBuilder<'q> {
         {
             return Err(refuse("a queue, counter or address vector belongs to another domain"));
         }
-        let ours = domain.capabilities();
-        let theirs = self.offer.capabilities();
+        let domain_facts = domain.capabilities();
+        let offer_facts = self.offer.capabilities();
         // Some providers omit their name in connection requests.
-        let named = !theirs.provider.is_empty();
-        if (named && ours.provider != theirs.provider) || ours.endpoint != theirs.endpoint {
+        let named = !offer_facts.provider.is_empty();
+        if (named && domain_facts.provider != offer_facts.provider)
+            || domain_facts.endpoint != offer_facts.endpoint
+        {
             return Err(refuse("the offer is of another provider than the domain"));
         }
         if !self.offer.info.belongs_to(domain.fabric()) {
@@ -277,8 +279,8 @@ impl<'q> EndpointBuilder<'q> {
         bind("fi_ep_bind (completion queue)", queue.shared_handle().as_fid(), flags)?;
         let mut counters = self.counters;
         let counts_writes = |(_, events): &(_, Access)| events.contains(Access::WRITE);
-        if injects_without_context(&ours.provider)
-            && ours.caps.contains(Caps::RMA)
+        if injects_without_context(&domain_facts.provider)
+            && domain_facts.caps.contains(Caps::RMA)
             && !counters.iter().any(counts_writes)
         {
             // The counter is never read. With it, rxm tracks injected writes like others.

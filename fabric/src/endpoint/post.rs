@@ -284,8 +284,8 @@ impl Endpoint {
         operation: &'static str,
         queue: &CompletionQueue,
     ) -> Result<u32> {
-        let is_ours = queue.is(&self.queue_binding.queue);
-        self.ensure(is_ours, operation, ErrorKind::InvalidArgument, || {
+        let is_bound = queue.is(&self.queue_binding.queue);
+        self.ensure(is_bound, operation, ErrorKind::InvalidArgument, || {
             "the endpoint reports to another completion queue".to_owned()
         })?;
         Ok(self.queue_binding.number)
@@ -333,12 +333,12 @@ impl Endpoint {
         call: impl Fn(*mut sys::fid_ep, *mut c_void) -> isize,
     ) -> Result<OperationId> {
         let endpoint = self.handle.as_ptr();
-        let mut gone = None;
+        let mut removal_error = None;
         if code == AGAIN {
             code = Self::retry_until_timeout(queue, timeout, || {
                 // The peer may have been removed in the meantime.
-                gone = self.check_not_removed(operation, peer).err();
-                if gone.is_some() { REMOVED } else { call(endpoint, context) }
+                removal_error = self.check_not_removed(operation, peer).err();
+                if removal_error.is_some() { REMOVED } else { call(endpoint, context) }
             });
         }
         self.posted();
@@ -347,7 +347,7 @@ impl Endpoint {
             return Ok(id);
         }
         queue.put_back(id.index);
-        Err(gone.unwrap_or_else(|| self.post_error(operation, peer, code, timeout)))
+        Err(removal_error.unwrap_or_else(|| self.post_error(operation, peer, code, timeout)))
     }
 
     /// The provider's queue is full, or a connection is being set up: makes progress, with

@@ -21,7 +21,7 @@ struct Opened {
     addresses: AddressVector,
     slice: RegionSlice,
     /// The endpoint's own address, and an unused address.
-    known: [Address; 2],
+    known_addresses: [Address; 2],
 }
 
 fn open() -> Opened {
@@ -33,11 +33,11 @@ fn open() -> Opened {
     let endpoint = builder.queue(&mut queue).open().unwrap();
     let region = domain.register(HostMemory::zeroed(64).unwrap(), Access::ALL).unwrap();
     let slice = region.slice(0..8).unwrap();
-    let mine = endpoint.address().unwrap();
-    let mut other = mine.clone();
+    let own_address = endpoint.address().unwrap();
+    let mut other = own_address.clone();
     // The port of a socket address.
     other.0[3] ^= 1;
-    Opened { endpoint, queue, addresses, slice, known: [mine, other] }
+    Opened { endpoint, queue, addresses, slice, known_addresses: [own_address, other] }
 }
 
 fn wait_for(what: impl Fn() -> bool) {
@@ -86,7 +86,7 @@ unsafe extern "C" fn note_removal(
 
 #[test]
 fn peer_is_not_removed_during_a_post() {
-    let Opened { mut endpoint, mut queue, addresses, slice, known } = open();
+    let Opened { mut endpoint, mut queue, addresses, slice, known_addresses } = open();
     // SAFETY: the objects are open and only used here; the tables are leaked, since the objects
     // keep them.
     unsafe {
@@ -99,7 +99,7 @@ fn peer_is_not_removed_during_a_post() {
         table.remove = Some(note_removal);
         (*raw).ops = Box::leak(table);
     }
-    let peer = addresses.insert(&known[0]).unwrap();
+    let peer = addresses.insert(&known_addresses[0]).unwrap();
     thread::scope(|scope| {
         let poster = scope.spawn(|| endpoint.send(&mut queue, peer, &slice, 1).unwrap_err());
         wait_for(|| IS_IN_CALL.load(Ordering::SeqCst));
@@ -108,11 +108,11 @@ fn peer_is_not_removed_during_a_post() {
         assert_eq!(addresses.lookup(peer).unwrap_err().kind(), ErrorKind::Closed);
         assert_eq!(REMOVALS.load(Ordering::SeqCst), 0, "removed while a post uses it");
         // The same holds when the same address is inserted as a new peer and removed again.
-        let again = addresses.insert(&known[0]).unwrap();
+        let again = addresses.insert(&known_addresses[0]).unwrap();
         addresses.remove(again).unwrap();
         assert_eq!(REMOVALS.load(Ordering::SeqCst), 0, "removed while a post uses it");
         // The number is not given to another peer before.
-        addresses.insert(&known[1]).unwrap();
+        addresses.insert(&known_addresses[1]).unwrap();
         assert_eq!(REMOVALS.load(Ordering::SeqCst), 0, "removed while a post uses it");
         MAY_RETURN.store(true, Ordering::SeqCst);
         let error = poster.join().unwrap();
@@ -122,7 +122,7 @@ fn peer_is_not_removed_during_a_post() {
     assert_eq!(refused.kind(), ErrorKind::Closed, "{refused}");
     // No post is running, so the next change returns the number.
     endpoint.receive(&mut queue, &slice, 2).unwrap();
-    addresses.insert(&known[1]).unwrap();
+    addresses.insert(&known_addresses[1]).unwrap();
     assert_eq!(REMOVALS.load(Ordering::SeqCst), 1);
     assert!(!REMOVED_IN_CALL.load(Ordering::SeqCst));
 }
@@ -143,7 +143,7 @@ unsafe extern "C" fn full(
 
 #[test]
 fn waiting_post_ends_when_its_peer_is_removed() {
-    let Opened { mut endpoint, mut queue, addresses, slice, known } = open();
+    let Opened { mut endpoint, mut queue, addresses, slice, known_addresses } = open();
     // SAFETY: as above.
     unsafe {
         let raw = endpoint.handle.as_ptr();
@@ -151,7 +151,7 @@ fn waiting_post_ends_when_its_peer_is_removed() {
         table.send = Some(full);
         (*raw).msg = Box::leak(table);
     }
-    let peer = addresses.insert(&known[0]).unwrap();
+    let peer = addresses.insert(&known_addresses[0]).unwrap();
     thread::scope(|scope| {
         let poster = scope.spawn(|| {
             let patient = PostOptions::token(1).timeout(3 * TIMEOUT);
@@ -173,18 +173,18 @@ fn waiting_post_ends_when_its_peer_is_removed() {
 /// A real provider: one thread sends to itself, another one removes and inserts the peer.
 #[test]
 fn posts_concurrent_with_removals_succeed_or_fail_cleanly() {
-    let Opened { mut endpoint, mut queue, addresses, slice, known } = open();
+    let Opened { mut endpoint, mut queue, addresses, slice, known_addresses } = open();
     let inserted = AtomicU32::new(0);
     let is_over = AtomicBool::new(false);
-    let current = std::sync::Mutex::new(addresses.insert(&known[0]).unwrap());
+    let current = std::sync::Mutex::new(addresses.insert(&known_addresses[0]).unwrap());
     thread::scope(|scope| {
         scope.spawn(|| {
             while !is_over.load(Ordering::Relaxed) {
                 let peer: Peer = *current.lock().unwrap();
                 addresses.remove(peer).unwrap();
                 // It takes the provider's number of the removed peer.
-                let other = addresses.insert(&known[1]).unwrap();
-                let next = addresses.insert(&known[0]).unwrap();
+                let other = addresses.insert(&known_addresses[1]).unwrap();
+                let next = addresses.insert(&known_addresses[0]).unwrap();
                 addresses.remove(other).unwrap();
                 *current.lock().unwrap() = next;
                 inserted.fetch_add(1, Ordering::Relaxed);

@@ -603,8 +603,8 @@ impl Network {
 
     /// The entry of one of the packets that arrived; no order is promised.
     pub(super) fn take_entry(&mut self, address: usize) -> Option<sys::fi_cq_tagged_entry> {
-        let few = self.queue(address)?.entries.len().min(4);
-        let at = if few == 0 { return None } else { self.draw(few) };
+        let candidates = self.queue(address)?.entries.len().min(4);
+        let at = if candidates == 0 { return None } else { self.draw(candidates) };
         self.queue(address)?.entries.remove(at)
     }
 }

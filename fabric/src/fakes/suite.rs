@@ -106,10 +106,10 @@ fn bytes(region: &MemoryRegion, from: usize, length: usize) -> Vec<u8> {
 fn puts_and_gets(profile: ProviderProfile, seed: u64) {
     const BLOCKS: usize = 32;
     const BLOCK_LENGTH: usize = 10_000;
-    let Pair { sides: [mut here, mut there], domain } = Pair::open(profile, seed);
-    let source = region(&domain, &here.endpoint, BLOCKS * BLOCK_LENGTH, Access::ALL);
-    let result = region(&domain, &here.endpoint, BLOCKS * BLOCK_LENGTH, Access::ALL);
-    let target = region(&domain, &there.endpoint, BLOCKS * BLOCK_LENGTH, Access::ALL);
+    let Pair { sides: [mut initiator, mut responder], domain } = Pair::open(profile, seed);
+    let source = region(&domain, &initiator.endpoint, BLOCKS * BLOCK_LENGTH, Access::ALL);
+    let result = region(&domain, &initiator.endpoint, BLOCKS * BLOCK_LENGTH, Access::ALL);
+    let target = region(&domain, &responder.endpoint, BLOCKS * BLOCK_LENGTH, Access::ALL);
     let remote = domain.attach(&target.describe().unwrap()).unwrap();
     let has_data = domain.capabilities().immediate_mask() != 0;
     let end = Instant::now() + TIMEOUT;
@@ -124,43 +124,48 @@ fn puts_and_gets(profile: ProviderProfile, seed: u64) {
             // Completed on delivery, since nothing else reports the arrival of writes without
             // an immediate.
             let options = PostOptions::token(7).flags(TransferFlags::DELIVERY_COMPLETE);
-            let (endpoint, queue) = (&mut here.endpoint, &mut here.queue);
+            let (endpoint, queue) = (&mut initiator.endpoint, &mut initiator.queue);
             if has_data && source_range % 2 == 0 {
                 let number = 0xff00_0000 | source_range as u64;
-                endpoint.write_data(queue, here.peer, &local, &range, number, options).unwrap();
+                endpoint
+                    .write_data(queue, initiator.peer, &local, &range, number, options)
+                    .unwrap();
                 data.push((number, length));
             } else {
-                endpoint.write(queue, here.peer, &local, &range, options).unwrap();
+                endpoint.write(queue, initiator.peer, &local, &range, options).unwrap();
             }
             pending += 1;
             wanted.push((at, length));
         }
-        let mut came = Vec::new();
-        while pending > 0 || came.len() < data.len() {
+        let mut received = Vec::new();
+        while pending > 0 || received.len() < data.len() {
             assert!(Instant::now() < end, "{pending} writes of seed {seed} are not done");
-            while let Some(outcome) = here.queue.poll() {
+            while let Some(outcome) = initiator.queue.poll() {
                 assert_eq!(outcome.unwrap().token, 7);
                 pending -= 1;
             }
-            while let Some(outcome) = there.queue.poll() {
+            while let Some(outcome) = responder.queue.poll() {
                 let completion = outcome.unwrap();
                 assert_eq!(completion.kind, CompletionKind::RemoteWrite);
-                came.push((completion.data.unwrap(), completion.length));
+                received.push((completion.data.unwrap(), completion.length));
             }
         }
-        came.sort_unstable();
-        assert_eq!(came, data);
+        received.sort_unstable();
+        assert_eq!(received, data);
         for (at, length) in &wanted {
             assert_eq!(bytes(&target, *at, *length), bytes(&source, *at, *length), "seed {seed}");
             let range = remote.slice(*at as u64..(at + length) as u64).unwrap();
             let local = result.slice(*at..at + length).unwrap();
-            here.endpoint.read(&mut here.queue, here.peer, &local, &range, 8).unwrap();
+            initiator
+                .endpoint
+                .read(&mut initiator.queue, initiator.peer, &local, &range, 8)
+                .unwrap();
         }
         pending = wanted.len();
         while pending > 0 {
             assert!(Instant::now() < end, "{pending} reads of seed {seed} are not done");
-            assert!(there.queue.poll().is_none());
-            while let Some(outcome) = here.queue.poll() {
+            assert!(responder.queue.poll().is_none());
+            while let Some(outcome) = initiator.queue.poll() {
                 assert_eq!(outcome.unwrap().token, 8);
                 pending -= 1;
             }
@@ -169,7 +174,7 @@ fn puts_and_gets(profile: ProviderProfile, seed: u64) {
             assert_eq!(bytes(&result, at, length), bytes(&source, at, length), "seed {seed}");
         }
     }
-    drop((source, result, target, remote, here, there, domain));
+    drop((source, result, target, remote, initiator, responder, domain));
     is_clean();
 }
 
@@ -194,7 +199,7 @@ struct Rings {
     /// Turns that each side skips.
     skipped_turns: [usize; 2],
     /// Lost rings for which the writer still reserves a share of its queue.
-    kept: usize,
+    reserved_rings: usize,
     _addresses: [AddressVector; 2],
 }
 
@@ -211,7 +216,7 @@ impl Rings {
             end: Instant::now() + TIMEOUT,
             seed,
             skipped_turns: [0; 2],
-            kept: 0,
+            reserved_rings: 0,
             _addresses: [writer.addresses, reader.addresses],
         }
     }
@@ -258,23 +263,24 @@ impl Rings {
             let sender = port.sender(writing).unwrap();
             sender.writer().unread() == 0 && sender.unfinished() == 0
         };
-        let (mut next, mut completed_messages, mut came) = (first, first, Vec::new());
+        let (mut next, mut completed_messages, mut received) = (first, first, Vec::new());
         let mut message = None;
         let mut views: Vec<ChunkView> = Vec::new();
         while completed_messages < until {
             // At random, waits until all messages are read: the last credit must not be lost.
-            let goes_on = !next.is_multiple_of(20) || is_read(&self.writer);
-            if message.is_none() && next < last && goes_on {
+            let may_write_more = !next.is_multiple_of(20) || is_read(&self.writer);
+            if message.is_none() && next < last && may_write_more {
                 let (_, length) = source_range(next);
-                let begun = self.writer.begin(writing, next as u32, length as u64).unwrap();
-                assert_eq!(begun.number(), next);
-                message = Some(begun);
+                let message_writer =
+                    self.writer.begin(writing, next as u32, length as u64).unwrap();
+                assert_eq!(message_writer.number(), next);
+                message = Some(message_writer);
             }
-            if let Some(begun) = &mut message {
+            if let Some(message_writer) = &mut message {
                 let (from, length) = source_range(next);
                 let payload = self.source.slice(from..from + length).unwrap();
-                let _ = self.writer.push(writing, begun, &payload).unwrap();
-                if begun.is_written() {
+                let _ = self.writer.push(writing, message_writer, &payload).unwrap();
+                if message_writer.is_written() {
                     (message, next) = (None, next + 1);
                 }
             }
@@ -285,19 +291,19 @@ impl Rings {
                     (header.message, header.topic),
                     (completed_messages, completed_messages as u32)
                 );
-                assert_eq!(header.offset, came.len() as u64);
-                let at = came.len();
-                came.resize(at + view.len(), 0);
-                view.read(0, &mut came[at..]).unwrap();
+                assert_eq!(header.offset, received.len() as u64);
+                let at = received.len();
+                received.resize(at + view.len(), 0);
+                view.read(0, &mut received[at..]).unwrap();
                 if view.is_last() {
                     let (from, length) = source_range(completed_messages);
                     let wanted = bytes(&self.source, from, length);
                     assert!(
-                        came == wanted,
+                        received == wanted,
                         "seed {}: message {completed_messages} is wrong",
                         self.seed
                     );
-                    (completed_messages, came) = (completed_messages + 1, Vec::new());
+                    (completed_messages, received) = (completed_messages + 1, Vec::new());
                 }
                 views.push(view);
             }
@@ -311,7 +317,7 @@ impl Rings {
         if until < last {
             // Where queues may overrun, a writer that receives no more reports keeps its share
             // reserved.
-            self.kept = usize::from(!self.domain.capabilities().resource_management);
+            self.reserved_rings = usize::from(!self.domain.capabilities().resource_management);
             self.reader.forget(reading);
             return self.writer.drop_sender(writing);
         }
@@ -324,7 +330,7 @@ impl Rings {
         }
         let statistics = self.reader.close_receiver(reading).unwrap();
         assert_eq!((statistics.messages, statistics.duplicates), (last - first, 0));
-        while self.writer.rings().1 > self.kept || self.reader.rings().0 > 0 {
+        while self.writer.rings().1 > self.reserved_rings || self.reader.rings().0 > 0 {
             self.progress();
         }
     }
@@ -389,10 +395,10 @@ fn close_rings_in_use(profile: ProviderProfile, mode: NotifyMode, seed: u64) {
 
 /// Objects are dropped in any order, with operations in flight.
 fn close_objects_in_any_order(profile: ProviderProfile, seed: u64) {
-    let Pair { sides: [here, there], domain } = Pair::open(profile, seed);
-    let Side { mut endpoint, mut queue, addresses, peer } = here;
+    let Pair { sides: [initiator, responder], domain } = Pair::open(profile, seed);
+    let Side { mut endpoint, mut queue, addresses, peer } = initiator;
     let local = region(&domain, &endpoint, 4096, Access::ALL);
-    let target = region(&domain, &there.endpoint, 4096, Access::ALL);
+    let target = region(&domain, &responder.endpoint, 4096, Access::ALL);
     let remote = domain.attach(&target.describe().unwrap()).unwrap();
     let range = remote.slice(0..64).unwrap();
     for at in 0..20 {
@@ -407,9 +413,9 @@ fn close_objects_in_any_order(profile: ProviderProfile, seed: u64) {
         Box::new(queue),
         Box::new(addresses),
         Box::new(domain),
-        Box::new(there.endpoint),
-        Box::new(there.queue),
-        Box::new(there.addresses),
+        Box::new(responder.endpoint),
+        Box::new(responder.queue),
+        Box::new(responder.addresses),
     ];
     while !objects.is_empty() {
         let next = with(|network| network.draw(objects.len()));
@@ -422,15 +428,15 @@ fn close_objects_in_any_order(profile: ProviderProfile, seed: u64) {
 
 /// Sums, old values and exchanges of a word; or the refusal of all of them.
 fn atomics(profile: ProviderProfile, seed: u64) {
-    let Pair { sides: [mut here, mut there], domain } = Pair::open(profile, seed);
+    let Pair { sides: [mut initiator, mut responder], domain } = Pair::open(profile, seed);
     let word = |endpoint, value| {
         let word = domain.register(HostMemory::zeroed(8).unwrap(), Access::ALL).unwrap();
         word.enable_for(endpoint).unwrap();
         word.store_u64(0, value).unwrap();
         word
     };
-    let (three, result) = (word(&here.endpoint, 3), word(&here.endpoint, 0));
-    let target = word(&there.endpoint, 0);
+    let (three, result) = (word(&initiator.endpoint, 3), word(&initiator.endpoint, 0));
+    let target = word(&responder.endpoint, 0);
     let remote = domain.attach(&target.describe().unwrap()).unwrap().all();
     let (operand, brought) = (three.all(), result.all());
     let request = AtomicRequest {
@@ -439,31 +445,31 @@ fn atomics(profile: ProviderProfile, seed: u64) {
         operand: &operand,
         remote: &remote,
     };
-    let (endpoint, queue) = (&mut here.endpoint, &mut here.queue);
+    let (endpoint, queue) = (&mut initiator.endpoint, &mut initiator.queue);
     if profile.caps & sys::FI_ATOMIC == 0 {
-        let error = endpoint.atomic(queue, here.peer, &request, 0).unwrap_err();
+        let error = endpoint.atomic(queue, initiator.peer, &request, 0).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NotSupported, "{error}");
     } else {
         for _ in 0..100 {
-            endpoint.atomic(queue, here.peer, &request, 0).unwrap();
+            endpoint.atomic(queue, initiator.peer, &request, 0).unwrap();
         }
-        settle(&mut here, &mut there, 100);
-        let (endpoint, queue) = (&mut here.endpoint, &mut here.queue);
-        endpoint.fetch_atomic(queue, here.peer, &request, &brought, 0).unwrap();
-        settle(&mut here, &mut there, 1);
+        settle(&mut initiator, &mut responder, 100);
+        let (endpoint, queue) = (&mut initiator.endpoint, &mut initiator.queue);
+        endpoint.fetch_atomic(queue, initiator.peer, &request, &brought, 0).unwrap();
+        settle(&mut initiator, &mut responder, 1);
         assert_eq!((result.load_u64(0).unwrap(), target.load_u64(0).unwrap()), (300, 303));
     }
-    drop((operand, three, brought, result, target, remote, here, there, domain));
+    drop((operand, three, brought, result, target, remote, initiator, responder, domain));
     is_clean();
 }
 
 /// Waits for this many operations of one side.
-fn settle(here: &mut Side, there: &mut Side, mut pending: usize) {
+fn settle(initiator: &mut Side, responder: &mut Side, mut pending: usize) {
     let end = Instant::now() + TIMEOUT;
     while pending > 0 {
         assert!(Instant::now() < end, "{pending} operations are not done");
-        assert!(there.queue.poll().is_none());
-        if let Some(outcome) = here.queue.poll() {
+        assert!(responder.queue.poll().is_none());
+        if let Some(outcome) = initiator.queue.poll() {
             outcome.unwrap();
             pending -= 1;
         }
@@ -545,11 +551,11 @@ fn efa_queues_do_not_overrun_without_a_polling_reader() {
     }
     let sent = rings.writer.sender(writing).unwrap().statistics().messages;
     assert!(sent > 5, "{sent} messages");
-    let mut came = 0;
-    while came < sent {
+    let mut received = 0;
+    while received < sent {
         rings.progress();
         while rings.reader.take(reading).unwrap().is_some() {
-            came += 1;
+            received += 1;
         }
     }
     rings.close();
@@ -612,14 +618,14 @@ fn end_notifications_to_unreachable_peers_back_off() {
 /// The fakes detect misuse.
 #[test]
 fn fakes_detect_misuse() {
-    let Pair { sides: [here, there], domain } = Pair::open(EFA_DIRECT, 1);
-    let mut queue = here.queue;
-    let local = region(&domain, &here.endpoint, 64, Access::ALL);
-    let target = region(&domain, &there.endpoint, 64, Access::ALL);
+    let Pair { sides: [initiator, responder], domain } = Pair::open(EFA_DIRECT, 1);
+    let mut queue = initiator.queue;
+    let local = region(&domain, &initiator.endpoint, 64, Access::ALL);
+    let target = region(&domain, &responder.endpoint, 64, Access::ALL);
     let (at, descriptor) = (local.as_ptr().cast::<std::ffi::c_void>(), local.0.descriptor);
-    let (raw, null) = (here.endpoint.as_fid().cast::<sys::fid_ep>(), std::ptr::null_mut());
+    let (raw, null) = (initiator.endpoint.as_fid().cast::<sys::fid_ep>(), std::ptr::null_mut());
     let (key, to) = (target.key().unwrap(), target.as_ptr() as u64);
-    let noted = || with(|network| std::mem::take(&mut network.misuses).len());
+    let count_misuses = || with(|network| std::mem::take(&mut network.misuses).len());
     let mut scratch = sys::fi_context2::default();
     let context = (&raw mut scratch).cast();
     // SAFETY: the endpoint is open; the wrong arguments are never dereferenced.
@@ -632,12 +638,12 @@ fn fakes_detect_misuse() {
         assert!(code < 0, "too wide");
         assert!(sys::fi_inject(raw, at, 33, 0) < 0, "too long to be injected");
         assert_eq!(sys::fi_close(domain.as_ptr().cast()), -sys::FI_EBUSY);
-        assert_eq!(noted(), 6);
+        assert_eq!(count_misuses(), 6);
         // These are detected on arrival.
         for (to, key) in [(to, key ^ 1), (to + 1, key)] {
             while sys::fi_write(raw, at, 64, descriptor, 0, to, key, context) != 0 {}
             (0..100).for_each(|_| drop(queue.poll()));
-            assert_eq!(noted(), 1);
+            assert_eq!(count_misuses(), 1);
         }
     }
 }

@@ -293,13 +293,13 @@ fn memory_may_close_the_endpoint_of_its_region() {
         let thread = std::thread::spawn(move || {
             let owned = endpoint(&domain);
             let address = owned.0.as_fid() as usize;
-            let place = Arc::new(Mutex::new(None));
+            let owned_slot = Arc::new(Mutex::new(None));
             let memory = HostMemory::zeroed(64).unwrap();
-            let memory = Owner { memory, _owned: Arc::clone(&place) };
+            let memory = Owner { memory, _owned: Arc::clone(&owned_slot) };
             let region = domain.register(memory, Access::ALL).unwrap();
             region.enable_for(&owned.0).unwrap();
-            *place.lock().unwrap() = Some(owned);
-            drop((place, region));
+            *owned_slot.lock().unwrap() = Some(owned);
+            drop((owned_slot, region));
             is_done.send(closed_with(address)).unwrap();
         });
         assert_eq!(done.recv_timeout(TIMEOUT).expect("the region is dropped"), 1);

@@ -51,7 +51,7 @@ impl DeregistrationLock {
         let lock_progress = lock(&self.lock_progress);
         let mut deferred = lock(&self.deferred);
         let freed = deferred.drain(..).map(DeferredDeregistration::close).collect();
-        ProgressGuard { _turn: lock_progress, _freed: freed }
+        ProgressGuard { _guard: lock_progress, _freed: freed }
     }
 
     /// Must be held during a registration.
@@ -69,9 +69,9 @@ impl DeregistrationLock {
             Ok(lock_progress) => lock_progress,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
         };
-        let nobody_registers = lock(&self.deferred);
+        let registration_guard = lock(&self.deferred);
         let memory = region.close();
-        drop((nobody_registers, lock_progress));
+        drop((registration_guard, lock_progress));
         memory
     }
 }
@@ -83,7 +83,7 @@ impl DeregistrationLock {
 #[must_use]
 pub(crate) struct ProgressGuard<'a> {
     // Dropped first.
-    _turn: MutexGuard<'a, ()>,
+    _guard: MutexGuard<'a, ()>,
     _freed: Vec<Option<Keepalive>>,
 }
 
@@ -123,14 +123,14 @@ mod tests {
     use crate::{Access, Domain, EndpointKind, HostMemory, Memory, Query};
 
     /// Memory that reads a queue when it is dropped.
-    struct Curious {
+    struct QueueReadingMemory {
         memory: HostMemory,
         domain: Domain,
-        ended: Sender<()>,
+        freed_signal: Sender<()>,
     }
 
     // SAFETY: the inner memory fulfils the contract, and does not move while it is held here.
-    unsafe impl Memory for Curious {
+    unsafe impl Memory for QueueReadingMemory {
         fn as_ptr(&self) -> *mut u8 {
             self.memory.as_ptr()
         }
@@ -140,14 +140,14 @@ mod tests {
         }
     }
 
-    impl Drop for Curious {
+    impl Drop for QueueReadingMemory {
         fn drop(&mut self) {
             drop(
                 self.domain
                     .deregistration_lock()
                     .map(|deregistration_lock| deregistration_lock.lock_progress()),
             );
-            let _ = self.ended.send(());
+            let _ = self.freed_signal.send(());
         }
     }
 
@@ -159,9 +159,9 @@ mod tests {
         if domain.deregistration_lock().is_none() {
             testkit::skip!("{} locks deregistration itself", offer.capabilities().provider);
         }
-        let (ended, has_ended) = channel();
+        let (freed_signal, freed) = channel();
         let memory = HostMemory::zeroed(64).unwrap();
-        let memory = Curious { memory, domain: domain.clone(), ended };
+        let memory = QueueReadingMemory { memory, domain: domain.clone(), freed_signal };
         let region = domain.register(memory, Access::ALL).unwrap();
         let closer = std::thread::spawn(move || {
             let lock_progress = domain
@@ -169,7 +169,7 @@ mod tests {
                 .map(|deregistration_lock| deregistration_lock.lock_progress());
             // Too late for this guard.
             drop(region);
-            let ended_in_turn = has_ended.try_recv().is_ok();
+            let freed_under_guard = freed.try_recv().is_ok();
             drop(lock_progress);
             drop(
                 domain
@@ -178,8 +178,8 @@ mod tests {
             );
             // The memory takes the guard itself when it is dropped: under the guard it would
             // deadlock.
-            let ended = has_ended.recv_timeout(Duration::from_secs(30));
-            (ended_in_turn, ended.is_ok())
+            let freed_after_guard = freed.recv_timeout(Duration::from_secs(30));
+            (freed_under_guard, freed_after_guard.is_ok())
         });
         let end = Instant::now() + Duration::from_secs(30);
         while !closer.is_finished() && Instant::now() < end {

@@ -73,8 +73,8 @@ fn inconsistent_fields_are_named() {
     assert!(no_length.to_string().contains("not a range"), "{no_length}");
     let wraps = forge(&region, |b| b[32..40].fill(0xff));
     assert!(wraps.to_string().contains("not a range"), "{wraps}");
-    let strange = forge(&region, |b| b[12..16].fill(0x77));
-    assert!(strange.to_string().contains("interface"), "{strange}");
+    let unknown_interface = forge(&region, |b| b[12..16].fill(0x77));
+    assert!(unknown_interface.to_string().contains("interface"), "{unknown_interface}");
     let long_key = forge(&region, |b| b[40] = 9);
     assert!(long_key.to_string().contains("claims 9"), "{long_key}");
     let newer = forge(&region, |b| b[4] = 2);

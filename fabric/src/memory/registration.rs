@@ -433,13 +433,13 @@ impl Domain {
                 }
             }
             let mut region = std::ptr::null_mut();
-            let nobody_closes = self
+            let registration_guard = self
                 .deregistration_lock()
                 .map(|deregistration_lock| deregistration_lock.lock_registration());
             // SAFETY: the request's pointers are valid for the call, the ranges
             // as long as the registration lives; `region` receives the object.
             let code = unsafe { sys::register_memory(self.as_ptr(), &request, &mut region) };
-            drop(nobody_closes);
+            drop(registration_guard);
             if code == 0 {
                 REGISTRATIONS.fetch_add(1, Ordering::Relaxed);
                 // SAFETY: just created, and owned here.

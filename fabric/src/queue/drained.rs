@@ -38,7 +38,7 @@ impl QueueShared {
                 true => tagged.as_mut_ptr().cast(),
                 false => plain.as_mut_ptr().cast(),
             };
-            let _turn = self
+            let _guard = self
                 .domain
                 .deregistration_lock()
                 .map(|deregistration_lock| deregistration_lock.lock_progress());

@@ -83,7 +83,7 @@ impl CompletionQueue {
             WaitStrategy::Block => Some(Instant::now()),
         };
         let mut backoff = Backoff::sleeping().with_max_pause(self.max_pause);
-        let (mut empty_wakeups, mut looks) = (0, 0_u32);
+        let (mut empty_wakeups, mut polls) = (0, 0_u32);
         loop {
             if let Some(outcome) = self.poll_fresh() {
                 return Some(outcome);
@@ -93,9 +93,9 @@ impl CompletionQueue {
             }
             // Reading the clock costs as much as a poll: read it every eighth time, and the
             // first.
-            let is_time_to_look = looks.is_multiple_of(8) || self.waiting == WaitStrategy::Block;
-            looks = looks.wrapping_add(1);
-            if !is_time_to_look {
+            let reads_clock = polls.is_multiple_of(8) || self.waiting == WaitStrategy::Block;
+            polls = polls.wrapping_add(1);
+            if !reads_clock {
                 self.pause();
                 continue;
             }
@@ -215,9 +215,9 @@ impl CompletionQueue {
         if let Some(outcome) = self.take_ready(is_it) {
             return outcome.map_err(Error::from);
         }
-        let of_whom = self.table().by_id(operation).map(|slot| (slot.member, slot.peer));
+        let target = self.table().by_id(operation).map(|slot| (slot.member, slot.peer));
         // A deadline error does not name the peer by itself.
-        let named = |queue: &Self, error: Error| match of_whom
+        let named = |queue: &Self, error: Error| match target
             .and_then(|(member, peer)| queue.name_of(member, peer))
         {
             Some(peer) => error.with_peer(peer),

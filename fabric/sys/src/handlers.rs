@@ -36,9 +36,9 @@ pub(crate) fn preserve_signal_handlers<T>(task: impl FnOnce() -> T) -> T {
     let loaded = LoadedCode::loaded();
     for (signal, usual) in before {
         let Some(now) = handler(signal, None).map(|now| now.sa_sigaction) else { continue };
-        let is_theirs = matches!(now, libc::SIG_DFL | libc::SIG_IGN)
+        let is_program_disposition = matches!(now, libc::SIG_DFL | libc::SIG_IGN)
             || loaded.contains(now) && !loaded_before.contains(now);
-        if now != usual.sa_sigaction && is_theirs {
+        if now != usual.sa_sigaction && is_program_disposition {
             handler(signal, Some(&usual));
         }
     }

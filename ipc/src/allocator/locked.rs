@@ -272,7 +272,7 @@ impl<W: Words> Locked<'_, W> {
         let (mut first, mut start, mut length) = (block, at, size);
         let (mut in_front, mut behind) = (before, after);
         let mut transaction = self.transaction();
-        let gone = |block| {
+        let unused_state = |block| {
             let generation = self.state(block).generation.wrapping_add(1);
             State { generation, kind: Kind::Unused, owner: 0 }.word()
         };
@@ -281,14 +281,14 @@ impl<W: Words> Locked<'_, W> {
             self.remove_free(after, more);
             length = length.wrapping_add(more);
             behind = self.neighbors(after).1;
-            transaction.set(word_of(after, layout::STATE), gone(after));
+            transaction.set(word_of(after, layout::STATE), unused_state(after));
         }
         if joins_before {
             let (earlier, more) = self.extent(before);
             self.remove_free(before, more);
             (first, start, length) = (before, earlier, length.wrapping_add(more));
             in_front = self.neighbors(before).0;
-            transaction.set(word_of(block, layout::STATE), gone(block));
+            transaction.set(word_of(block, layout::STATE), unused_state(block));
         }
         if joins_before || joins_after {
             transaction.set(word_of(first, layout::EXTENT), pair(start, length));

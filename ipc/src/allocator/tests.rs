@@ -52,29 +52,32 @@ fn invalid_sizes_and_alignments_are_refused() {
         let error = allocator.extend(&caller, offset, length).unwrap_err();
         assert_eq!(error, AllocatorError::InvalidExtent { offset, length });
     }
-    let stranger = Block::from_bits(u64::MAX);
-    assert_eq!(allocator.free(&caller, stranger, owner), Err(AllocatorError::Stale(stranger)));
-    assert_eq!(allocator.find(stranger), Err(AllocatorError::Stale(stranger)));
+    let invalid_block = Block::from_bits(u64::MAX);
+    assert_eq!(
+        allocator.free(&caller, invalid_block, owner),
+        Err(AllocatorError::Stale(invalid_block))
+    );
+    assert_eq!(allocator.find(invalid_block), Err(AllocatorError::Stale(invalid_block)));
 }
 
 #[test]
 fn only_the_owner_can_free_and_only_once() {
     let allocator = allocator(16);
     let caller = Caller::new(me(), &AlwaysAlive);
-    let (mine, topic) = (Owner::participant(me()), Owner::other(7).unwrap());
+    let (own, topic) = (Owner::participant(me()), Owner::other(7).unwrap());
     allocator.extend(&caller, 0, 1 << 20).unwrap();
-    let (block, range) = allocator.allocate(&caller, mine, 100, 1).unwrap();
+    let (block, range) = allocator.allocate(&caller, own, 100, 1).unwrap();
     assert_eq!(allocator.find(block), Ok(range));
-    allocator.transfer(block, mine, topic).unwrap();
+    allocator.transfer(block, own, topic).unwrap();
     assert_eq!(allocator.owner(block), Ok(topic));
-    let not_yours = AllocatorError::NotOwner { block, owner: topic };
-    assert_eq!(allocator.free(&caller, block, mine), Err(not_yours));
-    assert_eq!(allocator.transfer(block, mine, mine), Err(not_yours));
-    assert_eq!(allocator.reclaim(&caller, mine, |_| false), Ok(0));
+    let not_owner = AllocatorError::NotOwner { block, owner: topic };
+    assert_eq!(allocator.free(&caller, block, own), Err(not_owner));
+    assert_eq!(allocator.transfer(block, own, own), Err(not_owner));
+    assert_eq!(allocator.reclaim(&caller, own, |_| false), Ok(0));
     assert_eq!(allocator.reclaim(&caller, topic, |_| true), Ok(0), "spared");
     assert_eq!(allocator.reclaim(&caller, topic, |_| false), Ok(1));
     assert_eq!(allocator.free(&caller, block, topic), Err(AllocatorError::Stale(block)));
-    let (again, _) = allocator.allocate(&caller, mine, 100, 1).unwrap();
+    let (again, _) = allocator.allocate(&caller, own, 100, 1).unwrap();
     assert_ne!(again, block, "names are not reused");
 }
 

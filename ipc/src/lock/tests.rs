@@ -39,8 +39,8 @@ fn lock_is_exclusive() {
 struct DeadProcess(Participant, AtomicBool);
 
 impl Liveness for DeadProcess {
-    fn is_dead(&self, who: Option<Participant>) -> bool {
-        who == Some(self.0) && self.1.load(Relaxed)
+    fn is_dead(&self, participant: Option<Participant>) -> bool {
+        participant == Some(self.0) && self.1.load(Relaxed)
     }
 }
 
@@ -63,11 +63,11 @@ fn lock_is_taken_from_dead_owners_only() {
 
 #[test]
 fn corrupted_owner_counts_as_dead() {
-    for scribble in
+    for corrupted in
         [HOLDER, RESERVED | HOLDER, RESERVED | u64::from(WAITER_SLOTS), SLEEPERS | HOLDER]
     {
         let words = LocalWords::zeroed(WORDS);
-        words.store(0, scribble, Relaxed);
+        words.store(0, corrupted, Relaxed);
         let caller = Caller::new(participant(3), &AlwaysAlive);
         assert_eq!(take(&words, 0, &caller), Ok(Acquired::OwnerDied));
         assert!(release(&words, 0, &caller));
@@ -291,7 +291,7 @@ fn dead_waiters_and_owners_block_no_process() {
     assert_eq!(take(&words, 0, &caller), Ok(Acquired::OwnerDied));
 }
 
-fn scribbled_word() -> impl Strategy<Value = u64> {
+fn corrupted_word() -> impl Strategy<Value = u64> {
     prop_oneof![
         any::<u64>(),
         (0..70_u64).prop_map(|waiter_slot| RESERVED | waiter_slot),
@@ -305,7 +305,7 @@ proptest! {
     /// However the words are corrupted, no process waits longer than its timeout.
     #[test]
     fn corrupted_lock_blocks_no_process(
-        scribbles in prop::collection::vec((0..WORDS, scribbled_word()), 1..20),
+        corruptions in prop::collection::vec((0..WORDS, corrupted_word()), 1..20),
         every in 1..5_usize,
         timeout in 0..30_000_u64,
     ) {
@@ -314,11 +314,11 @@ proptest! {
         let words = SimulatedWords::new(|words, _| {
             count += 1;
             if count % every == 0 {
-                let (at, value) = scribbles[count / every % scribbles.len()];
+                let (at, value) = corruptions[count / every % corruptions.len()];
                 words.store(at, value, Relaxed);
             }
         });
-        for (at, value) in &scribbles {
+        for (at, value) in &corruptions {
             words.store(*at, *value, Relaxed);
         }
         let caller = Caller { timeout, ..Caller::new(participant(2), &AlwaysAlive) };

@@ -6,16 +6,16 @@ use super::{ModelWords, Waiting, check_with};
 use crate::doorbell::{Doorbell, WaitStrategy};
 use crate::words::{LocalWords, Words};
 
-const BELL: usize = 0;
+const DOORBELL: usize = 0;
 /// The awaited value.
 const FLAGS: [usize; 2] = [2, 3];
 
 fn doorbell(words: &ModelWords) -> Doorbell<&ModelWords> {
-    Doorbell::at(words, BELL)
+    Doorbell::at(words, DOORBELL)
 }
 
 fn words() -> ModelWords {
-    ModelWords::new(&LocalWords::zeroed(4), &[BELL], Waiting::Sleeping)
+    ModelWords::new(&LocalWords::zeroed(4), &[DOORBELL], Waiting::Sleeping)
 }
 
 fn ring(words: &ModelWords, flag: usize) {

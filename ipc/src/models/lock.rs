@@ -93,8 +93,8 @@ struct DeadProcess {
 }
 
 impl Liveness for DeadProcess {
-    fn is_dead(&self, who: Option<Participant>) -> bool {
-        who.is_none() || who == Some(self.dead) && self.is_over.load(Acquire)
+    fn is_dead(&self, participant: Option<Participant>) -> bool {
+        participant.is_none() || participant == Some(self.dead) && self.is_over.load(Acquire)
     }
 }
 
@@ -104,11 +104,11 @@ fn lock_of_a_dead_owner_is_taken_once() {
     check_with(3, || {
         let words = ModelWords::new(&LocalWords::zeroed(WORDS + 1), &[], Waiting::Napping);
         let dead = Participant::new(9, 1).unwrap();
-        let grave = Arc::new(DeadProcess { dead, is_over: AtomicBool::new(false) });
+        let dead_owner = Arc::new(DeadProcess { dead, is_over: AtomicBool::new(false) });
         let timeout = Duration::from_secs(1 << 19);
-        let survive = move |words: &ModelWords, grave: &DeadProcess, slot| {
+        let survive = move |words: &ModelWords, dead_owner: &DeadProcess, slot| {
             let me = Participant::new(slot, 1).unwrap();
-            let caller = Caller { me, liveness: grave, timeout };
+            let caller = Caller { me, liveness: dead_owner, timeout };
             let (guard, taken) = Guard::take(words, 0, &caller).unwrap();
             let count = words.load(COUNT, Relaxed);
             // It died right after its increment; the thread that gets `OwnerDied` adds nothing
@@ -118,7 +118,7 @@ fn lock_of_a_dead_owner_is_taken_once() {
             u64::from(taken == Acquired::OwnerDied)
         };
         let other = loom::thread::spawn({
-            let (words, grave) = (words.clone(), Arc::clone(&grave));
+            let (words, dead_owner) = (words.clone(), Arc::clone(&dead_owner));
             move || {
                 let caller = Caller::new(dead, &AlwaysAlive);
                 let (guard, taken) = Guard::take(&words, 0, &caller).unwrap();
@@ -126,14 +126,14 @@ fn lock_of_a_dead_owner_is_taken_once() {
                 let count = words.load(COUNT, Relaxed);
                 words.store(COUNT, count + 1, Relaxed);
                 std::mem::forget(guard);
-                grave.is_over.store(true, Release);
+                dead_owner.is_over.store(true, Release);
             }
         });
-        let told = survive(&words, &grave, 1);
+        let owner_died = survive(&words, &dead_owner, 1);
         other.join().unwrap();
         // Exactly one of the later owners gets `OwnerDied`.
-        let told = told + survive(&words, &grave, 2);
-        assert_eq!(told, 1);
+        let owner_died = owner_died + survive(&words, &dead_owner, 2);
+        assert_eq!(owner_died, 1);
         assert_eq!(words.load(COUNT, Relaxed), 3);
     });
 }

@@ -21,7 +21,7 @@ use crate::participant::{AlwaysAlive, Caller, Participant};
 use crate::words::{LocalWords, Words, atomics_of_a_slice};
 
 /// The advance of the clock per read in a model: the phases of a wait end after a read or two.
-const LOOK: Duration = Duration::from_micros(40);
+const CLOCK_STEP: Duration = Duration::from_micros(40);
 
 /// How the waiters of a model wait. The clock wakes only nappers: a lost wake-up hangs the
 /// model, and loom reports it.
@@ -94,11 +94,11 @@ impl ModelWords {
     /// With these initial values; `sleepable` are the words that can be slept on.
     fn new(values: &LocalWords, sleepable: &[usize], waiting: Waiting) -> Self {
         let word = |at| Word(AtomicU64::new(values.load(at, Ordering::Relaxed)));
-        let bed = |at: &usize| (*at, (Mutex::new(()), Condvar::new()));
+        let sleepers = |at: &usize| (*at, (Mutex::new(()), Condvar::new()));
         let shared = Shared {
             words: (0..values.count()).map(word).collect(),
             turn: AtomicU64::new(0),
-            sleepable: sleepable.iter().map(bed).collect(),
+            sleepable: sleepable.iter().map(sleepers).collect(),
             waiting,
         };
         Self { shared: Arc::new(shared), began: Instant::now(), passed: Cell::default() }
@@ -130,8 +130,8 @@ impl Words for ModelWords {
             loom::thread::yield_now();
             return;
         }
-        let (bed, woken) = &self.shared.sleepable[&at];
-        let guard = bed.lock().unwrap();
+        let (sleepers, woken) = &self.shared.sleepable[&at];
+        let guard = sleepers.lock().unwrap();
         if self.load(at, Ordering::SeqCst) as u32 == low {
             drop(woken.wait(guard).unwrap());
         }
@@ -141,8 +141,8 @@ impl Words for ModelWords {
         if self.shared.waiting == Waiting::Napping {
             return;
         }
-        let (bed, woken) = &self.shared.sleepable[&at];
-        let _guard = bed.lock().unwrap();
+        let (sleepers, woken) = &self.shared.sleepable[&at];
+        let _guard = sleepers.lock().unwrap();
         if how_many == 1 { woken.notify_one() } else { woken.notify_all() }
     }
 
@@ -157,7 +157,7 @@ impl Words for ModelWords {
     }
 
     fn now(&self) -> Instant {
-        self.passed.set(self.passed.get() + LOOK);
+        self.passed.set(self.passed.get() + CLOCK_STEP);
         self.began + self.passed.get()
     }
 

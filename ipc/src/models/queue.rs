@@ -274,7 +274,7 @@ fn evicted_subscriber_detects_overwritten_payloads() {
 fn store_before_eviction_is_seen_by_the_disposer() {
     check_with(2, || {
         let (queue, words) = queue(1, OverflowPolicy::Reject);
-        let said = words.count() - 1;
+        let payload = words.count() - 1;
         let readers = [0, 1].map(|index| subscribe(&queue, index));
         publish(&queue, &words, 2, 0);
         let [(slow, _), (last, position)] = readers.map(|mut reader| {
@@ -284,22 +284,22 @@ fn store_before_eviction_is_seen_by_the_disposer() {
         let others = [words.clone(), words.clone()];
         let [evicting, releasing] = others;
         let evictor = loom::thread::spawn(move || {
-            let mut heard = None;
-            let dispose = |_| heard = Some(evicting.load(said, Ordering::Relaxed));
+            let mut observed = None;
+            let dispose = |_| observed = Some(evicting.load(payload, Ordering::Relaxed));
             attach(&evicting).evict(&caller(2), slow, dispose).unwrap();
-            heard
+            observed
         });
         let releaser = loom::thread::spawn(move || {
             let released = attach(&releasing).release_by(last, position);
-            released.map(|_| releasing.load(said, Ordering::Relaxed))
+            released.map(|_| releasing.load(payload, Ordering::Relaxed))
         });
-        words.store(said, 1, Ordering::Relaxed);
+        words.store(payload, 1, Ordering::Relaxed);
         words.fence();
         let was_subscription_active = queue.was_subscription_active(slow);
-        let heard = [evictor.join().unwrap(), releaser.join().unwrap()];
-        assert!(heard.iter().any(Option::is_some), "the entry was not disposed of");
+        let observed = [evictor.join().unwrap(), releaser.join().unwrap()];
+        assert!(observed.iter().any(Option::is_some), "the entry was not disposed of");
         if was_subscription_active {
-            assert!(heard.into_iter().flatten().all(|said| said == 1));
+            assert!(observed.into_iter().flatten().all(|payload| payload == 1));
         }
     });
 }

@@ -8,7 +8,7 @@ use super::{Arc, ModelWords, Waiting, check_with};
 use crate::doorbell::Doorbell;
 use crate::words::{LocalWords, Words};
 
-const BELL: usize = 0;
+const DOORBELL: usize = 0;
 /// Number of messages that were stored so far.
 const STORED: usize = 2;
 /// Stands for the file descriptor: how often it became readable. Edge-triggered pollers sleep
@@ -20,11 +20,11 @@ const OVER: usize = 4;
 const RAISED: usize = 5;
 
 fn doorbell(words: &ModelWords) -> Doorbell<&ModelWords> {
-    Doorbell::at(words, BELL)
+    Doorbell::at(words, DOORBELL)
 }
 
 fn words() -> ModelWords {
-    ModelWords::new(&LocalWords::zeroed(6), &[BELL, EDGES], Waiting::Sleeping)
+    ModelWords::new(&LocalWords::zeroed(6), &[DOORBELL, EDGES], Waiting::Sleeping)
 }
 
 /// The view of the threads that change the file descriptor.
@@ -60,7 +60,7 @@ fn watch(words: &ModelWords, flag: &Flag) {
             seen = count;
             flag.raise(words);
         }
-        words.sleep(BELL, count as u32, std::time::Duration::MAX);
+        words.sleep(DOORBELL, count as u32, std::time::Duration::MAX);
     }
 }
 
@@ -72,7 +72,7 @@ fn read(words: &ModelWords, flag: &Flag, many: u64) {
         taken += u64::from(is_more);
         is_more
     };
-    let mut told = 0;
+    let mut seen_edges = 0;
     doorbell(words).announce_waiter();
     for _ in 0..many {
         while !take() {
@@ -87,8 +87,8 @@ fn read(words: &ModelWords, flag: &Flag, many: u64) {
             // A spurious wake-up is allowed, a lost one is not.
             loop {
                 let edges = words.load(EDGES, Acquire);
-                if edges != told {
-                    told = edges;
+                if edges != seen_edges {
+                    seen_edges = edges;
                     break;
                 }
                 words.sleep(EDGES, edges as u32, std::time::Duration::MAX);

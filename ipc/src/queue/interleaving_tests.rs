@@ -223,9 +223,9 @@ fn entry_reaches_its_readers_in_one_cache_line() {
         let (read, written) = noted.lines();
         assert_eq!((read, written), (vec![doorbell], vec![lock, tail, slot, marks]));
         for reader in &mut readers {
-            let mine = layout::subscriber(reader.index(), 0) / layout::LINE;
+            let own_line = layout::subscriber(reader.index(), 0) / layout::LINE;
             assert_eq!(queue.take(reader).unwrap().entry, [position; ENTRY]);
-            assert_eq!(noted.lines(), (vec![slot], vec![mine]), "entry, and its own line");
+            assert_eq!(noted.lines(), (vec![slot], vec![own_line]), "entry, and its own line");
         }
         // The first readers release it while the others may not have seen it yet.
         for reader in &readers[..2] {

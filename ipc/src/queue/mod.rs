@@ -237,10 +237,11 @@ impl<W: Words, const E: usize> Queue<W, E> {
         if words.load(layout::ENTRY, Relaxed) != E as u64 {
             return refuse("its entries are of another size");
         }
-        let known =
+        let policies =
             [OverflowPolicy::Reject, OverflowPolicy::DropOldest, OverflowPolicy::DropNewest];
         let overflow_policy = words.load(layout::WHEN_FULL, Relaxed);
-        let Some(overflow_policy) = known.into_iter().find(|known| known.word() == overflow_policy)
+        let Some(overflow_policy) =
+            policies.into_iter().find(|policy| policy.word() == overflow_policy)
         else {
             return refuse("its header is inconsistent");
         };
@@ -299,13 +300,16 @@ impl<W: Words, const E: usize> Queue<W, E> {
 
     /// All subscriptions of a participant, including stopped and evicted ones that have not
     /// ended.
-    pub fn subscriptions_of(&self, who: Participant) -> impl Iterator<Item = SubscriptionId> {
+    pub fn subscriptions_of(
+        &self,
+        participant: Participant,
+    ) -> impl Iterator<Item = SubscriptionId> {
         self.subscriptions_among(u32::MAX)
-            .filter(move |subscription_id| subscription_id.who() == Some(who))
+            .filter(move |subscription_id| subscription_id.who() == Some(participant))
     }
 
-    fn subscriptions_among(&self, places: u32) -> impl Iterator<Item = SubscriptionId> {
-        (0..MAX_SUBSCRIBERS).filter(move |index| places >> index & 1 == 1).filter_map(|index| {
+    fn subscriptions_among(&self, slot_bits: u32) -> impl Iterator<Item = SubscriptionId> {
+        (0..MAX_SUBSCRIBERS).filter(move |index| slot_bits >> index & 1 == 1).filter_map(|index| {
             let name = self.name_at(index);
             (name != 0).then_some(SubscriptionId {
                 index,
@@ -349,9 +353,9 @@ impl<W: Words, const E: usize> Queue<W, E> {
         if !self.is_subscription_active(subscription_id) {
             return tail;
         }
-        let mine =
+        let own_marks =
             layout::unread_bit(subscription_id.index) | layout::held_bit(subscription_id.index);
-        let is_marked = |position: &u64| self.readers_of(*position) & mine != 0;
+        let is_marked = |position: &u64| self.readers_of(*position) & own_marks != 0;
         self.positions_kept().find(is_marked).unwrap_or(tail)
     }
 
@@ -370,10 +374,10 @@ impl<W: Words, const E: usize> Queue<W, E> {
     #[must_use]
     pub fn backlog_of(&self, subscription_id: SubscriptionId) -> (u32, u32) {
         let (cursor, _) = self.progress_of(subscription_id);
-        let mine =
+        let own_marks =
             layout::unread_bit(subscription_id.index) | layout::held_bit(subscription_id.index);
         let (mut unread, mut held) = (0, 0);
-        for position in self.positions_kept().filter(|at| self.readers_of(*at) & mine != 0) {
+        for position in self.positions_kept().filter(|at| self.readers_of(*at) & own_marks != 0) {
             if position < cursor { held += 1 } else { unread += 1 }
         }
         (unread, held)
@@ -387,9 +391,9 @@ impl<W: Words, const E: usize> Queue<W, E> {
         from: u64,
         mut each: impl FnMut([u64; E]),
     ) {
-        let mine =
+        let own_marks =
             layout::unread_bit(subscription_id.index) | layout::held_bit(subscription_id.index);
-        let is_marked = |position| self.readers_of(position) & mine != 0;
+        let is_marked = |position| self.readers_of(position) & own_marks != 0;
         let kept = self.positions_kept();
         for position in kept.start.max(from)..kept.end {
             if is_marked(position) {
@@ -430,9 +434,9 @@ impl<W: Words, const E: usize> Queue<W, E> {
         marked: impl Iterator<Item = (u64, u32)>,
     ) -> Vec<(SubscriptionId, u64)> {
         let (mut lowest, mut all) = ([u64::MAX; MAX_SUBSCRIBERS as usize], 0);
-        for (position, places) in marked {
-            all |= places;
-            let mut left = places;
+        for (position, slot_bits) in marked {
+            all |= slot_bits;
+            let mut left = slot_bits;
             while left != 0 {
                 let index = left.trailing_zeros() as usize;
                 lowest[index] = lowest[index].min(position);

@@ -347,7 +347,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
     #[inline]
     pub fn release_by(&self, subscription_id: SubscriptionId, position: u64) -> Option<[u64; E]> {
         let slot = self.slot(position);
-        let mine = unread_bit(subscription_id.index) | held_bit(subscription_id.index);
+        let own_marks = unread_bit(subscription_id.index) | held_bit(subscription_id.index);
         // A removed subscriber has nothing to release. If it is removed at this moment, no
         // other subscriber gets its slot before the subscription has ended.
         if !self.is_subscription_active(subscription_id) {
@@ -357,8 +357,8 @@ impl<W: Words, const E: usize> Queue<W, E> {
             return None;
         }
         let entry = self.entry(slot);
-        let was = self.words.fetch_and(slot + Self::READERS, !mine);
-        if was & mine == 0 || was & !mine != 0 {
+        let was = self.words.fetch_and(slot + Self::READERS, !own_marks);
+        if was & own_marks == 0 || was & !own_marks != 0 {
             return None;
         }
         self.room().ring();

@@ -25,11 +25,15 @@ impl<W: Words, const E: usize> Queue<W, E> {
     ///
     /// # Errors
     /// `TooManySubscribers`, `Held`.
-    pub fn subscribe_as(&self, caller: &Caller<'_>, who: Participant) -> Result<Subscriber> {
+    pub fn subscribe_as(
+        &self,
+        caller: &Caller<'_>,
+        participant: Participant,
+    ) -> Result<Subscriber> {
         let locked = self.lock(caller)?;
         let name = |index| self.words.load(layout::subscriber(index, layout::PARTICIPANT), Relaxed);
         let is_free = |index: &u32| name(*index) == 0 && self.active() >> index & 1 == 0;
-        let index = match who.is_role() {
+        let index = match participant.is_role() {
             true => (0..MAX_SUBSCRIBERS).rev().find(is_free),
             false => (0..MAX_PROCESS_SUBSCRIBERS).find(is_free),
         };
@@ -38,7 +42,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
         let line = |which| layout::subscriber(index, which);
         self.words.store(line(layout::CURSOR), cursor, Relaxed);
         self.words.store(line(layout::MISSED), 0, Relaxed);
-        let name = self.next_name(who);
+        let name = self.next_name(participant);
         self.words.store(line(layout::PARTICIPANT), name, Release);
         // The subscription begins with this single store.
         let active = self.words.load(layout::ACTIVE, Relaxed) | 1 << index;
@@ -68,18 +72,19 @@ impl<W: Words, const E: usize> Queue<W, E> {
     pub fn resume(
         &self,
         caller: &Caller<'_>,
-        who: Participant,
+        participant: Participant,
         mut dispose: impl FnMut([u64; E]),
     ) -> Result<Option<Subscriber>> {
         let locked = self.lock(caller)?;
-        let Some(SubscriptionId { index, .. }) =
-            self.subscription_ids().find(|subscription_id| subscription_id.who() == Some(who))
+        let Some(SubscriptionId { index, .. }) = self
+            .subscription_ids()
+            .find(|subscription_id| subscription_id.who() == Some(participant))
         else {
             return Ok(None);
         };
         // First, so that the previous owner releases nothing that is delivered again.
         self.words.store(layout::subscriber(index, layout::HAS_STALE_OWNER), 1, Relaxed);
-        let name = self.next_name(who);
+        let name = self.next_name(participant);
         self.words.store(layout::subscriber(index, layout::PARTICIPANT), name, Release);
         // The previous owner may live, like an evicted subscriber: what it stored before it
         // found its subscription active must be visible to all processes that dispose of its
@@ -136,10 +141,10 @@ impl<W: Words, const E: usize> Queue<W, E> {
     }
 
     /// The word of the next subscription's line. The queue must be locked.
-    fn next_name(&self, who: Participant) -> u64 {
+    fn next_name(&self, participant: Participant) -> u64 {
         let serial = self.words.load(layout::SERIAL, Relaxed).wrapping_add(1);
         self.words.store(layout::SERIAL, serial, Relaxed);
-        serial << 32 | u64::from(who.number())
+        serial << 32 | u64::from(participant.number())
     }
 
     /// Ends a subscription. Disposes of the entries that only this subscriber had unread or
@@ -215,9 +220,9 @@ impl<W: Words, const E: usize> Queue<W, E> {
     ///
     /// # Errors
     /// `Held`: then nothing is changed.
-    pub fn halt(&self, caller: &Caller<'_>, who: Participant) -> Result<()> {
+    pub fn halt(&self, caller: &Caller<'_>, participant: Participant) -> Result<()> {
         let locked = self.lock(caller)?;
-        self.subscriptions_of(who)
+        self.subscriptions_of(participant)
             .for_each(|subscription_id| self.deactivate(subscription_id.index));
         drop(locked);
         Ok(())
@@ -284,14 +289,14 @@ impl<W: Words, const E: usize> Queue<W, E> {
     pub fn remove_participant(
         &self,
         caller: &Caller<'_>,
-        who: Participant,
+        participant: Participant,
         mut dispose: impl FnMut([u64; E]),
     ) -> Result<usize> {
         let mut removed = 0;
         for index in 0..MAX_SUBSCRIBERS {
-            let theirs = |name: u64| (name & !REMOVED) as u32 == who.number();
+            let of_participant = |name: u64| (name & !REMOVED) as u32 == participant.number();
             let is_removed =
-                self.remove(caller, index, theirs, RemovedSlot::Reclaimed, &mut dispose)?;
+                self.remove(caller, index, of_participant, RemovedSlot::Reclaimed, &mut dispose)?;
             removed += usize::from(is_removed);
         }
         let locked = self.lock(caller)?;
@@ -334,13 +339,13 @@ impl<W: Words, const E: usize> Queue<W, E> {
         mut dispose: impl FnMut([u64; E]),
     ) -> Result<bool> {
         let at = layout::subscriber(index, layout::PARTICIPANT);
-        let theirs =
+        let of_participant =
             || Some(self.words.load(at, Acquire)).filter(|name| *name != 0 && is_meant(*name));
-        if theirs().is_none() {
+        if of_participant().is_none() {
             return Ok(false);
         }
         let locked = self.lock(caller)?;
-        let Some(name) = theirs() else { return Ok(false) };
+        let Some(name) = of_participant() else { return Ok(false) };
         // First: a process that reads what is disposed of below, and checks its subscription
         // afterwards, sees that it is inactive.
         self.words.store(at, name | REMOVED, Release);
@@ -367,17 +372,18 @@ impl<W: Words, const E: usize> Queue<W, E> {
     /// entries. Entries without readers are disposed of by the next process that reaches them.
     /// The queue must be locked.
     pub(super) fn finish_removals(&self) {
-        let who = |index| self.words.load(layout::subscriber(index, layout::PARTICIPANT), Acquire);
-        let leaving = (0..MAX_SUBSCRIBERS).filter(|index| who(*index) & REMOVED != 0);
-        let places = leaving.fold(0_u32, |places, index| places | 1 << index);
-        if places == 0 {
+        let name_of =
+            |index| self.words.load(layout::subscriber(index, layout::PARTICIPANT), Acquire);
+        let leaving = (0..MAX_SUBSCRIBERS).filter(|index| name_of(*index) & REMOVED != 0);
+        let slot_bits = leaving.fold(0_u32, |slot_bits, index| slot_bits | 1 << index);
+        if slot_bits == 0 {
             return;
         }
         // The dead owner may not have come so far.
         self.words.fence();
-        let active = u64::from(self.active() & !places);
+        let active = u64::from(self.active() & !slot_bits);
         self.words.store(layout::ACTIVE, active, Release);
-        let marks = u64::from(places) << 32 | u64::from(places);
+        let marks = u64::from(slot_bits) << 32 | u64::from(slot_bits);
         for slot in self.slots_used() {
             if self.words.load(slot + Self::READERS, Acquire) & marks != 0 {
                 self.words.fetch_and(slot + Self::READERS, !marks);

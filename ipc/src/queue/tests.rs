@@ -586,10 +586,11 @@ fn concurrent_publishers_and_readers_lose_nothing() {
                                 panic!("{seen} and {} missed", reader.missed());
                             };
                             seen += 1;
-                            let (who, value) = (taken.entry[0] >> 32, taken.entry[0] & 0xffff_ffff);
+                            let (publisher, value) =
+                                (taken.entry[0] >> 32, taken.entry[0] & 0xffff_ffff);
                             // In order, for each publisher.
-                            assert!(value >= next[who as usize], "{value} from {who}");
-                            next[who as usize] = value + 1;
+                            assert!(value >= next[publisher as usize], "{value} from {publisher}");
+                            next[publisher as usize] = value + 1;
                             if let Some(entry) = queue.release(reader, taken.position) {
                                 disposed.push(entry[0]);
                                 queue.mark_disposed(taken.position);
@@ -627,7 +628,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
         6 => Just(Step::Publish),
         6 => (0..4_usize).prop_map(Step::Take),
-        5 => (0..4_usize, any::<usize>()).prop_map(|(who, which)| Step::Release(who, which)),
+        5 => (0..4_usize, any::<usize>()).prop_map(|(index, which)| Step::Release(index, which)),
         1 => Just(Step::Subscribe),
         1 => (0..4_usize).prop_map(Step::Leave),
         1 => (0..4_usize).prop_map(Step::Evict),
@@ -686,8 +687,8 @@ proptest! {
                         Err(error) => prop_assert!(false, "{error}"),
                     }
                 }
-                Step::Take(who) => {
-                    if let Some((subscriber, unread, held)) = readers.get_mut(who) {
+                Step::Take(index) => {
+                    if let Some((subscriber, unread, held)) = readers.get_mut(index) {
                         match queue.take(subscriber) {
                             Some(taken) => {
                                 let mut missed = 0;
@@ -706,8 +707,8 @@ proptest! {
                         }
                     }
                 }
-                Step::Release(who, which) => {
-                    if let Some((subscriber, _, held)) = readers.get_mut(who)
+                Step::Release(index, which) => {
+                    if let Some((subscriber, _, held)) = readers.get_mut(index)
                         && !held.is_empty()
                     {
                         let position = held.swap_remove(which % held.len());
@@ -719,23 +720,23 @@ proptest! {
                 }
                 Step::Subscribe if readers.len() < 4 && evicted.len() < 20 => {
                     let subscriber = queue.subscribe(&me).unwrap();
-                    let places = evicted.iter().map(|(evicted, _)| evicted.index());
-                    prop_assert!(!places.into_iter().any(|index| index == subscriber.index()));
+                    let evicted_slots = evicted.iter().map(|(evicted, _)| evicted.index());
+                    prop_assert!(!evicted_slots.into_iter().any(|index| index == subscriber.index()));
                     readers.push((subscriber, VecDeque::new(), Vec::new()));
                 }
-                Step::Evict(who) if who < readers.len() => {
-                    let (subscriber, _, held) = readers.remove(who);
+                Step::Evict(index) if index < readers.len() => {
+                    let (subscriber, _, held) = readers.remove(index);
                     let subscription_id = subscriber.subscription_id();
                     queue.evict(&me, subscription_id, |entry| disposed.push(entry[0])).unwrap();
                     evicted.push((subscriber, held));
                 }
-                Step::End(who) if !evicted.is_empty() => {
-                    let (subscriber, _) = evicted.swap_remove(who % evicted.len());
+                Step::End(index) if !evicted.is_empty() => {
+                    let (subscriber, _) = evicted.swap_remove(index % evicted.len());
                     let nothing = |entry| panic!("{entry:?} belonged to another subscriber");
                     queue.unsubscribe(&me, &subscriber, nothing).unwrap();
                 }
-                Step::Leave(who) if who < readers.len() => {
-                    let (subscriber, _, _) = readers.remove(who);
+                Step::Leave(index) if index < readers.len() => {
+                    let (subscriber, _, _) = readers.remove(index);
                     queue.unsubscribe(&me, &subscriber, |entry| disposed.push(entry[0])).unwrap();
                 }
                 Step::Subscribe | Step::Leave(_) | Step::Evict(_) | Step::End(_) => {}

@@ -7,16 +7,21 @@ use crate::segment::{Layout, MappedWords, Segment};
 use crate::words::WordRange;
 
 /// Only reached if a test fails.
-const FAR: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-type Bell = Doorbell<WordRange<MappedWords>>;
+type SharedDoorbell = Doorbell<WordRange<MappedWords>>;
 
 /// This many doorbells, shared like those of another process.
-fn doorbells(count: usize) -> Vec<Bell> {
-    let words = Segment::create(Layout::new("bells", 1), count * Bell::WORDS * 8).unwrap().words();
+fn doorbells(count: usize) -> Vec<SharedDoorbell> {
+    let words = Segment::create(Layout::new("bells", 1), count * SharedDoorbell::WORDS * 8)
+        .unwrap()
+        .words();
     let doorbell = |at| {
-        Doorbell::new(WordRange::new(words.clone(), at * Bell::WORDS, Bell::WORDS).unwrap())
-            .unwrap()
+        Doorbell::new(
+            WordRange::new(words.clone(), at * SharedDoorbell::WORDS, SharedDoorbell::WORDS)
+                .unwrap(),
+        )
+        .unwrap()
     };
     (0..count).map(doorbell).collect()
 }
@@ -26,7 +31,7 @@ fn doorbells(count: usize) -> Vec<Bell> {
 struct RecordingListener {
     number: usize,
     rung: mpsc::Sender<usize>,
-    looks: AtomicU64,
+    periodic_calls: AtomicU64,
 }
 
 impl DoorbellListener for RecordingListener {
@@ -34,12 +39,12 @@ impl DoorbellListener for RecordingListener {
         let _ = self.rung.send(self.number);
     }
     fn look(&self) {
-        self.looks.fetch_add(1, Relaxed);
+        self.periodic_calls.fetch_add(1, Relaxed);
     }
 }
 
 fn teller(number: usize, rung: &mpsc::Sender<usize>) -> Arc<RecordingListener> {
-    Arc::new(RecordingListener { number, rung: rung.clone(), looks: AtomicU64::new(0) })
+    Arc::new(RecordingListener { number, rung: rung.clone(), periodic_calls: AtomicU64::new(0) })
 }
 
 /// A watcher for each kernel interface.
@@ -48,7 +53,7 @@ fn watches() -> impl Iterator<Item = DoorbellWatcher> {
 }
 
 fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let end = Instant::now() + FAR;
+    let end = Instant::now() + TIMEOUT;
     while !is_so() {
         assert!(Instant::now() < end, "{what}");
         std::thread::sleep(Duration::from_millis(1));
@@ -59,7 +64,7 @@ fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 fn listener_is_called_for_announced_waits() {
     for watch in watches() {
         let doorbells = doorbells(5);
-        let (rung, told) = mpsc::channel();
+        let (rung, reported) = mpsc::channel();
         let listening: Vec<_> = doorbells
             .iter()
             .zip(0..)
@@ -70,19 +75,19 @@ fn listener_is_called_for_announced_waits() {
         for number in [3, 0, 4, 4, 1, 2] {
             doorbells[number].announce_waiter();
             doorbells[number].ring();
-            assert_eq!(told.recv_timeout(FAR), Ok(number));
+            assert_eq!(reported.recv_timeout(TIMEOUT), Ok(number));
         }
         drop(listening);
         assert_eq!(watch.threads(), 0);
-        doorbells.iter().for_each(Bell::ring_unconditionally);
-        assert!(told.try_recv().is_err());
+        doorbells.iter().for_each(SharedDoorbell::ring_unconditionally);
+        assert!(reported.try_recv().is_err());
     }
 }
 
 #[test]
 fn ring_without_announced_waiter_makes_no_system_call() {
     let doorbell = doorbells(1).remove(0);
-    let (rung, told) = mpsc::channel();
+    let (rung, reported) = mpsc::channel();
     let watch = DoorbellWatcher::new();
     let _listening = watch.listen(doorbell.clone(), teller(0, &rung)).unwrap();
     (0..100).for_each(|_| doorbell.ring());
@@ -90,7 +95,7 @@ fn ring_without_announced_waiter_makes_no_system_call() {
     doorbell.announce_waiter();
     (0..100).for_each(|_| doorbell.ring());
     assert_eq!(doorbell.count(), 1, "the waiter must be woken once");
-    assert_eq!(told.recv_timeout(FAR), Ok(0));
+    assert_eq!(reported.recv_timeout(TIMEOUT), Ok(0));
 }
 
 #[test]
@@ -99,7 +104,7 @@ fn thread_count_follows_the_number_of_doorbells() {
     let most = if futex::supports_waitv() { 4 } else { 1 };
     assert_eq!(watch.threads(), 0);
     let doorbells = doorbells(9);
-    let (rung, told) = mpsc::channel();
+    let (rung, reported) = mpsc::channel();
     let listen =
         |number: usize| watch.listen(doorbells[number].clone(), teller(number, &rung)).unwrap();
     let mut listening: Vec<_> = (0..9).map(listen).collect();
@@ -108,23 +113,23 @@ fn thread_count_follows_the_number_of_doorbells() {
     drop(listening.remove(2));
     listening.push(listen(2));
     assert_eq!(watch.threads(), 9_usize.div_ceil(most));
-    doorbells.iter().for_each(Bell::announce_waiter);
-    doorbells.iter().for_each(Bell::ring);
-    let mut heard: Vec<_> = (0..9).map(|_| told.recv_timeout(FAR).unwrap()).collect();
-    heard.sort_unstable();
-    assert!(heard.into_iter().eq(0..9));
+    doorbells.iter().for_each(SharedDoorbell::announce_waiter);
+    doorbells.iter().for_each(SharedDoorbell::ring);
+    let mut numbers: Vec<_> = (0..9).map(|_| reported.recv_timeout(TIMEOUT).unwrap()).collect();
+    numbers.sort_unstable();
+    assert!(numbers.into_iter().eq(0..9));
     listening.drain(1..);
     assert_eq!(watch.threads(), 1);
     doorbells[0].announce_waiter();
     doorbells[0].ring();
-    assert_eq!(told.recv_timeout(FAR), Ok(0));
+    assert_eq!(reported.recv_timeout(TIMEOUT), Ok(0));
     listening.clear();
     assert_eq!(watch.threads(), 0);
     // The watcher can be used again.
     let _listening = listen(5);
     doorbells[5].announce_waiter();
     doorbells[5].ring();
-    assert_eq!(told.recv_timeout(FAR), Ok(5));
+    assert_eq!(reported.recv_timeout(TIMEOUT), Ok(5));
 }
 
 #[test]
@@ -215,7 +220,7 @@ fn every_listener_is_called_periodically() {
         until("a listener was not called", || {
             doorbells[0].announce_waiter();
             doorbells[0].ring();
-            tellers[1].looks.load(Relaxed) > 0
+            tellers[1].periodic_calls.load(Relaxed) > 0
         });
     }
 }
@@ -241,7 +246,8 @@ fn no_message_is_missed_with_other_ringers_and_sleepers() {
         let segment = Segment::create(Layout::new("bells", 1), 16 * 8 * count).unwrap();
         let words = segment.words();
         let doorbell = |at: usize| {
-            Doorbell::new(WordRange::new(words.clone(), at * 16, Bell::WORDS).unwrap()).unwrap()
+            Doorbell::new(WordRange::new(words.clone(), at * 16, SharedDoorbell::WORDS).unwrap())
+                .unwrap()
         };
         let stored = |at: usize| words.load(at * 16 + 8, Acquire);
         std::thread::scope(|scope| {
@@ -260,7 +266,7 @@ fn no_message_is_missed_with_other_ringers_and_sleepers() {
                         if stored == taken {
                             let (found, late) = waker
                                 .1
-                                .wait_timeout_while(locked(&waker.0), FAR, |is_rung| !*is_rung)
+                                .wait_timeout_while(locked(&waker.0), TIMEOUT, |is_rung| !*is_rung)
                                 .unwrap();
                             drop(found);
                             assert!(!late.timed_out(), "bell {at} after {taken}");
@@ -285,7 +291,7 @@ fn no_message_is_missed_with_other_ringers_and_sleepers() {
             }
             // A thread that sleeps at the doorbell itself, like readers of other processes.
             scope.spawn(|| {
-                let end = Instant::now() + FAR;
+                let end = Instant::now() + TIMEOUT;
                 let look = || (stored(0) == MESSAGES).then_some(());
                 assert!(doorbell(0).wait(&mut crate::WaitStrategy::Block, end, look).is_some());
             });

@@ -23,9 +23,9 @@ impl Fixture {
 
     /// A subscriber of this role takes the first entry, and then so many follow that it is out
     /// of reach.
-    pub(crate) fn hold_until_out_of_reach(&self, who: Participant) {
+    pub(crate) fn hold_until_out_of_reach(&self, role: Participant) {
         let queue = self.queue();
-        let mut before = queue.subscribe_as(&self.caller(self.survivor), who).unwrap();
+        let mut before = queue.subscribe_as(&self.caller(self.survivor), role).unwrap();
         for _ in 0..80 {
             let block = self.allocate(self.survivor, 64, 1);
             self.publish(self.survivor, block).unwrap();
