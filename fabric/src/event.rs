@@ -31,8 +31,8 @@ pub(crate) const MAX_CONNECTION_DATA: usize = 1024;
 /// let mut events = EventQueue::open(&fabric)?;
 /// let listener = Listener::open(&fabric, &offer, &events)?;
 /// println!("listening at {:?}", listener.address()?);
-/// let nobody = events.wait(Duration::from_millis(5)).unwrap_err();
-/// assert_eq!(nobody.kind(), ErrorKind::DeadlineExceeded);
+/// let timed_out = events.wait(Duration::from_millis(5)).unwrap_err();
+/// assert_eq!(timed_out.kind(), ErrorKind::DeadlineExceeded);
 /// # Ok::<(), fabric::Error>(())
 /// ```
 #[derive(Debug)]

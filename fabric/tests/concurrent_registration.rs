@@ -36,12 +36,12 @@ fn disturb(providers: &[&str]) {
         let threads: Vec<_> = (0..3)
             .map(|_| {
                 scope.spawn(move || {
-                    let mut kept = Vec::new();
+                    let mut regions = Vec::new();
                     for round in 0..ROUNDS {
                         let memory = HostMemory::zeroed(64).unwrap();
-                        kept.push(domain.register(memory, Access::ALL).unwrap());
+                        regions.push(domain.register(memory, Access::ALL).unwrap());
                         if round % 7 == 0 {
-                            kept.clear();
+                            regions.clear();
                         }
                     }
                 })

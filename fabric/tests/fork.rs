@@ -163,7 +163,7 @@ fn endpoints_keep_their_names_after_a_child_drops_them() {
 fn progress(writer: &mut Port, reader: &mut Port) {
     for port in [writer, reader] {
         let (PortEvent::Idle | PortEvent::Ring) = port.progress().unwrap() else {
-            panic!("nobody's")
+            panic!("a completion of no ring")
         };
     }
 }
@@ -183,11 +183,11 @@ fn rings_continue_after_a_child_drops_them() {
     let source = domain.register(HostMemory::from_vec(vec![9; 512]).unwrap(), Access::WRITE);
     let source = source.unwrap();
     let mut all = (writer, reader, source, domain, of_one, of_two);
-    let mut kept = Vec::new();
+    let mut views = Vec::new();
     for number in 0..300 {
         if number == 100 {
             // With views of received messages.
-            (all, kept) = drop_in_child((all, kept));
+            (all, views) = drop_in_child((all, views));
         }
         let (writer, reader, source, ..) = &mut all;
         let mut message = writer.begin(writing, 0, 512).unwrap();
@@ -206,13 +206,13 @@ fn rings_continue_after_a_child_drops_them() {
             };
             assert_eq!(view.header().message, number);
             let is_whole = view.is_last();
-            kept.push(view);
+            views.push(view);
             if is_whole {
                 break;
             }
         }
-        if kept.len() > 20 {
-            kept.clear();
+        if views.len() > 20 {
+            views.clear();
         }
     }
 }

@@ -108,7 +108,7 @@ impl AddressRange {
         let left = self.limit - pieces.mapped;
         if length > left {
             let detail = format!(
-                "{length} bytes wanted, {} of the reserved {} taken, {left} left",
+                "{length} bytes requested, {} of the reserved {} in use, {left} left",
                 pieces.mapped, self.limit
             );
             return Err(Error::new(operation, ErrorKind::OutOfBounds, detail));

@@ -35,7 +35,7 @@ impl Budget {
         self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, charged).map(drop).map_err(
             |used| {
                 let detail = format!(
-                    "{length} bytes wanted, {used} of the budget's {limit} taken, {} left",
+                    "{length} bytes requested, {used} of the budget's {limit} in use, {} left",
                     limit.saturating_sub(used)
                 );
                 Error::new(operation, ErrorKind::OverBudget, detail)
@@ -59,7 +59,10 @@ mod tests {
         let error = budget.charge("test", 41).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::OverBudget);
         let text = error.to_string();
-        assert!(text.contains("41 bytes wanted, 60 of the budget's 100 taken, 40 left"), "{text}");
+        assert!(
+            text.contains("41 bytes requested, 60 of the budget's 100 in use, 40 left"),
+            "{text}"
+        );
         assert!(budget.charge("test", u64::MAX).is_err(), "the sum must not wrap");
         budget.give_back(60);
         budget.charge("test", 100).unwrap();

@@ -79,7 +79,7 @@ pub(crate) struct StreamWaits {
     fork_generation: ForkGeneration,
     is_known: AtomicBool,
     /// The number of waits that were started.
-    begun: AtomicU64,
+    started: AtomicU64,
     /// The number of waits that are known to be over.
     finished: AtomicU64,
     /// An event, and the number of waits that were started before it.
@@ -96,7 +96,7 @@ impl StreamWaits {
             stream: stream.map(Arc::downgrade),
             fork_generation: ForkGeneration::now(),
             is_known: AtomicBool::new(false),
-            begun: AtomicU64::new(0),
+            started: AtomicU64::new(0),
             finished: AtomicU64::new(0),
             marker: Mutex::default(),
         })
@@ -113,26 +113,26 @@ impl StreamWaits {
             waiters.push(Arc::downgrade(self));
         }
         // Counted first: until an event behind it is reached, the wait counts as pending.
-        self.begun.fetch_add(1, Ordering::AcqRel);
+        self.started.fetch_add(1, Ordering::AcqRel);
         begin()
     }
 
     /// An event was recorded behind all waits so far, under the lock of the stream.
     pub(crate) fn mark(&self, event: &Arc<driver::Event>) {
-        let begun = self.begun.load(Ordering::Acquire);
-        if begun == self.finished.load(Ordering::Relaxed) {
+        let started = self.started.load(Ordering::Acquire);
+        if started == self.finished.load(Ordering::Relaxed) {
             return;
         }
         let mut marker = locked(&self.marker);
         // The first event behind the waits proves as much, and proves it earlier.
-        if marker.as_ref().is_none_or(|(before, _)| *before != begun) {
-            *marker = Some((begun, Arc::clone(event)));
+        if marker.as_ref().is_none_or(|(before, _)| *before != started) {
+            *marker = Some((started, Arc::clone(event)));
         }
     }
 
     /// Was a wait started that is not known to be over?
     pub(crate) fn is_open(&self) -> bool {
-        self.begun.load(Ordering::Acquire) != self.finished.load(Ordering::Relaxed)
+        self.started.load(Ordering::Acquire) != self.finished.load(Ordering::Relaxed)
     }
 
     /// May the stream wait? False is certain, until another wait is started.
@@ -140,11 +140,11 @@ impl StreamWaits {
         if !self.fork_generation.is_current() || !self.is_open() {
             return false;
         }
-        let begun = self.begun.load(Ordering::Acquire);
+        let started = self.started.load(Ordering::Acquire);
         // Queried without the lock: dropping objects meanwhile may query the same stream.
         let marker = locked(&self.marker).clone();
         let is_reached = match marker {
-            Some((before, event)) if before == begun => is_known_over(event.is_done()),
+            Some((before, event)) if before == started => is_known_over(event.is_done()),
             _ => false,
         };
         let has_ended = || match &self.stream {
@@ -153,9 +153,9 @@ impl StreamWaits {
         };
         let is_over = is_reached || has_ended();
         if is_over {
-            self.finished.store(begun, Ordering::Relaxed);
+            self.finished.store(started, Ordering::Relaxed);
             let mut marker = locked(&self.marker);
-            if marker.as_ref().is_some_and(|(before, _)| *before == begun) {
+            if marker.as_ref().is_some_and(|(before, _)| *before == started) {
                 *marker = None;
             }
         }

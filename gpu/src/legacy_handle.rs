@@ -170,8 +170,8 @@ fn with_other_pid(mut bytes: [u8; 64], own: u32) -> Option<[u8; 64]> {
     const PID_BYTES: std::ops::Range<usize> = 8..12;
     /// Above the largest process id of Linux.
     const UNUSED_PID: u32 = 1 << 30;
-    let made_here = OWN_HANDLES.lock().unwrap_or_else(PoisonError::into_inner).contains(&bytes);
-    if made_here || bytes[PID_BYTES] != own.to_ne_bytes() {
+    let is_own = OWN_HANDLES.lock().unwrap_or_else(PoisonError::into_inner).contains(&bytes);
+    if is_own || bytes[PID_BYTES] != own.to_ne_bytes() {
         return None;
     }
     bytes[PID_BYTES].copy_from_slice(&(own | UNUSED_PID).to_ne_bytes());

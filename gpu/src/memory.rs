@@ -97,8 +97,8 @@ impl Drop for MemoryInner {
 
 impl fmt::Debug for Memory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (place, length) = (self.device(), self.length());
-        match place {
+        let (location, length) = (self.device(), self.length());
+        match location {
             Some(device) => write!(f, "Memory({length} bytes of {device})"),
             None => write!(f, "Memory({length} bytes of the host)"),
         }

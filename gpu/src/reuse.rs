@@ -22,11 +22,11 @@ impl<T: ?Sized> ReusePool<T> {
     /// An object without users that is ready to be reused.
     pub(crate) fn take(&mut self, is_ready: impl Fn(&T) -> bool) -> Option<Arc<T>> {
         let count = self.all.len();
-        let mut places = (self.next..count).chain(0..self.next.min(count));
-        let found = places.find(|place| {
+        let mut indices = (self.next..count).chain(0..self.next.min(count));
+        let found = indices.find(|index| {
             // Checked first, because it is cheaper than the exclusive check.
-            let is_alone = Arc::strong_count(&self.all[*place]) == 1;
-            is_alone && Arc::get_mut(&mut self.all[*place]).is_some_and(|one| is_ready(one))
+            let is_alone = Arc::strong_count(&self.all[*index]) == 1;
+            is_alone && Arc::get_mut(&mut self.all[*index]).is_some_and(|one| is_ready(one))
         })?;
         self.next = found + 1;
         Some(Arc::clone(&self.all[found]))

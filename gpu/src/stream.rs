@@ -373,8 +373,8 @@ impl Stream {
         if memory.is_reachable_from(&self.device) {
             return Ok(());
         }
-        let place = memory.device().map_or("the host".to_owned(), |device| device.to_string());
-        let detail = format!("{} has no access to memory of {place}", self.device.name());
+        let location = memory.device().map_or("the host".to_owned(), |device| device.to_string());
+        let detail = format!("{} has no access to memory of {location}", self.device.name());
         Err(self.refuse(operation, ErrorKind::NoPeerAccess, detail))
     }
 

@@ -24,7 +24,7 @@ impl Driver {
         Self(unsafe { Library::new("libcuda.so.1") }.unwrap())
     }
 
-    fn tell(&self, what: &str, value: i32) {
+    fn set(&self, what: &str, value: i32) {
         // SAFETY: functions of the fake driver that take one number.
         unsafe { self.0.get::<unsafe extern "C" fn(i32)>(what.as_bytes()).unwrap()(value) }
     }
@@ -55,12 +55,12 @@ fn enter(words: &[&str]) {
 fn copies_are_over(driver: &Driver, device: &Device, code: i32) {
     let memory = device.allocate(LENGTH).unwrap();
     let [first, second] = [(); 2].map(|()| device.stream().unwrap());
-    driver.tell("fake_be_busy", 1);
+    driver.set("fake_be_busy", 1);
     first.fill(&memory.whole(), 1).unwrap();
     second.fill(&memory.whole(), 2).unwrap();
     let point = first.point().unwrap();
     assert!(!point.is_done().unwrap());
-    driver.tell("fake_fail", code);
+    driver.set("fake_fail", code);
     let start = Instant::now();
     let error = point.is_done().unwrap_err();
     assert!(gpu::is_over(&error), "{error}");
@@ -86,10 +86,10 @@ fn context_is_destroyed(driver: &Driver, device: Device, code: i32) {
     copy().unwrap();
     stream.synchronize(DEFAULT_TIMEOUT).unwrap();
     // The pages of the host memory are unmapped.
-    driver.tell("fake_destroy", code);
+    driver.set("fake_destroy", code);
     let is_gone = |error: gpu::Error| error.kind() == ErrorKind::DeviceFailed;
     assert!(is_gone(stream.upload(&memory.whole(), &bytes, DEFAULT_TIMEOUT).unwrap_err()));
-    driver.tell("fake_fail", 0);
+    driver.set("fake_fail", 0);
     assert!(is_gone(stream.upload(&memory.whole(), &bytes, DEFAULT_TIMEOUT).unwrap_err()));
     assert!(is_gone(copy().unwrap_err()));
     assert!(is_gone(device.allocate(LENGTH).unwrap_err()));
@@ -101,9 +101,9 @@ fn context_is_destroyed(driver: &Driver, device: Device, code: i32) {
 fn unknown(driver: &Driver, device: &Device, code: i32) {
     let memory = device.allocate(LENGTH).unwrap();
     let stream = device.stream().unwrap();
-    driver.tell("fake_be_busy", 1);
+    driver.set("fake_be_busy", 1);
     stream.fill(&memory.whole(), 1).unwrap();
-    driver.tell("fake_fail", code);
+    driver.set("fake_fail", code);
     let error = stream.close(Duration::from_millis(50)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::DeadlineExceeded, "{error}");
     assert_eq!(gpu::leaked_streams(), 1);
@@ -111,7 +111,7 @@ fn unknown(driver: &Driver, device: &Device, code: i32) {
 
 /// Another thread captures in global mode: no call of this library invalidates the capture.
 fn capture(driver: &Driver, device: &Device) {
-    driver.tell("fake_capture", 1);
+    driver.set("fake_capture", 1);
     let [from, to] = [(); 2].map(|()| device.allocate(LENGTH).unwrap());
     let stream = device.stream().unwrap();
     stream.upload(&from.whole(), &[7; LENGTH as usize], DEFAULT_TIMEOUT).unwrap();
@@ -148,11 +148,11 @@ unsafe impl HostMapping for Page {
 /// otherwise.
 fn read_only(driver: &Driver, device: &Device) {
     const READ_ONLY: i32 = 8;
-    driver.tell("fake_lack_read_only", 1);
+    driver.set("fake_lack_read_only", 1);
     let error = device.register(Page(Box::new([0; 512]))).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotSupported, "{error}");
     assert_eq!(driver.ask("fake_registered_flags"), -1, "the memory was registered");
-    driver.tell("fake_lack_read_only", 0);
+    driver.set("fake_lack_read_only", 0);
     let memory = device.register(Page(Box::new([0; 512]))).unwrap();
     assert!(memory.is_read_only());
     assert_eq!(driver.ask("fake_registered_flags") & READ_ONLY, READ_ONLY);

@@ -71,10 +71,10 @@ pub(crate) const MAX_SLEEP: Duration = Duration::from_secs(1);
 /// use std::time::{Duration, Instant};
 /// use ipc::{Doorbell, LocalWords, WaitStrategy};
 /// let doorbell = Doorbell::new(LocalWords::zeroed(Doorbell::<LocalWords>::WORDS)).unwrap();
-/// doorbell.ring(); // nobody waits: next to nothing
+/// doorbell.ring(); // no waiter: costs next to nothing
 /// let deadline = Instant::now() + Duration::from_secs(1);
-/// let found = doorbell.wait(&mut WaitStrategy::default(), deadline, || Some("what was looked for"));
-/// assert_eq!(found, Some("what was looked for"));
+/// let found = doorbell.wait(&mut WaitStrategy::default(), deadline, || Some("the awaited value"));
+/// assert_eq!(found, Some("the awaited value"));
 /// ```
 #[derive(Debug, Clone, Copy)]
 pub struct Doorbell<W> {

@@ -80,13 +80,13 @@ impl<W: FutexWords + Debug + Send + Sync> AnyDoorbell for Doorbell<W> {
 /// let (sender, receiver) = mpsc::channel();
 /// let watch = DoorbellWatcher::new();
 /// let listening = watch.listen(doorbell.clone(), Arc::new(Teller(sender)))?;
-/// doorbell.ring(); // nobody waits: next to nothing
+/// doorbell.ring(); // no waiter: costs next to nothing
 /// assert!(receiver.try_recv().is_err());
 ///
-/// doorbell.announce_waiter(); // and then one looks for what is waited for
+/// doorbell.announce_waiter(); // then the waiter polls once more
 /// doorbell.ring();
 /// receiver.recv_timeout(Duration::from_secs(10)).unwrap();
-/// drop(listening); // from here on nothing is told any more
+/// drop(listening); // the listener is not called any more
 /// # Ok::<(), std::io::Error>(())
 /// ```
 #[derive(Debug)]

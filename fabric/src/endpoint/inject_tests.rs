@@ -86,7 +86,7 @@ fn pass_messages(opened: Opened) {
     while port.take(reading).is_ok() {
         assert!(Instant::now() < end, "the end was not reported");
         let (PortEvent::Idle | PortEvent::Ring) = port.progress().unwrap() else {
-            panic!("nobody's")
+            panic!("a completion of no ring")
         };
         std::thread::yield_now();
     }

@@ -251,7 +251,7 @@ mod tests {
                 let base = shared.as_mut_ptr();
                 let bytes: Vec<u8> = (1..=length as u8).collect();
                 let mut back = vec![0; length];
-                // SAFETY: inside the array, which nobody else knows.
+                // SAFETY: inside the array, which only this test uses.
                 unsafe {
                     store(&bytes, base.add(offset));
                     load(base.add(offset), &mut back);
@@ -272,7 +272,7 @@ mod tests {
         for offset in 0..10 {
             for length in (LONG * WORD - 20..LONG * WORD + 20).chain([10_000, 65_536]) {
                 let mut shared = vec![0xEE_u8; length + 32];
-                // SAFETY: inside the vector, which nobody else knows.
+                // SAFETY: inside the vector, which only this test uses.
                 unsafe { fill(shared.as_mut_ptr().add(offset), length, 7) };
                 assert!(shared[offset..offset + length].iter().all(|byte| *byte == 7));
                 assert_eq!(shared.iter().filter(|byte| **byte == 0xEE).count(), 32);

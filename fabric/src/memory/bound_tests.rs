@@ -249,7 +249,7 @@ fn ports_close_with_endpoint_bound_regions() {
         ports[0].push(writing, &mut message, &payload).unwrap();
         for port in &mut ports {
             let (PortEvent::Idle | PortEvent::Ring) = port.progress().unwrap() else {
-                panic!("nobody's")
+                panic!("a completion of no ring")
             };
         }
         views.extend(ports[1].take(reading).unwrap());

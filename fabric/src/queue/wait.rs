@@ -283,7 +283,7 @@ impl CompletionQueue {
     /// # let inbox = domain.register(HostMemory::zeroed(64)?, Access::ALL)?;
     /// let receive = endpoint.receive(&mut queue, &inbox.all(), 0)?;
     /// queue.abandon(receive);
-    /// // Nobody waits for it now; its memory is safe until the provider lets go.
+    /// // The receive is abandoned; its memory is safe until the provider releases it.
     /// assert!(queue.complete(receive, Duration::from_millis(5)).is_err());
     /// endpoint.close()?;
     /// while queue.poll().is_some() {}

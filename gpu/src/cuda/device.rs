@@ -338,12 +338,12 @@ impl DeviceDriver for Device {
         unsafe {
             let code = (functions.device_get)(&raw mut other, peer as c_int);
             self.context.check(operation, code)?;
-            let mine = self.context.device;
-            let code = (functions.device_can_access_peer)(&raw mut can, mine, other);
+            let own = self.context.device;
+            let code = (functions.device_can_access_peer)(&raw mut can, own, other);
             self.context.check(operation, code)?;
             let get = functions.device_peer_attribute;
             // Optional: a driver without this attribute reports none.
-            let _ = get(&raw mut atomics, NATIVE_ATOMIC_SUPPORTED, mine, other);
+            let _ = get(&raw mut atomics, NATIVE_ATOMIC_SUPPORTED, own, other);
         }
         Ok(match can {
             0 => PeerAccess::None,

@@ -69,12 +69,12 @@ fn ask(functions: &Functions, address: Address) -> Option<PointerLocation> {
         (Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE, &raw mut length),
     ];
     let numbers = wanted.map(|(attribute, _)| attribute as u32);
-    let places = wanted.map(|(_, place)| place.cast::<c_void>());
+    let results = wanted.map(|(_, place)| place.cast::<c_void>());
     // SAFETY: as many attributes as the count says, and eight bytes for each, the size of the
     // largest.
     let code = unsafe {
         let count = numbers.len() as u32;
-        (functions.pointer_attributes)(count, numbers.as_ptr(), places.as_ptr(), address)
+        (functions.pointer_attributes)(count, numbers.as_ptr(), results.as_ptr(), address)
     };
     match kind as u32 {
         _ if code != 0 => None,
@@ -141,11 +141,11 @@ mod tests {
 
     #[test]
     fn locating_does_not_load_the_driver() {
-        let here = 0_u8;
+        let local = 0_u8;
         if is_loaded() {
             return;
         }
-        assert_eq!(locate(&raw const here as u64), None);
+        assert_eq!(locate(&raw const local as u64), None);
         assert!(!is_loaded());
         assert_eq!(loads(), loads());
     }

@@ -111,8 +111,8 @@ impl Physical {
         let mut number: c_int = -1;
         // SAFETY: space for a file descriptor's number.
         let code = unsafe {
-            let place = (&raw mut number).cast::<c_void>();
-            (functions.physical_export)(place, self.handle, FILE_DESCRIPTOR, 0)
+            let out = (&raw mut number).cast::<c_void>();
+            (functions.physical_export)(out, self.handle, FILE_DESCRIPTOR, 0)
         };
         self.context.check(operation, code).map_err(|error| match error.kind() {
             // The driver's error for memory of other libraries that cannot be exported as a
@@ -303,11 +303,11 @@ pub(super) fn attributes(context: &Context, address: Address) -> Result<PointerA
         (Attribute::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, &raw mut pool),
     ];
     let numbers = wanted.map(|(attribute, _)| attribute as u32);
-    let places = wanted.map(|(_, place)| place.cast::<c_void>());
+    let results = wanted.map(|(_, out)| out.cast::<c_void>());
     // SAFETY: eight attributes, and eight bytes for each, the size of the largest.
     let code = unsafe {
         let count = numbers.len() as u32;
-        (functions.pointer_attributes)(count, numbers.as_ptr(), places.as_ptr(), address)
+        (functions.pointer_attributes)(count, numbers.as_ptr(), results.as_ptr(), address)
     };
     context.check(operation, code)?;
     if memory_type == 0 {
@@ -369,8 +369,8 @@ pub(super) fn dma_buf(context: &Context, address: Address, length: u64) -> Resul
     let mut number: c_int = -1;
     // SAFETY: space for a file descriptor's number.
     let code = unsafe {
-        let place = (&raw mut number).cast::<c_void>();
-        (functions.address_handle)(place, address, length as usize, DMA_BUF, 0)
+        let out = (&raw mut number).cast::<c_void>();
+        (functions.address_handle)(out, address, length as usize, DMA_BUF, 0)
     };
     context.check(operation, code)?;
     owned(operation, number)
@@ -482,11 +482,11 @@ impl PinnedBlock {
         if let Some(address) = context.pinned_buffers.take(length) {
             return Ok(Self { context: Arc::clone(context), address, length });
         }
-        let mut place = ptr::null_mut();
+        let mut out = ptr::null_mut();
         // SAFETY: space for an address.
-        let code = unsafe { (functions.host_allocate)(&raw mut place, length, PORTABLE) };
+        let code = unsafe { (functions.host_allocate)(&raw mut out, length, PORTABLE) };
         context.check(operation, code)?;
-        let address = place.expose_provenance() as u64;
+        let address = out.expose_provenance() as u64;
         Ok(Self { context: Arc::clone(context), address, length })
     }
 }

@@ -454,9 +454,9 @@ mod tests {
             unsafe {
                 first.write_volatile(7);
                 last.write_volatile(8);
-                let there = |at: *mut u8| at.read_volatile();
-                assert_eq!(there(first.add(LENGTH as usize)), 7);
-                assert_eq!(there(last.sub(LENGTH as usize)), 8);
+                let read = |at: *mut u8| at.read_volatile();
+                assert_eq!(read(first.add(LENGTH as usize)), 7);
+                assert_eq!(read(last.sub(LENGTH as usize)), 8);
             }
             for at in [0, LENGTH] {
                 // SAFETY: no reference to it exists any more.

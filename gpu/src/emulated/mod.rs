@@ -57,7 +57,7 @@ impl State {
         let taken = |used: u64| used.checked_add(length).filter(|sum| *sum <= TOTAL);
         self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, taken).map(drop).map_err(
             |used| {
-                let detail = format!("{length} bytes wanted, {used} of {TOTAL} taken");
+                let detail = format!("{length} bytes requested, {used} of {TOTAL} in use");
                 Error::new(operation, ErrorKind::OutOfMemory, detail)
             },
         )

@@ -97,10 +97,10 @@ impl Stream {
     pub(super) fn start(state: &'static State) -> Result<Self> {
         let queue = Mutex::default();
         let work_queue = Arc::new(WorkQueue { queue, changed: Condvar::new(), state });
-        let theirs = Arc::clone(&work_queue);
+        let thread_queue = Arc::clone(&work_queue);
         let worker = std::thread::Builder::new()
             .name("emulated".to_owned())
-            .spawn(move || work(&theirs))
+            .spawn(move || work(&thread_queue))
             .map_err(|_| Error::system("create stream", "clone"))?;
         Ok(Self { work_queue, worker: Some(worker) })
     }

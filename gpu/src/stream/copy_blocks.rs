@@ -299,12 +299,12 @@ impl<I: Iterator<Item = Block>> Pieces<I> {
 
     /// Writes a list. Returns the number of its entries, and of their bytes.
     fn write(&mut self, list: &dyn PinnedBuffer) -> (u32, u64) {
-        let place = list.address() as *mut CopyEntry;
+        let entries_start = list.address() as *mut CopyEntry;
         let (mut count, mut bytes) = (0, 0);
         while count < LIST_ENTRIES {
             let Some(entry) = self.next() else { break };
             // SAFETY: there is space for this many; only the caller uses the list.
-            unsafe { place.add(count).write(entry) };
+            unsafe { entries_start.add(count).write(entry) };
             count += 1;
             bytes += entry.length;
         }

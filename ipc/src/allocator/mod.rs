@@ -209,7 +209,7 @@ impl fmt::Display for AllocatorError {
         match self {
             Self::OutOfMemory { wanted, free, largest_free } => write!(
                 f,
-                "out of memory: {wanted} bytes wanted, {free} are free, {largest_free} in one piece"
+                "out of memory: {wanted} bytes requested, {free} are free, the largest block has {largest_free}"
             ),
             Self::OutOfBlocks { most } => write!(f, "all {most} blocks are in use"),
             Self::InvalidSize { bytes, alignment } => {

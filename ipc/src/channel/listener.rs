@@ -198,10 +198,10 @@ fn remove_stale(path: &Path) -> Result<()> {
 /// use ipc::{ChannelListener, DirectoryLock};
 /// # let directory = std::env::temp_dir().join(format!("fabricast-lock-{}", std::process::id()));
 /// # std::fs::create_dir_all(&directory)?;
-/// let alone = DirectoryLock::take(&directory)?;
-/// // Nobody is about to listen, so who does not is dead.
+/// let lock = DirectoryLock::take(&directory)?;
+/// // Under the lock no process is about to listen, so a socket without a listener is stale.
 /// assert!(!ChannelListener::is_stale(&directory.join("none")));
-/// drop(alone);
+/// drop(lock);
 /// let listener = ChannelListener::bind(&directory.join("one"))?;
 /// assert!(!ChannelListener::is_stale(listener.path()));
 /// # drop(listener);

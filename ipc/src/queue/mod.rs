@@ -24,7 +24,7 @@
 //! queue.publish(&caller, [7, 8], |_| {})?;
 //! let taken = queue.take(&mut reader).unwrap();
 //! assert_eq!((taken.entry, taken.position), ([7, 8], 0));
-//! assert!(queue.release(&reader, taken.position).is_some(), "nobody else reads it");
+//! assert!(queue.release(&reader, taken.position).is_some(), "there is no other reader");
 //! assert!(queue.take(&mut reader).is_none());
 //! # Ok::<(), ipc::QueueError>(())
 //! ```

@@ -147,22 +147,22 @@ fn local_region_needs_no_registration(cell: &Cell) -> CaseResult {
 
 /// Binding works or is refused with NotSupported; never a crash, never a bare "other".
 fn binding_succeeds_or_is_not_supported(cell: &Cell) -> CaseResult {
-    let known = |error: &fabric::Error| {
+    let has_known_kind = |error: &fabric::Error| {
         matches!(error.kind(), ErrorKind::NotSupported | ErrorKind::InvalidArgument)
     };
     let pair = Pair::new(cell)?;
     let region = pair.sides[A].region(4096)?;
     if let Err(error) = region.bind_endpoint(&pair.sides[A].endpoint) {
-        ensure!(known(&error), "{error}");
+        ensure!(has_known_kind(&error), "{error}");
     }
     match Counter::open(&pair.sides[A].domain) {
         Ok(counter) => {
             if let Err(error) = region.bind_counter(&counter) {
-                ensure!(known(&error), "{error}");
+                ensure!(has_known_kind(&error), "{error}");
             }
             drop(region);
         }
-        Err(error) => ensure!(known(&error), "{error}"),
+        Err(error) => ensure!(has_known_kind(&error), "{error}"),
     }
     Ok(())
 }

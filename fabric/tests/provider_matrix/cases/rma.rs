@@ -139,28 +139,28 @@ fn both_directions_at_once(cell: &Cell) -> CaseResult {
     const LENGTH: usize = 1 << 20;
     let mut pair = Pair::new(cell)?;
     let mut work = Vec::new();
-    for (here, there) in [(A, B), (B, A)] {
-        let from = pair.sides[here].region(LENGTH)?;
-        let into = pair.sides[there].region(LENGTH)?;
-        put(&from, 0, &pattern(here as u64 + 10, LENGTH))?;
-        let remote = pair.sides[here].attach(&into)?;
-        work.push((here, from, into, remote));
+    for (initiator, responder) in [(A, B), (B, A)] {
+        let from = pair.sides[initiator].region(LENGTH)?;
+        let into = pair.sides[responder].region(LENGTH)?;
+        put(&from, 0, &pattern(initiator as u64 + 10, LENGTH))?;
+        let remote = pair.sides[initiator].attach(&into)?;
+        work.push((initiator, from, into, remote));
     }
     let mut ids = Vec::new();
     for round in 0..8_u64 {
-        for (here, from, _, remote) in &work {
+        for (initiator, from, _, remote) in &work {
             let options = nonblocking(round).flags(TransferFlags::DELIVERY_COMPLETE);
-            let id = pair.post(*here, |s| {
+            let id = pair.post(*initiator, |s| {
                 s.endpoint.write(&mut s.queue, s.peer, &from.all(), &remote.all(), options)
             })?;
-            ids.push((*here, id));
+            ids.push((*initiator, id));
         }
     }
-    for (here, id) in ids {
-        pair.complete(here, id)?;
+    for (initiator, id) in ids {
+        pair.complete(initiator, id)?;
     }
-    for (here, _, into, _) in &work {
-        check_bytes("payload", &get(into, 0, LENGTH)?, &pattern(*here as u64 + 10, LENGTH))?;
+    for (initiator, _, into, _) in &work {
+        check_bytes("payload", &get(into, 0, LENGTH)?, &pattern(*initiator as u64 + 10, LENGTH))?;
     }
     Ok(())
 }

@@ -257,19 +257,23 @@ fn removed_peer_is_refused(cell: &Cell) -> CaseResult {
 
 fn foreign_objects_are_refused(cell: &Cell) -> CaseResult {
     let mut pair = Pair::new(cell)?;
-    let (ours, theirs) = (pair.sides[A].region(64)?, pair.sides[B].region(64)?);
-    let remote = pair.sides[A].attach(&theirs)?;
+    let (own_region, foreign_region) = (pair.sides[A].region(64)?, pair.sides[B].region(64)?);
+    let remote = pair.sides[A].attach(&foreign_region)?;
     let [a, b] = &mut pair.sides;
     // A region of another domain, a queue of another endpoint, a peer of another vector.
-    let region =
-        a.endpoint.write(&mut a.queue, a.peer, &theirs.all(), &remote.all(), 0).unwrap_err();
+    let region = a
+        .endpoint
+        .write(&mut a.queue, a.peer, &foreign_region.all(), &remote.all(), 0)
+        .unwrap_err();
     ensure!(region.kind() == ErrorKind::InvalidArgument, "{region}");
-    let queue = a.endpoint.write(&mut b.queue, a.peer, &ours.all(), &remote.all(), 0).unwrap_err();
+    let queue =
+        a.endpoint.write(&mut b.queue, a.peer, &own_region.all(), &remote.all(), 0).unwrap_err();
     ensure!(queue.kind() == ErrorKind::InvalidArgument, "{queue}");
     if cell.kind != fabric::EndpointKind::Msg {
-        let peer = a.endpoint.send(&mut a.queue, b.peer, &ours.all(), 0).unwrap_err();
+        let peer = a.endpoint.send(&mut a.queue, b.peer, &own_region.all(), 0).unwrap_err();
         ensure!(peer.kind() == ErrorKind::Closed, "{peer}");
-        let none = a.endpoint.send(&mut a.queue, Peer::CONNECTED, &ours.all(), 0).unwrap_err();
+        let none =
+            a.endpoint.send(&mut a.queue, Peer::CONNECTED, &own_region.all(), 0).unwrap_err();
         ensure!(none.kind() == ErrorKind::Closed, "{none}");
     }
     Ok(())

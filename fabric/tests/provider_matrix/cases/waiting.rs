@@ -131,10 +131,10 @@ fn many_abandoned_operations_complete_at_once(cell: &Cell) -> CaseResult {
     let mut pair = Pair::new(cell)?;
     let into = pair.sides[A].region(64)?;
     let side = &mut pair.sides[A];
-    let mut given_up = Vec::new();
-    while given_up.len() < 4000 {
+    let mut abandoned = Vec::new();
+    while abandoned.len() < 4000 {
         match side.endpoint.receive(&mut side.queue, &into.all(), nonblocking(0)) {
-            Ok(id) => given_up.push(id),
+            Ok(id) => abandoned.push(id),
             Err(error) => {
                 let full = [ErrorKind::WouldBlock, ErrorKind::ResourceExhausted];
                 ensure!(full.contains(&error.kind()), "{error}");
@@ -142,8 +142,8 @@ fn many_abandoned_operations_complete_at_once(cell: &Cell) -> CaseResult {
             }
         }
     }
-    ensure!(!given_up.is_empty(), "no operation could be posted");
-    for id in &given_up {
+    ensure!(!abandoned.is_empty(), "no operation could be posted");
+    for id in &abandoned {
         side.queue.abandon(*id);
     }
     let queue = &mut side.queue;
@@ -160,7 +160,7 @@ fn many_abandoned_operations_complete_at_once(cell: &Cell) -> CaseResult {
         })?;
         thread.join().map_err(|_| std::io::Error::other("the thread panicked"))
     })?;
-    ensure!(outcome.is_none(), "{} given up, and then {outcome:?}", given_up.len());
+    ensure!(outcome.is_none(), "{} given up, and then {outcome:?}", abandoned.len());
     Ok(())
 }
 
@@ -177,8 +177,8 @@ fn closing_reports_all_operations_in_flight(cell: &Cell) -> CaseResult {
     let started = Instant::now();
     for id in [second, first] {
         let error = queue.complete(id, Duration::from_secs(10)).unwrap_err();
-        let told = [ErrorKind::Closed, ErrorKind::Cancelled];
-        ensure!(told.contains(&error.kind()), "{error}");
+        let closed_kinds = [ErrorKind::Closed, ErrorKind::Cancelled];
+        ensure!(closed_kinds.contains(&error.kind()), "{error}");
     }
     ensure!(started.elapsed() < Duration::from_secs(5), "took {:?}", started.elapsed());
     drop(other);

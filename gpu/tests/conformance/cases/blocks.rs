@@ -100,8 +100,8 @@ pub fn blocks_arrive_at_any_alignment(fixture: &Fixture) -> Result<(), Skip> {
     for farther in [0, 1, 4] {
         let blocks: Vec<_> = (0..16 * 70)
             .map(|number| {
-                let (place, length) = (number % 16, number / 16);
-                let at = 128 * number + place;
+                let (source_offset, length) = (number % 16, number / 16);
+                let at = 128 * number + source_offset;
                 Block { to: at, from: at + farther, length }
             })
             .collect();

@@ -85,7 +85,7 @@ pub fn handles_fail_in_a_forked_child(fixture: &Fixture) -> Result<(), Skip> {
     let child = unsafe { libc::fork() };
     assert!(child >= 0);
     if child == 0 {
-        let said = [
+        let errors = [
             fixture.first.allocate(4096).map(drop),
             fixture.first.stream().map(drop),
             fixture.stream.fill(&memory.whole(), 1),
@@ -98,7 +98,7 @@ pub fn handles_fail_in_a_forked_child(fixture: &Fixture) -> Result<(), Skip> {
                 Device::open(fixture.first.name()).map(drop)
             },
         ];
-        let all = said
+        let all = errors
             .iter()
             .all(|result| result.as_ref().is_err_and(|error| error.kind() == ErrorKind::Forked));
         drop(memory);
@@ -166,18 +166,18 @@ pub fn current_context_of_the_caller_is_preserved(fixture: &Fixture) -> Result<(
     work(&fixture.first);
     assert_eq!(current(), 0);
     let other = fixture.second.as_ref().unwrap_or(&fixture.first);
-    let mut theirs = std::ptr::null_mut();
+    let mut framework_context = std::ptr::null_mut();
     // SAFETY: the calls of a framework: its device's primary context, made current.
     unsafe {
         let number = other.name().number as i32;
         assert_eq!(
-            sys::cuDevicePrimaryCtxRetain(&raw mut theirs, number),
+            sys::cuDevicePrimaryCtxRetain(&raw mut framework_context, number),
             sys::CUresult::CUDA_SUCCESS
         );
-        assert_eq!(sys::cuCtxSetCurrent(theirs), sys::CUresult::CUDA_SUCCESS);
+        assert_eq!(sys::cuCtxSetCurrent(framework_context), sys::CUresult::CUDA_SUCCESS);
     }
     work(&fixture.first);
-    assert_eq!(current(), theirs as usize, "after calls and drops");
+    assert_eq!(current(), framework_context as usize, "after calls and drops");
     // SAFETY: reverts the calls above.
     unsafe {
         assert_eq!(sys::cuCtxSetCurrent(std::ptr::null_mut()), sys::CUresult::CUDA_SUCCESS);

@@ -106,11 +106,11 @@ pub fn imported_memory_outlives_its_exporter(fixture: &Fixture) -> Result<(), Sk
     let memory = fixture.first.open_legacy_handle(&handle).unwrap();
     fixture.check(&memory.whole(), 4);
     maker.kill();
-    let mut takers = Vec::new();
+    let mut allocators = Vec::new();
     for _ in 0..3 {
-        let mut taker = Child::start("take-memory", &[], &[(2_u64 << 30).to_string()]);
-        assert_eq!(taker.line(), "ready");
-        takers.push(taker);
+        let mut allocator = Child::start("take-memory", &[], &[(2_u64 << 30).to_string()]);
+        assert_eq!(allocator.line(), "ready");
+        allocators.push(allocator);
     }
     let copy = fixture.first.allocate(length).unwrap();
     let copied = fixture.stream.copy(&copy.whole(), &memory.whole());
@@ -122,7 +122,7 @@ pub fn imported_memory_outlives_its_exporter(fixture: &Fixture) -> Result<(), Sk
         }
         Err(error) => println!("the importer gets an error: {error}"),
     }
-    takers.into_iter().for_each(Child::finish);
+    allocators.into_iter().for_each(Child::finish);
     // A later import is refused.
     drop(memory);
     let late = fixture.first.open_legacy_handle(&handle);

@@ -38,11 +38,11 @@ pub fn memory_is_shared_with_another_process(fixture: &Fixture) -> Result<(), Sk
 }
 
 pub fn shared_memory_outlives_its_exporter(fixture: &Fixture) -> Result<(), Skip> {
-    let (mine, theirs) = UnixStream::pair().unwrap();
+    let (parent_socket, theirs) = UnixStream::pair().unwrap();
     let theirs = OwnedFd::from(theirs);
     let mut child = Child::start("export-and-die", &[&theirs], &[LENGTH.to_string()]);
     assert_eq!(child.line(), "ready");
-    let exported = receive(&OwnedFd::from(mine));
+    let exported = receive(&OwnedFd::from(parent_socket));
     let memory = imported(&fixture.first, &exported, LENGTH).unwrap();
     child.kill();
     fixture.check(&memory.whole(), 3);

@@ -126,13 +126,13 @@ pub fn written_words_wake_waiting_streams(fixture: &Fixture) -> Result<(), Skip>
     let (from, to) = (from.unwrap().whole(), to.unwrap().whole());
     let other = fixture.second.as_ref().unwrap_or(&fixture.first);
     let waiting = fixture.first.stream().unwrap();
-    let (word, gone) = (words.slice(0, 4).unwrap(), words.slice(12, 4).unwrap());
+    let (word, wrapped) = (words.slice(0, 4).unwrap(), words.slice(12, 4).unwrap());
     // Started before the word is written; numbers wrap.
     pages.0[0].store(u64::from(u32::MAX), Ordering::Release);
     waiting.wait_for_word(&word, u32::MAX - 1).unwrap();
     waiting.wait_for_word(&word, 2).unwrap();
     waiting.copy(&to, &from).unwrap();
-    waiting.write_word(&gone, 9).unwrap();
+    waiting.write_word(&wrapped, 9).unwrap();
     fixture.fill(&from, 5);
     assert!(!waiting.is_done().unwrap());
     let writing = other.stream().unwrap();
@@ -285,12 +285,12 @@ pub fn operations_are_asynchronous(fixture: &Fixture) -> Result<(), Skip> {
     for _ in 0..20 {
         fixture.stream.copy(&to.whole(), &from.whole()).unwrap();
     }
-    let begun = start.elapsed();
+    let started = start.elapsed();
     let was_done = fixture.stream.is_done().unwrap();
     fixture.stream.synchronize(DEFAULT_TIMEOUT).unwrap();
     let done = start.elapsed();
     slow(fixture, Duration::ZERO);
-    assert!(!was_done && begun < done / 2, "begun after {begun:?}, done after {done:?}");
+    assert!(!was_done && started < done / 2, "started after {started:?}, done after {done:?}");
     Ok(())
 }
 
