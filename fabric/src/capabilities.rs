@@ -69,7 +69,7 @@ pub struct Nic {
 /// let offer = Query::new(EndpointKind::Rdm).source("127.0.0.1").first()?;
 /// let facts = offer.capabilities();
 /// if facts.immediate_mask() > 0 {
-///     // What fits is what arrives: wider immediates are refused, not cut.
+///     // Immediates arrive complete: wider ones are refused, not cut.
 ///     assert!(facts.immediate_mask() >= 0xff);
 /// }
 /// let chunk = facts.max_message_size.min(1 << 20);

@@ -348,7 +348,7 @@ pub(crate) fn caches_registrations(provider: &str) -> bool {
 /// use fabric::*;
 /// let offers = Query::new(EndpointKind::Rdm).source("127.0.0.1").offers()?;
 /// let facts: Vec<&Capabilities> = offers.iter().map(|offer| offer.capabilities()).collect();
-/// // Bound to 127.0.0.1, nothing here leads to another machine.
+/// // Bound to 127.0.0.1, no offer reaches another machine.
 /// let (choice, order) = rank(&facts, &Requirements::ring(Locality::OtherMachines), &Policy::default());
 /// assert!(choice.candidates.iter().all(|c| c.verdict == Verdict::Refused));
 /// assert_eq!(order.len(), offers.len());
@@ -533,7 +533,7 @@ pub fn select(offers: &[&Offer], need: &Requirements, policy: &Policy) -> (Choic
 /// let (offer, choice) = choose(&query, &need, &policy)?;
 /// let taken = choice.taken().unwrap();
 /// assert_eq!(taken.provider, offer.capabilities().provider);
-/// print!("{choice}"); // one line per candidate, with what spoke for or against it
+/// print!("{choice}"); // one line per candidate, with the reasons
 ///
 /// let nothing = choose(&query, &need, &"=no-such-provider".parse()?).unwrap_err();
 /// assert_eq!(nothing.kind(), ErrorKind::NoProvider);

@@ -95,7 +95,7 @@ errors::define! {
     /// let error = domain.register(HostMemory::zeroed(64)?, Access::LOCAL)?.describe().unwrap_err();
     /// assert_eq!(error.kind(), ErrorKind::AccessDenied);
     /// assert_eq!(error.provider(), Some(offer.capabilities().provider.as_str()));
-    /// assert!(error.code().is_none(), "found before libfabric was asked");
+    /// assert!(error.code().is_none(), "checked before libfabric is called");
     /// # Ok::<(), fabric::Error>(())
     /// ```
     pub struct Error {

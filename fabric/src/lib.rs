@@ -17,7 +17,7 @@
 //!     .queue(&mut queue)
 //!     .open()?;
 //!
-//! // An endpoint can talk to itself.
+//! // An endpoint can send to itself.
 //! let me = addresses.insert(&endpoint.address()?)?;
 //! let target = domain.register(HostMemory::zeroed(4096)?, Access::ALL)?;
 //! let source = domain.register(HostMemory::from_vec(b"hello".to_vec())?, Access::ALL)?;

@@ -22,7 +22,7 @@ use crate::memory::Memory;
 /// // In another process:
 /// let importer = device.importer(pieces.lengths.iter().sum())?;
 /// for number in 0..pieces.lengths.len() {
-///     let (descriptor, length) = memory.export_piece(number)?; // … which comes by a socket
+///     let (descriptor, length) = memory.export_piece(number)?; // … which arrives over a socket
 ///     importer.add(descriptor.as_fd(), length)?;
 /// }
 /// let same = importer.finish(pieces.offset, memory.length())?;

@@ -49,7 +49,7 @@ impl PointerAttributes {
     /// use gpu::{Allocator, PointerAttributes, Device};
     /// let device = Device::open("emulated:0".parse()?)?;
     /// let memory = device.allocate(1 << 20)?;
-    /// let found = PointerAttributes::of(memory.address() + 100).expect("a device's");
+    /// let found = PointerAttributes::of(memory.address() + 100).expect("memory of a device");
     /// assert_eq!((found.device, found.base), (Some(device.name()), memory.address()));
     /// let on_the_host = 7_u8;
     /// assert_eq!(PointerAttributes::of(&raw const on_the_host as u64), None);

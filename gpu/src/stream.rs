@@ -253,7 +253,7 @@ impl Stream {
     /// # let device = Device::open("emulated:0".parse()?)?;
     /// # let (data, word) = (device.allocate(4096)?, device.allocate(4)?);
     /// let (first, second) = (device.stream()?, device.stream()?);
-    /// second.wait_for_word(&word.whole(), 7)?; // its writer need not be known yet
+    /// second.wait_for_word(&word.whole(), 7)?; // the writer need not exist yet
     /// first.fill(&data.whole(), 1)?;
     /// first.write_word(&word.whole(), 7)?;
     /// second.synchronize(gpu::DEFAULT_TIMEOUT)?;
@@ -333,7 +333,7 @@ impl Stream {
     /// stream.copy(&to.whole(), &from.whole())?;
     /// let copied = stream.point()?;
     /// stream.fill(&from.whole(), 0)?;
-    /// while !copied.is_done()? {} // … or something better to do
+    /// while !copied.is_done()? {} // … or do other work
     /// # Ok::<(), gpu::Error>(())
     /// ```
     ///
@@ -570,7 +570,7 @@ impl Stream {
     /// # let memory = device.allocate(4096)?;
     /// let stream = device.stream()?;
     /// stream.fill(&memory.whole(), 1)?;
-    /// stream.close(gpu::DEFAULT_TIMEOUT)?; // the device does not write to this memory any more
+    /// stream.close(gpu::DEFAULT_TIMEOUT)?; // the device no longer writes to this memory
     /// # Ok::<(), gpu::Error>(())
     /// ```
     ///

@@ -17,7 +17,7 @@ use crate::words::{FutexWords, LocalWords, Words};
 /// use ipc::WaitStrategy;
 /// let eager = WaitStrategy::Busy;
 /// let sleepy = WaitStrategy::Block;
-/// let usual = WaitStrategy::default(); // for as long as it has been worth it lately
+/// let usual = WaitStrategy::default(); // adapts the spin time
 /// assert!(matches!(usual, WaitStrategy::Adaptive { .. }));
 /// # let _ = (eager, sleepy, Duration::ZERO);
 /// ```

@@ -24,7 +24,7 @@ const MARK_WORDS: usize = MARKS as usize / 64;
 /// use ipc::{LocalWords, MarkedDoorbell, WaitStrategy};
 /// let words = LocalWords::zeroed(MarkedDoorbell::<&LocalWords>::WORDS);
 /// let doorbell = MarkedDoorbell::new(&&words, 0).unwrap();
-/// // … something is published in the queue that is called 7
+/// // … an entry is published in queue 7
 /// doorbell.ring(7);
 ///
 /// let mut marked = Vec::new();

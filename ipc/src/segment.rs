@@ -160,7 +160,7 @@ const HEAD_WORDS: usize = 10;
 /// made.words().store(3, 42, Ordering::Relaxed);
 /// made.mark_ready();
 ///
-/// // Another process would have got the descriptor over a socket.
+/// // Another process would receive the file descriptor over a socket.
 /// let opened = Segment::open(made.as_fd().try_clone_to_owned().unwrap(), COUNTERS)?;
 /// assert_eq!(opened.words().load(3, Ordering::Relaxed), 42);
 /// let other = Segment::open(made.as_fd().try_clone_to_owned().unwrap(), Layout::new("x", 1));
@@ -353,7 +353,7 @@ impl Segment {
 /// made.mark_ready();
 /// let opened = ReadOnlySegment::open(made.read_only()?, EXAMPLE)?;
 /// assert!(opened.body_length() >= 1000);
-/// // By this descriptor it cannot be written.
+/// // This file descriptor is read-only.
 /// assert!(Segment::open(made.read_only()?, EXAMPLE).is_err());
 /// # Ok::<(), ipc::SegmentError>(())
 /// ```

@@ -74,8 +74,8 @@ impl<W: FutexWords + Debug + Send + Sync> AnyDoorbell for Doorbell<W> {
 ///     fn look(&self) {}
 /// }
 ///
-/// // Others that map the segment ring there, too.
-/// let segment = Segment::create(Layout::new("a bell", 1), 64).unwrap();
+/// // Other processes that map the segment can ring, too.
+/// let segment = Segment::create(Layout::new("doorbell", 1), 64).unwrap();
 /// let doorbell = Doorbell::new(segment.words()).unwrap();
 /// let (sender, receiver) = mpsc::channel();
 /// let watch = DoorbellWatcher::new();

@@ -171,7 +171,7 @@ impl<W: Words + ?Sized> Words for &W {
 /// words.store(1, 7, Ordering::Relaxed);
 /// assert_eq!(words.fetch_add(1, 3), 7);
 /// assert_eq!(words.load(1, Ordering::Relaxed), 10);
-/// words.store(99, 1, Ordering::Relaxed); // beyond the end: nothing
+/// words.store(99, 1, Ordering::Relaxed); // beyond the end: no effect
 /// assert_eq!(words.load(99, Ordering::Relaxed), 0);
 /// ```
 #[derive(Debug)]

@@ -17,7 +17,7 @@ pub const VARIABLE: &str = "FABRICAST_SKIPS";
 /// # fn has_namespaces() -> bool { false }
 /// fn two_nodes_find_each_other() {
 ///     if !has_namespaces() {
-///         testkit::skip!("no network namespaces can be made here");
+///         testkit::skip!("creating network namespaces is not permitted");
 ///     }
 ///     unreachable!()
 /// }

@@ -180,7 +180,7 @@ impl AtomicForm {
 /// let result = local.slice(8..16)?;
 /// let add = endpoint.fetch_atomic(&mut queue, me, &request, &result, 1)?;
 /// queue.complete(add, Duration::from_secs(5))?;
-/// assert_eq!(local.load_u64(8)?, 40, "what was there before");
+/// assert_eq!(local.load_u64(8)?, 40, "the old value");
 /// assert_eq!(counter.load_u64(0)?, 42);
 /// # Ok::<(), fabric::Error>(())
 /// ```

@@ -88,12 +88,12 @@ fn check_connection_data(operation: &'static str, fid: *mut sys::fid, data: &[u8
 ///
 /// let end = Instant::now() + Duration::from_secs(5);
 /// let request = loop {
-///     // The client's side is read too: that moves the handshake.
+///     // The client's queue is read as well, because that advances the handshake.
 ///     client_events.poll()?;
 ///     if let Some(Event::ConnectionRequest(request)) = requests.poll()? {
 ///         break request;
 ///     }
-///     assert!(Instant::now() < end, "no request came");
+///     assert!(Instant::now() < end, "no request arrived");
 /// };
 /// assert!(request.data.starts_with(b"let me in"));
 ///

@@ -140,7 +140,7 @@ impl Endpoint {
     /// # let me = addresses.insert(&endpoint.address()?)?;
     /// # let inbox = domain.register(HostMemory::zeroed(8)?, Access::ALL)?;
     /// # let outbox = domain.register(HostMemory::zeroed(8)?, Access::ALL)?;
-    /// // The low byte is a sequence number that the receiver does not choose by.
+    /// // The low byte is a sequence number, which the receiver ignores.
     /// let receive = endpoint.receive_tagged(&mut queue, &inbox.all(), (0x500, 0xff), 0)?;
     /// endpoint.send_tagged(&mut queue, me, &outbox.all(), 0x507, 0)?;
     /// assert_eq!(queue.complete(receive, Duration::from_secs(5))?.tag, 0x507);

@@ -63,7 +63,7 @@ impl std::fmt::Debug for RemoteKey {
 /// # let domain = Domain::open(&offer)?;
 /// let region = domain.register(HostMemory::zeroed(4096)?, Access::ALL)?;
 /// let bytes = region.describe()?.encode();
-/// // … the bytes travel …
+/// // … the bytes are sent to a peer …
 /// let remote = RemoteRegion::decode(&bytes)?;
 /// assert_eq!(remote.len(), 4096);
 /// # Ok::<(), fabric::Error>(())

@@ -23,7 +23,7 @@ use crate::kind::MemoryKind;
 /// }
 /// // SAFETY: one owner, whose allocation is not bound to a thread.
 /// unsafe impl Send for Borrowed {}
-/// // SAFETY: the bytes are reached through raw copies only.
+/// // SAFETY: the bytes are accessed by raw copies only.
 /// unsafe impl Sync for Borrowed {}
 /// // SAFETY: pointer and length never change; the bytes live until the drop below.
 /// unsafe impl Memory for Borrowed {
@@ -36,7 +36,7 @@ use crate::kind::MemoryKind;
 /// }
 /// impl Drop for Borrowed {
 ///     fn drop(&mut self) {
-///         // SAFETY: made by `Box::into_raw` below, given back once.
+///         // SAFETY: made by `Box::into_raw` below, freed once.
 ///         drop(unsafe { Box::from_raw(self.base.cast::<[u8; 256]>()) });
 ///     }
 /// }

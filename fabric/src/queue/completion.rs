@@ -7,14 +7,14 @@
 //! ```
 //! use fabric::{Completion, CompletionKind, Outcome};
 //!
-//! /// Sorts what a queue handed out.
+//! /// Sorts the results of a queue.
 //! fn note(outcome: Outcome, done: &mut Vec<u64>, immediates: &mut Vec<u64>) {
 //!     match outcome {
 //!         Ok(Completion { kind: CompletionKind::RemoteWrite, data: Some(data), .. }) => {
 //!             immediates.push(data);
 //!         }
 //!         Ok(completion) => done.push(completion.token),
-//!         // A failure without an operation says something of the whole queue.
+//!         // A failure without an operation concerns the whole queue.
 //!         Err(failure) if failure.operation.is_none() => eprintln!("{failure}"),
 //!         Err(failure) => eprintln!("operation {} failed: {}", failure.token, failure.error),
 //!     }

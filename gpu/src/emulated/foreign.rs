@@ -18,7 +18,7 @@ use crate::pointer_attributes::Allocator;
 /// let segment = ForeignMemory::new(0, &pieces, Allocator::Mapped { exportable: true })?;
 /// let (address, length) = (segment.address() + (1 << 20), 30 << 20);
 /// let device = Device::open("emulated:0".parse()?)?;
-/// // SAFETY: inside of the segment, which stays as long as the tensor does.
+/// // SAFETY: inside of the segment, which the tensor keeps alive.
 /// let tensor = unsafe { device.adopt(address, length, segment)? };
 /// let exported = tensor.export_pieces()?;
 /// assert_eq!((exported.pieces.len(), exported.offset), (2, 1 << 20));

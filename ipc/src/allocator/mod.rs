@@ -17,7 +17,7 @@
 //! let allocator = Allocator::format(words, 1024, 256)?;
 //! let me = Participant::new(0, 1).unwrap();
 //! let caller = Caller::new(me, &AlwaysAlive);
-//! allocator.extend(&caller, 0, 1 << 20)?; // a mebibyte to give away
+//! allocator.extend(&caller, 0, 1 << 20)?; // a mebibyte of memory
 //!
 //! let (block, range) = allocator.allocate(&caller, Owner::participant(me), 5000, 4096)?;
 //! assert_eq!(range.offset % 4096, 0);
