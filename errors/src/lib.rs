@@ -14,9 +14,9 @@ use std::fmt;
 ///
 /// ```
 /// errors::define! {
-///     /// What went wrong.
+///     /// The kind of an error.
 ///     pub enum ErrorKind {
-///         /// There is no such thing.
+///         /// The object does not exist.
 ///         Unknown = "unknown",
 ///     }
 ///

@@ -32,7 +32,7 @@ enum Tables {
 const ALL: [Tables; 3] = [Tables::Missing, Tables::Empty, Tables::Short];
 
 extern "C" fn called() {
-    eprintln!("an entry behind the end of its table was called");
+    eprintln!("an entry beyond the end of its table was called");
     std::process::abort();
 }
 

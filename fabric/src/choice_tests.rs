@@ -228,7 +228,7 @@ fn fabrics_of_one_domain_are_different_offers() {
     let [first, second] = two_fabrics("efa");
     assert!(first.is_duplicate_of(&first.clone()));
     assert!(!first.is_duplicate_of(&second));
-    // This provider numbers its fabrics anew at each call.
+    // This provider returns new fabric numbers at each call.
     let [first, second] = two_fabrics("tcp;ofi_rxm;ofi_mrail");
     assert!(first.is_duplicate_of(&second));
 }

@@ -72,7 +72,7 @@ errors::define! {
         VersionMismatch = "version mismatch",
         /// The memory is not backed by pages, which the provider requires (`FI_MR_ALLOCATED`).
         NotMapped = "memory not mapped",
-        /// Anything else; the code and text say more.
+        /// Any other error; the code and text have the details.
         Other = "failed",
     }
 
@@ -231,7 +231,7 @@ impl Error {
         self.0.peer.as_deref()
     }
 
-    /// The cause in words, if this library knows more than the code.
+    /// The cause in words, if this library has more information than the code.
     #[must_use]
     pub fn detail(&self) -> Option<&str> {
         self.0.detail.as_deref()
@@ -263,7 +263,7 @@ impl fmt::Display for Error {
             write!(f, ": {detail}")?;
         }
         match (inner.provider_code, &inner.provider_text) {
-            (Some(code), Some(text)) => write!(f, "; the provider says: {text} ({code})"),
+            (Some(code), Some(text)) => write!(f, "; provider error: {text} ({code})"),
             (Some(code), None) if code != 0 => write!(f, "; provider code {code}"),
             _ => Ok(()),
         }

@@ -50,7 +50,7 @@ pub(crate) struct EventQueueShared {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Event {
-    /// A peer wants to connect to a listener.
+    /// A peer requests a connection to a listener.
     ConnectionRequest(ConnectionRequest),
     /// A connection is up on this side. The accepting side gets this event too, without data.
     Connected {

@@ -66,7 +66,7 @@ impl Info {
 
     /// The destination address, for messages.
     pub(crate) fn destination(&self) -> Option<String> {
-        // SAFETY: the element is alive, and its address as long as it says.
+        // SAFETY: the element is alive, and its address has the given length.
         let raw = unsafe { &*self.as_ptr() };
         (!raw.dest_addr.is_null() && raw.dest_addrlen > 0)
             .then(|| format_address_bytes(raw.addr_format, raw.dest_addr.cast(), raw.dest_addrlen))

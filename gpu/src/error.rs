@@ -35,7 +35,7 @@ errors::define! {
         NotAllowed = "not allowed",
         /// The handle was made before a fork, and belongs to the parent.
         Forked = "used after a fork",
-        /// Anything else; code and detail say more.
+        /// Any other error; code and detail have more information.
         Other = "failed",
     }
 

@@ -49,7 +49,7 @@ impl Foreign {
             // A driver that does not know the length reports 0.
             _ if found.length > 0 && end.saturating_sub(found.base) > found.length => {
                 let detail = format!(
-                    "{length} bytes from {} on, in an allocation of {} bytes",
+                    "{length} bytes at offset {}, in an allocation of {} bytes",
                     address.saturating_sub(found.base),
                     found.length
                 );
@@ -128,7 +128,7 @@ impl RetainedPieces {
             let behind = base.checked_add(length);
             let is_next = if found.pieces.is_empty() { base <= at } else { base == at };
             let Some(behind) = behind.filter(|behind| is_next && *behind > at) else {
-                let detail = format!("{at:#x} lies in a piece of {length} bytes at {base:#x}");
+                let detail = format!("{at:#x} is inside a piece of {length} bytes at {base:#x}");
                 return Err(Error::new(operation, ErrorKind::Other, detail));
             };
             if found.pieces.is_empty() {

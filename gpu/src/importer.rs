@@ -70,7 +70,8 @@ impl Importer {
         let (mapped, device) = (self.memory.length(), self.memory.mapped_for().name());
         let refuse = |kind, detail| Err(Error::new("import", kind, detail).on(device));
         if offset.checked_add(length).is_none_or(|end| end > mapped) {
-            let detail = format!("{length} bytes from {offset} on, in pieces of {mapped} together");
+            let detail =
+                format!("{length} bytes at offset {offset}, in pieces of {mapped} bytes together");
             return refuse(ErrorKind::InvalidHandle, detail);
         }
         match self.memory.part(offset, length) {

@@ -150,7 +150,7 @@ impl Device {
         let is_inside = handle.offset.checked_add(handle.length).is_some_and(|end| end <= whole);
         if !is_inside || handle.length == 0 {
             let detail = format!(
-                "{} bytes from {} on, in an allocation of {whole} bytes",
+                "{} bytes at offset {}, in an allocation of {whole} bytes",
                 handle.length, handle.offset
             );
             return Err(on(Error::new(operation, ErrorKind::InvalidHandle, detail)));
@@ -162,10 +162,10 @@ impl Device {
     }
 }
 
-/// The handle with another process number in it, if it has this one. CUDA refuses to open what
-/// the own process made, and tells by the number alone (seen with driver 580): of two containers
-/// whose processes have the same number, neither opens what the other one made. Nothing else
-/// depends on the number.
+/// The handle with another process id, if it contains the id of this process. CUDA refuses to
+/// open handles of the own process, and recognises them by the process id alone (seen with driver
+/// 580): two containers whose processes have the same id could not open each other's handles.
+/// Nothing else depends on the id.
 fn with_other_pid(mut bytes: [u8; 64], own: u32) -> Option<[u8; 64]> {
     const PID_BYTES: std::ops::Range<usize> = 8..12;
     /// Above the largest process id of Linux.

@@ -218,7 +218,7 @@ impl Memory {
     pub fn slice(&self, offset: u64, length: u64) -> Result<Slice> {
         let end = offset.checked_add(length).filter(|end| *end <= self.length());
         if end.is_none() {
-            let detail = format!("{length} bytes from {offset} on, of {} bytes", self.length());
+            let detail = format!("{length} bytes at offset {offset}, of {} bytes", self.length());
             return Err(Error::new("slice memory", ErrorKind::OutOfBounds, detail));
         }
         Ok(Slice { memory: self.clone(), offset, length })
@@ -462,7 +462,7 @@ impl Slice {
     pub fn slice(&self, offset: u64, length: u64) -> Result<Self> {
         let is_inside = offset.checked_add(length).is_some_and(|end| end <= self.length);
         if !is_inside {
-            let detail = format!("{length} bytes from {offset} on, of {} bytes", self.length);
+            let detail = format!("{length} bytes at offset {offset}, of {} bytes", self.length);
             return Err(Error::new("slice memory", ErrorKind::OutOfBounds, detail));
         }
         self.memory.slice(self.offset + offset, length)

@@ -56,7 +56,7 @@ impl Sources {
     fn killed_at(&self) -> &MappedWords {
         self.killed_at.get_or_init(|| {
             let length = self.paths.len() * MAX_LINES * 8;
-            let segment = Segment::create(Layout::new("places", 1), length);
+            let segment = Segment::create(Layout::new("kill points", 1), length);
             segment.expect("allocate memory for the points").words()
         })
     }

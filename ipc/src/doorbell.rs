@@ -15,11 +15,11 @@ use crate::words::{FutexWords, LocalWords, Words};
 /// ```
 /// use std::time::Duration;
 /// use ipc::WaitStrategy;
-/// let eager = WaitStrategy::Busy;
-/// let sleepy = WaitStrategy::Block;
-/// let usual = WaitStrategy::default(); // adapts the spin time
-/// assert!(matches!(usual, WaitStrategy::Adaptive { .. }));
-/// # let _ = (eager, sleepy, Duration::ZERO);
+/// let busy = WaitStrategy::Busy;
+/// let block = WaitStrategy::Block;
+/// let adaptive = WaitStrategy::default(); // adapts the spin time
+/// assert!(matches!(adaptive, WaitStrategy::Adaptive { .. }));
+/// # let _ = (busy, block, Duration::ZERO);
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WaitStrategy {

@@ -28,8 +28,8 @@ const MARK_WORDS: usize = MARKS as usize / 64;
 /// doorbell.ring(7);
 ///
 /// let mut marked = Vec::new();
-/// let look = || doorbell.take(|mark| marked.push(mark)).then_some(());
-/// doorbell.wait(&mut WaitStrategy::default(), Instant::now() + Duration::from_secs(1), look);
+/// let poll = || doorbell.take(|mark| marked.push(mark)).then_some(());
+/// doorbell.wait(&mut WaitStrategy::default(), Instant::now() + Duration::from_secs(1), poll);
 /// assert_eq!(marked, [MarkedDoorbell::<&LocalWords>::mark(7)]);
 /// ```
 #[derive(Debug)]

@@ -127,7 +127,7 @@ impl PidFd {
     fn number(&self) -> io::Result<i64> {
         let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", self.0.as_raw_fd()))?;
         let found = text.lines().find_map(|line| line.strip_prefix("Pid:")?.trim().parse().ok());
-        found.ok_or_else(|| io::Error::other("/proc does not tell the process of a descriptor"))
+        found.ok_or_else(|| io::Error::other("/proc has no process id for a pidfd"))
     }
 
     /// Another pidfd of the same process.

@@ -350,7 +350,7 @@ impl Endpoint {
         form: AtomicForm,
     ) -> Result<(u64, usize)> {
         self.ensure(self.limits.has_atomic, operation, ErrorKind::NotSupported, || {
-            "the endpoint has no atomics: ask for Caps::ATOMIC".to_owned()
+            "the endpoint has no atomics. Request Caps::ATOMIC".to_owned()
         })?;
         let (size, length) = (request.datatype.size(), request.operand.len());
         let is_whole = length > 0 && length.is_multiple_of(size);

@@ -233,7 +233,7 @@ impl<'q> EndpointBuilder<'q> {
         }
         if !self.offer.info.belongs_to(domain.fabric()) {
             return Err(refuse(
-                "the connection request came to a listener on another fabric object. Open the domain \
+                "the connection request belongs to a listener on another fabric object. Open the domain \
                  with Domain::open_on and the listener's fabric",
             ));
         }
@@ -336,7 +336,7 @@ fn explain_enable(error: Error) -> Error {
     let universe =
         std::env::var("FI_UNIVERSE_SIZE").unwrap_or_else(|_| "256 (the default)".to_owned());
     error.with_detail(format!(
-        "the device may not have room for the queues that FI_UNIVERSE_SIZE = {universe} asks for; try 64"
+        "the device may have no space for the queues of FI_UNIVERSE_SIZE = {universe}. Set it to 64"
     ))
 }
 

@@ -258,8 +258,8 @@ impl Endpoint {
     pub(super) fn check_messages(&self, operation: &'static str, tagged: bool) -> Result<()> {
         let has_them = if tagged { self.limits.has_tagged } else { self.limits.has_message };
         self.ensure(has_them, operation, ErrorKind::NotSupported, || match tagged {
-            true => "the endpoint has no tagged messages: ask for Caps::TAGGED".to_owned(),
-            false => "the endpoint has no messages: ask for Caps::MESSAGE (a provider that is \
+            true => "the endpoint has no tagged messages. Request Caps::TAGGED".to_owned(),
+            false => "the endpoint has no messages. Request Caps::MESSAGE (a provider that is \
                       known to lose messages offers none)"
                 .to_owned(),
         })

@@ -321,7 +321,7 @@ unsafe extern "C" fn endpoint(
 
 unsafe extern "C" fn name(endpoint: *mut sys::fid, name: *mut c_void, length: *mut usize) -> c_int {
     let number = with(|network| network.endpoint(endpoint as usize).map_or(0, |it| it.number));
-    // SAFETY: space for as many bytes as `length` says, which is more.
+    // SAFETY: space for as many bytes as `length` says, which is enough.
     unsafe {
         name.cast::<u64>().write_unaligned(number);
         *length = 8;

@@ -168,7 +168,7 @@ impl RemoteRegion {
             return Err(Error::new(
                 ErrorKind::VersionMismatch,
                 OPERATION,
-                format!("region descriptor of version {version}, this build speaks {VERSION}"),
+                format!("region descriptor of version {version}, this build supports {VERSION}"),
             ));
         }
         let total = usize::from(u16::from_le_bytes(input.array("the length")?));
@@ -180,7 +180,7 @@ impl RemoteRegion {
         }
         let (body, checksum) = bytes.split_at(total - CHECKSUM);
         if crc32fast::hash(body).to_le_bytes() != *checksum {
-            return Err(malformed("its checksum is wrong: it was altered on the way"));
+            return Err(malformed("its checksum is wrong: it was altered in transit"));
         }
         input.bytes = body;
         let protocol = u32::from_le_bytes(input.array("the protocol")?);

@@ -80,7 +80,7 @@ impl Domain {
                 ErrorKind::VersionMismatch,
                 "attach remote region",
                 format!(
-                    "the region is reached by wire protocol {}, this domain speaks {ours}",
+                    "the region needs wire protocol {}, this domain uses {ours}",
                     region.protocol()
                 ),
             )));

@@ -316,7 +316,7 @@ mod tests {
     }
 
     extern "C" fn called() {
-        eprintln!("an entry behind the end of its table was called");
+        eprintln!("an entry beyond the end of its table was called");
         std::process::abort();
     }
 

@@ -210,7 +210,7 @@ impl Stream {
         };
         let length = block.length;
         let detail = format!(
-            "block {number}: {length} bytes, {side} {offset} on, of a range of {limit} bytes"
+            "block {number}: {length} bytes, {side} offset {offset}, of a range of {limit} bytes"
         );
         self.refuse(operation, ErrorKind::OutOfBounds, detail)
     }

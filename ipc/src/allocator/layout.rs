@@ -1,11 +1,11 @@
 //! The layout of the allocator's words.
 //!
 //! ```text
-//! 0  what this is: LAYOUT            8  free granules        16  log: number of pairs
-//! 1  most blocks                     9  granules in all      17  log: pairs (word, value)
-//! 2  bytes of a granule, as a power 10  blocks taken
-//! 3  lock: three words              11  blocks made          56  whose turn it is of those at hand
-//!                                   12  repairs made         57  free blocks at hand: seven
+//! 0  identification: LAYOUT          8  free granules        16  log: number of pairs
+//! 1  capacity of block records       9  granules in all      17  log: pairs (word, value)
+//! 2  granule size, as a power of 2  10  allocated blocks
+//! 3  lock: three words              11  block records        56  free cache: next index
+//!                                   12  repairs              57  free cache: seven blocks
 //!                                   13  first unused block   64  bitmap of levels
 //!                                                            65  bitmap of parts, a word a level
 //!                                                            96  first free block of each class

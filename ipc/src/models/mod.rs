@@ -109,7 +109,7 @@ impl ModelWords {
         &self.shared.words
     }
 
-    /// A deadline that never comes.
+    /// A deadline that never passes.
     fn never(&self) -> Instant {
         self.began + Duration::from_secs(1 << 20)
     }

@@ -110,7 +110,7 @@ pub struct TakenEntry<const E: usize> {
 
 impl<W: Words, const E: usize> Queue<W, E> {
     /// The next entry, if there is one. It is held until it is released, even if others are
-    /// taken meanwhile.
+    /// taken before.
     #[inline]
     pub fn take(&self, subscriber: &mut Subscriber) -> Option<TakenEntry<E>> {
         if !self.is_subscribed(subscriber) {
@@ -231,7 +231,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
     ///
     /// The subscribers are stored with the entry. The marks are in another line, which moves
     /// between all readers when they release. The two differ only in two cases. Either the
-    /// subscriber was removed, which its own line tells before a mark is cleared; or a previous
+    /// subscriber was removed, which its own line records before a mark is cleared; or a previous
     /// owner of this slot acts on it unknowingly, which is recorded, too.
     #[inline]
     fn is_delivered(&self, subscriber: &Subscriber, slot: usize) -> bool {

@@ -379,7 +379,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
         if slot_bits == 0 {
             return;
         }
-        // The dead owner may not have come so far.
+        // The dead owner may have died before this step.
         self.words.fence();
         let active = u64::from(self.active() & !slot_bits);
         self.words.store(layout::ACTIVE, active, Release);

@@ -13,7 +13,7 @@ type SharedDoorbell = Doorbell<WordRange<MappedWords>>;
 
 /// This many doorbells, shared like those of another process.
 fn doorbells(count: usize) -> Vec<SharedDoorbell> {
-    let words = Segment::create(Layout::new("bells", 1), count * SharedDoorbell::WORDS * 8)
+    let words = Segment::create(Layout::new("doorbells", 1), count * SharedDoorbell::WORDS * 8)
         .unwrap()
         .words();
     let doorbell = |at| {
@@ -135,7 +135,7 @@ fn thread_count_follows_the_number_of_doorbells() {
 #[test]
 fn dropped_listeners_release_their_words() {
     for watch in watches() {
-        let words = Segment::create(Layout::new("bells", 1), 128).unwrap().words();
+        let words = Segment::create(Layout::new("doorbells", 1), 128).unwrap().words();
         let kept = Arc::new(words);
         let (rung, _told) = mpsc::channel();
         let listeners: Vec<_> = (0..3).map(|number| teller(number, &rung)).collect();
@@ -243,7 +243,7 @@ fn no_message_is_missed_with_other_ringers_and_sleepers() {
     const MESSAGES: u64 = 3000;
     for watch in watches() {
         let count = 12;
-        let segment = Segment::create(Layout::new("bells", 1), 16 * 8 * count).unwrap();
+        let segment = Segment::create(Layout::new("doorbells", 1), 16 * 8 * count).unwrap();
         let words = segment.words();
         let doorbell = |at: usize| {
             Doorbell::new(WordRange::new(words.clone(), at * 16, SharedDoorbell::WORDS).unwrap())
