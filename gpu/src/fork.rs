@@ -40,7 +40,7 @@ impl ForkGeneration {
         if self.is_current() {
             return Ok(());
         }
-        let detail = "the handle belongs to the parent process, and a driver does not survive a fork. \
+        let detail = "the handle belongs to the parent process; a driver does not survive a fork. \
                       Use devices in a process that was started with exec";
         Err(Error::new(operation, ErrorKind::Forked, detail))
     }

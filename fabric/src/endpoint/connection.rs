@@ -198,7 +198,7 @@ impl Listener {
         }
         if !request.offer.info.belongs_to(&self.fabric) {
             return Err(refuse(
-                "the connection request belongs to a listener on another fabric object. Open the domain \
+                "the connection request belongs to a listener on another fabric. Open the domain \
                  with Domain::open_on and the listener's fabric",
             ));
         }

@@ -233,7 +233,7 @@ impl<'q> EndpointBuilder<'q> {
         }
         if !self.offer.info.belongs_to(domain.fabric()) {
             return Err(refuse(
-                "the connection request belongs to a listener on another fabric object. Open the domain \
+                "the connection request belongs to a listener on another fabric. Open the domain \
                  with Domain::open_on and the listener's fabric",
             ));
         }

@@ -460,19 +460,23 @@ impl Domain {
         let mode = self.capabilities().mr_mode.without_deprecated();
         let key_is_chosen = options.requested_key.is_some();
         match -code {
-            crate::error::number::NO_KEY => error.with_detail("the requested key is in use in this domain"),
+            crate::error::number::NO_KEY => {
+                error.with_detail("the requested key is in use in this domain")
+            }
             sys::FI_EKEYREJECTED => error
                 .with_kind(ErrorKind::KeyUnavailable)
                 .with_detail("the requested key is out of the provider's range"),
             sys::FI_ENOSYS if extent.kind.is_device() => error.with_detail(format!(
-                "this libfabric was built without support for {} memory, or its runtime is not installed",
+                "libfabric was built without support for {} memory, or its runtime is missing",
                 extent.kind
             )),
             crate::error::number::BAD_FLAGS => error.with_detail(format!(
                 "flags {} are not supported for registrations",
                 crate::flags::names(&options.flags).join(", ")
             )),
-            sys::FI_EINVAL if options.access.is_empty() => error.with_detail("no access is requested"),
+            sys::FI_EINVAL if options.access.is_empty() => {
+                error.with_detail("no access is requested")
+            }
             sys::FI_EINVAL if key_is_chosen && mode.contains(MrMode::PROV_KEY) => error
                 .with_kind(ErrorKind::KeyUnavailable)
                 .with_detail("the provider chooses the keys (FI_MR_PROV_KEY)"),

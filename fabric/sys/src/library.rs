@@ -146,7 +146,8 @@ fn explain_dlopen_failure(name: &str, linker_message: &str) -> String {
         );
     }
     format!(
-        "libfabric cannot be loaded ({linker_message}). Reinstall it with apt install --reinstall libfabric1, \
+        "libfabric cannot be loaded ({linker_message}). Reinstall it with apt install --reinstall \
+         libfabric1, \
          or name the directory of another one in LD_LIBRARY_PATH"
     )
 }

@@ -209,7 +209,7 @@ impl fmt::Display for AllocatorError {
         match self {
             Self::OutOfMemory { wanted, free, largest_free } => write!(
                 f,
-                "out of memory: {wanted} bytes requested, {free} are free, the largest block has {largest_free}"
+                "out of memory: {wanted} bytes requested, {free} are free, {largest_free} in one block"
             ),
             Self::OutOfBlocks { most } => write!(f, "all {most} blocks are in use"),
             Self::InvalidSize { bytes, alignment } => {
@@ -218,10 +218,7 @@ impl fmt::Display for AllocatorError {
             Self::Stale(block) => write!(f, "{block:?} is not allocated"),
             Self::NotOwner { block, owner } => write!(f, "{block:?} belongs to {owner:?}"),
             Self::InvalidExtent { offset, length } => {
-                write!(
-                    f,
-                    "{length} bytes at {offset} overlap another extent, or are not a whole number of granules"
-                )
+                write!(f, "{length} bytes at {offset} overlap an extent, or are not whole granules")
             }
             Self::LockTimeout(held) => held.fmt(f),
             Self::NotAnAllocator { why } => write!(f, "not an allocator: {why}"),

@@ -224,7 +224,7 @@ proptest! {
     /// Allocations never overlap, are aligned and large enough, and do not move; the rest is
     /// free.
     #[test]
-    fn behaviour_matches_the_model(steps in steps(), max_blocks in 8..200_u32) {
+    fn allocator_matches_the_model(steps in steps(), max_blocks in 8..200_u32) {
         let allocator = allocator(max_blocks);
         let caller = Caller::new(me(), &AlwaysAlive);
         let owner = |number| Owner::other(number).unwrap();

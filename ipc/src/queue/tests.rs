@@ -642,7 +642,7 @@ proptest! {
     /// except dropped ones. Every entry is disposed of once, when it is not needed any more. An
     /// evicted subscriber is excluded, whatever it does.
     #[test]
-    fn behaviour_matches_the_model(steps in steps(), depth in 1..6_u32, overflow_policy in 0..3_usize) {
+    fn queue_matches_the_model(steps in steps(), depth in 1..6_u32, overflow_policy in 0..3_usize) {
         let all = [OverflowPolicy::Reject, OverflowPolicy::DropOldest, OverflowPolicy::DropNewest];
         let overflow_policy = all[overflow_policy];
         let drops = overflow_policy.drops();
@@ -720,8 +720,8 @@ proptest! {
                 }
                 Step::Subscribe if readers.len() < 4 && evicted.len() < 20 => {
                     let subscriber = queue.subscribe(&me).unwrap();
-                    let evicted_slots = evicted.iter().map(|(evicted, _)| evicted.index());
-                    prop_assert!(!evicted_slots.into_iter().any(|index| index == subscriber.index()));
+                    let mut evicted_slots = evicted.iter().map(|(evicted, _)| evicted.index());
+                    prop_assert!(!evicted_slots.any(|index| index == subscriber.index()));
                     readers.push((subscriber, VecDeque::new(), Vec::new()));
                 }
                 Step::Evict(index) if index < readers.len() => {

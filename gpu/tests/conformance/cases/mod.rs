@@ -50,22 +50,23 @@ const DEVICE_BREAKING: [Case; 2] = [
 
 cases! {
     devices:
-        properties_are_plausible, absent_device_is_refused, opening_twice_returns_the_same_device,
-        survey_finds_the_device, threads_share_a_device, handles_fail_in_a_forked_child,
-        link_counters_count_transferred_bytes, current_context_of_the_caller_is_preserved;
+        properties_are_plausible, absent_device_is_refused,
+        opening_twice_returns_the_same_device, survey_finds_the_device, threads_share_a_device,
+        handles_fail_in_a_forked_child, link_counters_count_transferred_bytes,
+        current_context_of_the_caller_is_preserved;
     streams:
         copies_of_any_length_arrive, registered_host_memory_is_accessible,
-        fill_changes_exactly_its_range, written_words_wake_waiting_streams, foreign_stream_is_usable, device_checksum_equals_host_checksum,
-        events_order_streams, memory_outlives_its_operations,
-        operations_are_asynchronous, wait_ends_at_its_deadline, peer_is_accessed_directly,
-        peer_without_access_is_refused, lengths_and_bounds_are_checked,
-        owners_may_call_back_when_dropped;
+        fill_changes_exactly_its_range, written_words_wake_waiting_streams,
+        foreign_stream_is_usable, device_checksum_equals_host_checksum, events_order_streams,
+        memory_outlives_its_operations, operations_are_asynchronous, wait_ends_at_its_deadline,
+        peer_is_accessed_directly, peer_without_access_is_refused,
+        lengths_and_bounds_are_checked, owners_may_call_back_when_dropped;
     capture:
         operations_do_not_disturb_a_graph_capture;
     blocks:
-        blocks_arrive_at_any_alignment, blocks_arrive_at_any_length,
-        ten_thousand_blocks_arrive, out_of_bounds_blocks_are_refused_before_any_copy,
-        memory_outlives_its_block_copies, blocks_are_copied_to_peers_and_the_host;
+        blocks_arrive_at_any_alignment, blocks_arrive_at_any_length, ten_thousand_blocks_arrive,
+        out_of_bounds_blocks_are_refused_before_any_copy, memory_outlives_its_block_copies,
+        blocks_are_copied_to_peers_and_the_host;
     failures:
         streams_dropped_at_exit_are_not_waited_for;
     points:
@@ -75,21 +76,23 @@ cases! {
         other_streams_run_while_one_waits, frees_are_deferred_until_no_stream_waits,
         frees_are_deferred_for_foreign_streams, memory_is_free_at_once_without_waiting_streams;
     memory:
-        freed_memory_is_free, exceeded_budget_is_refused_with_numbers, more_than_the_device_has_is_refused,
-        host_range_is_registered_once, pointer_attributes_name_the_allocator, memory_is_exported_as_dma_buf;
+        freed_memory_is_free, exceeded_budget_is_refused_with_numbers,
+        more_than_the_device_has_is_refused, host_range_is_registered_once,
+        pointer_attributes_name_the_allocator, memory_is_exported_as_dma_buf;
     sharing:
         memory_is_shared_with_another_process, shared_memory_outlives_its_exporter,
-        peer_device_imports_memory, invalid_memory_descriptor_is_refused, memory_grows_in_two_processes,
-        threads_grow_memory, imported_memory_reports_the_device_of_its_pieces,
-        only_shareable_memory_is_exported;
+        peer_device_imports_memory, invalid_memory_descriptor_is_refused,
+        memory_grows_in_two_processes, threads_grow_memory,
+        imported_memory_reports_the_device_of_its_pieces, only_shareable_memory_is_exported;
     foreign:
         foreign_pieces_are_shared_with_another_process, foreign_pieces_outlive_their_owner,
         memory_pieces_are_imported_one_at_a_time, pieces_that_do_not_fit_are_refused,
         unexportable_foreign_memory_reports_the_reason, adopting_unmapped_memory_is_refused,
         adopted_memory_is_accessible_where_mapped;
     legacy:
-        legacy_handle_is_opened_once, part_of_an_allocation_can_be_opened, own_legacy_handle_is_refused,
-        invalid_legacy_handle_is_refused, imported_memory_outlives_its_exporter;
+        legacy_handle_is_opened_once, part_of_an_allocation_can_be_opened,
+        own_legacy_handle_is_refused, invalid_legacy_handle_is_refused,
+        imported_memory_outlives_its_exporter;
 }
 
 pub fn skip(reason: &str) -> Result<(), Skip> {
