@@ -47,7 +47,7 @@ fn who_serves_in_passing_gives_way_to_one_that_is_there_for_it() {
     let mut subscriber = topic.subscriber().unwrap();
     publish(&topic.publisher().unwrap(), 0..5);
     assert!(node.serves());
-    let mut standing = ChildProcess::start("stands", test_dir.path());
+    let mut standing = ChildProcess::start("serves-dedicated", test_dir.path());
     until("it to serve", || server(&test_dir) == Some(standing.id()));
     assert!(!node.serves());
     publish(&topic.publisher().unwrap(), 5..8);
@@ -83,7 +83,7 @@ fn it_gives_way_within_one_process_too() {
 #[test]
 fn nobody_takes_it_from_one_that_is_there_for_it() {
     let test_dir = TestDir::new();
-    let mut standing = ChildProcess::start("stands", test_dir.path());
+    let mut standing = ChildProcess::start("serves-dedicated", test_dir.path());
     until("it to serve", || server(&test_dir) == Some(standing.id()));
     let error = join(&test_dir, ServiceMode::Dedicated).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::AlreadyServed);
@@ -102,7 +102,7 @@ fn nobody_takes_it_from_one_that_is_there_for_it() {
 #[test]
 fn stopped_service_is_named_to_who_asks_and_who_joins() {
     let test_dir = TestDir::new();
-    let standing = ChildProcess::start("stands", test_dir.path());
+    let standing = ChildProcess::start("serves-dedicated", test_dir.path());
     until("it to serve", || server(&test_dir) == Some(standing.id()));
     standing.stop();
     let named = format!("process {} ", standing.id());
@@ -124,7 +124,7 @@ fn stopped_service_is_named_to_who_asks_and_who_joins() {
 #[test]
 fn process_leaves_a_stopped_service_soon_and_is_seen_to_later() {
     let test_dir = TestDir::new();
-    let standing = ChildProcess::start("stands", test_dir.path());
+    let standing = ChildProcess::start("serves-dedicated", test_dir.path());
     until("it to serve", || server(&test_dir) == Some(standing.id()));
     let node = test_dir.join();
     let publisher = node.topic("numbers", &settings()).unwrap().publisher().unwrap();
@@ -153,7 +153,7 @@ fn numbers_flow_while_it_is_handed_over(end: fn(&mut ChildProcess)) {
     let mut subscriber = topic.subscriber().unwrap();
     let mut publisher = ChildProcess::start(&format!("publishes numbers {COUNT}"), test_dir.path());
     for round in 0..TIMES {
-        let mut standing = ChildProcess::start("stands", test_dir.path());
+        let mut standing = ChildProcess::start("serves-dedicated", test_dir.path());
         let numbers = round * COUNT / TIMES..(round + 1) * COUNT / TIMES;
         let half = (numbers.start + numbers.end) / 2;
         for expected in numbers {
@@ -225,7 +225,7 @@ fn nothing_is_lost_whoever_dies_while_it_is_handed_over() {
     for step in [Step::Claimed, Step::Vacant, Step::Taken] {
         for (kills_heir, later) in later.into_iter().flat_map(|it| [(true, it), (false, it)]) {
             read_some();
-            let mut standing = ChildProcess::start("stands", test_dir.path());
+            let mut standing = ChildProcess::start("serves-dedicated", test_dir.path());
             let (heir, end) = (Some(standing.id()), Instant::now() + TIMEOUT);
             loop {
                 let office = holder(test_dir.path(), "node.lock");

@@ -8,7 +8,7 @@ use gpu::{Device, Stream};
 use pubsub::{Event, Readiness, Row, Sample, TopicSettings};
 
 use crate::support::{
-    ChildProcess, Gate, TIMEOUT, TestDir, message, number_of, on_a_device, publish, publish_on,
+    ChildProcess, Gate, TIMEOUT, TestDir, device_topic, message, number_of, publish, publish_on,
     until,
 };
 
@@ -31,7 +31,7 @@ fn numbers_go_from_stream_to_stream() {
     const COUNT: u64 = 300;
     let test_dir = TestDir::new();
     let node = test_dir.join();
-    let (settings, device) = on_a_device();
+    let (settings, device) = device_topic();
     let topic = node.topic("numbers", &settings).unwrap();
     let mut subscribers = [topic.subscriber().unwrap(), topic.subscriber().unwrap()];
     let stream = device.stream().unwrap();
@@ -55,7 +55,7 @@ fn numbers_go_from_stream_to_stream() {
 fn a_stream_goes_on_when_a_publisher_is_killed() {
     let test_dir = TestDir::new();
     let node = test_dir.join();
-    let (settings, device) = on_a_device();
+    let (settings, device) = device_topic();
     let topic = node.topic("numbers", &settings).unwrap();
     let mut subscriber = topic.subscriber().unwrap();
     let mut host = topic.subscriber().unwrap();
@@ -100,7 +100,7 @@ fn a_stream_goes_on_when_service_and_publisher_are_killed() {
     let test_dir = TestDir::new();
     let mut service = ChildProcess::start("serves", test_dir.path());
     let node = test_dir.join_served();
-    let (settings, device) = on_a_device();
+    let (settings, device) = device_topic();
     let topic = node.topic("numbers", &settings).unwrap();
     let mut subscriber = topic.subscriber().unwrap();
     let stream = device.stream().unwrap();
@@ -129,7 +129,7 @@ fn a_stream_goes_on_when_service_and_publisher_are_killed() {
 fn what_a_stream_holds_is_nobody_elses_until_its_process_is_dead() {
     let test_dir = TestDir::new();
     let node = test_dir.join();
-    let (settings, _) = on_a_device();
+    let (settings, _) = device_topic();
     let release_deadline = Duration::from_millis(500);
     let settings = TopicSettings { depth: 2, release_deadline, ..settings };
     let topic = node.topic("numbers", &settings).unwrap();
@@ -158,13 +158,13 @@ fn what_a_stream_holds_is_nobody_elses_until_its_process_is_dead() {
 fn a_process_leaves_when_its_streams_are_through() {
     let test_dir = TestDir::new();
     let node = test_dir.join();
-    let (settings, device) = on_a_device();
+    let (settings, device) = device_topic();
     let topic = node.topic("numbers", &settings).unwrap();
     let mut subscriber = topic.subscriber().unwrap();
     let second = test_dir.join();
     let publisher = second.topic("numbers", &settings).unwrap().publisher().unwrap();
     let (stream, gate) = (device.stream().unwrap(), Gate::new(&device));
-    gate.stop(&stream);
+    gate.block(&stream);
     publish_on(&publisher, &stream, 0..2);
     std::thread::scope(|scope| {
         let leaving = scope.spawn(|| drop((publisher, second)));
@@ -184,11 +184,11 @@ fn a_process_leaves_when_its_streams_are_through() {
 fn a_reader_that_does_nothing_more_releases_what_its_stream_has_passed() {
     let test_dir = TestDir::new();
     let (node, second) = (test_dir.join(), test_dir.join());
-    let (settings, device) = on_a_device();
+    let (settings, device) = device_topic();
     let publisher = node.topic("numbers", &settings).unwrap().publisher().unwrap();
     let mut subscriber = second.topic("numbers", &settings).unwrap().subscriber().unwrap();
     let (stream, gate) = (device.stream().unwrap(), Gate::new(&device));
-    gate.stop(&stream);
+    gate.block(&stream);
     publish(&publisher, 0..2);
     for _ in 0..2 {
         subscriber.pull_on(&stream, TIMEOUT).unwrap().release_on(&stream).unwrap();
