@@ -1,4 +1,4 @@
-//! What messages carry, and what becomes of those for which there is no room.
+//! Contents of messages, and messages that a full topic delays or drops.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -8,7 +8,6 @@ use crate::support::{
     ChildProcess, TIMEOUT, TestDir, message, number_of, publish, settings, until,
 };
 
-/// More than the buffer of a socket holds: it comes in parts, as they are taken.
 #[test]
 fn a_report_longer_than_a_sockets_buffer_arrives() {
     const TOPICS: usize = 250;
@@ -57,7 +56,6 @@ fn a_message_says_where_it_comes_from() {
     assert_eq!(sample.origin(), None);
     let second = 1_000_000_000;
     assert!((before - second..now() + second).contains(&sample.published_at()));
-    // It is read where it lies, and another reader finds it in the very same memory.
     let mut part = [0; 4];
     sample.read(2, &mut part).unwrap();
     assert_eq!(&part, b"cont");
@@ -76,7 +74,7 @@ fn one_copy_for_all_and_for_as_long_as_anybody_holds_it() {
     assert!(held.iter().all(|sample| sample.address() == held[0].address()));
     let last = readers[0].pull(TIMEOUT).unwrap();
     drop((readers, publisher, topic, node));
-    // The subscribers are gone, and the node, too: not what was read.
+    // Samples outlive their subscribers and the node.
     assert!(held.iter().all(|sample| number_of(sample) == 0));
     assert_eq!(number_of(&last), 1);
 }
@@ -128,7 +126,7 @@ fn a_reliable_topic_slows_its_publisher() {
     assert!(subscriber.try_pull().unwrap().is_none());
     let error = subscriber.pull(short).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
-    // Several publishers: each one's order is kept.
+    // The order of each publisher is kept.
     let second = topic.publisher().unwrap();
     for number in 0..4 {
         publish(&publisher, number..number + 1);
@@ -156,7 +154,7 @@ fn sizes_from_nothing_to_the_largest() {
         publisher.push(&bytes, TIMEOUT).unwrap();
         let sample = subscriber.pull(TIMEOUT).unwrap();
         assert_eq!(sample.length(), length);
-        assert!(sample.to_vec().unwrap() == bytes, "other bytes, {length} of them");
+        assert!(sample.to_vec().unwrap() == bytes, "a message of {length} bytes differs");
     }
     let error = publisher.loan(largest + 1, TIMEOUT).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TooLong);
@@ -173,7 +171,7 @@ fn readers_learn_of_a_publisher_that_dies() {
         assert_eq!(number_of(&subscriber.pull(TIMEOUT).unwrap()), expected);
     }
     other.kill();
-    until("word of its death", || {
+    until("an event", || {
         while subscriber.try_pull().unwrap().is_some() {}
         matches!(subscriber.poll_event(), Some(Event::PublisherLost { .. }))
     });
@@ -215,12 +213,12 @@ fn memory_grows_without_waiting_for_stopped_processes() {
     let stopped = ChildProcess::start("subscribes numbers", test_dir.path());
     until("the other subscriber", || publisher.subscribers() == 2);
     stopped.stop();
-    let mut kept = Vec::new();
+    let mut samples = Vec::new();
     for number in 0..20 {
         let start = Instant::now();
         publisher.push(&vec![number; 1 << 20], TIMEOUT).unwrap();
         assert!(start.elapsed() < Duration::from_secs(1), "{number}: {:?}", start.elapsed());
-        kept.push(reader.pull(TIMEOUT).unwrap());
+        samples.push(reader.pull(TIMEOUT).unwrap());
     }
 }
 
@@ -233,24 +231,25 @@ fn subscribers_that_keep_all_samples_of_a_best_effort_topic_are_told_and_evicted
         let settings = TopicSettings { reliability, release_deadline, ..settings() };
         let topic = node.topic("numbers", &settings).unwrap();
         let publisher = topic.publisher().unwrap();
-        let mut kept = Vec::new();
+        let mut subscribers = Vec::new();
         for _ in 0..2 {
-            let mut keeper = topic.subscriber().unwrap();
+            let mut subscriber = topic.subscriber().unwrap();
             let samples: Vec<_> = (0..24)
                 .map(|number| {
                     publish(&publisher, number..number + 1);
-                    keeper.pull(TIMEOUT).unwrap()
+                    subscriber.pull(TIMEOUT).unwrap()
                 })
                 .collect();
-            kept.push((keeper, samples));
+            subscribers.push((subscriber, samples));
         }
-        // The first one was told when there was more than it may hold.
-        assert_eq!(kept[0].0.try_pull().unwrap_err().kind(), ErrorKind::TooManySamples);
+        // The first subscriber held more samples than allowed.
+        let (first, _held) = &mut subscribers[0];
+        assert_eq!(first.try_pull().unwrap_err().kind(), ErrorKind::TooManySamples);
         let mut reader = topic.subscriber().unwrap();
         until("room", || !publisher.push(&message(7), TIMEOUT).unwrap().is_dropped);
         assert_eq!(number_of(&reader.pull(TIMEOUT).unwrap()), 7);
-        assert!(reader.missed() > 0, "{reliability}: what was dropped meanwhile is told");
-        assert_eq!(kept[0].0.try_pull().unwrap_err().kind(), ErrorKind::Evicted);
+        assert!(reader.missed() > 0, "{reliability}: dropped messages are not counted");
+        assert_eq!(first.try_pull().unwrap_err().kind(), ErrorKind::Evicted);
         assert!(publisher.counters().evicted > 0 && publisher.counters().dropped > 0);
     }
 }
