@@ -87,7 +87,7 @@ fn enter(args: &[&str]) {
             publisher.flush(TIMEOUT).unwrap();
         }
         // Publishes numbers until it is killed.
-        ["publishes-for-ever", topic] => {
+        ["publishes-forever", topic] => {
             let node = join(ServiceMode::External);
             let topic = node.topic(topic, &settings()).unwrap();
             let publisher = topic.publisher().unwrap();

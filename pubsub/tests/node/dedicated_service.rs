@@ -212,7 +212,7 @@ fn nothing_is_lost_whoever_dies_while_it_is_handed_over() {
     let node = test_dir.join_served();
     let topic = node.topic("numbers", &settings()).unwrap();
     let mut subscriber = topic.subscriber().unwrap();
-    let _publisher = ChildProcess::start("publishes-for-ever numbers", test_dir.path());
+    let _publisher = ChildProcess::start("publishes-forever numbers", test_dir.path());
     let mut expected = 0;
     let mut read_some = || {
         for _ in 0..20 {

@@ -64,7 +64,7 @@ fn one_who_polls_hears_that_a_publisher_was_killed() {
     let topic = node.topic("numbers", &settings()).unwrap();
     let mut subscribers = [topic.subscriber().unwrap()];
     let epoll = watch(&subscribers, EpollFlags::EPOLLET);
-    let mut other = ChildProcess::start("publishes-for-ever numbers", test_dir.path());
+    let mut other = ChildProcess::start("publishes-forever numbers", test_dir.path());
     let mut expected = 0;
     // A wake-up may find no message and no event: then wait again.
     let event = loop {

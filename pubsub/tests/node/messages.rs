@@ -166,7 +166,7 @@ fn readers_learn_of_a_publisher_that_dies() {
     let node = test_dir.join();
     let topic = node.topic("numbers", &settings()).unwrap();
     let mut subscriber = topic.subscriber().unwrap();
-    let mut other = ChildProcess::start("publishes-for-ever numbers", test_dir.path());
+    let mut other = ChildProcess::start("publishes-forever numbers", test_dir.path());
     for expected in 0..20 {
         assert_eq!(number_of(&subscriber.pull(TIMEOUT).unwrap()), expected);
     }

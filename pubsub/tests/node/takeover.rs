@@ -92,7 +92,7 @@ fn publishers_and_services_die_together() {
     let topic = node.topic("numbers", &settings()).unwrap();
     let mut subscriber = topic.subscriber().unwrap();
     for _ in 0..5 {
-        let mut publisher = ChildProcess::start("publishes-for-ever numbers", test_dir.path());
+        let mut publisher = ChildProcess::start("publishes-forever numbers", test_dir.path());
         for expected in 0..100 {
             assert_eq!(number_of(&subscriber.pull(TIMEOUT).unwrap()), expected);
         }
