@@ -107,6 +107,6 @@ pub fn run() {
 }
 
 #[test]
-fn five_nodes_find_each_other_and_one_is_cut_off_for_a_while() {
+fn five_nodes_connect_and_one_reconnects_after_an_outage() {
     run_inside("peers");
 }

@@ -216,6 +216,6 @@ fn stopped_service(network: &Network) {
 }
 
 #[test]
-fn messages_go_again_within_half_a_second_of_what_was_in_their_way() {
+fn messages_resume_within_half_a_second_of_an_outage() {
     run_inside("recovery");
 }

@@ -40,7 +40,7 @@ fn join(test_dir: &TestDir, service: ServiceMode) -> pubsub::Result<Node> {
 }
 
 #[test]
-fn who_serves_in_passing_gives_way_to_one_that_is_there_for_it() {
+fn embedded_service_hands_over_to_a_dedicated_one() {
     let test_dir = TestDir::new();
     let node = test_dir.join();
     let topic = node.topic("numbers", &settings()).unwrap();
@@ -64,7 +64,7 @@ fn who_serves_in_passing_gives_way_to_one_that_is_there_for_it() {
 }
 
 #[test]
-fn it_gives_way_within_one_process_too() {
+fn embedded_service_hands_over_within_one_process() {
     let test_dir = TestDir::new();
     let embedded = test_dir.join();
     let dedicated = join(&test_dir, ServiceMode::Dedicated).unwrap();
@@ -81,7 +81,7 @@ fn it_gives_way_within_one_process_too() {
 }
 
 #[test]
-fn nobody_takes_it_from_one_that_is_there_for_it() {
+fn dedicated_service_is_not_replaced_while_it_lives() {
     let test_dir = TestDir::new();
     let mut dedicated = ChildProcess::start("serves-dedicated", test_dir.path());
     until("the dedicated service", || server(&test_dir) == Some(dedicated.id()));
@@ -100,7 +100,7 @@ fn nobody_takes_it_from_one_that_is_there_for_it() {
 }
 
 #[test]
-fn stopped_service_is_named_to_who_asks_and_who_joins() {
+fn stopped_service_is_named_in_errors() {
     let test_dir = TestDir::new();
     let dedicated = ChildProcess::start("serves-dedicated", test_dir.path());
     until("the dedicated service", || server(&test_dir) == Some(dedicated.id()));
@@ -122,7 +122,7 @@ fn stopped_service_is_named_to_who_asks_and_who_joins() {
 }
 
 #[test]
-fn process_leaves_a_stopped_service_soon_and_is_seen_to_later() {
+fn leaving_a_stopped_service_is_quick_and_reclaimed_later() {
     let test_dir = TestDir::new();
     let dedicated = ChildProcess::start("serves-dedicated", test_dir.path());
     until("the dedicated service", || server(&test_dir) == Some(dedicated.id()));
@@ -169,12 +169,12 @@ fn messages_flow_during_handovers(end: fn(&mut ChildProcess)) {
 }
 
 #[test]
-fn nothing_is_lost_when_it_is_handed_over_and_back() {
+fn handover_to_a_dedicated_service_and_back_loses_nothing() {
     messages_flow_during_handovers(ChildProcess::end);
 }
 
 #[test]
-fn nothing_is_lost_when_it_is_handed_over_and_taken_from_the_dead() {
+fn takeover_from_a_killed_dedicated_service_loses_nothing() {
     messages_flow_during_handovers(ChildProcess::kill);
 }
 
@@ -206,7 +206,7 @@ fn stop_without_leader(test_dir: &TestDir, successor: &ChildProcess) -> bool {
 
 /// Kills the service or its successor at three steps of the handover, or a little later.
 #[test]
-fn nothing_is_lost_whoever_dies_while_it_is_handed_over() {
+fn process_killed_during_a_handover_loses_no_message() {
     let test_dir = TestDir::new();
     let mut serving = ChildProcess::start("serves", test_dir.path());
     let node = test_dir.join_served();

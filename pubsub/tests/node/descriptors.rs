@@ -58,7 +58,7 @@ fn one_thread_reads_what_several_processes_publish() {
 }
 
 #[test]
-fn one_who_polls_hears_that_a_publisher_was_killed() {
+fn poll_descriptor_reports_a_killed_publisher() {
     let test_dir = TestDir::new();
     let node = test_dir.join();
     let topic = node.topic("numbers", &settings()).unwrap();
@@ -85,7 +85,7 @@ fn one_who_polls_hears_that_a_publisher_was_killed() {
 }
 
 #[test]
-fn of_very_many_topics_those_are_told_of_that_have_something() {
+fn of_many_topics_only_readable_ones_are_reported() {
     // More topics than one call of epoll_wait returns.
     const TOPICS: usize = 140;
     let test_dir = TestDir::new();

@@ -38,7 +38,7 @@ fn check_node(test_dir: &TestDir) {
 }
 
 #[test]
-fn garbage_is_turned_away() {
+fn malformed_first_messages_are_rejected() {
     let test_dir = TestDir::new();
     let _node = test_dir.join();
     let pidfd = PidFd::of_this_process().unwrap();
@@ -69,7 +69,7 @@ fn garbage_is_turned_away() {
 }
 
 #[test]
-fn a_process_that_joins_by_the_life_of_another_is_not_taken_for_it() {
+fn member_with_a_foreign_pidfd_outlives_that_process() {
     let test_dir = TestDir::new();
     let _node = test_dir.join();
     let child = ForkedChild::new(|| std::thread::sleep(TIMEOUT));
@@ -87,7 +87,7 @@ fn a_process_that_joins_by_the_life_of_another_is_not_taken_for_it() {
 }
 
 #[test]
-fn a_crowd_that_says_nothing_holds_up_nobody() {
+fn silent_connections_delay_no_member() {
     let test_dir = TestDir::new();
     let _node = test_dir.join();
     let connections: Vec<_> = (0..300).map(|_| connect(test_dir.path())).collect();
@@ -128,7 +128,7 @@ fn send_raw(channel: &Channel, bytes: &[u8], files: &[RawFd]) {
 
 /// Frames whose announced number of descriptors is wrong.
 #[test]
-fn frames_that_do_not_keep_to_the_form_are_turned_away() {
+fn malformed_frames_are_rejected() {
     let test_dir = TestDir::new();
     let _node = test_dir.join();
     let pidfd = PidFd::of_this_process().unwrap();
@@ -159,7 +159,7 @@ fn frames_that_do_not_keep_to_the_form_are_turned_away() {
 /// Hundreds of connections that are closed, silent, malformed or of another version, while messages
 /// flow.
 #[test]
-fn a_flood_of_connections_is_in_nobodys_way() {
+fn flood_of_connections_delays_no_member() {
     const COUNT: u64 = 3000;
     let test_dir = TestDir::new();
     let service = ChildProcess::start("serves", test_dir.path());
@@ -226,7 +226,7 @@ fn a_flood_of_connections_is_in_nobodys_way() {
 
 /// The service and the other members close the descriptors of members that left.
 #[test]
-fn those_that_left_cost_nothing() {
+fn disconnected_members_leave_no_descriptors() {
     let test_dir = TestDir::new();
     let serving = ChildProcess::start("reads numbers 2", test_dir.path());
     let node = test_dir.join_served();
@@ -284,7 +284,7 @@ fn client_that_never_reads_is_disconnected() {
 }
 
 #[test]
-fn a_fork_is_noticed() {
+fn calls_in_a_forked_child_fail() {
     let test_dir = TestDir::new();
     let node = test_dir.join();
     let topic = node.topic("numbers", &settings()).unwrap();

@@ -14,7 +14,7 @@ use crate::support::{
 };
 
 #[test]
-fn the_order_of_starting_does_not_matter() {
+fn reader_and_writer_start_in_either_order() {
     // The first process is the service.
     for reader_first in [true, false] {
         let test_dir = TestDir::new();
@@ -41,7 +41,7 @@ fn has_subscriber(node: &Node) -> bool {
 }
 
 #[test]
-fn processes_come_in_every_order() {
+fn processes_of_one_node_start_in_every_order() {
     // The first process serves, or the external members wait for the one with role 0.
     let roles = ["serves", "publishes-to 2 numbers 20", "reads numbers 20", "reads numbers 20"];
     for mode in ["", "external "] {
@@ -78,7 +78,7 @@ fn processes_come_in_every_order() {
 }
 
 #[test]
-fn many_join_at_once_where_nobody_serves_yet() {
+fn many_processes_join_at_once_without_a_service() {
     let test_dir = TestDir::new();
     let mut readers: Vec<_> =
         (0..6).map(|_| ChildProcess::start("reads numbers 50", test_dir.path())).collect();
@@ -93,7 +93,7 @@ fn many_join_at_once_where_nobody_serves_yet() {
 }
 
 #[test]
-fn patience_may_be_endless() {
+fn endless_timeouts_are_accepted() {
     const MAX: Duration = Duration::MAX;
     let test_dir = TestDir::new();
     let join =
@@ -129,7 +129,7 @@ fn patience_may_be_endless() {
 }
 
 #[test]
-fn a_topic_is_waited_for_no_longer_than_was_said_while_the_service_is_stopped() {
+fn wait_for_topic_times_out_while_the_service_is_stopped() {
     let test_dir = TestDir::new();
     let service = ChildProcess::start("serves", test_dir.path());
     let node = test_dir.join_served();
@@ -149,7 +149,7 @@ fn a_topic_is_waited_for_no_longer_than_was_said_while_the_service_is_stopped() 
 }
 
 #[test]
-fn a_topic_is_what_its_maker_said() {
+fn topic_keeps_the_settings_of_its_creator() {
     let test_dir = TestDir::new();
     let (node, other) = (test_dir.join(), test_dir.join());
     assert_eq!(node.open("numbers").unwrap_err().kind(), ErrorKind::NotFound);
@@ -167,7 +167,7 @@ fn a_topic_is_what_its_maker_said() {
 }
 
 #[test]
-fn what_can_never_be_is_refused() {
+fn invalid_settings_and_budgets_are_refused() {
     let test_dir = TestDir::new();
     let too_small = Budgets { host: Some(Budgets::MIN - 1), device: None };
     let refused = Node::join(NodeOptions { budgets: too_small, ..options(test_dir.path()) });
@@ -202,7 +202,7 @@ fn what_can_never_be_is_refused() {
 }
 
 #[test]
-fn a_place_that_others_can_write_is_refused() {
+fn directory_writable_by_others_is_refused() {
     let test_dir = TestDir::new();
     std::fs::create_dir_all(test_dir.path()).unwrap();
     std::fs::set_permissions(test_dir.path(), PermissionsExt::from_mode(0o777)).unwrap();
@@ -213,7 +213,7 @@ fn a_place_that_others_can_write_is_refused() {
 }
 
 #[test]
-fn where_nobody_may_serve_joining_ends_with_the_deadline() {
+fn external_member_without_a_service_times_out() {
     let test_dir = TestDir::new();
     let options = NodeOptions {
         service: ServiceMode::External,
@@ -225,7 +225,7 @@ fn where_nobody_may_serve_joining_ends_with_the_deadline() {
 }
 
 #[test]
-fn memory_of_the_dead_is_used_again() {
+fn memory_of_killed_publishers_is_reused() {
     let test_dir = TestDir::new();
     let node = test_dir.join();
     let topic = node.topic("numbers", &settings()).unwrap();
@@ -246,7 +246,7 @@ fn memory_of_the_dead_is_used_again() {
 }
 
 #[test]
-fn one_who_only_takes_is_removed_and_named() {
+fn subscriber_that_holds_all_samples_is_evicted() {
     let test_dir = TestDir::new();
     let node = test_dir.join();
     let hasty = TopicSettings { release_deadline: Duration::from_millis(300), ..settings() };
@@ -281,7 +281,7 @@ fn one_who_only_takes_is_removed_and_named() {
 
 /// The child leaves service, socket, locks and handles of its parent alone.
 #[test]
-fn a_forked_child_that_drops_its_node_leaves_it_to_its_parent() {
+fn forked_child_drops_its_node_and_the_parent_keeps_it() {
     let test_dir = TestDir::new();
     let node = test_dir.join();
     let topic = node.topic("t", &settings()).unwrap();

@@ -31,12 +31,12 @@ fn descriptors() -> impl Iterator<Item = u64> {
 }
 
 #[test]
-fn a_process_with_few_descriptors_hears_which_limit_it_is() {
+fn few_descriptors_fail_with_the_name_of_the_limit() {
     sweep(&TestDir::new(), "has-few-descriptors", descriptors());
 }
 
 #[test]
-fn a_process_with_few_descriptors_joins_another_that_serves_or_hears_why_not() {
+fn member_with_few_descriptors_joins_or_names_the_limit() {
     let test_dir = TestDir::new();
     let node = test_dir.join();
     sweep(&test_dir, "external has-few-descriptors", descriptors());
@@ -44,13 +44,13 @@ fn a_process_with_few_descriptors_joins_another_that_serves_or_hears_why_not() {
 }
 
 #[test]
-fn a_process_whose_files_must_be_short_is_not_killed() {
+fn file_size_limit_is_an_error_and_not_a_signal() {
     let limits = (0..33).map(|bits| (1_u64 << bits) - 1);
     sweep(&TestDir::new(), "has-short-files", limits);
 }
 
 #[test]
-fn a_service_without_descriptors_tells_those_that_come() {
+fn service_out_of_descriptors_refuses_new_members() {
     let test_dir = TestDir::new();
     let mut service = ChildProcess::start_piped("serves-with-few-descriptors 80", test_dir.path());
     assert_eq!(service.line().as_deref(), Some("serves"));
@@ -76,7 +76,7 @@ fn a_service_without_descriptors_tells_those_that_come() {
 }
 
 #[test]
-fn a_directory_too_long_for_a_socket_is_refused_before_anything_is_made() {
+fn directory_too_long_for_a_socket_is_not_created() {
     let test_dir = TestDir::new();
     let directory = test_dir.path().join("d".repeat(135));
     let error = Node::join(options(&directory)).unwrap_err();
@@ -86,7 +86,7 @@ fn a_directory_too_long_for_a_socket_is_refused_before_anything_is_made() {
 }
 
 #[test]
-fn a_file_in_place_of_the_socket_is_not_taken_for_a_listener() {
+fn file_in_place_of_the_socket_is_reported() {
     let test_dir = TestDir::new();
     drop(test_dir.join());
     std::fs::write(test_dir.path().join("node.sock"), "a file").unwrap();

@@ -39,7 +39,7 @@ fn all_loans(publisher: &Publisher) -> Vec<Loan> {
 }
 
 #[test]
-fn what_others_borrow_takes_nothing_of_what_a_topic_was_promised() {
+fn loans_of_one_topic_leave_reservations_of_others() {
     let test_dir = TestDir::new();
     // Eight messages and four loans; one message, and the eight loans of two publishers each.
     let node = join(&test_dir, 12 + 1 + 16);
@@ -77,7 +77,7 @@ fn what_others_borrow_takes_nothing_of_what_a_topic_was_promised() {
 }
 
 #[test]
-fn what_was_promised_to_one_who_is_killed_is_promised_to_others() {
+fn reservation_of_a_killed_publisher_is_freed() {
     let test_dir = TestDir::new();
     // Eight messages, and the loans of two publishers.
     let node = join(&test_dir, 8 + 2 * 4);
@@ -98,7 +98,7 @@ fn what_was_promised_to_one_who_is_killed_is_promised_to_others() {
 }
 
 #[test]
-fn the_next_service_keeps_what_the_last_one_promised() {
+fn reservations_survive_a_takeover() {
     let test_dir = TestDir::new();
     let mut service = ChildProcess::start("serves", test_dir.path());
     let served = test_dir.join_served();
@@ -119,7 +119,7 @@ fn the_next_service_keeps_what_the_last_one_promised() {
 }
 
 #[test]
-fn publishers_come_while_services_die() {
+fn publishers_join_while_services_are_killed() {
     let test_dir = TestDir::new();
     let mut service = ChildProcess::start("serves", test_dir.path());
     let node = test_dir.join_served();

@@ -9,7 +9,7 @@ use crate::support::{
 };
 
 #[test]
-fn a_report_longer_than_a_sockets_buffer_arrives() {
+fn report_longer_than_a_socket_buffer_arrives() {
     const TOPICS: usize = 250;
     let test_dir = TestDir::new();
     let node = test_dir.join();
@@ -33,7 +33,7 @@ fn a_report_longer_than_a_sockets_buffer_arrives() {
 }
 
 #[test]
-fn a_message_says_where_it_comes_from() {
+fn sample_names_its_publisher_sequence_and_time() {
     let test_dir = TestDir::new();
     let node = test_dir.join();
     let topic = node.topic("numbers", &settings()).unwrap();
@@ -63,7 +63,7 @@ fn a_message_says_where_it_comes_from() {
 }
 
 #[test]
-fn one_copy_for_all_and_for_as_long_as_anybody_holds_it() {
+fn readers_share_one_copy_until_the_last_release() {
     let test_dir = TestDir::new();
     let node = test_dir.join();
     let topic = node.topic("numbers", &settings()).unwrap();
@@ -80,7 +80,7 @@ fn one_copy_for_all_and_for_as_long_as_anybody_holds_it() {
 }
 
 #[test]
-fn best_effort_tells_what_was_missed() {
+fn best_effort_reports_missed_messages() {
     let test_dir = TestDir::new();
     let node = test_dir.join();
     for reliability in [Reliability::DropOldest, Reliability::DropNewest] {
@@ -108,7 +108,7 @@ fn best_effort_tells_what_was_missed() {
 }
 
 #[test]
-fn a_reliable_topic_slows_its_publisher() {
+fn full_reliable_topic_blocks_its_publisher() {
     let test_dir = TestDir::new();
     let node = test_dir.join();
     let topic = node.topic("numbers", &settings()).unwrap();
@@ -143,7 +143,7 @@ fn a_reliable_topic_slows_its_publisher() {
 }
 
 #[test]
-fn sizes_from_nothing_to_the_largest() {
+fn messages_of_every_size_up_to_the_largest() {
     let test_dir = TestDir::new();
     let node = test_dir.join();
     let largest = 24 << 20;
@@ -161,7 +161,7 @@ fn sizes_from_nothing_to_the_largest() {
 }
 
 #[test]
-fn readers_learn_of_a_publisher_that_dies() {
+fn readers_are_notified_of_a_killed_publisher() {
     let test_dir = TestDir::new();
     let node = test_dir.join();
     let topic = node.topic("numbers", &settings()).unwrap();
@@ -223,7 +223,7 @@ fn memory_grows_without_waiting_for_stopped_processes() {
 }
 
 #[test]
-fn subscribers_that_keep_all_samples_of_a_best_effort_topic_are_told_and_evicted() {
+fn best_effort_subscriber_that_holds_all_samples_is_evicted() {
     for reliability in BEST_EFFORT {
         let test_dir = TestDir::new();
         let node = test_dir.join();
@@ -255,7 +255,7 @@ fn subscribers_that_keep_all_samples_of_a_best_effort_topic_are_told_and_evicted
 }
 
 #[test]
-fn messages_dropped_behind_the_last_one_are_told_also_when_their_publisher_has_ended() {
+fn messages_dropped_at_the_end_of_a_publisher_are_counted() {
     let test_dir = TestDir::new();
     let node = test_dir.join();
     let settings = TopicSettings { reliability: Reliability::DropNewest, ..settings() };

@@ -27,7 +27,7 @@ fn check(stream: &Stream, copy: &gpu::Slice, number: u64) {
 }
 
 #[test]
-fn numbers_go_from_stream_to_stream() {
+fn messages_flow_from_stream_to_stream() {
     const COUNT: u64 = 300;
     let test_dir = TestDir::new();
     let node = test_dir.join();
@@ -52,7 +52,7 @@ fn numbers_go_from_stream_to_stream() {
 }
 
 #[test]
-fn a_stream_goes_on_when_a_publisher_is_killed() {
+fn stream_continues_after_its_publisher_is_killed() {
     let test_dir = TestDir::new();
     let node = test_dir.join();
     let (settings, device) = device_topic();
@@ -96,7 +96,7 @@ fn used_blocks(node: &pubsub::Node) -> u64 {
 }
 
 #[test]
-fn a_stream_goes_on_when_service_and_publisher_are_killed() {
+fn stream_continues_after_service_and_publisher_are_killed() {
     let test_dir = TestDir::new();
     let mut service = ChildProcess::start("serves", test_dir.path());
     let node = test_dir.join_served();
@@ -126,7 +126,7 @@ fn a_stream_goes_on_when_service_and_publisher_are_killed() {
 }
 
 #[test]
-fn what_a_stream_holds_is_nobody_elses_until_its_process_is_dead() {
+fn blocks_of_a_stream_are_reclaimed_after_process_death() {
     let test_dir = TestDir::new();
     let node = test_dir.join();
     let (settings, _) = device_topic();
@@ -155,7 +155,7 @@ fn what_a_stream_holds_is_nobody_elses_until_its_process_is_dead() {
 }
 
 #[test]
-fn a_process_leaves_when_its_streams_are_through() {
+fn process_leaves_after_its_streams_finish() {
     let test_dir = TestDir::new();
     let node = test_dir.join();
     let (settings, device) = device_topic();
@@ -181,7 +181,7 @@ fn a_process_leaves_when_its_streams_are_through() {
 }
 
 #[test]
-fn a_reader_that_does_nothing_more_releases_what_its_stream_has_passed() {
+fn idle_reader_releases_what_its_stream_finished() {
     let test_dir = TestDir::new();
     let (node, second) = (test_dir.join(), test_dir.join());
     let (settings, device) = device_topic();

@@ -17,7 +17,7 @@ fn service_number(test_dir: &TestDir) -> Option<u32> {
 }
 
 #[test]
-fn another_process_serves_when_the_first_leaves() {
+fn another_process_serves_after_the_service_leaves() {
     let test_dir = TestDir::new();
     let first = test_dir.join();
     let second = test_dir.join();
@@ -85,7 +85,7 @@ fn nothing_is_lost_when_services_end_in_order() {
 }
 
 #[test]
-fn publishers_and_services_die_together() {
+fn publisher_and_service_killed_together_are_reclaimed() {
     let test_dir = TestDir::new();
     let mut service = ChildProcess::start("serves", test_dir.path());
     let node = test_dir.join_served();
@@ -122,7 +122,7 @@ fn publishers_and_services_die_together() {
 }
 
 #[test]
-fn one_without_a_service_goes_on_with_what_it_has() {
+fn member_without_a_service_uses_existing_topics() {
     let test_dir = TestDir::new();
     let mut service = ChildProcess::start("serves", test_dir.path());
     let node = test_dir.join_served();
@@ -141,7 +141,7 @@ fn one_without_a_service_goes_on_with_what_it_has() {
 
 /// The release deadline is longer than a takeover takes.
 #[test]
-fn one_who_waits_is_seen_by_the_next_service() {
+fn blocked_publisher_is_seen_by_the_next_service() {
     let test_dir = TestDir::new();
     let mut service = ChildProcess::start("serves", test_dir.path());
     let node = test_dir.join_served();
@@ -169,7 +169,7 @@ fn one_who_waits_is_seen_by_the_next_service() {
 
 /// The child holds the listening socket and the connections of the service, and answers none.
 #[test]
-fn a_child_of_a_killed_service_is_in_nobodys_way() {
+fn forked_child_of_a_dead_service_blocks_no_takeover() {
     for ends in [ChildProcess::kill as fn(&mut ChildProcess), |other| other.end()] {
         let test_dir = TestDir::new();
         let mut service = ChildProcess::start("serves-and-forks numbers", test_dir.path());

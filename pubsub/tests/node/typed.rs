@@ -23,7 +23,7 @@ fn pose(number: u64) -> Pose {
 }
 
 #[test]
-fn typed_topic_carries_values_between_members() {
+fn typed_topic_delivers_values_between_members() {
     let test_dir = TestDir::new();
     let (node, other) = (test_dir.join(), test_dir.join());
     let publisher = node.topic_of::<Pose>("pose").unwrap().publisher().unwrap();
@@ -103,7 +103,7 @@ mod outdated {
 }
 
 #[test]
-fn type_of_the_same_name_and_another_size_is_refused_with_both_sizes() {
+fn same_type_name_with_another_size_is_refused() {
     let test_dir = TestDir::new();
     let (node, other) = (test_dir.join(), test_dir.join());
     let topic = node.topic_of::<outdated::Pose>("pose").unwrap();
@@ -127,7 +127,7 @@ fn type_of_the_same_name_and_another_size_is_refused_with_both_sizes() {
 }
 
 #[test]
-fn topic_without_a_type_and_one_of_values_are_open_to_each_other() {
+fn untyped_and_typed_members_share_a_topic() {
     let test_dir = TestDir::new();
     let (node, other) = (test_dir.join(), test_dir.join());
     let values = node.topic_of::<Pose>("pose").unwrap();
@@ -146,7 +146,7 @@ fn topic_without_a_type_and_one_of_values_are_open_to_each_other() {
 }
 
 #[test]
-fn message_that_is_no_value_is_an_error_and_the_next_is_read() {
+fn message_of_wrong_size_is_an_error_and_the_next_is_read() {
     let test_dir = TestDir::new();
     let node = test_dir.join();
     let topic = node.topic_of::<u64>("numbers").unwrap();
@@ -167,7 +167,7 @@ fn message_that_is_no_value_is_an_error_and_the_next_is_read() {
 }
 
 #[test]
-fn subscriber_takes_a_topic_as_it_is_and_waits_for_it() {
+fn subscribe_waits_for_a_topic_and_takes_its_settings() {
     let test_dir = TestDir::new();
     let node = test_dir.join();
     let error = node.subscribe("later", SHORT_TIMEOUT).unwrap_err();

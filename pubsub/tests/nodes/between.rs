@@ -54,7 +54,7 @@ pub fn until_replicated(node: &Node, topic: &str) {
 }
 
 #[test]
-fn a_topic_is_opened_as_another_node_has_it() {
+fn open_takes_the_settings_of_a_remote_topic() {
     let (test_dirs, addresses) = ([TestDir::new(), TestDir::new()], [address(), address()]);
     let first = join(test_dirs[0].path(), network(addresses[0], &[]));
     let second = join(test_dirs[1].path(), network(addresses[1], &[addresses[0]]));
@@ -82,7 +82,7 @@ fn a_topic_is_opened_as_another_node_has_it() {
 }
 
 #[test]
-fn messages_go_from_node_to_node_both_ways_at_once() {
+fn messages_flow_both_ways_between_two_nodes() {
     let (test_dirs, addresses) = ([TestDir::new(), TestDir::new()], [address(), address()]);
     let first = join(test_dirs[0].path(), network(addresses[0], &[]));
     let second = join(test_dirs[1].path(), network(addresses[1], &[addresses[0]]));
@@ -124,7 +124,7 @@ fn messages_go_from_node_to_node_both_ways_at_once() {
 }
 
 #[test]
-fn both_nodes_say_that_a_topic_is_another_one_at_the_other() {
+fn both_nodes_report_an_incompatible_topic() {
     let (test_dirs, addresses) = ([TestDir::new(), TestDir::new()], [address(), address()]);
     let first = join(test_dirs[0].path(), network(addresses[0], &[]));
     let second = join(test_dirs[1].path(), network(addresses[1], &[addresses[0]]));
@@ -178,7 +178,7 @@ enum Step {
 }
 
 #[test]
-fn the_order_of_coming_does_not_matter() {
+fn writer_and_reader_of_two_nodes_start_in_every_order() {
     use Step::*;
     let all = [WriterJoins, ReaderJoins, Publishes, Subscribes];
     let mut orders = Vec::new();
@@ -268,7 +268,7 @@ fn large_messages_arrive_whole() {
 }
 
 #[test]
-fn one_writer_and_several_nodes_that_come_and_go() {
+fn writer_with_several_nodes_that_join_and_leave() {
     let test_dirs: Vec<_> = (0..4).map(|_| TestDir::new()).collect();
     let listen = address();
     let writer = join(test_dirs[0].path(), network(listen, &[]));
@@ -297,7 +297,7 @@ fn one_writer_and_several_nodes_that_come_and_go() {
 }
 
 #[test]
-fn a_topic_that_is_made_anew_begins_anew() {
+fn recreated_topic_is_replicated_again() {
     let (test_dirs, addresses) = ([TestDir::new(), TestDir::new()], [address(), address()]);
     let writer = join(test_dirs[0].path(), network(addresses[0], &[]));
     let reader = join(test_dirs[1].path(), network(addresses[1], &[addresses[0]]));
@@ -319,7 +319,7 @@ fn a_topic_that_is_made_anew_begins_anew() {
 }
 
 #[test]
-fn one_who_holds_too_long_at_another_node_is_removed_there() {
+fn remote_subscriber_that_holds_samples_is_evicted() {
     let (test_dirs, addresses) = ([TestDir::new(), TestDir::new()], [address(), address()]);
     let writer = join(test_dirs[0].path(), network(addresses[0], &[addresses[1]]));
     let reader = join(test_dirs[1].path(), network(addresses[1], &[]));

@@ -6,7 +6,7 @@ use crate::between::{address, is_replicated, join, network, until_replicated};
 use crate::support::{TIMEOUT, TestDir, number_of, publish, settings, until};
 
 #[test]
-fn what_was_published_before_one_subscribed_is_no_gap() {
+fn messages_before_a_subscription_are_no_gap() {
     for reliability in [Reliability::Reliable, Reliability::DropNewest, Reliability::DropOldest] {
         // Deep enough that no message is dropped while the acknowledgements are still on their way.
         let settings = TopicSettings { reliability, depth: 64, ..settings() };

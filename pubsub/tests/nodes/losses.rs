@@ -58,7 +58,7 @@ fn flush(publisher: &Publisher, local: &mut Subscriber, count: u64) {
 }
 
 #[test]
-fn publishers_are_told_what_a_node_missed_that_was_given_up() {
+fn messages_missed_by_a_given_up_node_are_counted() {
     let (test_dirs, addresses) = ([TestDir::new(), TestDir::new()], [address(), address()]);
     let lost_after = Duration::from_secs(2);
     let node = join(
@@ -92,7 +92,7 @@ fn publishers_are_told_what_a_node_missed_that_was_given_up() {
 }
 
 #[test]
-fn who_reads_at_another_node_is_told_of_a_publisher_that_died() {
+fn remote_subscriber_is_notified_of_a_killed_publisher() {
     let (test_dirs, addresses) = ([TestDir::new(), TestDir::new()], [address(), address()]);
     let first = join(test_dirs[0].path(), network(addresses[0], &[]));
     let second = join(test_dirs[1].path(), network(addresses[1], &[addresses[0]]));
@@ -129,7 +129,7 @@ fn who_reads_at_another_node_is_told_of_a_publisher_that_died() {
 
 /// The service of the reader is stopped until the other node gives it up and retains nothing for it.
 #[test]
-fn reader_of_a_node_that_was_given_up_is_told_what_it_missed() {
+fn reader_on_a_given_up_node_counts_missed_messages() {
     let (test_dirs, addresses) = ([TestDir::new(), TestDir::new()], [address(), address()]);
     let lost_after = Duration::from_secs(1);
     let network = NetworkOptions { lost_after, ..network(addresses[0], &[addresses[1]]) };
@@ -174,7 +174,7 @@ fn read_or_miss(reader: &mut Subscriber, count: u64) -> u64 {
 
 /// The publisher leaves, or stays and publishes nothing more.
 #[test]
-fn reader_is_told_what_is_missing_behind_the_last_message_of_another_node() {
+fn reader_counts_messages_missed_after_the_last_remote_one() {
     const COUNT: u64 = 400;
     for reliability in [Reliability::DropNewest, Reliability::DropOldest] {
         let settings = TopicSettings { reliability, depth: 4, ..settings() };

@@ -243,12 +243,12 @@ fn in_all_orders<const COUNT: usize>(run: impl Fn(usize, [usize; COUNT]) + Sync)
 }
 
 #[test]
-fn in_every_order_nothing_is_lost_that_was_published_after_one_came() {
+fn messages_after_joining_arrive_in_every_start_order() {
     in_all_orders(|number, order| Scenario::new(number).run(order.map(|step| Step::ALL[step])));
 }
 
 #[test]
-fn processes_of_two_nodes_come_in_every_order() {
+fn processes_of_two_nodes_start_in_every_order() {
     in_all_orders(|_, order: [usize; 4]| {
         let (test_dirs, addresses) = ([TestDir::new(), TestDir::new()], [address(), address()]);
         let [first, second] = test_dirs.each_ref().map(TestDir::path);

@@ -8,7 +8,7 @@ use crate::support::{
 };
 
 #[test]
-fn what_a_stream_writes_leaves_when_it_is_written() {
+fn stream_writes_are_replicated_once_finished() {
     let (test_dirs, addresses) = ([TestDir::new(), TestDir::new()], [address(), address()]);
     let first = join(test_dirs[0].path(), network(addresses[0], &[]));
     let second = join(test_dirs[1].path(), network(addresses[1], &[addresses[0]]));
@@ -52,7 +52,7 @@ fn what_a_stream_writes_leaves_when_it_is_written() {
 }
 
 #[test]
-fn what_will_never_be_written_does_not_leave() {
+fn poisoned_messages_are_not_replicated() {
     let (test_dirs, addresses) = ([TestDir::new(), TestDir::new()], [address(), address()]);
     let first = join(test_dirs[0].path(), network(addresses[0], &[]));
     let second = join(test_dirs[1].path(), network(addresses[1], &[addresses[0]]));

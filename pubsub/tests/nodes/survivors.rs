@@ -116,17 +116,17 @@ fn check_survivor(provider: &str, end: fn(&mut Child)) {
 }
 
 #[test]
-fn a_node_that_survives_a_killed_one_spends_nothing_on_it() {
+fn survivor_of_a_killed_node_stays_idle() {
     check_survivor("net", Child::kill);
 }
 
 #[test]
-fn a_node_that_survives_a_killed_one_over_rxm_spends_nothing_on_it() {
+fn survivor_of_a_killed_node_over_rxm_stays_idle() {
     check_survivor("tcp;ofi_rxm", Child::kill);
 }
 
 #[test]
-fn a_node_that_survives_one_that_ends_spends_nothing_on_it() {
+fn survivor_of_a_node_that_left_stays_idle() {
     check_survivor("net", |child| {
         child.say("stop");
         child.end(TIMEOUT);

@@ -41,7 +41,7 @@ fn with_child_service(
 }
 
 #[test]
-fn a_service_that_was_told_nothing_of_other_nodes_goes_on_as_the_last_one() {
+fn takeover_without_network_options_uses_the_stored_ones() {
     for ends in [ChildProcess::kill as fn(&mut ChildProcess), ChildProcess::end] {
         let test_dirs = [TestDir::new(), TestDir::new()];
         let (mut service, writer, topic, mut subscriber) = with_child_service(&test_dirs, None);
@@ -74,7 +74,7 @@ fn a_service_that_was_told_nothing_of_other_nodes_goes_on_as_the_last_one() {
 }
 
 #[test]
-fn a_service_that_finds_its_port_taken_goes_on_when_it_is_free() {
+fn takeover_listens_once_its_port_is_free() {
     let test_dirs = [TestDir::new(), TestDir::new()];
     let (mut service, writer, topic, mut subscriber) = with_child_service(&test_dirs, None);
     let publisher = topic.publisher().unwrap();
@@ -105,7 +105,7 @@ fn a_service_that_finds_its_port_taken_goes_on_when_it_is_free() {
 }
 
 #[test]
-fn a_service_that_reaches_nobody_lets_go_of_what_others_are_owed() {
+fn takeover_that_reaches_no_node_drops_retained_messages() {
     let test_dirs = [TestDir::new(), TestDir::new()];
     // The options of the writer name no peer.
     let alone =
@@ -128,7 +128,7 @@ fn a_service_that_reaches_nobody_lets_go_of_what_others_are_owed() {
 }
 
 #[test]
-fn nothing_is_lost_while_a_service_waits_for_one_that_is_stopped() {
+fn takeover_that_waits_for_a_stopped_member_loses_nothing() {
     let (test_dirs, addresses) = ([TestDir::new(), TestDir::new()], [address(), address()]);
     let role = format!("serves {} {}", addresses[1], addresses[0]);
     let mut service = ChildProcess::start(&role, test_dirs[1].path());

@@ -49,11 +49,11 @@ fn take_over_connection(at: u8) {
 }
 
 #[test]
-fn a_reader_whose_connection_is_taken_gets_another_one() {
+fn reader_recovers_from_a_forged_connect_request() {
     take_over_connection(1);
 }
 
 #[test]
-fn a_writer_whose_connection_is_taken_gets_another_one() {
+fn writer_recovers_from_a_forged_connect_request() {
     take_over_connection(0);
 }

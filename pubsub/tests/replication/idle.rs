@@ -13,7 +13,7 @@ use super::support::{
 use super::{lengths, receive};
 
 #[test]
-fn a_thousand_topics_that_are_idle_cost_nothing_and_wake_when_announced() {
+fn thousand_idle_topics_use_no_cpu_and_wake_on_publish() {
     let mut nodes = Nodes::start(2, &options(""));
     let lengths = lengths(&[64]);
     let (log, mut sources) = (PublishedLog::default(), Vec::new());

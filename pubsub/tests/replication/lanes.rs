@@ -39,7 +39,7 @@ static SIZES: [usize; 16] = [
 /// Some providers drop messages from an address that was not inserted. So a worker inserts all
 /// addresses of a request, and refuses it if one is invalid.
 #[test]
-fn a_writers_addresses_are_inserted_before_it_is_offered_a_ring() {
+fn connect_request_with_invalid_addresses_is_refused() {
     for provider in PROVIDERS {
         let mut nodes = Nodes::start(2, &with_lanes(2, provider));
         receive(&nodes, KEY, 1, MemoryKind::Host, &PublishedLog::default());
@@ -61,7 +61,7 @@ fn a_writers_addresses_are_inserted_before_it_is_offered_a_ring() {
 }
 
 #[test]
-fn messages_of_all_sizes_arrive_by_two_lanes_as_by_one() {
+fn messages_of_all_sizes_arrive_over_one_and_two_lanes() {
     let lengths = lengths(&SIZES);
     let count = SIZES.len() as u64;
     for provider in PROVIDERS {
@@ -90,7 +90,7 @@ fn messages_of_all_sizes_arrive_by_two_lanes_as_by_one() {
 }
 
 #[test]
-fn the_lower_number_of_lanes_counts() {
+fn lower_number_of_lanes_of_both_nodes_is_used() {
     let lengths = lengths(&[MIB + 17, 64, 4 * MIB]);
     for (writer, reader) in [(2, 1), (1, 2)] {
         let mut nodes = Nodes::start(0, &options("=net"));
@@ -124,7 +124,7 @@ fn topics_without_large_messages_have_one_lane() {
 }
 
 #[test]
-fn nothing_is_lost_with_a_ring_of_two_lanes() {
+fn lost_rings_of_two_lanes_lose_no_messages() {
     let lengths = lengths(&[64, 3 * MIB, 64, 20_000, MIB + 5]);
     for provider in PROVIDERS {
         let mut nodes = Nodes::start(2, &with_lanes(2, provider));
@@ -147,7 +147,7 @@ fn nothing_is_lost_with_a_ring_of_two_lanes() {
 /// Not over tcp;ofi_rxm: closing an endpoint in the middle of large writes may crash there (see
 /// docs/providers.md).
 #[test]
-fn a_reader_that_is_gone_holds_up_nobody_and_another_comes() {
+fn reader_that_disappears_blocks_no_other_reader() {
     let provider = "=net";
     let lengths = lengths(&[5 * MIB, 300, MIB]);
     let mut nodes = Nodes::start(3, &with_lanes(2, provider));
@@ -202,7 +202,7 @@ fn large_and_small_messages_of_many_topics_go_both_ways() {
 }
 
 #[test]
-fn lanes_that_nothing_happens_to_cost_nothing() {
+fn idle_lanes_use_no_processor_time() {
     let mut nodes = Nodes::start(2, &with_lanes(2, "=net"));
     let log = PublishedLog::default();
     receive(&nodes, KEY, 1, MemoryKind::Host, &log);

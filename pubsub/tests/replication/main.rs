@@ -93,7 +93,7 @@ fn messages_of_all_sizes_arrive_over_each_provider() {
 }
 
 #[test]
-fn three_nodes_have_the_same() {
+fn three_nodes_receive_the_same_messages() {
     let lengths = lengths(&[64, 100_000, 3 * MIB, 1000]);
     let mut nodes = Nodes::start(3, &options(""));
     assert_eq!(nodes.of(0).provider(), nodes.of(1).provider());
@@ -125,7 +125,7 @@ fn three_nodes_have_the_same() {
 }
 
 #[test]
-fn what_is_refused_is_asked_again_and_nothing_is_lost_with_a_ring() {
+fn full_sinks_and_lost_rings_lose_no_messages() {
     let lengths = lengths(&[64, 64, 64, 20_000, 300_000]);
     for provider in PROVIDERS {
         let mut nodes = Nodes::start(2, &options(provider));
@@ -147,7 +147,7 @@ fn what_is_refused_is_asked_again_and_nothing_is_lost_with_a_ring() {
 }
 
 #[test]
-fn a_reader_that_stops_leaves_the_others_alone() {
+fn reader_that_stops_does_not_affect_other_readers() {
     let lengths = lengths(&[64, 5000]);
     let mut nodes = Nodes::start(3, &options(""));
     let (log, other) = (PublishedLog::default(), PublishedLog::default());
@@ -170,7 +170,7 @@ fn a_reader_that_stops_leaves_the_others_alone() {
 }
 
 #[test]
-fn letters_about_topics_that_are_not_there_are_no_failures() {
+fn control_messages_for_unknown_topics_are_no_failures() {
     let mut nodes = Nodes::start(2, &options(""));
     let source = TestSource::new(&lengths(&[64]), MemoryKind::Host, 0, 10);
     let is_done = send(&nodes, KEY, source, &[1]);
@@ -212,7 +212,7 @@ impl Source for HangingSource {
 }
 
 #[test]
-fn a_worker_that_hangs_does_not_hold_up_who_tells_it_something() {
+fn hung_worker_does_not_block_senders_of_commands() {
     let nodes = Nodes::start(1, &options(""));
     let (release, blocked) = std::sync::mpsc::channel();
     // Retention is limited, so that messages are taken although no reader is connected.
@@ -238,7 +238,7 @@ fn a_worker_that_hangs_does_not_hold_up_who_tells_it_something() {
 }
 
 #[test]
-fn what_never_leaves_the_machine_connects_no_nodes() {
+fn providers_within_one_machine_are_refused() {
     let provider = |worker: &Worker| worker.provider().name.clone();
     assert_ne!(provider(&Worker::start(options(""), LOCAL).unwrap()), "shm");
     assert_ne!(provider(&Worker::start(options("shm"), LOCAL).unwrap()), "shm");
@@ -251,7 +251,7 @@ fn what_never_leaves_the_machine_connects_no_nodes() {
 }
 
 #[test]
-fn topics_have_their_place_among_several_workers() {
+fn topics_are_assigned_to_workers_by_key_and_size() {
     let mut workers = Workers::start(2, &options(""), LOCAL).unwrap();
     let addresses: Vec<_> = workers.all().map(|worker| worker.address().to_vec()).collect();
     assert!((1..=2).contains(&addresses.len()));

@@ -243,21 +243,21 @@ fn kill_repeatedly(name: &str, victim: Side, provider: &str, memory: MemoryKind)
 }
 
 #[test]
-fn a_reader_is_killed_over_net() {
+fn reader_killed_repeatedly_over_net_loses_nothing() {
     kill_repeatedly("reader-net", Side::Reader, "=net", MemoryKind::Host);
 }
 
 #[test]
-fn a_reader_is_killed_over_rxm() {
+fn reader_killed_repeatedly_over_rxm_loses_nothing() {
     kill_repeatedly("reader-rxm", Side::Reader, "=tcp;ofi_rxm", MemoryKind::Device);
 }
 
 #[test]
-fn a_writer_is_killed_over_net() {
+fn writer_killed_repeatedly_over_net_loses_nothing() {
     kill_repeatedly("writer-net", Side::Writer, "=net", MemoryKind::Device);
 }
 
 #[test]
-fn a_writer_is_killed_over_rxm() {
+fn writer_killed_repeatedly_over_rxm_loses_nothing() {
     kill_repeatedly("writer-rxm", Side::Writer, "=tcp;ofi_rxm", MemoryKind::Host);
 }

@@ -43,7 +43,7 @@ impl Source for LimitedSource {
 }
 
 #[test]
-fn who_wishes_for_ring_after_ring_takes_little_memory_and_others_go_on() {
+fn repeated_connect_requests_use_bounded_memory() {
     for (provider, lanes) in super::PROVIDERS.into_iter().zip([1, 2]) {
         let options = WorkerOptions { ring: RING, lanes, ..options(provider) };
         let mut nodes = Nodes::start(3, &options);
@@ -138,7 +138,7 @@ impl TwoWriters {
 }
 
 #[test]
-fn node_that_comes_back_repeatedly_disturbs_no_others() {
+fn node_that_returns_repeatedly_disturbs_no_others() {
     for provider in super::PROVIDERS {
         let mut all = TwoWriters::start(provider);
         for times in 1..=10 {
@@ -154,7 +154,7 @@ fn node_that_comes_back_repeatedly_disturbs_no_others() {
 }
 
 #[test]
-fn node_that_lies_about_what_it_wrote_disturbs_others_once() {
+fn node_with_false_stall_checks_disturbs_others_once() {
     let mut all = TwoWriters::start("=net");
     let mut disturbed = Vec::new();
     let at_its_reader = (OTHER, node(1), node(2), Side::Reader);
@@ -211,11 +211,11 @@ fn exceed_ring_limit(writer_of: impl Fn(TopicKey) -> u8) {
 }
 
 #[test]
-fn topic_without_a_number_at_its_writer_is_connected_once_there_is_one() {
+fn topic_beyond_the_rings_of_its_writer_connects_later() {
     exceed_ring_limit(|_| 0);
 }
 
 #[test]
-fn topic_without_a_number_at_its_reader_is_connected_once_there_is_one() {
+fn topic_beyond_the_rings_of_its_reader_connects_later() {
     exceed_ring_limit(|key| if key.0.is_multiple_of(2) { 0 } else { 2 });
 }
