@@ -66,18 +66,17 @@ fn pass(publisher: &Publisher, subscriber: &mut Subscriber, bytes: &mut [u8]) {
 fn check(case: &str, publisher: &Publisher, subscriber: &mut Subscriber) {
     let mut bytes = vec![7; 100_000];
     pass(publisher, subscriber, &mut bytes);
-    let (mut least, mut longest) = ([u64::MAX; MAX_NAMES], Duration::ZERO);
+    let (mut min, mut longest) = ([u64::MAX; MAX_NAMES], Duration::ZERO);
     for _ in 0..5 {
         let (before, start) = (by_thread_name(), Instant::now());
         pass(publisher, subscriber, &mut bytes);
         let (after, took) = (by_thread_name(), start.elapsed());
-        for (least, (before, after)) in least.iter_mut().zip(before.into_iter().zip(after)) {
-            *least = (after - before).min(*least);
+        for (min, (before, after)) in min.iter_mut().zip(before.into_iter().zip(after)) {
+            *min = (after - before).min(*min);
         }
         longest = longest.max(took);
     }
-    for (name, count) in thread_names().into_iter().zip(least).filter(|(name, _)| !name.is_empty())
-    {
+    for (name, count) in thread_names().into_iter().zip(min).filter(|(name, _)| !name.is_empty()) {
         println!("{case}: {name} allocated {count} times in {longest:?}");
         let limit = match PERIODIC.contains(&name.as_str()) {
             true => 50 + (longest.as_secs_f64() * MAX_PER_SECOND) as u64,

@@ -179,7 +179,7 @@ fn flood_of_connections_delays_no_member() {
     });
     let before = descriptors();
     let is_over = AtomicBool::new(false);
-    let most = std::thread::scope(|scope| {
+    let max = std::thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {
                 let mut channels = Vec::new();
@@ -209,17 +209,17 @@ fn flood_of_connections_delays_no_member() {
                 assert_eq!(number_of(&subscriber.pull(TIMEOUT).unwrap()), expected);
             }
         });
-        let mut most = 0;
+        let mut max = 0;
         for round in 0..10 {
             publish(&publisher, round * COUNT / 10..(round + 1) * COUNT / 10);
-            most = most.max(descriptors());
+            max = max.max(descriptors());
         }
         is_over.store(true, Ordering::Relaxed);
         reader.join().unwrap();
-        most
+        max
     });
     // Pending clients, and members with a connection and a pidfd each.
-    assert!(most < 700, "the service has {most} descriptors, before {before}");
+    assert!(max < 700, "the service has {max} descriptors, before {before}");
     until("the service to close its descriptors", || descriptors() <= before);
     assert!(node.topic("others", &settings()).is_ok());
 }

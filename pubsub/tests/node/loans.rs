@@ -141,7 +141,7 @@ fn publishers_join_while_services_are_killed() {
         }
         joining.join().unwrap();
     });
-    until("all publishers to be gone", || {
+    until("all publishers to be removed", || {
         let rows = node.report().unwrap_or_default();
         !rows.is_empty() && !rows.iter().any(|row| matches!(row, Row::Publisher { .. }))
     });

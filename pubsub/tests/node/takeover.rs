@@ -170,14 +170,14 @@ fn blocked_publisher_is_seen_by_the_next_service() {
 /// The child holds the listening socket and the connections of the service, and answers none.
 #[test]
 fn forked_child_of_a_dead_service_blocks_no_takeover() {
-    for ends in [ChildProcess::kill as fn(&mut ChildProcess), |other| other.end()] {
+    for end in [ChildProcess::kill as fn(&mut ChildProcess), |other| other.end()] {
         let test_dir = TestDir::new();
         let mut service = ChildProcess::start("serves-and-forks numbers", test_dir.path());
         until("a service", || service_number(&test_dir) == Some(1));
         let node = pubsub::Node::join(options(test_dir.path())).unwrap();
         let topic = node.topic("numbers", &settings()).unwrap();
         let mut subscriber = topic.subscriber().unwrap();
-        ends(&mut service);
+        end(&mut service);
         let other = test_dir.join();
         assert_eq!(other.identity(), node.identity());
         publish(&other.open("numbers").unwrap().publisher().unwrap(), 0..3);

@@ -56,7 +56,7 @@ fn type_of_another_size_is_refused() {
     node.topic_of_with::<u64>("numbers", &settings).unwrap().publisher().unwrap();
 }
 
-mod elsewhere {
+mod foreign {
     pubsub::plain! {
         /// The same type, declared by another program.
         #[derive(Debug)]
@@ -80,14 +80,14 @@ fn type_of_another_name_is_refused_and_of_another_module_is_not() {
     let test_dir = TestDir::new();
     let (node, other) = (test_dir.join(), test_dir.join());
     let topic = node.topic_of::<Pose>("pose").unwrap();
-    other.topic_of::<elsewhere::Pose>("pose").unwrap();
-    let error = other.topic_of::<elsewhere::Twist>("pose").unwrap_err();
+    other.topic_of::<foreign::Pose>("pose").unwrap();
+    let error = other.topic_of::<foreign::Twist>("pose").unwrap_err();
     assert_eq!((error.kind(), error.subject()), (ErrorKind::SettingsDiffer, Some("pose")));
     let creator = format!("made by process {} ", std::process::id());
     for part in ["type Pose", "type Twist", &creator] {
         assert!(error.to_string().contains(part), "{part}: {error}");
     }
-    let error = topic.untyped().typed::<elsewhere::Twist>().unwrap_err();
+    let error = topic.untyped().typed::<foreign::Twist>().unwrap_err();
     assert_eq!((error.kind(), error.subject()), (ErrorKind::SettingsDiffer, Some("pose")));
     assert!(error.to_string().contains("type Pose, not Twist"), "{error}");
 }
@@ -141,7 +141,7 @@ fn untyped_and_typed_members_share_a_topic() {
     // Untyped first, then typed.
     let bytes = node.topic("raw", &TopicSettings { largest, ..Default::default() }).unwrap();
     assert_eq!(bytes.settings().unwrap().type_name, None);
-    other.topic_of::<elsewhere::Twist>("raw").unwrap();
+    other.topic_of::<foreign::Twist>("raw").unwrap();
     bytes.typed::<Pose>().unwrap();
 }
 

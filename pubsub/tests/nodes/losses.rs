@@ -25,13 +25,13 @@ fn messages_flow_while_services(end: fn(&mut ChildProcess)) {
             publish(&publisher, 0..COUNT);
             publisher.flush(TIMEOUT).unwrap();
         });
-        let mut ends = 0;
+        let mut rounds = 0;
         for expected in 0..COUNT {
             if expected % (COUNT / 8) == COUNT / 16 {
-                let which = ends % 2;
+                let which = rounds % 2;
                 end(&mut services[which]);
                 services[which] = start(which);
-                ends += 1;
+                rounds += 1;
             }
             assert_eq!(number_of(&subscriber.pull(TIMEOUT).unwrap()), expected);
         }

@@ -42,7 +42,7 @@ fn with_child_service(
 
 #[test]
 fn takeover_without_network_options_uses_the_stored_ones() {
-    for ends in [ChildProcess::kill as fn(&mut ChildProcess), ChildProcess::end] {
+    for end in [ChildProcess::kill as fn(&mut ChildProcess), ChildProcess::end] {
         let test_dirs = [TestDir::new(), TestDir::new()];
         let (mut service, writer, topic, mut subscriber) = with_child_service(&test_dirs, None);
         let publisher = topic.publisher().unwrap();
@@ -52,7 +52,7 @@ fn takeover_without_network_options_uses_the_stored_ones() {
             scope.spawn(|| publish(&publisher, 0..COUNT));
             for expected in 0..COUNT {
                 if expected == 4 {
-                    ends(&mut service);
+                    end(&mut service);
                 }
                 assert_eq!(number_of(&subscriber.pull(TIMEOUT).unwrap()), expected);
             }

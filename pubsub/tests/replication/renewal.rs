@@ -61,7 +61,7 @@ fn repeated_connect_requests_use_bounded_memory() {
         nodes.until("the first messages", |_| log.len() == 20);
         let facts = TopicParameters { number: 1, largest: 1 << 20, depth: 16 };
         let from = nodes.of(2).address().to_vec();
-        let mut most = 0;
+        let mut max = 0;
         for connection in 0..300 {
             let lane_addresses = vec![from.clone(); lanes as usize - 1];
             let request = ConnectionMessage::ConnectRequest {
@@ -72,9 +72,9 @@ fn repeated_connect_requests_use_bounded_memory() {
             };
             nodes.of(1).tell(Command::ControlMessage(OTHER, node(2), request)).unwrap();
             nodes.process_events();
-            most = most.max(nodes.counters(1).quarantined_bytes);
+            max = max.max(nodes.counters(1).quarantined_bytes);
         }
-        assert!(most > RING && most <= 8 * RING * lanes, "{most} bytes quarantined");
+        assert!(max > RING && max <= 8 * RING * lanes, "{max} bytes quarantined");
         let renewals = |nodes: &Nodes| nodes.counters(1).renewals;
         nodes.until("another endpoint", |nodes| renewals(nodes) > 0);
         assert_eq!(nodes.counters(1).quarantined_bytes, 0);

@@ -98,11 +98,11 @@ fn run_phase(world: &mut World, phase: &Phase, target: &Target, time: Duration) 
         actor.child.stop(TIMEOUT);
         std::thread::sleep(BETWEEN_STOPS);
     }
-    let mut most = before;
+    let mut max = before;
     let end = Instant::now() + time;
     while Instant::now() < end {
         world.check_running();
-        most = most.max(world.services[0].child.descriptors());
+        max = max.max(world.services[0].child.descriptors());
         std::thread::sleep(CHECK_INTERVAL);
     }
     let during = world.take_windows();
@@ -122,7 +122,7 @@ fn run_phase(world: &mut World, phase: &Phase, target: &Target, time: Duration) 
         after,
         logged,
         outcome: Outcome::sum(&outcomes),
-        descriptors: [before, most, world.services[0].child.descriptors()],
+        descriptors: [before, max, world.services[0].child.descriptors()],
         elapsed: start.elapsed(),
     }
 }

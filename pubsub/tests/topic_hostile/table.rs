@@ -12,7 +12,7 @@ pub fn print_header() {
         "user",
         "rate",
         "pause",
-        "least/s",
+        "min/s",
         "missed",
         "descriptors",
         "lines",
@@ -27,21 +27,21 @@ pub fn print(result: &PhaseResult, baseline: &PhaseResult) {
     let flows = result.flows(baseline);
     let rate = flows.iter().map(|flow| flow.rate).fold(f64::INFINITY, f64::min);
     let pause = flows.iter().map(|flow| flow.pause).max().unwrap_or_default();
-    let least = flows.iter().map(|flow| flow.min_per_second).min().unwrap_or(0);
+    let min = flows.iter().map(|flow| flow.min_per_second).min().unwrap_or(0);
     let missed: u64 = flows.iter().map(|flow| flow.missed).sum();
     let faults = result.faults(baseline);
     let services = result.of_services();
     let (count, ..) = result.most_frequent();
-    let [before, most, after] = result.descriptors;
+    let [before, max, after] = result.descriptors;
     println!(
         "{:<20} {:<6} {:>5.1} % {:>6} ms {:>8} {:>7} {:>14} {:>6} {:>9} {:>11} {:<8}",
         result.phase.name,
         user(result),
         100.0 * rate,
         pause.as_millis(),
-        least,
+        min,
         missed,
-        format!("{before}/{most}/{after}"),
+        format!("{before}/{max}/{after}"),
         services.lines(),
         services.distinct(),
         format!("{count} ({})", result.max_allowed()),

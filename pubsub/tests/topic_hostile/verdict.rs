@@ -141,15 +141,15 @@ impl PhaseResult {
             return faults;
         }
         // The other topic drops the messages of a pause.
-        let least = match self.phase.documented {
+        let min_rate = match self.phase.documented {
             DocumentedEffect::OnePause => {
                 let share = MAX_PAUSE.as_secs_f64() / flow.time.as_secs_f64();
                 MIN_RATE * (1.0 - share.min(1.0))
             }
             _ => MIN_RATE,
         };
-        if flow.rate < least {
-            let (percent, bound) = (100.0 * flow.rate, 100.0 * least);
+        if flow.rate < min_rate {
+            let (percent, bound) = (100.0 * flow.rate, 100.0 * min_rate);
             faults.push(format!("{name}: {percent:.1} % of the messages, minimum {bound:.0} %"));
         }
         if flow.pause > MAX_PAUSE {

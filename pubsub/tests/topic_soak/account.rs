@@ -51,17 +51,17 @@ impl Account {
     }
 
     pub fn of(line: &str) -> Self {
-        let mut words = line.split(' ');
-        let mut next = || words.next().expect("a word");
+        let mut fields = line.split(' ');
+        let mut next = || fields.next().expect("a field");
         let mut account = Self {
             topic: next().to_owned(),
             missed: number(next()),
             evictions: number(next()),
             ..Self::default()
         };
-        for word in words {
+        for field in fields {
             let [publisher, first, last, count] =
-                word.split(':').map(number).collect::<Vec<_>>().try_into().expect("four numbers");
+                field.split(':').map(number).collect::<Vec<_>>().try_into().expect("four numbers");
             account.publishers.insert(publisher, Received { first, last, count });
         }
         account

@@ -324,14 +324,14 @@ fn compare(
         let process = &world.processes[*index];
         for account in accounts {
             let name = format!("{} on node {}", account.topic, process.node);
-            let (mut least, mut most) = (0, 0);
+            let (mut min_missed, mut max_missed) = (0, 0);
             for (id, received) in &account.publishers {
                 received_count += received.count;
                 let last = published.get(&(account.topic.clone(), *id)).copied();
                 let tail = last.map(|last| last - received.last);
-                least += received.gaps() + tail.unwrap_or(0);
+                min_missed += received.gaps() + tail.unwrap_or(0);
                 // Messages before the first received one, and after the last one of a killed publisher.
-                most += received.gaps() + received.first - 1 + tail.unwrap_or(UNSEEN);
+                max_missed += received.gaps() + received.first - 1 + tail.unwrap_or(UNSEEN);
                 let is_local = world.publishers.get(id) == Some(&process.node);
                 if is_local && !process.was_stopped && received.gaps() > 0 {
                     faults.push(format!(
@@ -343,13 +343,13 @@ fn compare(
             // Publishers of which it received nothing.
             for ((topic, id), last) in published {
                 if *topic == account.topic && !account.publishers.contains_key(id) {
-                    most += last;
+                    max_missed += last;
                 }
             }
             missed += account.missed;
-            if account.evictions == 0 && account.missed < least {
+            if account.evictions == 0 && account.missed < min_missed {
                 faults.push(format!(
-                    "{name}: {least} messages are missing, {} were counted as missed: {account:?}",
+                    "{name}: {min_missed} messages are missing, {} were counted as missed: {account:?}",
                     account.missed
                 ));
             }
@@ -357,9 +357,9 @@ fn compare(
                 .publishers
                 .keys()
                 .all(|id| published.contains_key(&(account.topic.clone(), *id)));
-            if is_complete && account.missed > most {
+            if is_complete && account.missed > max_missed {
                 faults.push(format!(
-                    "{name}: at most {most} messages are missing, {} were counted as missed: {account:?}",
+                    "{name}: at most {max_missed} messages are missing, {} were counted as missed: {account:?}",
                     account.missed
                 ));
             }

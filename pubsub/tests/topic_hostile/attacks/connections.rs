@@ -19,7 +19,7 @@ pub struct Connections {
     pub closed: u64,
     /// Not accepted.
     pub failed: u64,
-    pub most: usize,
+    pub max_open: usize,
     address: Option<(Instant, SocketAddr)>,
 }
 
@@ -36,7 +36,7 @@ impl Connections {
             Some(stream) => {
                 self.opened += 1;
                 self.open.push(stream);
-                self.most = self.most.max(self.open.len());
+                self.max_open = self.max_open.max(self.open.len());
                 true
             }
             None => {
@@ -108,7 +108,9 @@ impl Connections {
     }
 
     pub fn text(&self) -> String {
-        let Self { opened, closed, failed, most, .. } = self;
-        format!("{opened} opened, {most} at a time, {closed} closed by the node, {failed} failed")
+        let Self { opened, closed, failed, max_open, .. } = self;
+        format!(
+            "{opened} opened, {max_open} at a time, {closed} closed by the node, {failed} failed"
+        )
     }
 }

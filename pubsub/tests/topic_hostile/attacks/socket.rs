@@ -26,7 +26,7 @@ struct Channels<'a> {
     target: &'a Target,
     open: Vec<Channel>,
     opened: u64,
-    most: usize,
+    max_open: usize,
     closed: u64,
     denied: u64,
     failed: u64,
@@ -34,7 +34,7 @@ struct Channels<'a> {
 
 impl<'a> Channels<'a> {
     fn new(target: &'a Target) -> Self {
-        Self { target, open: Vec::new(), opened: 0, most: 0, closed: 0, denied: 0, failed: 0 }
+        Self { target, open: Vec::new(), opened: 0, max_open: 0, closed: 0, denied: 0, failed: 0 }
     }
 
     fn open(&mut self) -> bool {
@@ -42,7 +42,7 @@ impl<'a> Channels<'a> {
             Ok(channel) => {
                 self.opened += 1;
                 self.open.push(channel);
-                self.most = self.most.max(self.open.len());
+                self.max_open = self.max_open.max(self.open.len());
                 return true;
             }
             Err(error) if is_denied(&error) => self.denied += 1,
@@ -68,10 +68,10 @@ impl<'a> Channels<'a> {
     }
 
     fn outcome(self, user: &str) -> Outcome {
-        let Self { opened, most, closed, denied, failed, .. } = self;
+        let Self { opened, max_open, closed, denied, failed, .. } = self;
         let text = match denied {
             0 => format!(
-                "{opened} opened, {most} at a time, {closed} closed by the node, {failed} failed"
+                "{opened} opened, {max_open} at a time, {closed} closed by the node, {failed} failed"
             ),
             _ => format!("permission denied {denied} times, {opened} opened, {failed} failed"),
         };
