@@ -9,7 +9,7 @@ use testkit::children::wait_for_end_of_input;
 use crate::network::address;
 use crate::support::{TIMEOUT, options};
 
-/// Short, since the test waits for it twice, but long enough for a service to start on a busy machine.
+/// Short, since the test waits for it twice, but enough for a service to start on a busy machine.
 const LOST_AFTER: Duration = Duration::from_secs(8);
 
 testkit::child_entry!(enter);

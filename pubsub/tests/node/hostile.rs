@@ -109,8 +109,8 @@ fn send_raw(channel: &Channel, bytes: &[u8], files: &[RawFd]) {
     let mut control = vec![0_u64; 2 + length.div_ceil(8)];
     if !files.is_empty() {
         message.msg_control = control.as_mut_ptr().cast();
-        // SAFETY: only computes; then the one header lies in `control`, which has room for it
-        // and for all descriptors.
+        // SAFETY: the macros only compute; the header is in `control`, which has room for it and for
+        // all descriptors.
         unsafe {
             message.msg_controllen = libc::CMSG_SPACE(length as u32) as usize;
             let head = libc::CMSG_FIRSTHDR(&raw const message);

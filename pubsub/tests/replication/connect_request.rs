@@ -1,7 +1,7 @@
 //! The first bytes of a connection of the provider `net`, which does not verify them.
 
-/// A connect request that names an endpoint by its port: `net` of libfabric 1.17 takes the sender for a
-/// new process with that endpoint.
+/// A connect request that names an endpoint by its port. To `net` of libfabric 1.17 the sender is a new
+/// process with that endpoint.
 #[allow(unreachable_pub)]
 pub fn connect_request(port: u16) -> [u8; 40] {
     let mut bytes = [0; 40];

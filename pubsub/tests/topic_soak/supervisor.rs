@@ -203,7 +203,7 @@ impl World {
             process.child.signal(SIGCONT);
         }
         end(&mut process.child);
-        // The new one cannot join while its service is stopped.
+        // The new process cannot join while its service is stopped.
         self.resume(|other| other.role == Role::Service && other.node == process.node);
         self.add(role, process.node);
         failure
