@@ -87,7 +87,10 @@ fn dedicated_service_is_not_replaced_while_it_lives() {
     until("the dedicated service", || server(&test_dir) == Some(dedicated.id()));
     let error = join(&test_dir, ServiceMode::Dedicated).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::AlreadyServed);
-    assert!(error.detail().contains(&format!("process {} does", dedicated.id())), "{error}");
+    assert!(
+        error.detail().contains(&format!("process {} already serves", dedicated.id())),
+        "{error}"
+    );
     let embedded = test_dir.join();
     std::thread::sleep(Duration::from_millis(1500));
     assert_eq!(server(&test_dir), Some(dedicated.id()));

@@ -260,9 +260,9 @@ fn topics_are_assigned_to_workers_by_key_and_size() {
         assert_eq!(of(&workers, key), addresses[key as usize % addresses.len()]);
     }
     // The first worker has the lanes, and gets topics with large messages. A key may be reused.
-    workers.place(TopicKey(3), 1 << 20);
+    workers.assign(TopicKey(3), 1 << 20);
     assert_eq!(of(&workers, 3), addresses[0]);
-    workers.place(TopicKey(3), (1 << 20) - 1);
+    workers.assign(TopicKey(3), (1 << 20) - 1);
     assert_eq!(of(&workers, 3), addresses[3 % addresses.len()]);
     let _: NodeId = node(3);
 }

@@ -208,7 +208,7 @@ fn a_fallback_is_one_only_if_something_better_could_have_been_expected() {
         &between_devices(Locality::NoDescriptorPassing { cause: cause() }, DeviceAccess::Direct),
         &policy,
     );
-    assert_eq!(choice.fallback().unwrap().1.name(), "no-way");
+    assert_eq!(choice.fallback().unwrap().1.name(), "no-descriptor-passing");
     // Other machines are no surprise; that a provider does not reach devices may be one.
     let choice = choose(&between_devices(Locality::OtherMachine, DeviceAccess::Invisible), &policy);
     assert_eq!(choice.fallback().unwrap().1.name(), "not-registered");
