@@ -273,7 +273,7 @@ fn with_a_fabric_its_paths_are_judged_too() {
     assert_eq!(verdict(found[0], "fabric-direct"), ("refused", "no-fabric"));
     let out = succeed(&["--explain", &without.file(""), "--fabric", tcp()]);
     let words = |out: &str| out.split_whitespace().collect::<Vec<_>>().join(" ");
-    assert!(words(&out).contains(&format!("we have {}, the peer has none", tcp())), "{out}");
+    assert!(words(&out).contains(&format!("no common provider: this agent has {}, the peer none", tcp())), "{out}");
     // A region with its keys; and a provider that nobody has.
     let region = ["--explain", &with.file(""), "--region", &with.file("region")];
     let more = ["--fabric", "--policy", "=fabric-staged", "--json"];

@@ -1,4 +1,4 @@
-//! Operations that wait until earlier ones with the same peer are over.
+//! Operations that wait until earlier ones with the same peer have completed.
 
 use gpu::CopyMethod;
 
@@ -11,12 +11,12 @@ use crate::path::Operation;
 #[derive(Debug)]
 pub(super) struct DeferredOperation {
     ticket: OperationContext,
-    /// All epochs before this one are to be over.
+    /// All epochs before this one must have completed.
     after: u64,
     transfer: Option<DeferredTransfer>,
 }
 
-/// What it moves.
+/// The transfer of an operation.
 #[derive(Debug)]
 pub(super) struct DeferredTransfer {
     pub(super) operation: Operation,
@@ -26,7 +26,7 @@ pub(super) struct DeferredTransfer {
 }
 
 impl DeferredOperation {
-    /// A notice alone.
+    /// A notice without data.
     pub(super) fn notice(ticket: OperationContext, after: u64) -> Self {
         Self { ticket, after, transfer: None }
     }

@@ -1,4 +1,4 @@
-//! Beginning transfers: everything that can be refused is, before a byte moves.
+//! Starting transfers: everything is validated before a byte is copied.
 
 use std::collections::hash_map::Entry;
 use std::time::{Duration, Instant};
@@ -21,17 +21,16 @@ use crate::region::RegionDescriptor;
 use crate::share::check_fork;
 
 impl Agent {
-    /// Copies blocks from the local region of a route to the remote one, and then tells the
-    /// peer, if a notice is given. Without blocks it is a notice alone.
+    /// Copies blocks from the local region of a route to the remote one, and then sends the notice,
+    /// if any. Without blocks only the notice is sent.
     ///
-    /// Blocks are a list of them, or a [description](crate::Strided) of rows at regular
-    /// distances. In which order they are copied is not said: where one goes, no other may go.
-    /// Nor is it said of operations among each other, unless there is a [fence](Self::fence) between
-    /// them; a notice comes behind the data of its own operation.
+    /// Blocks are a list, or [strided rows](crate::Strided). They are copied in any order and must
+    /// not overlap at the target. Operations are unordered unless a [fence](Self::fence) separates
+    /// them; a notice follows the data of its own operation.
     ///
     /// # Errors
     /// [`OutOfBounds`](ErrorKind::OutOfBounds), [`NotAllowed`](ErrorKind::NotAllowed),
-    /// [`Stale`](ErrorKind::Stale), [`Closed`](ErrorKind::Closed): before a byte moved.
+    /// [`Stale`](ErrorKind::Stale), [`Closed`](ErrorKind::Closed): before a byte is copied.
     /// [`TooMany`](ErrorKind::TooMany) operations.
     pub fn put<'a>(
         &mut self,
@@ -42,8 +41,8 @@ impl Agent {
         self.begin(Operation::Put, route, blocks, notice, CopyMethod::Best)
     }
 
-    /// Copies blocks from the remote region of a route to the local one, and then tells the
-    /// peer, if a notice is given.
+    /// Copies blocks from the remote region of a route to the local one, and then sends the notice,
+    /// if any.
     ///
     /// # Errors
     /// As for [`put`](Self::put).
@@ -56,7 +55,7 @@ impl Agent {
         self.begin(Operation::Get, route, blocks, notice, CopyMethod::Best)
     }
 
-    /// Tells a peer something, without data. It may overtake what was begun before; see
+    /// Sends a notice without data. It may overtake earlier operations; see
     /// [`notify_ordered`](Self::notify_ordered).
     ///
     /// # Errors
@@ -74,12 +73,12 @@ impl Agent {
         Ok(token)
     }
 
-    /// Tells a peer something when all that was begun with it before is over: its data is there,
-    /// and its notices were sent before this one. What is begun later does not wait for it.
+    /// Sends a notice after all earlier operations with the peer have completed: their data has
+    /// arrived, and their notices were sent. Later operations do not wait for it.
     ///
-    /// If any of that failed, the peer is told nothing: this ends as
-    /// [`Cancelled`](ErrorKind::Cancelled), and so does every later ordered notice, until
-    /// [`flush`](Self::flush) has told of the failure.
+    /// If one of them failed, no notice is sent: this ends as [`Cancelled`](ErrorKind::Cancelled),
+    /// and so does every later ordered notice, until [`flush`](Self::flush) has reported the
+    /// failure.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -98,8 +97,8 @@ impl Agent {
     ///     let token = here.put(&route, &[Block { to: at, from: at, length: 1024 }], None)?;
     ///     here.forget(token);
     /// }
-    /// let told = here.notify_ordered(peer, Notice::new(1, b"all three are there")?)?;
-    /// here.wait(told, second)?;
+    /// let notified = here.notify_ordered(peer, Notice::new(1, b"all three arrived")?)?;
+    /// here.wait(notified, second)?;
     /// # Ok::<(), transfer::Error>(())
     /// ```
     ///
@@ -118,17 +117,17 @@ impl Agent {
         Ok(token)
     }
 
-    /// Whatever is begun with this peer from now on begins to move when all is over that was begun
-    /// with it before: as if one had waited in between, and without waiting.
+    /// Later operations with this peer start after all earlier ones have completed, as if the
+    /// caller had waited in between, but without waiting.
     ///
-    /// If any of that fails, nothing behind the fence is begun: it ends as
-    /// [`Cancelled`](ErrorKind::Cancelled), until [`flush`](Self::flush) has told of the failure.
+    /// If one of them fails, operations behind the fence do not start: they end as
+    /// [`Cancelled`](ErrorKind::Cancelled), until [`flush`](Self::flush) has reported the failure.
     ///
-    /// Without a fence nothing is said of the order in which operations move their bytes, and in
-    /// which their notices arrive: of two puts to the same bytes either may be the last.
+    /// Without a fence the order of data and notices of operations is undefined: of two puts to the
+    /// same bytes either may be the last.
     ///
     /// # Errors
-    /// [`Unknown`](ErrorKind::Unknown) if there is no such peer.
+    /// [`Unknown`](ErrorKind::Unknown) peer.
     pub fn fence(&mut self, peer: PeerId) -> Result<()> {
         let name = "fence";
         check_fork(self.fork_generation, name)?;
@@ -136,14 +135,14 @@ impl Agent {
         Ok(())
     }
 
-    /// Waits until all is over that was begun with this peer: the data of puts is there, that of gets
-    /// is here, and all notices were sent.
+    /// Waits until all operations with this peer have completed: data has arrived, and all notices
+    /// were sent.
     ///
     /// # Errors
-    /// [`Failed`](ErrorKind::Failed): all is over, and an operation failed since the last flush, of
-    /// which this names the first. What is begun from now on does not depend on it any more.
-    /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded): it goes on;
-    /// [`Unknown`](ErrorKind::Unknown) if there is no such peer.
+    /// [`Failed`](ErrorKind::Failed): all have completed, but at least one failed since the last
+    /// flush; the error names the first. Later operations do not depend on it.
+    /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded): operations continue;
+    /// [`Unknown`](ErrorKind::Unknown) peer.
     pub fn flush(&mut self, peer: PeerId, timeout: Duration) -> Result<()> {
         let name = "flush";
         check_fork(self.fork_generation, name)?;
@@ -162,8 +161,8 @@ impl Agent {
                 let count = epochs.count_before(mark);
                 let one = self.operations.describe_one(peer.0);
                 let detail = format!(
-                    "{count} operations are under way after {timeout:?}, among them {one}; flush again \
-                     to go on waiting, or disconnect"
+                    "{count} operations in flight after {timeout:?}, one of them {one}. Flush again or \
+                     disconnect"
                 );
                 let error = Error::new(name, ErrorKind::DeadlineExceeded, detail);
                 return Err(error.with(self.label(peer.0)));
@@ -172,8 +171,8 @@ impl Agent {
         }
     }
 
-    /// As [`put`](Self::put) or [`get`](Self::get), where the caller says by which means
-    /// many blocks are copied: to measure them.
+    /// As [`put`](Self::put) or [`get`](Self::get) with a given method of copying many blocks: for
+    /// measurements.
     ///
     /// # Errors
     /// As for [`put`](Self::put).
@@ -193,7 +192,7 @@ impl Agent {
         check_fork(self.fork_generation, name)?;
         let inner = &route.0;
         if inner.agent != self.local_target.identity {
-            return Err(Error::new(name, ErrorKind::Stale, "the route is another agent's"));
+            return Err(Error::new(name, ErrorKind::Stale, "the route belongs to another agent"));
         }
         let (local, remote) = (inner.local.descriptor.length, inner.remote.length);
         let (from, to) = match operation {
@@ -203,7 +202,7 @@ impl Agent {
         let rights = inner.remote.rights;
         let may = if operation == Operation::Put { rights.write } else { rights.read };
         if !may && !blocks.is_empty() {
-            let detail = "the region's rights do not allow it";
+            let detail = "the rights of the region do not allow it";
             return Err(
                 Error::new(name, ErrorKind::NotAllowed, detail).with(self.label(inner.peer))
             );
@@ -236,8 +235,8 @@ impl Agent {
         }
     }
 
-    /// Begins what waited for operations that are over now, or ends it if one of them failed. True if
-    /// there was any.
+    /// Starts deferred operations that are ready, or fails those that depend on a failed one. True
+    /// if there were any.
     pub(super) fn start_deferred(&mut self) -> bool {
         let mut has_any = false;
         while self.deferred > 0
@@ -248,14 +247,14 @@ impl Agent {
             let (operation, failure) = next;
             let (ticket, transfer) = operation.into_parts();
             let region = transfer.as_ref().map(|transfer| &transfer.route.0.remote);
-            let gone = self.peers.get_mut(&ticket.peer).and_then(|peer| peer.obstacle(region));
+            let obstacle = self.peers.get_mut(&ticket.peer).and_then(|peer| peer.obstacle(region));
             let name = self.operations.begun(ticket.token).map_or("transfer", |it| it.operation);
-            let refusal = match (failure, gone) {
+            let refusal = match (failure, obstacle) {
                 (Some(failure), _) => {
-                    let detail = format!("{failure}; flush the peer to go on");
+                    let detail = format!("{failure}. Flush the peer to continue");
                     Some(Error::new(name, ErrorKind::Cancelled, detail))
                 }
-                (None, gone) => gone.map(|(kind, why)| Error::new(name, kind, why)),
+                (None, obstacle) => obstacle.map(|(kind, cause)| Error::new(name, kind, cause)),
             };
             let outcome = match (refusal, transfer) {
                 (Some(error), transfer) => {
@@ -282,8 +281,8 @@ impl Agent {
         has_any
     }
 
-    /// Registers an operation, unless the peer or its region is gone. With the epoch before which
-    /// everything is to be over first, if there is a fence.
+    /// Registers an operation, unless the peer or its region is lost. With a fence, also returns
+    /// the epoch before which all operations must complete first.
     fn register_operation(
         &mut self,
         begun: OperationInfo,
@@ -294,46 +293,56 @@ impl Agent {
         let Some(peer) = self.peers.get_mut(&number) else {
             return Err(disconnected_error(name));
         };
-        let refuse = |kind, why: &str| Err(Error::new(name, kind, why).with(&peer.card.label));
+        let refuse = |kind, cause: &str| Err(Error::new(name, kind, cause).with(&peer.card.label));
         let is_by_rails = begun.path.is_some_and(|path| !path.is_local());
         if peer.local_session.is_none() || (region.is_some() && is_by_rails) {
             if peer.links.is_empty() {
                 return refuse(
                     ErrorKind::NoPath,
-                    "it is not on this machine, and no fabric leads there",
+                    "it is not on this machine, and no fabric reaches it",
                 );
             }
             let links = peer.links.iter().copied();
             let region = region.map(|region| region.number);
-            if let Some((kind, why)) = self.remote_transport.obstacle(links, region) {
-                return refuse(kind, &why);
+            if let Some((kind, cause)) = self.remote_transport.obstacle(links, region) {
+                return refuse(kind, &cause);
             }
         }
-        let ticket = |token, place, epochs: &mut Epochs| {
+        let ticket = |token, number_in_session, epochs: &mut Epochs| {
             let after = epochs.deferred_until();
             let epoch = epochs.begin();
-            (OperationContext { token, peer: number, number: place, bytes, notice, epoch }, after)
+            (
+                OperationContext {
+                    token,
+                    peer: number,
+                    number: number_in_session,
+                    bytes,
+                    notice,
+                    epoch,
+                },
+                after,
+            )
         };
         let Some(local_session) = &mut peer.local_session else {
             return Ok(ticket(self.operations.begin(begun)?, 0, &mut peer.epochs));
         };
-        if let Some(end) = local_session.end() {
+        if let Some(end) = local_session.closed_cause() {
             return refuse(ErrorKind::Closed, end);
         }
-        // First said, then looked: who withdraws a region first hides it, then looks.
-        let place = local_session.segment.begin();
+        // Record the copy first, then check: withdrawing removes the region first, then checks.
+        let number_in_session = local_session.segment.begin();
         if region.is_some_and(|region| !local_session.region_table.contains(region.number)) {
-            local_session.segment.end(place);
+            local_session.segment.end(number_in_session);
             local_session.refresh();
-            return match local_session.end() {
+            return match local_session.closed_cause() {
                 Some(end) => refuse(ErrorKind::Closed, end),
                 None => refuse(ErrorKind::Stale, "the region was withdrawn"),
             };
         }
         match self.operations.begin(begun) {
-            Ok(token) => Ok(ticket(token, place, &mut peer.epochs)),
+            Ok(token) => Ok(ticket(token, number_in_session, &mut peer.epochs)),
             Err(error) => {
-                local_session.segment.end(place);
+                local_session.segment.end(number_in_session);
                 Err(error)
             }
         }
@@ -380,8 +389,8 @@ impl Agent {
                 let key = (ticket.peer, device.name(), ticket.bytes < SMALL_COPY);
                 let copy_queue = match self.copy_queues.entry(key) {
                     Entry::Occupied(copy_queue) => copy_queue.into_mut(),
-                    Entry::Vacant(place) => match CopyQueue::new(device) {
-                        Ok(copy_queue) => place.insert(copy_queue),
+                    Entry::Vacant(slot) => match CopyQueue::new(device) {
+                        Ok(copy_queue) => slot.insert(copy_queue),
                         Err(error) => return Err(Box::new((ticket, error))),
                     },
                 };
@@ -391,7 +400,7 @@ impl Agent {
         }
     }
 
-    /// There is no data; at most a notice is to be sent.
+    /// An operation without data: sends its notice, if any.
     fn finish_without_data(&mut self, ticket: OperationContext) {
         match self.peers.get(&ticket.peer) {
             Some(peer) if peer.local_session.is_none() && ticket.notice.is_some() => {
@@ -401,7 +410,7 @@ impl Agent {
         }
     }
 
-    /// It was not begun after all.
+    /// Undoes the registration of an operation that did not start.
     fn cancel_unstarted(&mut self, ticket: OperationContext, error: Error) -> Error {
         if let Some(peer) = self.peers.get_mut(&ticket.peer) {
             peer.epochs.finish(ticket.epoch);

@@ -243,7 +243,8 @@ impl Region {
         let memories = register_with_rails(local_target, &buffer, None);
         let descriptor_base =
             unexportable_descriptor(local_target, &buffer, device, ExportObstacle::LocalOnly);
-        let descriptor = RegionDescriptor { number: local_target.number(), ..descriptor_base };
+        let descriptor =
+            RegionDescriptor { number: local_target.next_region_number(), ..descriptor_base };
         Ok(Self(Arc::new(RegisteredRegion::new(local_target, buffer, descriptor, memories))))
     }
 

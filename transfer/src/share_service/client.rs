@@ -58,7 +58,7 @@ impl ShareClient {
             opener: Opener::shared(),
             fork_generation: ForkGeneration::current(),
         };
-        let mut rest = RETRY_PAUSES.0;
+        let mut pause = RETRY_PAUSES.0;
         let channel = loop {
             match client.connect_once(CONNECT, end) {
                 Err(error) if error.kind() == ErrorKind::Closed && Instant::now() < end => {}
@@ -67,8 +67,8 @@ impl ShareClient {
                 }
                 reached => break reached?,
             }
-            std::thread::sleep(rest.min(remaining(end)));
-            rest = (2 * rest).min(RETRY_PAUSES.1);
+            std::thread::sleep(pause.min(remaining(end)));
+            pause = (2 * pause).min(RETRY_PAUSES.1);
         };
         *lock(&client.idle) = Some(channel);
         Ok(client)
@@ -104,14 +104,14 @@ impl ShareClient {
             }
         }
         // The service limits connections per user, and more threads may request at once.
-        let mut rest = RETRY_PAUSES.0;
+        let mut pause = RETRY_PAUSES.0;
         loop {
             let outcome = self.request_handle(self.connect_once(REQUEST, end)?, name, end);
-            if !is_closed(&outcome) || remaining(end) <= rest {
+            if !is_closed(&outcome) || remaining(end) <= pause {
                 return outcome;
             }
-            std::thread::sleep(rest);
-            rest = (2 * rest).min(RETRY_PAUSES.1);
+            std::thread::sleep(pause);
+            pause = (2 * pause).min(RETRY_PAUSES.1);
         }
     }
 

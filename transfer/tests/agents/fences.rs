@@ -99,7 +99,7 @@ fn flush_has_a_deadline_and_names_the_peer() {
     let late = fixture.agent.flush(peer_process.peer, Duration::from_millis(20)).unwrap_err();
     assert_eq!(late.kind(), ErrorKind::DeadlineExceeded);
     let text = late.to_string();
-    let named = format!("1 operations are under way after 20ms, among them put {token}");
+    let named = format!("1 operations in flight after 20ms, one of them put {token}");
     assert!(text.contains("shared") && text.contains(&named), "{text}");
     slow(Duration::ZERO);
     fixture.agent.flush(peer_process.peer, TIMEOUT).unwrap();

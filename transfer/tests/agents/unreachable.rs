@@ -65,8 +65,8 @@ fn agent_whose_socket_is_gone_has_ended() {
         error.to_string(),
         format!(
             "connect to an agent ({label}) failed: no path: agent \"{label}\" has ended, or its card is \
-             from an earlier start: its socket {} is gone. Take a new card; no fabric leads there: the \
-             agent that asks was started without one",
+             from an earlier start: its socket {} is gone. Take a new card; no fabric reaches it: this \
+             agent was started without fabrics",
             socket.display()
         )
     );
