@@ -202,7 +202,7 @@ impl Agent {
         let rights = inner.remote.rights;
         let may = if operation == Operation::Put { rights.write } else { rights.read };
         if !may && !blocks.is_empty() {
-            let detail = "the rights of the region do not allow it";
+            let detail = "the region's rights do not allow it";
             return Err(
                 Error::new(name, ErrorKind::NotAllowed, detail).with(self.label(inner.peer))
             );
