@@ -238,7 +238,7 @@ fn wait_until_free(is_free: &AtomicBool) {
 }
 
 #[test]
-fn memory_of_a_dropped_region_is_kept_until_a_peers_copy_is_over() {
+fn dropped_region_keeps_its_memory_until_a_peers_copy_ends() {
     let _alone = alone();
     if !are_emulated() {
         testkit::skip!("only emulated devices can be slowed down");

@@ -11,7 +11,7 @@ use crate::common::{LENGTH, TIMEOUT, alone, device};
 use crate::fixture::{AgentFixture, SUM, blocks_of, fill, sum, sum_of, sum_of_buffer};
 
 #[test]
-fn out_of_bounds_or_forbidden_transfers_are_refused_before_a_byte_is_copied() {
+fn invalid_transfers_are_refused_before_a_byte_is_copied() {
     let _alone = alone();
     let mut fixture = AgentFixture::open();
     let peer_process = fixture.peer_process("shared-read-only", &[]);
@@ -155,7 +155,7 @@ fn false_card_is_refused() {
 }
 
 #[test]
-fn regions_without_rights_are_refused_and_pinned_memory_stays_private() {
+fn region_without_rights_is_refused_and_pinned_memory_private() {
     let _alone = alone();
     let fixture = AgentFixture::open();
     let memory = device().allocate_shared(LENGTH, &[]).unwrap();
