@@ -31,7 +31,7 @@ pub(super) struct CopyRequest<'a> {
 /// A request that waits for a free place on the stream.
 #[derive(Debug)]
 struct QueuedCopy {
-    ticket: OperationContext,
+    context: OperationContext,
     to: Slice,
     from: Slice,
     blocks: BlockQueue,
@@ -82,20 +82,20 @@ impl CopyQueue {
     }
 
     /// Submits a copy, or queues it.
-    pub(super) fn push(&mut self, ticket: OperationContext, request: CopyRequest<'_>) {
+    pub(super) fn push(&mut self, context: OperationContext, request: CopyRequest<'_>) {
         if self.copies.count() >= MAX_STREAM_COPIES || !self.waiting.is_empty() {
             let CopyRequest { to, from, blocks, by } = request;
             let (to, from, blocks) =
                 (to.clone(), from.clone(), self.block_lists.copy_blocks(blocks));
-            self.waiting.push_back(QueuedCopy { ticket, to, from, blocks, by });
+            self.waiting.push_back(QueuedCopy { context, to, from, blocks, by });
             return;
         }
-        self.begin(ticket, request);
+        self.begin(context, request);
     }
 
-    fn begin(&mut self, ticket: OperationContext, request: CopyRequest<'_>) {
-        let bytes = ticket.bytes;
-        self.copies.begin(ticket, |stream| copy(stream, request));
+    fn begin(&mut self, context: OperationContext, request: CopyRequest<'_>) {
+        let bytes = context.bytes;
+        self.copies.begin(context, |stream| copy(stream, request));
         let took = Duration::from_secs_f64(bytes as f64 / self.rate / 1e6);
         self.expected = self.expected.max(Instant::now()) + took + MIN_COPY_TIME;
     }
@@ -104,18 +104,18 @@ impl CopyQueue {
     #[inline]
     pub(super) fn progress(&mut self, mut done: impl FnMut(OperationContext, Result<()>)) -> bool {
         let mut has_moved = false;
-        while let Some((ticket, since, outcome)) = self.copies.next_done() {
-            self.update_rate(ticket.bytes, since);
-            done(ticket, outcome);
+        while let Some((context, since, outcome)) = self.copies.next_done() {
+            self.update_rate(context.bytes, since);
+            done(context, outcome);
             has_moved = true;
         }
         while self.copies.count() < MAX_STREAM_COPIES {
-            let Some(QueuedCopy { ticket, to, from, mut blocks, by }) = self.waiting.pop_front()
+            let Some(QueuedCopy { context, to, from, mut blocks, by }) = self.waiting.pop_front()
             else {
                 break;
             };
             let request = CopyRequest { to: &to, from: &from, blocks: blocks.all(), by };
-            self.begin(ticket, request);
+            self.begin(context, request);
             self.block_lists.recycle(blocks);
             has_moved = true;
         }
@@ -137,9 +137,9 @@ impl CopyQueue {
     /// Waits until the device has completed the submitted copies; queued ones are not submitted.
     /// Returns the contexts of all incomplete copies, and whether the device is done.
     pub(super) fn close(mut self, end: Instant) -> (Vec<OperationContext>, bool) {
-        let waiting = self.waiting.drain(..).map(|waiting| waiting.ticket);
-        let tickets = self.copies.abandon().chain(waiting).collect();
-        (tickets, self.copies.close(end))
+        let waiting = self.waiting.drain(..).map(|waiting| waiting.context);
+        let contexts = self.copies.abandon().chain(waiting).collect();
+        (contexts, self.copies.close(end))
     }
 }
 

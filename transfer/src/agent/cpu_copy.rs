@@ -51,7 +51,7 @@ impl CopyBuffer {
 /// A copy by the CPU.
 #[derive(Debug)]
 pub(super) struct CpuCopy {
-    pub(super) ticket: OperationContext,
+    pub(super) context: OperationContext,
     pub(super) to: CopyBuffer,
     pub(super) from: CopyBuffer,
     /// Blocks that were not started.

@@ -39,9 +39,9 @@ impl AgentOptions {
     /// Creates the agent's socket in this directory, for peers that see the directory and need no
     /// network. Without it, only agents of the same process can connect locally.
     ///
-    /// The card file `agent-….card` exists beside the socket as long as the agent, for `fabricast
-    /// paths --explain` and for discovery. Starting an agent removes the files of killed agents of
-    /// the same user.
+    /// The card file `agent-….card` exists beside the socket as long as the agent, for discovery and
+    /// for `fabricast paths --explain`. Starting an agent removes the files of killed agents of the
+    /// same user.
     #[must_use]
     pub fn directory(mut self, directory: &Path) -> Self {
         self.directory = Some(directory.to_owned());

@@ -195,11 +195,11 @@ impl Peer {
     /// Records the outcome of an operation, also for operations that wait for it.
     pub(super) fn finish(
         &mut self,
-        ticket: &OperationContext,
+        context: &OperationContext,
         outcome: Result<()>,
         operations: &mut Operations,
     ) {
-        finish((ticket.token, ticket.epoch), outcome, &mut self.epochs, operations);
+        finish((context.token, context.epoch), outcome, &mut self.epochs, operations);
     }
 
     /// The next deferred operation that is ready, and the failure it depends on, if any.

@@ -30,22 +30,22 @@ impl Agent {
     }
 
     /// Completes a transfer or its failure: sends its notice and records the outcome.
-    pub(super) fn complete(&mut self, ticket: OperationContext, outcome: Result<()>) {
-        let Some(peer) = self.peers.get_mut(&ticket.peer) else {
+    pub(super) fn complete(&mut self, context: OperationContext, outcome: Result<()>) {
+        let Some(peer) = self.peers.get_mut(&context.peer) else {
             let gone = Error::new("notify a peer", ErrorKind::Closed, "the peer was disconnected");
-            return self.operations.finish(ticket.token, outcome.and(Err(gone)));
+            return self.operations.finish(context.token, outcome.and(Err(gone)));
         };
         if let Some(local_session) = &mut peer.local_session {
-            local_session.segment.end(ticket.number);
+            local_session.segment.end(context.number);
         }
         match outcome {
-            Ok(()) if ticket.notice.is_some() => {
-                peer.unsent_notices.push_back(ticket);
+            Ok(()) if context.notice.is_some() => {
+                peer.unsent_notices.push_back(context);
                 peer.send_notices(&mut self.operations);
             }
             outcome => {
                 let outcome = outcome.map_err(|error| error.with(&peer.card.label));
-                peer.finish(&ticket, outcome, &mut self.operations);
+                peer.finish(&context, outcome, &mut self.operations);
             }
         }
     }
@@ -55,10 +55,10 @@ impl Agent {
         let mut has_moved = self.poll_rails();
         let mut done = std::mem::take(&mut self.done);
         for copy_queue in self.copy_queues.values_mut() {
-            has_moved |= copy_queue.progress(|ticket, outcome| done.push((ticket, outcome)));
+            has_moved |= copy_queue.progress(|context, outcome| done.push((context, outcome)));
         }
-        for (ticket, outcome) in done.drain(..) {
-            self.complete(ticket, outcome);
+        for (context, outcome) in done.drain(..) {
+            self.complete(context, outcome);
         }
         self.done = done;
         if let Some(mut cpu_copy) = self.cpu_copies.pop_front() {
@@ -67,7 +67,7 @@ impl Agent {
                 Ok(false) => self.cpu_copies.push_front(cpu_copy),
                 outcome => {
                     self.block_lists.recycle(cpu_copy.blocks);
-                    self.complete(cpu_copy.ticket, outcome.map(drop));
+                    self.complete(cpu_copy.context, outcome.map(drop));
                 }
             }
         }
@@ -86,7 +86,7 @@ impl Agent {
     /// Are operations with a peer in flight?
     pub(super) fn is_busy_with(&self, peer: u32) -> bool {
         self.copy_queues.iter().any(|((of, ..), copy_queue)| *of == peer && !copy_queue.is_idle())
-            || self.cpu_copies.iter().any(|cpu_copy| cpu_copy.ticket.peer == peer)
+            || self.cpu_copies.iter().any(|cpu_copy| cpu_copy.context.peer == peer)
             || self.remote_transport.is_busy_with(peer)
             || self
                 .peers
@@ -108,13 +108,13 @@ impl Agent {
     pub(super) fn drop_peer(&mut self, number: u32, end: Instant, error: impl Fn() -> Error) {
         let (mut cancelled, mut is_settled) = (Vec::new(), true);
         for (_, copy_queue) in self.copy_queues.extract_if(|(of, ..), _| *of == number) {
-            let (tickets, is_done) = copy_queue.close(end);
-            cancelled.extend(tickets);
+            let (contexts, is_done) = copy_queue.close(end);
+            cancelled.extend(contexts);
             is_settled &= is_done;
         }
         self.cpu_copies.retain_mut(|cpu_copy| {
-            cpu_copy.ticket.peer != number || {
-                cancelled.push(cpu_copy.ticket.clone());
+            cpu_copy.context.peer != number || {
+                cancelled.push(cpu_copy.context.clone());
                 false
             }
         });
@@ -128,10 +128,10 @@ impl Agent {
             cancelled.extend(std::mem::take(&mut peer.unsent_notices));
             self.deferred -= peer.deferred.len();
             let deferred = std::mem::take(&mut peer.deferred).into_iter();
-            cancelled.extend(deferred.map(DeferredOperation::into_ticket));
+            cancelled.extend(deferred.map(DeferredOperation::into_context));
         }
-        for ticket in cancelled {
-            self.operations.finish(ticket.token, Err(error()));
+        for context in cancelled {
+            self.operations.finish(context.token, Err(error()));
         }
     }
 
@@ -178,7 +178,7 @@ impl Agent {
         };
         let path = begun.path.map_or("no path", Path::name);
         let unsent_notices = self.peers.get(&begun.peer).map(|peer| &peer.unsent_notices);
-        let has_data = unsent_notices.into_iter().flatten().any(|ticket| ticket.token == token);
+        let has_data = unsent_notices.into_iter().flatten().any(|context| context.token == token);
         let (done, stage) = if has_data { (begun.bytes, "notice") } else { (0, "copy") };
         let detail = format!(
             "{done} of {} bytes completed by {path} after {timeout:?} (stage: {stage}). Wait again",

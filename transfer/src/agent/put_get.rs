@@ -64,11 +64,11 @@ impl Agent {
         let name = "notify";
         check_fork(self.fork_generation, name)?;
         let begun = OperationInfo { operation: name, bytes: 0, path: None, peer: peer.0 };
-        let (ticket, after) = self.register_operation(begun, None, Some(notice))?;
-        let token = ticket.token;
+        let (context, after) = self.register_operation(begun, None, Some(notice))?;
+        let token = context.token;
         match after {
-            Some(after) => self.defer(DeferredOperation::notice(ticket, after)),
-            None => self.finish_without_data(ticket),
+            Some(after) => self.defer(DeferredOperation::notice(context, after)),
+            None => self.finish_without_data(context),
         }
         Ok(token)
     }
@@ -110,9 +110,9 @@ impl Agent {
         let begun = OperationInfo { operation: name, bytes: 0, path: None, peer: peer.0 };
         let known = self.peers.get_mut(&peer.0).ok_or_else(|| disconnected_error(name))?;
         let after = known.epochs.next();
-        let (ticket, _) = self.register_operation(begun, None, Some(notice))?;
-        let token = ticket.token;
-        self.defer(DeferredOperation::notice(ticket, after));
+        let (context, _) = self.register_operation(begun, None, Some(notice))?;
+        let token = context.token;
+        self.defer(DeferredOperation::notice(context, after));
         self.start_deferred();
         Ok(token)
     }
@@ -212,18 +212,18 @@ impl Agent {
             .map_err(|detail| Error::new(name, ErrorKind::OutOfBounds, detail))?;
         let begun =
             OperationInfo { operation: name, bytes, path: Some(inner.path), peer: inner.peer };
-        let (ticket, after) = self.register_operation(begun, Some(&inner.remote), notice)?;
-        let token = ticket.token;
+        let (context, after) = self.register_operation(begun, Some(&inner.remote), notice)?;
+        let token = context.token;
         metrics::count(inner.path, bytes, inner.fallback);
         if let Some(after) = after {
             let blocks = self.block_lists.copy_blocks(blocks);
             let transfer = DeferredTransfer { operation, route: route.clone(), blocks, by };
-            self.defer(DeferredOperation::transfer(ticket, after, transfer));
+            self.defer(DeferredOperation::transfer(context, after, transfer));
             return Ok(token);
         }
-        self.move_bytes(operation, route, blocks, by, ticket).map_err(|failed| {
-            let (ticket, error) = *failed;
-            self.cancel_unstarted(ticket, error)
+        self.move_bytes(operation, route, blocks, by, context).map_err(|failed| {
+            let (context, error) = *failed;
+            self.cancel_unstarted(context, error)
         })?;
         Ok(token)
     }
@@ -245,10 +245,10 @@ impl Agent {
             has_any = true;
             self.deferred -= 1;
             let (operation, failure) = next;
-            let (ticket, transfer) = operation.into_parts();
+            let (context, transfer) = operation.into_parts();
             let region = transfer.as_ref().map(|transfer| &transfer.route.0.remote);
-            let obstacle = self.peers.get_mut(&ticket.peer).and_then(|peer| peer.obstacle(region));
-            let name = self.operations.begun(ticket.token).map_or("transfer", |it| it.operation);
+            let obstacle = self.peers.get_mut(&context.peer).and_then(|peer| peer.obstacle(region));
+            let name = self.operations.begun(context.token).map_or("transfer", |it| it.operation);
             let refusal = match (failure, obstacle) {
                 (Some(failure), _) => {
                     let detail = format!("{failure}. Flush the peer to continue");
@@ -261,21 +261,21 @@ impl Agent {
                     transfer
                         .into_iter()
                         .for_each(|transfer| self.block_lists.recycle(transfer.blocks));
-                    Err(Box::new((ticket, error)))
+                    Err(Box::new((context, error)))
                 }
                 (None, None) => {
-                    self.finish_without_data(ticket);
+                    self.finish_without_data(context);
                     Ok(())
                 }
                 (None, Some(DeferredTransfer { operation, route, mut blocks, by })) => {
-                    let begun = self.move_bytes(operation, &route, blocks.all(), by, ticket);
+                    let begun = self.move_bytes(operation, &route, blocks.all(), by, context);
                     self.block_lists.recycle(blocks);
                     begun
                 }
             };
             if let Err(failed) = outcome {
-                let (ticket, error) = *failed;
-                self.complete(ticket, Err(error));
+                let (context, error) = *failed;
+                self.complete(context, Err(error));
             }
         }
         has_any
@@ -308,7 +308,7 @@ impl Agent {
                 return refuse(kind, &cause);
             }
         }
-        let ticket = |token, number_in_session, epochs: &mut Epochs| {
+        let context = |token, number_in_session, epochs: &mut Epochs| {
             let after = epochs.deferred_until();
             let epoch = epochs.begin();
             (
@@ -324,7 +324,7 @@ impl Agent {
             )
         };
         let Some(local_session) = &mut peer.local_session else {
-            return Ok(ticket(self.operations.begin(begun)?, 0, &mut peer.epochs));
+            return Ok(context(self.operations.begin(begun)?, 0, &mut peer.epochs));
         };
         if let Some(end) = local_session.closed_cause() {
             return refuse(ErrorKind::Closed, end);
@@ -340,7 +340,7 @@ impl Agent {
             };
         }
         match self.operations.begin(begun) {
-            Ok(token) => Ok(ticket(token, number_in_session, &mut peer.epochs)),
+            Ok(token) => Ok(context(token, number_in_session, &mut peer.epochs)),
             Err(error) => {
                 local_session.segment.end(number_in_session);
                 Err(error)
@@ -354,15 +354,15 @@ impl Agent {
         route: &Route,
         blocks: Blocks<'_>,
         by: CopyMethod,
-        ticket: OperationContext,
+        context: OperationContext,
     ) -> std::result::Result<(), Box<(OperationContext, Error)>> {
-        if ticket.bytes == 0 {
-            self.finish_without_data(ticket);
+        if context.bytes == 0 {
+            self.finish_without_data(context);
             return Ok(());
         }
         match &route.0.mover {
             DataMover::Rails(route_lanes) => {
-                self.submit_stripes(operation, &route.0, route_lanes, blocks, ticket);
+                self.submit_stripes(operation, &route.0, route_lanes, blocks, context);
                 Ok(())
             }
             DataMover::Cpu { local, remote } => {
@@ -373,7 +373,7 @@ impl Agent {
                 };
                 let blocks = self.block_lists.copy_blocks(blocks);
                 self.cpu_copies.push_back(CpuCopy {
-                    ticket,
+                    context,
                     to,
                     from,
                     blocks,
@@ -386,41 +386,41 @@ impl Agent {
                     Operation::Put => (remote, local),
                     Operation::Get => (local, remote),
                 };
-                let key = (ticket.peer, device.name(), ticket.bytes < SMALL_COPY);
+                let key = (context.peer, device.name(), context.bytes < SMALL_COPY);
                 let copy_queue = match self.copy_queues.entry(key) {
                     Entry::Occupied(copy_queue) => copy_queue.into_mut(),
                     Entry::Vacant(slot) => match CopyQueue::new(device) {
                         Ok(copy_queue) => slot.insert(copy_queue),
-                        Err(error) => return Err(Box::new((ticket, error))),
+                        Err(error) => return Err(Box::new((context, error))),
                     },
                 };
-                copy_queue.push(ticket, CopyRequest { to, from, blocks, by });
+                copy_queue.push(context, CopyRequest { to, from, blocks, by });
                 Ok(())
             }
         }
     }
 
     /// An operation without data: sends its notice, if any.
-    fn finish_without_data(&mut self, ticket: OperationContext) {
-        match self.peers.get(&ticket.peer) {
-            Some(peer) if peer.local_session.is_none() && ticket.notice.is_some() => {
-                self.send_notice_by_rail(ticket);
+    fn finish_without_data(&mut self, context: OperationContext) {
+        match self.peers.get(&context.peer) {
+            Some(peer) if peer.local_session.is_none() && context.notice.is_some() => {
+                self.send_notice_by_rail(context);
             }
-            _ => self.complete(ticket, Ok(())),
+            _ => self.complete(context, Ok(())),
         }
     }
 
     /// Undoes the registration of an operation that did not start.
-    fn cancel_unstarted(&mut self, ticket: OperationContext, error: Error) -> Error {
-        if let Some(peer) = self.peers.get_mut(&ticket.peer) {
-            peer.epochs.finish(ticket.epoch);
+    fn cancel_unstarted(&mut self, context: OperationContext, error: Error) -> Error {
+        if let Some(peer) = self.peers.get_mut(&context.peer) {
+            peer.epochs.finish(context.epoch);
             if let Some(local_session) = &mut peer.local_session {
-                local_session.segment.end(ticket.number);
+                local_session.segment.end(context.number);
             }
         }
-        self.operations.forget(ticket.token);
-        self.operations.finish(ticket.token, Ok(()));
-        error.with(self.label(ticket.peer))
+        self.operations.forget(context.token);
+        self.operations.finish(context.token, Ok(()));
+        error.with(self.label(context.peer))
     }
 }
 

@@ -79,7 +79,7 @@ impl Link {
 /// An operation that is split among rails.
 #[derive(Debug)]
 pub(super) struct RemoteOperation {
-    ticket: OperationContext,
+    context: OperationContext,
     /// Stripes that have not completed.
     left: usize,
     failure: Option<Error>,
@@ -230,7 +230,7 @@ impl RemoteTransport {
     }
 
     pub(super) fn is_busy_with(&self, peer: u32) -> bool {
-        self.in_flight.values().any(|operation| operation.ticket.peer == peer)
+        self.in_flight.values().any(|operation| operation.context.peer == peer)
     }
 
     pub(super) fn send_command(
@@ -287,12 +287,12 @@ impl Agent {
         route: &Arc<RouteInner>,
         route_lanes: &[RouteLane],
         blocks: Blocks<'_>,
-        mut ticket: OperationContext,
+        mut context: OperationContext,
     ) {
         let is_remote =
-            self.peers.get(&ticket.peer).is_some_and(|peer| peer.local_session.is_none());
+            self.peers.get(&context.peer).is_some_and(|peer| peer.local_session.is_none());
         // Peers with a local session get the notice there.
-        let mut notice = ticket.notice.take_if(|_| is_remote);
+        let mut notice = context.notice.take_if(|_| is_remote);
         let open =
             || route_lanes.iter().filter(|route_lane| self.remote_transport.is_open(route_lane));
         let stripes = stripe_blocks(blocks, open().count());
@@ -300,13 +300,13 @@ impl Agent {
         if busy.is_empty() {
             let detail = "no rail of this route is connected to the peer";
             return self
-                .remote_done(ticket, Err(Error::new("transfer", ErrorKind::Closed, detail)));
+                .remote_done(context, Err(Error::new("transfer", ErrorKind::Closed, detail)));
         }
-        let (token, left) = (ticket.token, busy.len());
+        let (token, left) = (context.token, busy.len());
         let last = notice.take_if(|_| left > 1);
         self.remote_transport
             .in_flight
-            .insert(token, RemoteOperation { ticket, left, failure: None, notice: last });
+            .insert(token, RemoteOperation { context, left, failure: None, notice: last });
         for (route_lane, blocks) in busy {
             self.submit_stripe(route_lane, operation, route, (blocks, 0), (token, notice.take()));
         }
@@ -346,7 +346,7 @@ impl Agent {
         let closed = || Error::new("transfer", ErrorKind::Closed, cause);
         let Some(RailTransfer { operation, blocks, reroutes, route, .. }) = bytes else {
             let peer =
-                self.remote_transport.in_flight.get(&token).map(|operation| operation.ticket.peer);
+                self.remote_transport.in_flight.get(&token).map(|operation| operation.context.peer);
             return match (peer.and_then(|peer| self.notice_link(peer)), notice) {
                 (Some(link), Some(notice)) if link != lost => {
                     self.submit(RailRequest { link, token, notice: Some(notice), bytes: None });
@@ -382,14 +382,14 @@ impl Agent {
     }
 
     /// Sends a notice by a rail.
-    pub(super) fn send_notice_by_rail(&mut self, mut ticket: OperationContext) {
-        let (token, notice) = (ticket.token, ticket.notice.take());
-        let Some(link) = self.notice_link(ticket.peer) else {
+    pub(super) fn send_notice_by_rail(&mut self, mut context: OperationContext) {
+        let (token, notice) = (context.token, context.notice.take());
+        let Some(link) = self.notice_link(context.peer) else {
             let lost =
                 Error::new("notify a peer", ErrorKind::Closed, "no rail is connected to the peer");
-            return self.remote_done(ticket, Err(lost));
+            return self.remote_done(context, Err(lost));
         };
-        let operation = RemoteOperation { ticket, left: 1, failure: None, notice: None };
+        let operation = RemoteOperation { context, left: 1, failure: None, notice: None };
         self.remote_transport.in_flight.insert(token, operation);
         self.submit(RailRequest { link, token, notice, bytes: None });
     }
@@ -560,22 +560,22 @@ impl Agent {
             return;
         }
         let Some(operation) = self.remote_transport.in_flight.remove(&token) else { return };
-        let RemoteOperation { ticket, failure, notice, .. } = operation;
+        let RemoteOperation { context, failure, notice, .. } = operation;
         match (failure, notice) {
-            (Some(error), _) => self.remote_done(ticket, Err(error)),
-            (None, None) => self.remote_done(ticket, Ok(())),
-            (None, notice) => self.send_notice_by_rail(OperationContext { notice, ..ticket }),
+            (Some(error), _) => self.remote_done(context, Err(error)),
+            (None, None) => self.remote_done(context, Ok(())),
+            (None, notice) => self.send_notice_by_rail(OperationContext { notice, ..context }),
         }
     }
 
-    fn remote_done(&mut self, ticket: OperationContext, outcome: Result<()>) {
-        if self.peers.get(&ticket.peer).is_some_and(|peer| peer.local_session.is_some()) {
-            return self.complete(ticket, outcome);
+    fn remote_done(&mut self, context: OperationContext, outcome: Result<()>) {
+        if self.peers.get(&context.peer).is_some_and(|peer| peer.local_session.is_some()) {
+            return self.complete(context, outcome);
         }
-        let Some(peer) = self.peers.get_mut(&ticket.peer) else {
-            return self.operations.finish(ticket.token, outcome);
+        let Some(peer) = self.peers.get_mut(&context.peer) else {
+            return self.operations.finish(context.token, outcome);
         };
         let outcome = outcome.map_err(|error| error.with(&peer.card.label));
-        peer.finish(&ticket, outcome, &mut self.operations);
+        peer.finish(&context, outcome, &mut self.operations);
     }
 }
