@@ -36,7 +36,7 @@ pub struct Guarded {
 #[derive(Debug)]
 pub struct Joined {
     route: Route,
-    _mine: Region,
+    _local: Region,
 }
 
 fn boxed<T>(make: impl FnOnce() -> Option<T>) -> *mut T {
@@ -103,11 +103,11 @@ pub unsafe extern "C" fn endings_route(
     let (here, there, region) = unsafe { (&mut *here, &*there, &*region) };
     boxed(|| {
         let device = Device::open("emulated:0".parse().ok()?).ok()?;
-        let mine = here.register(device.allocate_shared(LENGTH, &[]).ok()?, Rights::ALL).ok()?;
+        let local = here.register(device.allocate_shared(LENGTH, &[]).ok()?, Rights::ALL).ok()?;
         let peer = here.connect(&there.card().encode().ok()?, TIMEOUT).ok()?;
         let descriptor = region.region.as_ref()?.descriptor().encode().ok()?;
-        let route = here.join(peer, &mine, &descriptor, &Policy::default(), TIMEOUT).ok()?;
-        Some(Joined { route, _mine: mine })
+        let route = here.join(peer, &local, &descriptor, &Policy::default(), TIMEOUT).ok()?;
+        Some(Joined { route, _local: local })
     })
 }
 

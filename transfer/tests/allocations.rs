@@ -28,20 +28,20 @@ struct Two {
     there: Agent,
     route: Route,
     /// Withdrawn on drop.
-    _theirs: Region,
+    _remote: Region,
 }
 
 impl Two {
-    fn joined(mine: impl Into<Buffer>, theirs: impl Into<Buffer>) -> Self {
+    fn joined(local: impl Into<Buffer>, remote: impl Into<Buffer>) -> Self {
         let mut here = Agent::start(AgentOptions::new("here")).unwrap();
         let there = Agent::start(AgentOptions::new("there")).unwrap();
-        let mine = here.register(mine, Rights::ALL).unwrap();
-        let theirs = there.register(theirs, Rights::ALL).unwrap();
+        let local = here.register(local, Rights::ALL).unwrap();
+        let remote = there.register(remote, Rights::ALL).unwrap();
         let peer = here.connect(&there.card().encode().unwrap(), TIMEOUT).unwrap();
-        let descriptor = theirs.descriptor().encode().unwrap();
-        let route = here.join(peer, &mine, &descriptor, &Policy::default(), TIMEOUT).unwrap();
+        let descriptor = remote.descriptor().encode().unwrap();
+        let route = here.join(peer, &local, &descriptor, &Policy::default(), TIMEOUT).unwrap();
         assert_eq!(route.path(), Path::SameProcess);
-        Self { here, there, route, _theirs: theirs }
+        Self { here, there, route, _remote: remote }
     }
 
     /// Put and get with a notice that the peer receives.

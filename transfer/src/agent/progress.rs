@@ -32,8 +32,9 @@ impl Agent {
     /// Completes a transfer or its failure: sends its notice and records the outcome.
     pub(super) fn complete(&mut self, context: OperationContext, outcome: Result<()>) {
         let Some(peer) = self.peers.get_mut(&context.peer) else {
-            let gone = Error::new("notify a peer", ErrorKind::Closed, "the peer was disconnected");
-            return self.operations.finish(context.token, outcome.and(Err(gone)));
+            let disconnected =
+                Error::new("notify a peer", ErrorKind::Closed, "the peer was disconnected");
+            return self.operations.finish(context.token, outcome.and(Err(disconnected)));
         };
         if let Some(local_session) = &mut peer.local_session {
             local_session.segment.end(context.number);
@@ -242,15 +243,15 @@ mod tests {
         let device = Device::open("emulated:1".parse().unwrap()).unwrap();
         let memory = || device.allocate_shared(LENGTH, &[]).unwrap();
         let mut here = Agent::start(AgentOptions::new("here")).unwrap();
-        let mine = here.register(memory(), Rights::ALL).unwrap();
+        let local = here.register(memory(), Rights::ALL).unwrap();
         let mut others = Vec::new();
         for label in ["first", "second", "third", "fourth"] {
             let there = Agent::start(AgentOptions::new(label)).unwrap();
-            let theirs = there.register(memory(), Rights::ALL).unwrap();
+            let remote = there.register(memory(), Rights::ALL).unwrap();
             let peer = here.connect(&there.card().encode().unwrap(), SECOND).unwrap();
-            let descriptor = theirs.descriptor().encode().unwrap();
-            let route = here.join(peer, &mine, &descriptor, &Policy::default(), SECOND).unwrap();
-            others.push((there, theirs, peer, route));
+            let descriptor = remote.descriptor().encode().unwrap();
+            let route = here.join(peer, &local, &descriptor, &Policy::default(), SECOND).unwrap();
+            others.push((there, remote, peer, route));
         }
         let put = |here: &mut Agent, at: usize| {
             for length in [LENGTH, 4096] {

@@ -55,9 +55,9 @@ impl Agent {
     /// let card = there.card().encode()?; // all that the peer needs
     ///
     /// let mut here = Agent::start(AgentOptions::new("prefill"))?;
-    /// let mine = here.register_local(HostBuffer::from_vec(vec![7; 4096])?)?;
+    /// let local = here.register_local(HostBuffer::from_vec(vec![7; 4096])?)?;
     /// let peer = here.connect(&card, timeout)?;
-    /// let route = here.route_to(peer, "cache", &mine, timeout)?;
+    /// let route = here.route_to(peer, "cache", &local, timeout)?;
     /// let put = here.put_all(&route, None)?;
     /// here.wait(put, timeout)?;
     /// let mut found = [0; 4096];
@@ -149,19 +149,19 @@ mod tests {
     #[test]
     fn published_region_is_joined_by_name_and_copied_whole() {
         let (mut here, mut there) = (agent("here"), agent("there"));
-        let (mine, theirs) = (buffer(4096, 1), buffer(4096, 2));
-        let local = here.register(&mine, Rights::ALL).unwrap();
-        let remote = there.register(&theirs, Rights::ALL).unwrap();
+        let (local_buffer, remote_buffer) = (buffer(4096, 1), buffer(4096, 2));
+        let local = here.register(&local_buffer, Rights::ALL).unwrap();
+        let remote = there.register(&remote_buffer, Rights::ALL).unwrap();
         there.publish("cache", &remote).unwrap();
         let peer = here.connect(&there.card().encode().unwrap(), SECOND).unwrap();
         let route = here.route_to(peer, "cache", &local, SECOND).unwrap();
         let get = here.get_all(&route, None).unwrap();
         assert_eq!(here.wait(get, SECOND).unwrap().bytes, 4096);
-        assert_eq!(bytes(&mine), [2; 4096]);
-        mine.write(0, &[3; 4096]).unwrap();
+        assert_eq!(bytes(&local_buffer), [2; 4096]);
+        local_buffer.write(0, &[3; 4096]).unwrap();
         let put = here.put_all(&route, None).unwrap();
         here.wait(put, SECOND).unwrap();
-        assert_eq!(bytes(&theirs), [3; 4096]);
+        assert_eq!(bytes(&remote_buffer), [3; 4096]);
 
         let error = here.route_to(peer, "other", &local, SECOND).unwrap_err();
         assert_eq!((error.kind(), error.peer()), (ErrorKind::Unknown, Some("there")));
@@ -207,16 +207,16 @@ mod tests {
     #[test]
     fn longer_region_is_not_copied_whole_into_a_shorter_one() {
         let (mut here, mut there) = (agent("here"), agent("there"));
-        let (mine, theirs) = (buffer(4096, 1), buffer(100, 2));
-        let local = here.register(&mine, Rights::ALL).unwrap();
-        let remote = there.register(&theirs, Rights::ALL).unwrap();
+        let (local_buffer, remote_buffer) = (buffer(4096, 1), buffer(100, 2));
+        let local = here.register(&local_buffer, Rights::ALL).unwrap();
+        let remote = there.register(&remote_buffer, Rights::ALL).unwrap();
         there.publish("short", &remote).unwrap();
         let peer = here.connect(&there.card().encode().unwrap(), SECOND).unwrap();
         let route = here.route_to(peer, "short", &local, SECOND).unwrap();
         assert_eq!(here.put_all(&route, None).unwrap_err().kind(), ErrorKind::OutOfBounds);
         let get = here.get_all(&route, None).unwrap();
         here.wait(get, SECOND).unwrap();
-        assert_eq!(bytes(&mine)[..101], [&[2; 100][..], &[1]].concat());
+        assert_eq!(bytes(&local_buffer)[..101], [&[2; 100][..], &[1]].concat());
     }
 
     #[test]

@@ -88,11 +88,11 @@ impl Agent {
     /// # let second = Duration::from_secs(1);
     /// # let mut here = Agent::start(AgentOptions::new("here"))?;
     /// # let mut there = Agent::start(AgentOptions::new("there"))?;
-    /// # let mine = here.register(HostBuffer::new(4096)?, Rights::ALL)?;
-    /// # let theirs = there.register(HostBuffer::new(4096)?, Rights::ALL)?;
+    /// # let local_region = here.register(HostBuffer::new(4096)?, Rights::ALL)?;
+    /// # let remote_region = there.register(HostBuffer::new(4096)?, Rights::ALL)?;
     /// # let peer = here.connect(&there.card().encode()?, second)?;
-    /// # let descriptor = theirs.descriptor().encode()?;
-    /// # let route = here.join(peer, &mine, &descriptor, &Policy::default(), second)?;
+    /// # let descriptor = remote_region.descriptor().encode()?;
+    /// # let route = here.join(peer, &local_region, &descriptor, &Policy::default(), second)?;
     /// for at in [0, 1024, 2048] {
     ///     let token = here.put(&route, &[Block { to: at, from: at, length: 1024 }], None)?;
     ///     here.forget(token);

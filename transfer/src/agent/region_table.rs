@@ -99,22 +99,22 @@ mod tests {
 
     #[test]
     fn region_is_listed_until_removed_and_numbers_are_not_reused() {
-        let mine = RegionTable::create().unwrap();
-        let theirs = ReadOnlyRegionTable::open(mine.read_only().unwrap()).unwrap();
-        let first = mine.insert_after(0).unwrap();
-        let second = mine.insert_after(first).unwrap();
-        assert!(theirs.contains(first) && theirs.contains(second) && first != second);
-        mine.remove(first);
-        mine.remove(first);
-        assert!(!theirs.contains(first) && theirs.contains(second));
-        let third = mine.insert_after(second).unwrap();
+        let own_table = RegionTable::create().unwrap();
+        let peer_table = ReadOnlyRegionTable::open(own_table.read_only().unwrap()).unwrap();
+        let first = own_table.insert_after(0).unwrap();
+        let second = own_table.insert_after(first).unwrap();
+        assert!(peer_table.contains(first) && peer_table.contains(second) && first != second);
+        own_table.remove(first);
+        own_table.remove(first);
+        assert!(!peer_table.contains(first) && peer_table.contains(second));
+        let third = own_table.insert_after(second).unwrap();
         assert!(third > second);
         // The same slot, another region.
-        mine.remove(first + TABLE_SLOTS as u64);
-        assert!(!theirs.contains(0) && !theirs.contains(first + TABLE_SLOTS as u64));
-        assert!(!theirs.is_closed());
-        mine.close();
-        assert!(theirs.is_closed());
+        own_table.remove(first + TABLE_SLOTS as u64);
+        assert!(!peer_table.contains(0) && !peer_table.contains(first + TABLE_SLOTS as u64));
+        assert!(!peer_table.is_closed());
+        own_table.close();
+        assert!(peer_table.is_closed());
     }
 
     #[test]

@@ -223,7 +223,7 @@ impl Agent {
         end: Instant,
     ) -> Result<DataMover> {
         let of_device = |error| Error::of_device(JOIN, error);
-        let remote_device = match self.peer(peer, JOIN)?.in_process_region(remote) {
+        let in_process_buffer = match self.peer(peer, JOIN)?.in_process_region(remote) {
             Some(region) if region.descriptor.rights.allow(remote.rights) => {
                 Some(region.buffer.clone())
             }
@@ -238,14 +238,14 @@ impl Agent {
             None => None,
         };
         let Some(device) = device else {
-            let Buffer::Host(mine) = &local.buffer else {
+            let Buffer::Host(local_buffer) = &local.buffer else {
                 return Err(Error::new(
                     JOIN,
                     ErrorKind::NoPath,
                     "no device takes part in this transfer",
                 ));
             };
-            let remote = match remote_device {
+            let remote = match in_process_buffer {
                 Some(Buffer::Host(buffer)) => buffer,
                 Some(Buffer::Device(_)) => {
                     return Err(Error::new(
@@ -256,10 +256,10 @@ impl Agent {
                 }
                 None => self.map_host(peer, remote, end)?,
             };
-            return Ok(DataMover::Cpu { local: CopyBuffer::Host(mine.clone()), remote });
+            return Ok(DataMover::Cpu { local: CopyBuffer::Host(local_buffer.clone()), remote });
         };
         let whole = |memory: &Memory, length| memory.slice(0, length).map_err(of_device);
-        let their_memory = match remote_device {
+        let remote_memory = match in_process_buffer {
             Some(Buffer::Device(memory)) => {
                 if memory.device().is_some_and(|resident| resident != device.name()) {
                     device.enable_peer(memory.mapped_for()).map_err(of_device)?;
@@ -272,23 +272,25 @@ impl Agent {
                 let mapped = self.map_host(peer, remote, end)?;
                 match (mapped.pinned_if_possible(device)?, &local.buffer) {
                     (Some(memory), _) => memory,
-                    (None, Buffer::Host(mine)) => {
-                        let local = CopyBuffer::Host(mine.clone());
+                    (None, Buffer::Host(local_buffer)) => {
+                        let local = CopyBuffer::Host(local_buffer.clone());
                         return Ok(DataMover::Cpu { local, remote: mapped });
                     }
-                    (None, Buffer::Device(mine)) => {
-                        let local =
-                            CopyBuffer::device(whole(mine, local.descriptor.length)?, device)?;
+                    (None, Buffer::Device(local_buffer)) => {
+                        let local = CopyBuffer::device(
+                            whole(local_buffer, local.descriptor.length)?,
+                            device,
+                        )?;
                         return Ok(DataMover::Cpu { local, remote: mapped });
                     }
                 }
             }
         };
-        let my_memory = match &local.buffer {
+        let local_memory = match &local.buffer {
             Buffer::Device(memory) => memory.clone(),
             Buffer::Host(buffer) => buffer.pinned_for(device)?,
         };
-        for memory in [&my_memory, &their_memory] {
+        for memory in [&local_memory, &remote_memory] {
             if !memory.is_reachable_from(device) {
                 let detail = format!("{:?} does not reach {memory:?}", device.name());
                 return Err(Error::new(JOIN, ErrorKind::NoPeerAccess, detail));
@@ -296,8 +298,8 @@ impl Agent {
         }
         Ok(DataMover::Device {
             device: device.clone(),
-            local: whole(&my_memory, local.descriptor.length)?,
-            remote: whole(&their_memory, remote.length)?,
+            local: whole(&local_memory, local.descriptor.length)?,
+            remote: whole(&remote_memory, remote.length)?,
         })
     }
 }

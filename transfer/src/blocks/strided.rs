@@ -33,9 +33,9 @@ const OPERATION: &str = "describe strided rows";
 /// let (n, cell) = (16, 8);
 /// let with_halo = [n + 2, n + 2];
 /// let length = cell * (n + 2) * (n + 2);
-/// let (mine, theirs) = (HostBuffer::new(length)?, HostBuffer::new(length)?);
-/// let field = west.register(&mine, Rights::ALL)?;
-/// let target = east.register(&theirs, Rights::ALL)?;
+/// let (west_buffer, east_buffer) = (HostBuffer::new(length)?, HostBuffer::new(length)?);
+/// let field = west.register(&west_buffer, Rights::ALL)?;
+/// let target = east.register(&east_buffer, Rights::ALL)?;
 /// let peer = west.connect(&east.card().encode()?, second)?;
 /// let descriptor = target.descriptor().encode()?;
 /// let route = west.join(peer, &field, &descriptor, &Policy::default(), second)?;
@@ -47,11 +47,11 @@ const OPERATION: &str = "describe strided rows";
 ///     Subarray { extents: &with_halo, origin: &[1, n] },
 ///     Subarray { extents: &with_halo, origin: &[1, 0] },
 /// )?;
-/// mine.write(cell * ((n + 2) + n), &[7; 8])?;
+/// west_buffer.write(cell * ((n + 2) + n), &[7; 8])?;
 /// let token = west.put(&route, &halo, None)?;
 /// west.wait(token, second)?;
 /// let mut received = [0; 8];
-/// theirs.read(cell * (n + 2), &mut received)?;
+/// east_buffer.read(cell * (n + 2), &mut received)?;
 /// assert_eq!(received, [7; 8]);
 /// # Ok::<(), transfer::Error>(())
 /// ```

@@ -156,8 +156,8 @@ fn tile_beyond_its_array_is_refused() {
     assert_eq!(kind(tile(&[3, 0], array)), ErrorKind::Malformed);
     assert_eq!(kind(tile(&[3], array)), ErrorKind::Malformed);
     assert_eq!(kind(tile(&[3, 1, 1], array)), ErrorKind::Malformed);
-    let far = Subarray { extents: &[4, 6], origin: &[u64::MAX, 0] };
-    assert_eq!(kind(tile(&[1, 1], far)), ErrorKind::OutOfBounds);
+    let distant = Subarray { extents: &[4, 6], origin: &[u64::MAX, 0] };
+    assert_eq!(kind(tile(&[1, 1], distant)), ErrorKind::OutOfBounds);
     let long = Subarray { extents: &[u64::MAX, u64::MAX], origin: &[0, 0] };
     assert_eq!(kind(tile(&[1, 1], long)), ErrorKind::OutOfBounds);
     let none = Subarray { extents: &[], origin: &[] };

@@ -60,8 +60,8 @@ impl Side {
         has_moved
     }
 
-    fn count(&self, is_it: impl Fn(&RailEvent) -> bool) -> usize {
-        self.events.iter().filter(|report| is_it(report)).count()
+    fn count(&self, is_match: impl Fn(&RailEvent) -> bool) -> usize {
+        self.events.iter().filter(|event| is_match(event)).count()
     }
 }
 

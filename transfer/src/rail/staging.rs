@@ -95,7 +95,7 @@ impl DeviceCopies {
     ) -> Result<()> {
         let copies = match self.0.entry(device.name()) {
             Entry::Occupied(known) => known.into_mut(),
-            Entry::Vacant(place) => place.insert(StreamCopies::new(device)?),
+            Entry::Vacant(entry) => entry.insert(StreamCopies::new(device)?),
         };
         copies.begin(number, |stream| stream.copy(to, from));
         Ok(())

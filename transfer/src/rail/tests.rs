@@ -138,7 +138,7 @@ fn hello_for_another_agent_is_refused() {
 fn hello_with_an_invalid_address_is_ignored() {
     let mut world = World::new();
     for address in [vec![], vec![0], vec![0xff; 512]] {
-        let (to, label) = (world.local_target.identity, "guest".to_owned());
+        let (to, label) = (world.local_target.identity, "initiator".to_owned());
         let (from, connection_id) = ([9; 16], 1);
         let hello = Message::Hello { to, from, connection_id, label, address };
         // The provider may accept an unreachable address.
@@ -477,7 +477,7 @@ fn repeated_hello_is_answered_and_reported_once() {
     let mut world = World::new();
     let hello = |world: &World, session, connection_id| {
         let (to, address) = (world.local_target.identity, world.driver.address().to_vec());
-        let (from, label) = ([9; 16], "guest".to_owned());
+        let (from, label) = ([9; 16], "initiator".to_owned());
         let message = Message::Hello { to, from, connection_id, label, address };
         Frame { session, number: 0, acknowledged: 0, message }
     };

@@ -74,7 +74,7 @@ pub fn inside(role: &str) {
 struct Ends {
     fixture: AgentFixture,
     peer_process: PeerProcess,
-    mine: HostBuffer,
+    local: HostBuffer,
     _region: Region,
     route: Route,
     cables: usize,
@@ -92,7 +92,7 @@ impl Ends {
         let interfaces = |other: &ChildProcess| {
             let number = other.0.id().to_string();
             let end = Instant::now() + TIMEOUT;
-            while network(&number).ok().is_none_or(|theirs| theirs == network("self").unwrap()) {
+            while network(&number).ok().is_none_or(|remote| remote == network("self").unwrap()) {
                 assert!(Instant::now() < end, "the process stays in this network namespace");
                 std::thread::sleep(Duration::from_millis(5));
             }
@@ -120,14 +120,15 @@ impl Ends {
         let mut fixture =
             AgentFixture::open_at(&directory, |options| with_cables(options, LOST_AFTER, &from));
         let peer_process = fixture.connect_to(other);
-        let mine = HostBuffer::new(LENGTH).unwrap();
-        let region = fixture.agent.register(&mine, Rights::ALL).unwrap();
+        let local = HostBuffer::new(LENGTH).unwrap();
+        let region = fixture.agent.register(&local, Rights::ALL).unwrap();
         let (peer, descriptor) = (peer_process.peer, &peer_process.descriptor);
         let policy = Policy::default();
         let route = fixture.agent.join(peer, &region, descriptor, &policy, TIMEOUT).unwrap();
         assert_eq!(route.path(), Path::FabricDirect, "{}", route.choice());
         let events = String::new();
-        let mut ends = Self { fixture, peer_process, mine, _region: region, route, cables, events };
+        let mut ends =
+            Self { fixture, peer_process, local, _region: region, route, cables, events };
         // All cables carry, although the first answer may have used one of them.
         let end = Instant::now() + TIMEOUT;
         while !ends.all_carry(1) {
@@ -189,7 +190,7 @@ impl Ends {
     #[track_caller]
     fn check_transfer(&mut self, first: u64) {
         let blocks = blocks_of(64 << 10);
-        self.mine.write(0, &numbers(LENGTH, first as u32)).unwrap();
+        self.local.write(0, &numbers(LENGTH, first as u32)).unwrap();
         let on_arrival = Some(notice(COMPARE, sum_of(LENGTH, first)));
         let token = self.fixture.agent.put(&self.route, &blocks, on_arrival).unwrap();
         self.fixture.agent.wait(token, TIMEOUT).unwrap();
@@ -201,7 +202,7 @@ impl Ends {
         let token = self.fixture.agent.get(&self.route, &blocks, None).unwrap();
         self.fixture.agent.wait(token, TIMEOUT).unwrap();
         let mut bytes = vec![0; LENGTH as usize];
-        self.mine.read(0, &mut bytes).unwrap();
+        self.local.read(0, &mut bytes).unwrap();
         assert!(bytes == numbers(LENGTH, first as u32 + 7), "wrong bytes arrived");
     }
 
@@ -241,7 +242,7 @@ fn two_cables() {
     let whole = [Block { to: 0, from: 0, length: LENGTH }];
     for round in 0..2 {
         ends.events.clear();
-        ends.mine.write(0, &numbers(LENGTH, 100)).unwrap();
+        ends.local.write(0, &numbers(LENGTH, 100)).unwrap();
         let mut tokens: Vec<_> = (0..300)
             .map(|number| {
                 let blocks = if number % 2 == 0 { &blocks[..] } else { &whole };
@@ -294,7 +295,7 @@ fn one_cable_for_long() {
     let mut ends = Ends::new(1);
     ends.poll();
     ends.events.clear();
-    ends.mine.write(0, &numbers(LENGTH, 100)).unwrap();
+    ends.local.write(0, &numbers(LENGTH, 100)).unwrap();
     let whole = [Block { to: 0, from: 0, length: LENGTH }];
     let tokens: Vec<_> =
         (0..100).map(|_| ends.fixture.agent.put(&ends.route, &whole, None).unwrap()).collect();
@@ -339,7 +340,7 @@ fn one_cable_for_a_moment() {
     let mut ends = Ends::new(1);
     ends.poll();
     ends.events.clear();
-    ends.mine.write(0, &numbers(LENGTH, 100)).unwrap();
+    ends.local.write(0, &numbers(LENGTH, 100)).unwrap();
     let blocks = blocks_of(256 << 10);
     for round in 0..3 {
         let tokens: Vec<_> =

@@ -34,19 +34,19 @@ fn debug_output_shows_no_ticket_and_no_key() {
     let (mut one, two) = (start("one"), start("two"));
     let register =
         |agent: &Agent| agent.register(HostBuffer::new(4096).unwrap(), Rights::ALL).unwrap();
-    let (mine, theirs) = (register(&one), register(&two));
+    let (local, remote_region) = (register(&one), register(&two));
     let card = two.card();
     let peer = one.connect(&card.encode().unwrap(), TIMEOUT).unwrap();
-    let descriptor = theirs.descriptor().encode().unwrap();
-    let route = one.join(peer, &mine, &descriptor, &Policy::default(), TIMEOUT).unwrap();
+    let descriptor = remote_region.descriptor().encode().unwrap();
+    let route = one.join(peer, &local, &descriptor, &Policy::default(), TIMEOUT).unwrap();
 
-    let descriptors = [mine.descriptor(), theirs.descriptor()];
+    let descriptors = [local.descriptor(), remote_region.descriptor()];
     assert!(!descriptors[1].keys.is_empty(), "the region has no keys");
     let keys = &descriptors[1].keys;
     let remote = fabric::RemoteRegion::decode(&keys[0].bytes).unwrap();
     let texts = [
-        format!("{one:?} {two:?} {mine:?} {theirs:?} {route:?} {peer:?} {card:?}"),
-        format!("{one:#?} {two:#?} {mine:#?} {theirs:#?} {route:#?} {peer:#?} {card:#?}"),
+        format!("{one:?} {two:?} {local:?} {remote_region:?} {route:?} {peer:?} {card:?}"),
+        format!("{one:#?} {two:#?} {local:#?} {remote_region:#?} {route:#?} {peer:#?} {card:#?}"),
         format!("{descriptors:?} {keys:?} {remote:?}"),
         format!("{descriptors:#?} {keys:#?} {remote:#?}"),
     ];

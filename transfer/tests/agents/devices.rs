@@ -107,7 +107,11 @@ fn agents_transfer_during_a_graph_capture() {
                 let on_arrival = Some(notice(100, sum_of(LENGTH, first_number)));
                 let token = fixture.agent.put(&route, &blocks, on_arrival).unwrap();
                 fixture.agent.wait(token, TIMEOUT).unwrap();
-                assert_eq!(fixture.reply(), 1, "{role}: other bytes came, by blocks of {length}");
+                assert_eq!(
+                    fixture.reply(),
+                    1,
+                    "{role}: wrong bytes arrived, by blocks of {length}"
+                );
                 fixture.request(&peer_process, FILL, 70 + length);
                 let token = fixture.agent.get(&route, &blocks, None).unwrap();
                 fixture.agent.wait(token, TIMEOUT).unwrap();
@@ -186,14 +190,14 @@ fn memory_freed_during_a_peers_puts_is_not_written_after_reuse() {
     let mut here = Agent::start(AgentOptions::new("here").directory(&directory)).unwrap();
     let memory = device.allocate_shared(SMALL, &[]).unwrap();
     set(&memory, 0x77);
-    let mine = here.register(&memory, Rights::ALL).unwrap();
+    let local = here.register(&memory, Rights::ALL).unwrap();
     for round in 0..5 {
         child.say("begin");
         let line = child.line(TIMEOUT).expect("its card");
         let (card, descriptor) = line.split_once(' ').unwrap();
         let (card, descriptor) = (unhex(card), unhex(descriptor));
         let peer = here.connect(&card, TIMEOUT).unwrap();
-        let route = here.join(peer, &mine, &descriptor, &Policy::default(), TIMEOUT).unwrap();
+        let route = here.join(peer, &local, &descriptor, &Policy::default(), TIMEOUT).unwrap();
         assert_eq!(route.path(), Way::CudaIpc, "{}", route.choice());
         let delay = Duration::from_micros(50);
         emulated::configure_faults(0, emulated::FaultConfig { delay, ..Default::default() });

@@ -70,27 +70,27 @@ fn ended_agent_of_the_same_process_is_refused() {
     let mut here = Agent::start(AgentOptions::new("here")).unwrap();
     let there = Agent::start(AgentOptions::new("there")).unwrap();
     let card = there.card().encode().unwrap();
-    let (mine, theirs) = [&here, &there]
+    let (local, remote) = [&here, &there]
         .map(|agent| agent.register(HostBuffer::new(LENGTH).unwrap(), Rights::ALL).unwrap())
         .into();
     let peer = here.connect(&card, TIMEOUT).unwrap();
-    let descriptor = theirs.descriptor().encode().unwrap();
-    let route = here.join(peer, &mine, &descriptor, &Policy::default(), TIMEOUT).unwrap();
+    let descriptor = remote.descriptor().encode().unwrap();
+    let route = here.join(peer, &local, &descriptor, &Policy::default(), TIMEOUT).unwrap();
     drop(there);
     let errors = [
         here.put(&route, &WHOLE, None).unwrap_err(),
-        here.join(peer, &mine, &descriptor, &Policy::default(), TIMEOUT).unwrap_err(),
+        here.join(peer, &local, &descriptor, &Policy::default(), TIMEOUT).unwrap_err(),
     ];
     for error in errors {
         assert_eq!(error.kind(), ErrorKind::Closed);
         let text = error.to_string();
         assert!(text.contains("(there)") && text.contains("the agent has ended"), "{text}");
     }
-    drop(theirs);
+    drop(remote);
     // The card of an ended agent leads to no agent of this process.
     assert_eq!(here.connect(&card, TIMEOUT).unwrap_err().kind(), ErrorKind::NoPath);
     let peer = here.inspect(&card, TIMEOUT).unwrap();
-    let error = here.join(peer, &mine, &descriptor, &Policy::default(), TIMEOUT).unwrap_err();
+    let error = here.join(peer, &local, &descriptor, &Policy::default(), TIMEOUT).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NoPath, "{error}");
 }
 
@@ -139,25 +139,25 @@ fn dropping_agents_in_a_forked_child_does_not_affect_the_parent() {
     let names = || std::fs::read_dir(&directory).unwrap().count();
     let before = names();
     let memory = || HostBuffer::new(LENGTH).unwrap();
-    let (mine, theirs) =
+    let (local, remote) =
         (here.register(memory(), Rights::ALL), there.register(memory(), Rights::ALL));
-    let (mine, theirs) = (mine.unwrap(), theirs.unwrap());
+    let (local, remote) = (local.unwrap(), remote.unwrap());
     let peer = here.connect(&there.card().encode().unwrap(), TIMEOUT).unwrap();
-    let descriptor = theirs.descriptor().encode().unwrap();
-    let local_route = here.join(peer, &mine, &descriptor, &Policy::default(), TIMEOUT).unwrap();
+    let descriptor = remote.descriptor().encode().unwrap();
+    let local_route = here.join(peer, &local, &descriptor, &Policy::default(), TIMEOUT).unwrap();
 
-    let mut all = Some((fixture, route, here, there, mine, theirs, local_route));
+    let mut all = Some((fixture, route, here, there, local, remote, local_route));
     let child = testkit::children::ForkedChild::new(|| {
-        let (mut fixture, route, here, there, mine, theirs, local_route) = all.take().unwrap();
+        let (mut fixture, route, here, there, local, remote, local_route) = all.take().unwrap();
         let refused = fixture.agent.put(&route, &WHOLE, None).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::Forked);
-        drop((here, theirs, local_route, mine, there, route));
+        drop((here, remote, local_route, local, there, route));
         // The directory is the parent's.
         std::mem::forget(fixture);
     });
     assert!(child.wait().success());
     assert!(before > 0 && names() == before, "{before} names, now {}", names());
-    let (mut fixture, route, mut here, mut there, mine, theirs, local_route) = all.take().unwrap();
+    let (mut fixture, route, mut here, mut there, local, remote, local_route) = all.take().unwrap();
     let put = here.put(&local_route, &WHOLE, None).unwrap();
     here.wait(put, TIMEOUT).unwrap();
     let put = fixture.agent.put(&route, &WHOLE, None).unwrap();
@@ -165,8 +165,8 @@ fn dropping_agents_in_a_forked_child_does_not_affect_the_parent() {
     // Other agents can still connect.
     let mut later = Agent::start(AgentOptions::new("later")).unwrap();
     later.connect(&there.card().encode().unwrap(), TIMEOUT).unwrap();
-    there.withdraw(&theirs, TIMEOUT).unwrap();
-    drop((here, mine));
+    there.withdraw(&remote, TIMEOUT).unwrap();
+    drop((here, local));
     let token = fixture.agent.notify(peer_process.peer, notice(crate::fixture::END, 0)).unwrap();
     fixture.agent.wait(token, TIMEOUT).unwrap();
     peer_process.other.finish();
@@ -183,11 +183,11 @@ fn initiators_that_end_or_disconnect_settle_their_operations() {
         let mut here = Agent::start(AgentOptions::new("here")).unwrap();
         let mut there = Agent::start(AgentOptions::new("there")).unwrap();
         let memory = || device().allocate_shared(LENGTH, &[]).unwrap();
-        let mine = here.register(memory(), Rights::ALL).unwrap();
-        let theirs = there.register(memory(), Rights::ALL).unwrap();
+        let local = here.register(memory(), Rights::ALL).unwrap();
+        let remote = there.register(memory(), Rights::ALL).unwrap();
         let peer = here.connect(&there.card().encode().unwrap(), TIMEOUT).unwrap();
-        let descriptor = theirs.descriptor().encode().unwrap();
-        let route = here.join(peer, &mine, &descriptor, &Policy::default(), TIMEOUT).unwrap();
+        let descriptor = remote.descriptor().encode().unwrap();
+        let route = here.join(peer, &local, &descriptor, &Policy::default(), TIMEOUT).unwrap();
         slow(Duration::from_millis(100));
         let token = here.put(&route, &WHOLE, None).unwrap();
         if leaves {
@@ -198,7 +198,7 @@ fn initiators_that_end_or_disconnect_settle_their_operations() {
             drop(here);
         }
         slow(Duration::ZERO);
-        there.withdraw(&theirs, Duration::from_secs(2)).unwrap();
+        there.withdraw(&remote, Duration::from_secs(2)).unwrap();
     }
 }
 
@@ -317,10 +317,10 @@ fn closing_an_agent_waits_for_agents_of_the_same_process() {
     let region = |agent: &Agent| {
         agent.register(device().allocate_shared(LENGTH, &[]).unwrap(), Rights::ALL).unwrap()
     };
-    let (mine, theirs) = (region(&here), region(&there));
+    let (local, remote) = (region(&here), region(&there));
     let peer = here.connect(&there.card().encode().unwrap(), TIMEOUT).unwrap();
-    let descriptor = theirs.descriptor().encode().unwrap();
-    let route = here.join(peer, &mine, &descriptor, &Policy::default(), TIMEOUT).unwrap();
+    let descriptor = remote.descriptor().encode().unwrap();
+    let route = here.join(peer, &local, &descriptor, &Policy::default(), TIMEOUT).unwrap();
     // The copy completes when its agent polls, which it does not do meanwhile.
     let token = here.put(&route, &WHOLE, None).unwrap();
     let error = there.close(Duration::from_millis(20)).unwrap_err();
@@ -338,10 +338,10 @@ fn closing_an_agent_completes_its_operations() {
     let region = |agent: &Agent| {
         agent.register(device().allocate_shared(LENGTH, &[]).unwrap(), Rights::ALL).unwrap()
     };
-    let (mine, theirs) = (region(&here), region(&there));
+    let (local, remote) = (region(&here), region(&there));
     let peer = here.connect(&there.card().encode().unwrap(), TIMEOUT).unwrap();
-    let descriptor = theirs.descriptor().encode().unwrap();
-    let route = here.join(peer, &mine, &descriptor, &Policy::default(), TIMEOUT).unwrap();
+    let descriptor = remote.descriptor().encode().unwrap();
+    let route = here.join(peer, &local, &descriptor, &Policy::default(), TIMEOUT).unwrap();
     // More than the driver gets at a time.
     for number in 0..400 {
         let block = [Block { to: number * 4096, from: number * 4096, length: 4096 }];
@@ -361,7 +361,7 @@ fn closing_an_agent_completes_its_operations() {
         }
     }
     assert_eq!(seen, 400);
-    there.withdraw(&theirs, Duration::ZERO).unwrap();
+    there.withdraw(&remote, Duration::ZERO).unwrap();
 }
 
 /// Its copies have ended, and no memory is kept for it.

@@ -241,11 +241,11 @@ fn notices_to_an_agent_that_ended_meanwhile_fail() {
     let mut here = Agent::start(AgentOptions::new("here")).unwrap();
     let there = Agent::start(AgentOptions::new("there")).unwrap();
     let memory = || device().allocate_shared(LENGTH, &[]).unwrap();
-    let mine = here.register(memory(), Rights::ALL).unwrap();
-    let theirs = there.register(memory(), Rights::ALL).unwrap();
+    let local = here.register(memory(), Rights::ALL).unwrap();
+    let remote_region = there.register(memory(), Rights::ALL).unwrap();
     let peer = here.connect(&there.card().encode().unwrap(), TIMEOUT).unwrap();
-    let descriptor = theirs.descriptor().encode().unwrap();
-    let route = here.join(peer, &mine, &descriptor, &Policy::default(), TIMEOUT).unwrap();
+    let descriptor = remote_region.descriptor().encode().unwrap();
+    let route = here.join(peer, &local, &descriptor, &Policy::default(), TIMEOUT).unwrap();
     slow(Duration::from_millis(100));
     let put = here.put(&route, &part(0, LENGTH), Some(notice(1, 1))).unwrap();
     let ordered = here.notify_ordered(peer, notice(1, 2)).unwrap();

@@ -44,21 +44,21 @@ fn copy_halo(dimension: usize, from: &[u8], to: &mut [u8]) {
     }
 }
 
-/// The checksum after the halo of `mine` was copied to `theirs`.
-fn with_halo(dimension: usize, mine: u32, theirs: u32) -> u64 {
-    let mut all = numbers(LENGTH, theirs);
-    copy_halo(dimension, &numbers(LENGTH, mine), &mut all);
+/// The checksum after the halo of `local` was copied to `remote`.
+fn with_halo(dimension: usize, local: u32, remote: u32) -> u64 {
+    let mut all = numbers(LENGTH, remote);
+    copy_halo(dimension, &numbers(LENGTH, local), &mut all);
     gpu::checksum(&all)
 }
 
 fn exchange(mut fixture: AgentFixture, role: &str, is_host: bool, path: Path) {
     assert_eq!(FIELD.iter().product::<u64>() * CELL, LENGTH);
     let peer_process = fixture.peer_process(role, &[]);
-    let mine: Buffer = match is_host {
+    let local: Buffer = match is_host {
         true => HostBuffer::new(LENGTH).unwrap().into(),
         false => device().allocate_shared(LENGTH, &[]).unwrap().into(),
     };
-    let region = fixture.agent.register(mine.clone(), Rights::ALL).unwrap();
+    let region = fixture.agent.register(local.clone(), Rights::ALL).unwrap();
     let (peer, policy) = (peer_process.peer, Policy::default());
     let joined = fixture.agent.join(peer, &region, &peer_process.descriptor, &policy, TIMEOUT);
     let route = joined.unwrap();
@@ -67,7 +67,7 @@ fn exchange(mut fixture: AgentFixture, role: &str, is_host: bool, path: Path) {
         let halo = halo(dimension);
         // Put: the notice arrives with exactly these bytes.
         let (here, there) = (100 + dimension as u32, 500 + dimension as u32);
-        fill_buffer(&mine, here.into());
+        fill_buffer(&local, here.into());
         fixture.request(&peer_process, FILL, there.into());
         let on_arrival = Some(notice(COMPARE, with_halo(dimension, here, there)));
         let token = fixture.agent.put(&route, &halo, on_arrival).unwrap();
@@ -82,7 +82,7 @@ fn exchange(mut fixture: AgentFixture, role: &str, is_host: bool, path: Path) {
         for token in tokens {
             fixture.agent.wait(token, TIMEOUT).unwrap();
         }
-        assert_eq!(sum_of_buffer(&mine), with_halo(dimension, there, here));
+        assert_eq!(sum_of_buffer(&local), with_halo(dimension, there, here));
     }
     refuses(&mut fixture, &route);
     assert_eq!(fixture.request(&peer_process, SUM, 0), gpu::checksum(&numbers(LENGTH, 502)));
@@ -93,8 +93,8 @@ fn exchange(mut fixture: AgentFixture, role: &str, is_host: bool, path: Path) {
 fn refuses(fixture: &mut AgentFixture, route: &Route) {
     let rows = Strided::rows(100, 8, 64, 4096).unwrap();
     let most = LENGTH - rows.from_end();
-    for far in [rows.shifted(most + 1, 0), rows.shifted(0, LENGTH - rows.to_end() + 1)] {
-        let error = fixture.agent.put(route, &far.unwrap(), None).unwrap_err();
+    for rows in [rows.shifted(most + 1, 0), rows.shifted(0, LENGTH - rows.to_end() + 1)] {
+        let error = fixture.agent.put(route, &rows.unwrap(), None).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::OutOfBounds, "{error}");
     }
     assert_eq!(fixture.agent.in_flight(), 0);

@@ -181,8 +181,8 @@ fn read_only_host_memory_cannot_be_mapped_for_writing() {
     let policy = Policy::default();
     let joined = fixture.agent.join(peer_process.peer, &fixture.region, &altered, &policy, TIMEOUT);
     assert_eq!(joined.unwrap_err().kind(), ErrorKind::WrongMemory);
-    let mine = HostBuffer::new(LENGTH).unwrap();
-    let region = fixture.agent.register(&mine, Rights::ALL).unwrap();
+    let local = HostBuffer::new(LENGTH).unwrap();
+    let region = fixture.agent.register(&local, Rights::ALL).unwrap();
     for (region, is_host) in [(&region, true), (&fixture.region, false)] {
         let (peer, descriptor) = (peer_process.peer, &peer_process.descriptor);
         let route = fixture.agent.join(peer, region, descriptor, &policy, TIMEOUT).unwrap();
@@ -192,7 +192,7 @@ fn read_only_host_memory_cannot_be_mapped_for_writing() {
         let token = fixture.agent.get(&route, &whole, None).unwrap();
         fixture.agent.wait(token, TIMEOUT).unwrap();
         let found =
-            if is_host { sum_of_buffer(&(&mine).into()) } else { sum(&fixture.memory, LENGTH) };
+            if is_host { sum_of_buffer(&(&local).into()) } else { sum(&fixture.memory, LENGTH) };
         assert_eq!(found, sum_of(LENGTH, 0));
         // A read-only mapping is not reused for claims of more rights.
         let joined = fixture.agent.join(peer, region, &altered, &policy, TIMEOUT);
@@ -207,14 +207,14 @@ fn claimed_rights_are_refused_within_a_process() {
     let _alone = alone();
     let mut here = Agent::start(AgentOptions::new("here")).unwrap();
     let there = Agent::start(AgentOptions::new("there")).unwrap();
-    let mine = here.register(HostBuffer::new(LENGTH).unwrap(), Rights::ALL).unwrap();
-    let theirs = there.register(HostBuffer::new(LENGTH).unwrap(), Rights::READ).unwrap();
+    let local = here.register(HostBuffer::new(LENGTH).unwrap(), Rights::ALL).unwrap();
+    let remote = there.register(HostBuffer::new(LENGTH).unwrap(), Rights::READ).unwrap();
     let peer = here.connect(&there.card().encode().unwrap(), TIMEOUT).unwrap();
-    let descriptor = theirs.descriptor().clone();
+    let descriptor = remote.descriptor().clone();
     let policy = Policy::default();
     let mut join = |rights| {
         let bytes = RegionDescriptor { rights, ..descriptor.clone() }.encode().unwrap();
-        here.join(peer, &mine, &bytes, &policy, TIMEOUT)
+        here.join(peer, &local, &bytes, &policy, TIMEOUT)
     };
     join(Rights::READ).unwrap();
     assert_eq!(join(Rights::ALL).unwrap_err().kind(), ErrorKind::NotAllowed);

@@ -274,7 +274,7 @@ fn peers_cannot_reach_local_only_regions() {
         let (target, mut initiator) =
             (Agent::start(target).unwrap(), Agent::start(initiator).unwrap());
         let peer = initiator.connect(&target.card().encode().unwrap(), TIMEOUT).unwrap();
-        let mine = initiator.register_local(HostBuffer::new(LENGTH).unwrap()).unwrap();
+        let local = initiator.register_local(HostBuffer::new(LENGTH).unwrap()).unwrap();
         let own = target.register_local(HostBuffer::new(LENGTH).unwrap()).unwrap();
         assert_eq!(own.descriptor().rights, Rights { read: false, write: false });
         let descriptor = own.descriptor();
@@ -287,7 +287,7 @@ fn peers_cannot_reach_local_only_regions() {
         let false_descriptor =
             RegionDescriptor { rights: Rights::ALL, memory_type, ..descriptor.clone() };
         let bytes = false_descriptor.encode().unwrap();
-        let joined = initiator.join(peer, &mine, &bytes, &Policy::default(), TIMEOUT);
+        let joined = initiator.join(peer, &local, &bytes, &Policy::default(), TIMEOUT);
         assert_eq!(joined.unwrap_err().kind(), ErrorKind::Stale);
     }
 }

@@ -158,11 +158,11 @@ fn agents_of_one_process_need_no_socket() {
     let mut two = Agent::start(AgentOptions::new("two")).unwrap();
     let [from, to] = [1, 2].map(|_| device().allocate_shared(LENGTH, &[]).unwrap());
     fill(&from, LENGTH, 9);
-    let mine = one.register(&from, Rights::READ).unwrap();
-    let theirs = two.register(&to, Rights::WRITE).unwrap();
+    let local = one.register(&from, Rights::READ).unwrap();
+    let remote = two.register(&to, Rights::WRITE).unwrap();
     let peer = one.connect(&two.card().encode().unwrap(), TIMEOUT).unwrap();
-    let descriptor = theirs.descriptor().encode().unwrap();
-    let route = one.join(peer, &mine, &descriptor, &Policy::default(), TIMEOUT).unwrap();
+    let descriptor = remote.descriptor().encode().unwrap();
+    let route = one.join(peer, &local, &descriptor, &Policy::default(), TIMEOUT).unwrap();
     assert_eq!(route.path(), Path::SameProcess);
     let on_arrival = Some(Notice::new(3, b"x").unwrap());
     let token = one.put(&route, &WHOLE, on_arrival).unwrap();

@@ -204,19 +204,19 @@ fn ends_in_every_order_within_a_process() {
         for order in orders() {
             for is_host in [false, true] {
                 let guarded = if is_host { Guarded::on_host() } else { Guarded::new(&device) };
-                let mine: Buffer = if is_host {
+                let local: Buffer = if is_host {
                     HostBuffer::new(LENGTH).unwrap().into()
                 } else {
                     device.allocate(LENGTH).unwrap().into()
                 };
                 let mut here = Agent::start(AgentOptions::new("here")).unwrap();
                 let there = Agent::start(AgentOptions::new("there")).unwrap();
-                let mine = here.register(mine, Rights::ALL).unwrap();
+                let local = here.register(local, Rights::ALL).unwrap();
                 let region = there.register(guarded.region(), Rights::ALL).unwrap();
                 let peer = here.connect(&there.card().encode().unwrap(), TIMEOUT).unwrap();
                 let descriptor = region.descriptor().encode().unwrap();
                 let route =
-                    here.join(peer, &mine, &descriptor, &Policy::default(), TIMEOUT).unwrap();
+                    here.join(peer, &local, &descriptor, &Policy::default(), TIMEOUT).unwrap();
                 slow(Duration::from_micros(u64::from(round % 4) * 100));
                 begin(&mut here, &route, PUTS);
                 let start = Instant::now();
@@ -248,7 +248,7 @@ fn ends_in_every_order_within_a_process() {
 /// In a child: the initiator. Each line is a command.
 pub fn initiator(directory: &Path) {
     let device = device();
-    let (mut agent, mut route, mut mine) = (None, None, None);
+    let (mut agent, mut route, mut local) = (None, None, None);
     let (lines, commands) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         while let Some(line) = children::next_line() {
@@ -281,10 +281,10 @@ pub fn initiator(directory: &Path) {
                 let joined = new.join(peer, &region, &descriptor, &policy, TIMEOUT).unwrap();
                 slow(Duration::from_micros(u64::from(delay) * 100));
                 begin(&mut new, &joined, PUTS);
-                (agent, route, mine) = (Some(new), Some(joined), Some(region));
+                (agent, route, local) = (Some(new), Some(joined), Some(region));
             }
             "agent" => drop(agent.take()),
-            "route" => drop((route.take(), mine.take())),
+            "route" => drop((route.take(), local.take())),
             other => panic!("unknown command: {other}"),
         }
         children::say("done");

@@ -22,15 +22,15 @@ fn vectors_are_transferred_and_returned() {
     let _alone = alone();
     for (is_remote, path) in [(true, Path::FabricDirect), (false, Path::SameProcess)] {
         let (mut here, there) = (agent("here", is_remote), agent("there", is_remote));
-        let mine: Vec<u8> = (0..LENGTH).map(|at| (at * 7) as u8).collect();
-        let address = mine.as_ptr().addr();
-        let (buffer, theirs) = (
-            HostBuffer::from_vec(mine.clone()).unwrap(),
+        let bytes: Vec<u8> = (0..LENGTH).map(|at| (at * 7) as u8).collect();
+        let address = bytes.as_ptr().addr();
+        let (buffer, remote_buffer) = (
+            HostBuffer::from_vec(bytes.clone()).unwrap(),
             HostBuffer::from_vec(vec![0; LENGTH]).unwrap(),
         );
         assert_ne!(buffer.address() as usize, address, "the address of the clone");
         let local = here.register(&buffer, Rights::ALL).unwrap();
-        let remote = there.register(&theirs, Rights::ALL).unwrap();
+        let remote = there.register(&remote_buffer, Rights::ALL).unwrap();
         let peer = here.connect(&there.card().encode().unwrap(), TIMEOUT).unwrap();
         let descriptor = remote.descriptor().encode().unwrap();
         let route = here.join(peer, &local, &descriptor, &Policy::default(), TIMEOUT).unwrap();
@@ -38,8 +38,8 @@ fn vectors_are_transferred_and_returned() {
         let put = here.put_all(&route, None).unwrap();
         here.wait(put, TIMEOUT).unwrap();
         let mut received = vec![0; LENGTH];
-        theirs.read(0, &mut received).unwrap();
-        assert!(received == mine, "wrong bytes arrived");
+        remote_buffer.read(0, &mut received).unwrap();
+        assert!(received == bytes, "wrong bytes arrived");
         buffer.write(0, &vec![0; LENGTH]).unwrap();
         let get = here.get_all(&route, None).unwrap();
         here.wait(get, TIMEOUT).unwrap();
@@ -49,8 +49,8 @@ fn vectors_are_transferred_and_returned() {
         here.close(TIMEOUT).unwrap();
         there.close(TIMEOUT).unwrap();
         drop((local, remote));
-        assert!(buffer.into_vec().unwrap() == mine);
-        assert!(theirs.into_vec().unwrap() == mine);
+        assert!(buffer.into_vec().unwrap() == bytes);
+        assert!(remote_buffer.into_vec().unwrap() == bytes);
     }
 }
 

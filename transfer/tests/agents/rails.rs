@@ -64,13 +64,13 @@ fn exchange(provider: &str, rails: usize) {
         let role = format!("remote by {provider} {rails}: {remote_role}");
         let peer_process = fixture.peer_process(&role, &[]);
         for is_host in [true, false] {
-            let mine = LocalMemory::new(&fixture, is_host);
-            let route = mine.join(&mut fixture, &peer_process);
+            let local = LocalMemory::new(&fixture, is_host);
+            let route = local.join(&mut fixture, &peer_process);
             let path =
                 if is_host && is_remote_host { Path::FabricDirect } else { Path::FabricStaged };
             assert_eq!(route.path(), path, "{}", route.choice());
             for round in 1..4 {
-                mine.fill(round);
+                local.fill(round);
                 let on_arrival = Some(notice(COMPARE, sum_of(LENGTH, round)));
                 let token = fixture.agent.put(&route, &WHOLE, on_arrival).unwrap();
                 let done = fixture.agent.wait(token, TIMEOUT).unwrap();
@@ -80,10 +80,10 @@ fn exchange(provider: &str, rails: usize) {
             fixture.request(&peer_process, FILL, 77);
             let token = fixture.agent.get(&route, &WHOLE, None).unwrap();
             fixture.agent.wait(token, TIMEOUT).unwrap();
-            assert_eq!(mine.sum(), sum_of(LENGTH, 77));
+            assert_eq!(local.sum(), sum_of(LENGTH, 77));
             // Put again, in blocks of 10 000 bytes, the last first.
             let blocks = blocks_of(10_000);
-            mine.fill(1000);
+            local.fill(1000);
             let on_arrival = Some(notice(COMPARE, sum_of(LENGTH, 1000)));
             let token = fixture.agent.put(&route, &blocks, on_arrival).unwrap();
             fixture.agent.wait(token, TIMEOUT).unwrap();
@@ -138,8 +138,8 @@ fn killed_peer_fails_operations_and_the_next_one_works() {
     let mut fixture = AgentFixture::open_remote(tcp(), 1);
     let role = format!("remote by {} 1: host", tcp());
     let mut peer_process = fixture.peer_process(&role, &[]);
-    let mine = LocalMemory::new(&fixture, true);
-    let route = mine.join(&mut fixture, &peer_process);
+    let local = LocalMemory::new(&fixture, true);
+    let route = local.join(&mut fixture, &peer_process);
     let tokens: Vec<_> =
         (0..1000).map(|_| fixture.agent.put(&route, &WHOLE, None).unwrap()).collect();
     peer_process.other.kill();
@@ -157,7 +157,7 @@ fn killed_peer_fails_operations_and_the_next_one_works() {
     let refused = fixture.agent.put(&route, &WHOLE, None).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Closed, "{refused}");
     let next = fixture.peer_process(&role, &[]);
-    let route = mine.join(&mut fixture, &next);
+    let route = local.join(&mut fixture, &next);
     let token = fixture.agent.put(&route, &WHOLE, None).unwrap();
     fixture.agent.wait(token, TIMEOUT).unwrap();
     fixture.end(next);
@@ -170,9 +170,9 @@ fn withdrawn_region_is_refused_after_its_operations_ended() {
     for remote_role in ["host", "shared"] {
         let peer_process =
             fixture.peer_process(&format!("remote by {} 1: {remote_role}", tcp()), &[]);
-        let mine = LocalMemory::new(&fixture, true);
-        let route = mine.join(&mut fixture, &peer_process);
-        mine.fill(5);
+        let local = LocalMemory::new(&fixture, true);
+        let route = local.join(&mut fixture, &peer_process);
+        local.fill(5);
         let tokens: Vec<_> =
             (0..20).map(|_| fixture.agent.put(&route, &WHOLE, None).unwrap()).collect();
         // The reply arrives when no operation uses it any more.
@@ -186,7 +186,7 @@ fn withdrawn_region_is_refused_after_its_operations_ended() {
         assert_eq!(refused.kind(), ErrorKind::Stale, "{refused}");
         let (peer, policy) = (peer_process.peer, Policy::default());
         let again =
-            fixture.agent.join(peer, &mine.region, &peer_process.descriptor, &policy, TIMEOUT);
+            fixture.agent.join(peer, &local.region, &peer_process.descriptor, &policy, TIMEOUT);
         assert_eq!(again.unwrap_err().kind(), ErrorKind::Stale);
         fixture.end(peer_process);
     }
@@ -200,21 +200,21 @@ fn join_with_a_false_ticket_is_refused_and_open_routes_stay() {
     for remote_role in ["host", "shared"] {
         let peer_process =
             fixture.peer_process(&format!("remote by {} 2: {remote_role}", tcp()), &[]);
-        let mine = LocalMemory::new(&fixture, true);
+        let local = LocalMemory::new(&fixture, true);
         let good = RegionDescriptor::decode(&peer_process.descriptor).unwrap();
         let bad = RegionDescriptor { ticket: good.ticket ^ 1, ..good }.encode().unwrap();
         let refused = |fixture: &mut AgentFixture| {
             let policy = Policy::default();
             let refused =
-                fixture.agent.join(peer_process.peer, &mine.region, &bad, &policy, TIMEOUT);
+                fixture.agent.join(peer_process.peer, &local.region, &bad, &policy, TIMEOUT);
             assert_eq!(refused.unwrap_err().kind(), ErrorKind::Stale);
         };
         // Before the region is known, and after.
         refused(&mut fixture);
-        let route = mine.join(&mut fixture, &peer_process);
+        let route = local.join(&mut fixture, &peer_process);
         for round in 1..4 {
             refused(&mut fixture);
-            mine.fill(round);
+            local.fill(round);
             let on_arrival = Some(notice(COMPARE, sum_of(LENGTH, round)));
             let token = fixture.agent.put(&route, &WHOLE, on_arrival).unwrap();
             fixture.agent.wait(token, TIMEOUT).unwrap();
@@ -232,9 +232,9 @@ fn silent_peer_is_named_with_every_reason() {
     peer_process.other.kill();
     let short = Duration::from_millis(300);
     let peer = fixture.agent.inspect(&peer_process.card, short).unwrap();
-    let mine = LocalMemory::new(&fixture, true);
+    let local = LocalMemory::new(&fixture, true);
     let policy = Policy::default();
-    let error = fixture.agent.join(peer, &mine.region, &peer_process.descriptor, &policy, short);
+    let error = fixture.agent.join(peer, &local.region, &peer_process.descriptor, &policy, short);
     let error = error.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NoPath, "{error}");
     assert!(error.to_string().contains("fabric-direct: "), "{error}");
@@ -249,11 +249,11 @@ fn preferred_path_is_taken_or_counted_as_fallback() {
     let _alone = alone();
     let mut fixture = AgentFixture::open_with_rails(tcp(), 1);
     let peer_process = fixture.peer_process(&format!("shared by {} 1: host", tcp()), &[]);
-    let mine = LocalMemory::new(&fixture, true);
+    let local = LocalMemory::new(&fixture, true);
     let joined = |fixture: &mut AgentFixture, policy: &str| {
         let policy: Policy = policy.parse().unwrap();
         let descriptor = &peer_process.descriptor;
-        fixture.agent.join(peer_process.peer, &mine.region, descriptor, &policy, TIMEOUT).unwrap()
+        fixture.agent.join(peer_process.peer, &local.region, descriptor, &policy, TIMEOUT).unwrap()
     };
     let preferred = joined(&mut fixture, "fabric-direct");
     assert_eq!((preferred.path(), preferred.fallback()), (Path::FabricDirect, None));
@@ -263,7 +263,7 @@ fn preferred_path_is_taken_or_counted_as_fallback() {
     let denied = joined(&mut fixture, "^shared-memory");
     assert_eq!((denied.path(), denied.fallback()), (Path::FabricDirect, None));
     for route in [preferred, second_best, denied] {
-        mine.fill(9);
+        local.fill(9);
         let on_arrival = Some(notice(COMPARE, sum_of(LENGTH, 9)));
         let token = fixture.agent.put(&route, &WHOLE, on_arrival).unwrap();
         assert_eq!(fixture.agent.wait(token, TIMEOUT).unwrap().path, Some(route.path()));
@@ -279,8 +279,8 @@ fn staging_is_a_fallback_that_is_counted() {
     let _alone = alone();
     let mut fixture = AgentFixture::open_remote(tcp(), 1);
     let peer_process = fixture.peer_process(&format!("remote by {} 1: shared", tcp()), &[]);
-    let mine = LocalMemory::new(&fixture, false);
-    let route = mine.join(&mut fixture, &peer_process);
+    let local = LocalMemory::new(&fixture, false);
+    let route = local.join(&mut fixture, &peer_process);
     assert_eq!(route.fallback(), Some("not-registered"), "{}", route.choice());
     let count = || metric("path_fallback_total{reason=\"not-registered\"}");
     let before = count();
@@ -292,7 +292,8 @@ fn staging_is_a_fallback_that_is_counted() {
     // A required path that is impossible is an error with its reason.
     let policy: Policy = "=fabric-direct".parse().unwrap();
     let descriptor = &peer_process.descriptor;
-    let refused = fixture.agent.join(peer_process.peer, &mine.region, descriptor, &policy, TIMEOUT);
+    let refused =
+        fixture.agent.join(peer_process.peer, &local.region, descriptor, &policy, TIMEOUT);
     let refused = refused.unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::NoPath);
     assert!(refused.to_string().contains("does not reach the local memory"), "{refused}");
@@ -323,9 +324,9 @@ fn garbage_at_a_rail_is_ignored() {
         let _ = sent.and_then(|sent| queue.complete(sent, TIMEOUT));
     }
     let peer_process = fixture.peer_process(&format!("remote by {} 1: host", tcp()), &[]);
-    let mine = LocalMemory::new(&fixture, true);
-    let route = mine.join(&mut fixture, &peer_process);
-    mine.fill(3);
+    let local = LocalMemory::new(&fixture, true);
+    let route = local.join(&mut fixture, &peer_process);
+    local.fill(3);
     let on_arrival = Some(notice(COMPARE, sum_of(LENGTH, 3)));
     let token = fixture.agent.put(&route, &WHOLE, on_arrival).unwrap();
     fixture.agent.wait(token, TIMEOUT).unwrap();
@@ -376,8 +377,8 @@ fn disconnects_during_transfers(provider: &str) {
     let mut fixture = AgentFixture::open_remote(provider, 1);
     for is_host in [true, false] {
         let peer_process = fixture.peer_process(&format!("remote by {provider} 1: host"), &[]);
-        let mine = LocalMemory::new(&fixture, is_host);
-        let route = mine.join(&mut fixture, &peer_process);
+        let local = LocalMemory::new(&fixture, is_host);
+        let route = local.join(&mut fixture, &peer_process);
         let tokens: Vec<_> = (0..40)
             .map(|number| match number % 2 {
                 0 => fixture.agent.put(&route, &WHOLE, None).unwrap(),
@@ -394,8 +395,8 @@ fn disconnects_during_transfers(provider: &str) {
         neighbours.push(peer_process);
     }
     let peer_process = fixture.peer_process(&format!("remote by {provider} 1: host"), &[]);
-    let mine = LocalMemory::new(&fixture, true);
-    let route = mine.join(&mut fixture, &peer_process);
+    let local = LocalMemory::new(&fixture, true);
+    let route = local.join(&mut fixture, &peer_process);
     for _ in 0..40 {
         fixture.agent.put(&route, &WHOLE, None).unwrap();
     }
@@ -426,13 +427,13 @@ fn others_continue(provider: &str) {
     let mut victim = fixture.peer_process(&role, &[]);
     let other = fixture.peer_process(&role, &[]);
     for is_host in [true, false] {
-        let mine = LocalMemory::new(&fixture, is_host);
-        let route = mine.join(&mut fixture, &victim);
+        let local = LocalMemory::new(&fixture, is_host);
+        let route = local.join(&mut fixture, &victim);
         let tokens: Vec<_> =
             (0..60).map(|_| fixture.agent.put(&route, &WHOLE, None).unwrap()).collect();
         victim.other.kill();
-        let to_other = mine.join(&mut fixture, &other);
-        mine.fill(6);
+        let to_other = local.join(&mut fixture, &other);
+        local.fill(6);
         let on_arrival = Some(notice(COMPARE, sum_of(LENGTH, 6)));
         let token = fixture.agent.put(&to_other, &WHOLE, on_arrival).unwrap();
         fixture.agent.wait(token, TIMEOUT).unwrap();
@@ -443,7 +444,7 @@ fn others_continue(provider: &str) {
             assert!(!is_late, "the operation does not end");
         }
         // And again, after the loss is known.
-        mine.fill(8);
+        local.fill(8);
         let on_arrival = Some(notice(COMPARE, sum_of(LENGTH, 8)));
         let token = fixture.agent.put(&to_other, &WHOLE, on_arrival).unwrap();
         fixture.agent.wait(token, TIMEOUT).unwrap();
@@ -476,10 +477,10 @@ fn missing_peer_access_is_counted_as_fallback() {
     let peer_process = fixture.peer_process(&format!("shared by {} 1: shared", tcp()), &[]);
     let apart = gpu::emulated::FaultConfig { are_peers: false, ..Default::default() };
     gpu::emulated::configure_faults(0, apart);
-    let mine = LocalMemory::new(&fixture, false);
+    let local = LocalMemory::new(&fixture, false);
     let join = |fixture: &mut AgentFixture, policy: &str| {
         let (policy, descriptor): (Policy, _) = (policy.parse().unwrap(), &peer_process.descriptor);
-        fixture.agent.join(peer_process.peer, &mine.region, descriptor, &policy, TIMEOUT)
+        fixture.agent.join(peer_process.peer, &local.region, descriptor, &policy, TIMEOUT)
     };
     let refused = join(&mut fixture, "=cuda-ipc").unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::NoPath);
@@ -491,7 +492,7 @@ fn missing_peer_access_is_counted_as_fallback() {
     assert_eq!(reason, "no-peer-access");
     let before = count();
     for round in 1..4 {
-        mine.fill(round);
+        local.fill(round);
         let on_arrival = Some(notice(COMPARE, sum_of(LENGTH, round)));
         let token = fixture.agent.put(&route, &WHOLE, on_arrival).unwrap();
         assert_eq!(fixture.agent.wait(token, TIMEOUT).unwrap().path, Some(Path::FabricStaged));

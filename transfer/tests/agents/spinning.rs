@@ -35,10 +35,10 @@ fn round_trip(wait_strategy: WaitStrategy) -> Duration {
     let (mut here, mut there) = (start("here"), start("there"));
     let register =
         |agent: &Agent| agent.register(HostBuffer::new(4096).unwrap(), Rights::ALL).unwrap();
-    let (mine, theirs) = (register(&here), register(&there));
+    let (local, remote) = (register(&here), register(&there));
     let peer = here.connect(&there.card().encode().unwrap(), TIMEOUT).unwrap();
-    let descriptor = theirs.descriptor().encode().unwrap();
-    let route = here.join(peer, &mine, &descriptor, &Policy::default(), TIMEOUT).unwrap();
+    let descriptor = remote.descriptor().encode().unwrap();
+    let route = here.join(peer, &local, &descriptor, &Policy::default(), TIMEOUT).unwrap();
     assert_eq!(route.path(), Path::FabricDirect);
     let block = [Block { to: 0, from: 0, length: 64 }];
     let mut times: Vec<_> = (0..101)

@@ -45,8 +45,8 @@ struct World {
     two: Agent,
     peer: PeerId,
     route: Route,
-    mine: HostBuffer,
-    theirs: HostBuffer,
+    local: HostBuffer,
+    remote: HostBuffer,
     _regions: [Region; 2],
     /// The events of both, as letters.
     events: [String; 2],
@@ -60,15 +60,15 @@ impl World {
             Agent::start((0..rails).fold(options, |options, _| options.fabric(&offer))).unwrap()
         };
         let (mut one, two) = (start("one"), start("two"));
-        let [mine, theirs] = [(); 2].map(|()| HostBuffer::new(LENGTH).unwrap());
-        let regions = [one.register(&mine, Rights::ALL), two.register(&theirs, Rights::ALL)];
+        let [local, remote] = [(); 2].map(|()| HostBuffer::new(LENGTH).unwrap());
+        let regions = [one.register(&local, Rights::ALL), two.register(&remote, Rights::ALL)];
         let regions = regions.map(Result::unwrap);
         let peer = one.connect(&two.card().encode().unwrap(), TIMEOUT).unwrap();
         let descriptor = regions[1].descriptor().encode().unwrap();
         let policy = Policy::default();
         let route = one.join(peer, &regions[0], &descriptor, &policy, TIMEOUT).unwrap();
         let events = Default::default();
-        let mut world = Self { one, two, peer, route, mine, theirs, _regions: regions, events };
+        let mut world = Self { one, two, peer, route, local, remote, _regions: regions, events };
         world.wait_until("all rails are open", |world| world.open_rails() == rails);
         world
     }
@@ -128,11 +128,11 @@ impl World {
     /// Puts new bytes, and checks that they arrive.
     #[track_caller]
     fn check_transfer(&mut self, first: u64) {
-        self.mine.write(0, &numbers(first)).unwrap();
+        self.local.write(0, &numbers(first)).unwrap();
         let token = self.put();
         self.wait_for(token).unwrap();
         let mut bytes = vec![0; LENGTH as usize];
-        self.theirs.read(0, &mut bytes).unwrap();
+        self.remote.read(0, &mut bytes).unwrap();
         assert!(bytes == numbers(first), "wrong bytes arrived");
     }
 
@@ -155,7 +155,7 @@ fn lost_rail_is_restored_while_the_others_carry() {
     let mut world = World::new(2);
     let (lost, back) = (Count::RailLost.value(), Count::RailRestored.value());
     world.check_transfer(1);
-    world.mine.write(0, &numbers(7)).unwrap();
+    world.local.write(0, &numbers(7)).unwrap();
     let suspension = world.suspend_rail(true, 1);
     let tokens: Vec<_> = (0..20).map(|_| world.put()).collect();
     world.wait_until("the rail is lost", |world| world.events[0] == "-1");
@@ -172,7 +172,7 @@ fn lost_rail_is_restored_while_the_others_carry() {
         world.wait_for(token).unwrap();
     }
     let mut bytes = vec![0; LENGTH as usize];
-    world.theirs.read(0, &mut bytes).unwrap();
+    world.remote.read(0, &mut bytes).unwrap();
     assert!(bytes == numbers(7), "wrong bytes arrived");
     world.wait_until("the rail is restored", |world| world.open_rails() == 2);
     world.check_transfer(9);
@@ -213,7 +213,7 @@ fn ended_rail_is_lost_and_the_others_carry() {
     // A local rail, and a rail of the peer.
     for is_second in [false, true] {
         let mut world = World::new(3);
-        world.mine.write(0, &numbers(7)).unwrap();
+        world.local.write(0, &numbers(7)).unwrap();
         let tokens: Vec<_> = (0..20).map(|_| world.put()).collect();
         world.send_command(is_second, 0, Driver::fail);
         let tokens = tokens.into_iter().chain((0..20).map(|_| {
@@ -264,7 +264,7 @@ fn requests_of_a_rail_end_if_its_thread_panics() {
 #[test]
 fn unprocessed_requests_of_an_ended_rail_are_rerouted() {
     let mut world = World::new(2);
-    world.mine.write(0, &numbers(7)).unwrap();
+    world.local.write(0, &numbers(7)).unwrap();
     let suspension = world.suspend_rail(false, 0);
     world.send_command(false, 0, |_| panic!("requested by a test"));
     let tokens: Vec<_> = (0..100).map(|_| world.put()).collect();
@@ -274,7 +274,7 @@ fn unprocessed_requests_of_an_ended_rail_are_rerouted() {
         world.wait_for(token).unwrap();
     }
     let mut bytes = vec![0; LENGTH as usize];
-    world.theirs.read(0, &mut bytes).unwrap();
+    world.remote.read(0, &mut bytes).unwrap();
     assert!(bytes == numbers(7), "wrong bytes arrived");
     // The other side may detect the loss before or after the notice.
     world.wait_until("the notice arrived", |world| world.events[1].contains('N'));
@@ -293,12 +293,12 @@ fn peer_lost_while_staging_does_not_block_others() {
     let (mut one, two, three) = (start("one"), start("two"), start("three"));
     let device = Device::open("emulated:0".parse().unwrap()).unwrap();
     let memory = device.allocate_shared(LENGTH, &[]).unwrap();
-    let mine = one.register(&memory, Rights::ALL).unwrap();
+    let local = one.register(&memory, Rights::ALL).unwrap();
     let join = |one: &mut Agent, other: &Agent| {
         let region = other.register(HostBuffer::new(LENGTH).unwrap(), Rights::ALL).unwrap();
         let peer = one.connect(&other.card().encode().unwrap(), TIMEOUT).unwrap();
         let descriptor = region.descriptor().encode().unwrap();
-        (one.join(peer, &mine, &descriptor, &Policy::default(), TIMEOUT).unwrap(), region)
+        (one.join(peer, &local, &descriptor, &Policy::default(), TIMEOUT).unwrap(), region)
     };
     let ((to_two, _two), (to_three, _three)) = (join(&mut one, &two), join(&mut one, &three));
     let (suspension, resumed) = channel();
@@ -376,17 +376,17 @@ fn memory_is_registered_while_the_rail_is_busy() {
     suspend(&agent, 0, resumed);
     let buffer = HostBuffer::new(LENGTH).unwrap();
     let local_only = agent.register_local(&buffer).unwrap();
-    let theirs = agent.register(&buffer, Rights::ALL).unwrap();
-    for region in [&local_only, &theirs] {
+    let remote = agent.register(&buffer, Rights::ALL).unwrap();
+    for region in [&local_only, &remote] {
         assert!(region.0.memory(0).is_some(), "registration needs the rail");
     }
-    assert_eq!(theirs.descriptor().keys.len(), 1);
+    assert_eq!(remote.descriptor().keys.len(), 1);
     // The cached registration is reused for local-only memory.
     let before = fabric::registrations();
     drop(local_only);
     let local_only = agent.register_local(&buffer).unwrap();
     assert_eq!(fabric::registrations(), before);
-    drop((local_only, theirs, busy));
+    drop((local_only, remote, busy));
 }
 
 /// However often it fails: links keep no regions of failed joins.
@@ -402,8 +402,8 @@ fn refused_join_leaks_nothing() {
     let other = crate::RegionDescriptor { ticket: good.ticket ^ 1, ..good.clone() };
     for descriptor in [unknown, other] {
         let (bytes, policy) = (descriptor.encode().unwrap(), Policy::default());
-        let mine = &world._regions[0];
-        let refused = world.one.join(world.peer, mine, &bytes, &policy, TIMEOUT).unwrap_err();
+        let local = &world._regions[0];
+        let refused = world.one.join(world.peer, local, &bytes, &policy, TIMEOUT).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::Stale, "{refused}");
         assert_eq!((known(&world), world.open_rails()), (vec![1, 1], 2));
     }
@@ -411,27 +411,27 @@ fn refused_join_leaks_nothing() {
 }
 
 /// Joins another region of the other agent, and uses it from now on.
-fn join_another(world: &mut World, theirs: HostBuffer, region: &Region) {
+fn join_another(world: &mut World, remote: HostBuffer, region: &Region) {
     let bytes = region.descriptor().encode().unwrap();
     let policy = Policy::default();
     let route = world.one.join(world.peer, &world._regions[0], &bytes, &policy, TIMEOUT);
-    (world.route, world.theirs) = (route.unwrap(), theirs);
+    (world.route, world.remote) = (route.unwrap(), remote);
 }
 
 #[test]
 fn join_refused_while_a_rail_is_lost_does_not_affect_the_next() {
     let mut world = World::new(2);
-    let theirs = HostBuffer::new(LENGTH).unwrap();
-    let region = world.two.register(&theirs, Rights::ALL).unwrap();
+    let remote = HostBuffer::new(LENGTH).unwrap();
+    let region = world.two.register(&remote, Rights::ALL).unwrap();
     let suspension = world.suspend_rail(true, 1);
     world.wait_until("the rail is lost", |world| world.events[0] == "-1");
     let good = region.descriptor();
     let bad = crate::RegionDescriptor { ticket: good.ticket ^ 1, ..good.clone() };
     let (bytes, policy) = (bad.encode().unwrap(), Policy::default());
-    let mine = &world._regions[0];
-    let refused = world.one.join(world.peer, mine, &bytes, &policy, TIMEOUT).unwrap_err();
+    let local = &world._regions[0];
+    let refused = world.one.join(world.peer, local, &bytes, &policy, TIMEOUT).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Stale, "{refused}");
-    join_another(&mut world, theirs, &region);
+    join_another(&mut world, remote, &region);
     drop(suspension);
     world.wait_until("the rail is open too", |world| world.open_rails() == 2);
     world.check_transfer(5);
@@ -440,10 +440,10 @@ fn join_refused_while_a_rail_is_lost_does_not_affect_the_next() {
 #[test]
 fn region_joined_while_a_rail_is_silent_is_reached_by_it_later() {
     let mut world = World::new(2);
-    let theirs = HostBuffer::new(LENGTH).unwrap();
-    let region = world.two.register(&theirs, Rights::ALL).unwrap();
+    let remote = HostBuffer::new(LENGTH).unwrap();
+    let region = world.two.register(&remote, Rights::ALL).unwrap();
     let suspension = world.suspend_rail(true, 1);
-    join_another(&mut world, theirs, &region);
+    join_another(&mut world, remote, &region);
     assert_eq!(world.open_rails(), 1);
     world.wait_until("the rail is lost", |world| world.events[0] == "-1");
     drop(suspension);
@@ -460,12 +460,12 @@ fn agent_that_ends_with_queued_puts_releases_its_regions() {
         let token = world.one.put(&world.route, &block, None).unwrap();
         world.one.forget(token);
     }
-    let World { one, two, route, mine, theirs, _regions, .. } = world;
+    let World { one, two, route, local, remote, _regions, .. } = world;
     drop(one);
     drop((route, _regions, two));
     let end = Instant::now() + TIMEOUT;
-    while mine.is_shared() || theirs.is_shared() {
-        assert!(Instant::now() < end, "{} {}", mine.is_shared(), theirs.is_shared());
+    while local.is_shared() || remote.is_shared() {
+        assert!(Instant::now() < end, "{} {}", local.is_shared(), remote.is_shared());
         std::thread::sleep(Duration::from_millis(10));
     }
 }
