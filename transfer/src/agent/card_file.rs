@@ -118,7 +118,7 @@ fn remove_dead_agents(directory: &Path) {
     for name in names_in(directory).unwrap_or_default() {
         let condition = leftovers::remove_if_dead(&directory.join(&name), false);
         if matches!(condition, Condition::Dead(files) if !files.is_empty()) {
-            tracing::debug!(directory = %directory.display(), name, "removed the files of a dead agent");
+            tracing::debug!(directory = %directory.display(), name, "removed a dead agent's files");
         }
     }
 }

@@ -72,7 +72,7 @@ impl Operations {
             }
             None => {
                 let detail = format!(
-                    "{MAX_OPERATIONS} operations in flight or not collected. Collect outcomes with wait or test"
+                    "{MAX_OPERATIONS} operations in flight or uncollected. Call wait or test"
                 );
                 return Err(Error::new(begun.operation, ErrorKind::TooMany, detail));
             }

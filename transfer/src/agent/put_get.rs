@@ -161,8 +161,8 @@ impl Agent {
                 let count = epochs.count_before(mark);
                 let one = self.operations.describe_one(peer.0);
                 let detail = format!(
-                    "{count} operations in flight after {timeout:?}, one of them {one}. Flush again or \
-                     disconnect"
+                    "{count} operations in flight after {timeout:?}, one of them {one}. Flush again \
+                     or disconnect"
                 );
                 let error = Error::new(name, ErrorKind::DeadlineExceeded, detail);
                 return Err(error.with(self.label(peer.0)));

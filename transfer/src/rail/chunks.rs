@@ -184,7 +184,7 @@ mod tests {
         #[test]
         fn rest_has_the_bytes_that_were_not_copied(
             lengths in proptest::collection::vec(0_u64..50, 0..20),
-            max_length in 1_u64..20,
+            max in 1_u64..20,
             outcomes in proptest::collection::vec(any::<bool>(), 0..60),
             is_get: bool,
         ) {
@@ -195,7 +195,7 @@ mod tests {
                 offset += length;
             }
             let operation = if is_get { Operation::Get } else { Operation::Put };
-            let mut chunks = TransferChunks::new(pipeline(operation, true, true), blocks, max_length);
+            let mut chunks = TransferChunks::new(pipeline(operation, true, true), blocks, max);
             let mut copied = vec![0; offset as usize];
             let mut count = |to: u64, from: u64, length: u64| {
                 assert_eq!(from - 1000, to - 7);
@@ -221,7 +221,7 @@ mod tests {
         #[test]
         fn every_byte_is_in_exactly_one_chunk(
             lengths in proptest::collection::vec(0_u64..50, 0..20),
-            max_length in 1_u64..20,
+            max in 1_u64..20,
             is_get: bool,
         ) {
             let mut offset = 0;
@@ -231,10 +231,10 @@ mod tests {
                 offset += length;
             }
             let operation = if is_get { Operation::Get } else { Operation::Put };
-            let mut chunks = TransferChunks::new(pipeline(operation, true, true), blocks, max_length);
+            let mut chunks = TransferChunks::new(pipeline(operation, true, true), blocks, max);
             let mut next = 0;
             while let Some(part) = chunks.begin() {
-                prop_assert!(part.length > 0 && part.length <= max_length);
+                prop_assert!(part.length > 0 && part.length <= max);
                 let (to, from) = if is_get { (part.local, part.remote) } else { (part.remote, part.local) };
                 prop_assert_eq!((to, from), (7 + next, 1000 + next));
                 next += part.length;
