@@ -20,7 +20,7 @@ use transfer::{
     Agent, AgentOptions, Buffer, ErrorKind, Event, Notice, PeerId, Region, Rights, Route, Token,
 };
 
-/// What is said in numbers below 0.
+/// Error codes.
 const FAILED: i64 = -1;
 const TOO_LATE: i64 = -2;
 const PANICKED: i64 = -3;

@@ -94,7 +94,7 @@ impl HostBuffer {
     /// use transfer::{Agent, AgentOptions, HostBuffer};
     /// let agent = Agent::start(AgentOptions::new("solver"))?;
     /// let field = HostBuffer::from_vec(vec![0; 1 << 16])?;
-    /// let region = agent.register_own(&field)?;
+    /// let region = agent.register_local(&field)?;
     /// // … put from it, get into it …
     /// drop(region);
     /// agent.close(std::time::Duration::from_secs(1))?;

@@ -244,7 +244,7 @@ mod tests {
     }
     #[test]
     fn shared_lock_of_a_check_does_not_make_an_agent_alive() {
-        let directory = std::env::temp_dir().join(format!("doorplate-{}", std::process::id()));
+        let directory = std::env::temp_dir().join(format!("card-file-{}", std::process::id()));
         fs::create_dir_all(&directory).unwrap();
         let socket = socket_of(&directory, [0x5a; 16]);
         let card = socket.with_extension(CARD_EXTENSION);

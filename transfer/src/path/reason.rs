@@ -53,14 +53,14 @@ pub enum Reason {
     NotRegistered {
         /// Its name.
         provider: String,
-        /// Whose memory: "local" or "remote".
+        /// The side of the memory: "local" or "remote".
         side: &'static str,
     },
     /// The provider registers memory of this kind, but unreliably.
     NotSafe {
         /// Its name.
         provider: String,
-        /// Whose memory: "local" or "remote".
+        /// The side of the memory: "local" or "remote".
         side: &'static str,
     },
     /// The fabric accesses both memories, so nothing is staged.

@@ -316,7 +316,7 @@ impl Driver {
             (ReceiverRole::Either, Message::Bye) => {
                 // A target stays connected until its agent or this rail ends.
                 let cause = match session_key {
-                    SessionKey::Link(_) => "the agent or its rail has ended",
+                    SessionKey::Link(_) => "the agent has ended, or its rail",
                     SessionKey::Initiator(_) | SessionKey::NoSession => {
                         "the initiator disconnected"
                     }

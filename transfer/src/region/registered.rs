@@ -215,7 +215,7 @@ impl Region {
     ) -> Result<Self> {
         let descriptor_base = buffer.describe(local_target)?;
         if !(rights.read || rights.write) {
-            let detail = "no rights. Use register_own for local-only memory";
+            let detail = "no rights. Use register_local for local-only memory";
             return Err(Error::new(REGISTER, ErrorKind::Malformed, detail));
         }
         let memories = register_with_rails(local_target, &buffer, Some(rights));

@@ -29,7 +29,7 @@ impl Owner {
     fn start() -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let name = format!("fabricast-reception-{}-{number}", std::process::id());
+        let name = format!("fabricast-local-server-{}-{number}", std::process::id());
         let directory = std::env::temp_dir().join(name);
         std::fs::create_dir_all(&directory).unwrap();
         let agent = Agent::start(AgentOptions::new("owner").directory(&directory)).unwrap();
@@ -141,7 +141,7 @@ fn initiator_is_the_process_at_the_socket_whatever_it_sends() {
     let mut owner = Owner::start();
     let region = owner.region();
     let mut other = std::process::Command::new("sleep").arg("60").spawn().unwrap();
-    // SAFETY: no pointers; a child of ours, not reaped.
+    // SAFETY: no pointers; a child of this process, not reaped.
     #[allow(unsafe_code)]
     let pidfd = unsafe {
         let fd = libc::syscall(libc::SYS_pidfd_open, other.id(), 0);
