@@ -130,7 +130,7 @@ fn json(out: &str) -> Value {
 fn choices<'a>(peer: &'a Value, here: &str, there: &str) -> Vec<&'a Value> {
     let has = |list: &Value, name: &str| list.as_array().unwrap().iter().any(|one| one == name);
     let choices = peer["choices"].as_array().unwrap().iter();
-    let found = choices.filter(|choice| has(&choice["here"], here) && choice["there"] == there);
+    let found = choices.filter(|choice| has(&choice["local"], here) && choice["remote"] == there);
     found.collect()
 }
 
@@ -193,7 +193,7 @@ fn an_agent_that_runs_is_told_of_by_its_card_and_by_its_directory() {
         if gpu::Device::count(gpu::Implementation::Cuda).unwrap_or(0) == 0 {
             for choice in choices(peer, "host memory", "device memory of cudaMalloc") {
                 assert!(choice["taken"].is_null(), "{choice}");
-                assert_eq!(verdict(choice, "cuda-ipc"), ("refused", "stays"), "{choice}");
+                assert_eq!(verdict(choice, "cuda-ipc"), ("refused", "export-obstacle"), "{choice}");
                 let is_why = |candidate: &Value| candidate["cause"] == "NoLegacyHandle";
                 assert!(choice["candidates"].as_array().unwrap().iter().any(is_why), "{choice}");
             }
@@ -220,7 +220,7 @@ fn a_region_is_judged_as_it_is() {
         let found = choices(peer, here, "region 1");
         let [choice] = found.as_slice() else { panic!("{here}: {peer}") };
         assert_eq!(
-            (&choice["taken"], &choice["on"][0]),
+            (&choice["taken"], &choice["remote_devices"][0]),
             (&"cuda-ipc".into(), &"emulated:1".into())
         );
     }
@@ -337,7 +337,7 @@ fn that_nobody_is_there_has_an_exit_code_of_its_own() {
     let (code, said) = fail(&["--explain", &copy.display().to_string(), "--timeout", "0.1"]);
     std::fs::remove_file(&copy).unwrap();
     assert_eq!(code, Some(6), "{said}");
-    assert!(said.contains("nothing can be passed") && said.contains("refused"), "{said}");
+    assert!(said.contains("no descriptor can be passed") && said.contains("refused"), "{said}");
     assert!(start.elapsed() < TIMEOUT);
     let empty = empty_directory();
     let nothing = empty.join("agent.card").display().to_string();

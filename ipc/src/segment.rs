@@ -541,14 +541,14 @@ mod tests {
         assert_eq!(error.to_string(), "the segment holds test v3, test v4 was expected");
         made.0.words()[AT_LENGTH].store(99, Ordering::Relaxed);
         let error = Segment::open(copy(&made), LAYOUT).unwrap_err();
-        assert_eq!(error.to_string(), "no shared segment: its length is not what it says");
+        assert_eq!(error.to_string(), "not a shared segment: its length is not what it says");
     }
 
     #[test]
     fn other_files_are_no_segments() {
         let why = |file: OwnedFd| Segment::open(file, LAYOUT).unwrap_err().to_string();
         let null = std::fs::File::open("/dev/null").unwrap();
-        assert_eq!(why(null.into()), "no shared segment: not a memory file");
+        assert_eq!(why(null.into()), "not a shared segment: not a memory file");
         let memory = |flags, length| {
             // SAFETY: a valid name; the descriptor is checked by its use.
             unsafe {
@@ -562,7 +562,7 @@ mod tests {
         let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
         // SAFETY: a descriptor of ours.
         unsafe { libc::fcntl(sealed.as_raw_fd(), libc::F_ADD_SEALS, seals) };
-        assert_eq!(why(sealed), "no shared segment: too short");
+        assert_eq!(why(sealed), "not a shared segment: too short");
     }
 
     #[test]
@@ -606,10 +606,10 @@ mod tests {
             made.0.words()[AT_BODY].store(body as u64, Ordering::Relaxed);
             Segment::open_with_pages(copy(&made), LAYOUT, page).unwrap_err().to_string()
         };
-        assert_eq!(why(page, 2 * page), "no shared segment: its body does not begin at a page");
-        assert_eq!(why(page + 8, page), "no shared segment: its body does not begin at a page");
+        assert_eq!(why(page, 2 * page), "not a shared segment: its body does not begin at a page");
+        assert_eq!(why(page + 8, page), "not a shared segment: its body does not begin at a page");
         for outside in [0, 8, 2 * page + 8, usize::MAX] {
-            assert_eq!(why(outside, page), "no shared segment: its body is not inside of it");
+            assert_eq!(why(outside, page), "not a shared segment: its body is not inside of it");
         }
     }
 }

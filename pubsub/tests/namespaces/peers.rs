@@ -102,7 +102,7 @@ pub fn inside() {
         until("one that left", || !member.is_connected_to(number));
         let why = member.session_with(number).map(|(_, why)| why);
         // It may be forgotten already, or be tried again.
-        assert_ne!(why.as_deref(), Some("it was not heard for too long"));
+        assert_ne!(why.as_deref(), Some("no message from it within the timeout"));
     }
 }
 

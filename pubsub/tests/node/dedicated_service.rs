@@ -87,7 +87,10 @@ fn nobody_takes_it_from_one_that_is_there_for_it() {
     until("it to serve", || server(&test_dir) == Some(standing.id()));
     let error = join(&test_dir, ServiceMode::Dedicated).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::AlreadyServed);
-    assert!(error.detail().contains(&format!("process {} does", standing.id())), "{error}");
+    assert!(
+        error.detail().contains(&format!("process {} already serves", standing.id())),
+        "{error}"
+    );
     let passing = test_dir.join();
     std::thread::sleep(Duration::from_millis(1500));
     assert_eq!(server(&test_dir), Some(standing.id()));

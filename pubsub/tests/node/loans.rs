@@ -48,8 +48,8 @@ fn what_others_borrow_takes_nothing_of_what_a_topic_was_promised() {
     let takers = [greedy.publisher().unwrap(), greedy.publisher().unwrap()];
     let refused = greedy.publisher().unwrap_err();
     is_refused(&refused, ErrorKind::OverBudget, "greedy");
-    let figures = "8 messages waiting or on loan × 1048576 bytes = 8388608 bytes, where topics \
-                   reserve 30408704 of a budget of 30408704 bytes already";
+    let figures = "8 messages for queue and loans × 1048576 bytes = 8388608 bytes; topics already \
+                   reserve 30408704 of a budget of 30408704 bytes";
     assert_eq!(refused.detail(), figures);
     let taken: Vec<_> = takers.iter().map(all_loans).collect();
     assert_eq!(taken.iter().map(Vec::len).collect::<Vec<_>>(), [8, 8]);

@@ -83,7 +83,7 @@ fn type_of_another_name_is_refused_and_of_another_module_is_not() {
     other.topic_of::<elsewhere::Pose>("pose").unwrap();
     let error = other.topic_of::<elsewhere::Twist>("pose").unwrap_err();
     assert_eq!((error.kind(), error.subject()), (ErrorKind::SettingsDiffer, Some("pose")));
-    let creator = format!("made by process {} ", std::process::id());
+    let creator = format!("created by process {} ", std::process::id());
     for part in ["type Pose", "type Twist", &creator] {
         assert!(error.to_string().contains(part), "{part}: {error}");
     }
@@ -111,19 +111,19 @@ fn type_of_the_same_name_and_another_size_is_refused_with_both_sizes() {
     assert_eq!((error.kind(), error.subject()), (ErrorKind::SettingsDiffer, Some("pose")));
     assert_eq!(
         error.to_string(),
-        "open a typed topic (pose) failed: settings differ: a Pose has 32 bytes here and 16 where the \
-         topic was created: compile both from one definition"
+        "open a typed topic (pose) failed: settings differ: a Pose has 32 bytes here, but 16 where the \
+         topic was created. Compile both from one definition"
     );
     let error = topic.untyped().typed::<Pose>().unwrap_err();
     assert_eq!(
         error.to_string(),
-        "open a typed topic (pose) failed: settings differ: a Pose has 32 bytes here and 16 where the \
-         topic was created: compile both from one definition"
+        "open a typed topic (pose) failed: settings differ: a Pose has 32 bytes here, but 16 where the \
+         topic was created. Compile both from one definition"
     );
     // Where more than the size differs, all of it is told.
     let deep = TopicSettings { depth: 5, ..Default::default() };
     let text = other.topic_of_with::<Pose>("pose", &deep).unwrap_err().to_string();
-    assert!(text.contains("another depth, largest"), "{text}");
+    assert!(text.contains("depth, largest: the topic has"), "{text}");
 }
 
 #[test]
@@ -160,7 +160,7 @@ fn message_that_is_no_value_is_an_error_and_the_next_is_read() {
         error.to_string(),
         format!(
             "pull a value (numbers) failed: malformed: a message of 5 bytes from publisher {publisher}, \
-             where a u64 has 8: publish values of that type only"
+             but a u64 has 8. Publish values of that type only"
         )
     );
     assert_eq!(subscriber.pull(TIMEOUT).unwrap(), 7);

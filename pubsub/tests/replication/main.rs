@@ -259,9 +259,9 @@ fn topics_have_their_place_among_several_workers() {
         assert_eq!(of(&workers, key), places[key as usize % places.len()]);
     }
     // Those with large messages are where the lanes are, and the number of one may be another's later.
-    workers.place(TopicKey(3), 1 << 20);
+    workers.assign(TopicKey(3), 1 << 20);
     assert_eq!(of(&workers, 3), places[0]);
-    workers.place(TopicKey(3), (1 << 20) - 1);
+    workers.assign(TopicKey(3), (1 << 20) - 1);
     assert_eq!(of(&workers, 3), places[3 % places.len()]);
     let _: NodeId = node(3);
 }

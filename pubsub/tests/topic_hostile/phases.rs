@@ -110,10 +110,10 @@ pub fn all() -> Vec<Phase> {
         Phase::attack("node-garbage", Logged(&["a connection was refused"])),
         Phase::attack("node-silent", SILENT),
         Phase::attack("node-slow", Logged(&["a connection was refused"])),
-        Phase::attack("node-replay", Logged(&["another node is gone"])),
+        Phase::attack("node-replay", Logged(&["node disconnected"])),
         Phase {
             documented: DocumentedEffect::Takeover,
-            ..Phase::attack("node-takeover", Logged(&["another node is gone"]))
+            ..Phase::attack("node-takeover", Logged(&["node disconnected"]))
         },
         Phase::attack("provider-garbage", PROVIDER),
         Phase::attack("provider-silent", SILENT),
@@ -121,7 +121,7 @@ pub fn all() -> Vec<Phase> {
         Phase::attack("provider-slow", PROVIDER),
         Phase {
             documented: DocumentedEffect::OnePause,
-            ..Phase::attack("provider-forged", Logged(&["moves nothing"]))
+            ..Phase::attack("provider-forged", Logged(&["connection with a node stalled"]))
         },
         Phase::attack("socket-garbage", KERNEL),
         Phase::attack("socket-silent", KERNEL),
