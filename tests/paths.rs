@@ -161,7 +161,7 @@ fn the_table_is_that_of_the_documentation() {
     assert!(succeed(&["--policy", "^cuda-ipc"]).contains("not cuda-ipc: the policy denies it"));
     let required = succeed(&["--policy", "=fabric-direct"]);
     for why in [
-        "not same-process: the policy requires another",
+        "not same-process: the policy requires other paths",
         "not fabric-direct: they are one process",
         "not fabric-direct: the provider does not reach",
     ] {
@@ -200,7 +200,8 @@ fn an_agent_that_runs_is_told_of_by_its_card_and_by_its_directory() {
         }
     }
     let out = succeed(&["--explain", &card]);
-    for words in ["Agent \"decoder\", on this machine", "taken", "refused: they are two processes"]
+    for words in
+        ["Agent \"decoder\", on this machine", "taken", "refused: they are different processes"]
     {
         assert!(out.contains(words), "{words} is missing:\n{out}");
     }
@@ -225,7 +226,10 @@ fn a_region_is_judged_as_it_is() {
     }
     let (code, said) = fail(&[&region[..], &["--policy", "=fabric-direct"]].concat());
     assert_eq!(code, Some(3), "{said}");
-    assert!(said.contains("the policy requires another") && said.contains("no fabric"), "{said}");
+    assert!(
+        said.contains("the policy requires other paths") && said.contains("no fabric"),
+        "{said}"
+    );
     // What its rights do not allow is said.
     let read_only = ["--explain", &other.file(""), "--region", &other.file("read-only")];
     let out = succeed(&read_only);
@@ -273,7 +277,11 @@ fn with_a_fabric_its_paths_are_judged_too() {
     assert_eq!(verdict(found[0], "fabric-direct"), ("refused", "no-fabric"));
     let out = succeed(&["--explain", &without.file(""), "--fabric", tcp()]);
     let words = |out: &str| out.split_whitespace().collect::<Vec<_>>().join(" ");
-    assert!(words(&out).contains(&format!("we have {}, the peer has none", tcp())), "{out}");
+    assert!(
+        words(&out)
+            .contains(&format!("no common provider: this agent has {}, the peer none", tcp())),
+        "{out}"
+    );
     // A region with its keys; and a provider that nobody has.
     let region = ["--explain", &with.file(""), "--region", &with.file("region")];
     let more = ["--fabric", "--policy", "=fabric-staged", "--json"];
